@@ -3,7 +3,8 @@
 https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Final
 
 from specdecode_operator.admission.judgement import (
@@ -29,6 +30,13 @@ _MOST_REFUSALS: Final = 32
 """An object may have thousands of what is refused, and nobody reads four megabytes."""
 
 _MOST_WARNINGS: Final = 8
+_REASONS: Final = {
+    HTTPStatus.FORBIDDEN: "Forbidden",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "Invalid",
+    HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailable",
+}
+"""As the API server calls them."""
+
 _LONGEST_WARNING: Final = 250
 """Of a warning the API server shows 256 characters where there are many, and of all together 4,096."""
 
@@ -45,19 +53,44 @@ def answer(review: Any, terms: Terms) -> Body:
     NoReviewError
         When it is none.
     """
+    request = request_of(review)
+    remarks = [*_remarks(request, terms)]
+    warnings = [_shortened(each.sentence) for each in remarks if each.level is Level.WARNING][:_MOST_WARNINGS]
+    if errors := [each for each in remarks if each.level is Level.ERROR]:
+        left = len(errors) - _MOST_REFUSALS
+        message = "; ".join(each.sentence for each in errors[:_MOST_REFUSALS])
+        message += f"; and {left:,} more" if left > 0 else ""
+        return refused(request, HTTPStatus.UNPROCESSABLE_ENTITY, f"{message} [{errors[0].rule}]", warnings)
+    return allowed(request, warnings)
+
+
+def request_of(review: Any) -> Body:
+    """Return what an AdmissionReview asks.
+
+    Raises
+    ------
+    NoReviewError
+        When it is none.
+    """
     request = mapping(review, "request") if isinstance(review, dict) else {}
     if not request or review.get("apiVersion") != API_VERSION or not isinstance(request.get("uid"), str):
         raise NoReviewError(f"send an AdmissionReview of {API_VERSION}")
-    remarks = [*_remarks(request, terms)]
-    response: Body = {"uid": request["uid"], "allowed": True}
-    if warnings := [_shortened(each.sentence) for each in remarks if each.level is Level.WARNING]:
-        response["warnings"] = warnings[:_MOST_WARNINGS]
-    if refused := [each for each in remarks if each.level is Level.ERROR]:
-        left = len(refused) - _MOST_REFUSALS
-        message = "; ".join(each.sentence for each in refused[:_MOST_REFUSALS])
-        message += f"; and {left:,} more" if left > 0 else ""
-        status = {"code": 422, "reason": "Invalid", "message": f"{message} [{refused[0].rule}]"}
-        response |= {"allowed": False, "status": status}
+    return request
+
+
+def allowed(request: Body, warnings: Sequence[str] = ()) -> Body:
+    """Return the answer that lets a request through."""
+    return _answered(request, warnings, {"allowed": True})
+
+
+def refused(request: Body, status: HTTPStatus, message: str, warnings: Sequence[str] = ()) -> Body:
+    """Return the answer that does not."""
+    told = {"code": status.value, "reason": _REASONS[status], "message": message}
+    return _answered(request, warnings, {"allowed": False, "status": told})
+
+
+def _answered(request: Body, warnings: Sequence[str], said: Body) -> Body:
+    response = {"uid": request["uid"], **said} | ({"warnings": [*warnings]} if warnings else {})
     return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Final
 
 from msgspec.structs import replace as changed
@@ -13,7 +14,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.api.status.deployment import ConditionStatus
 from specdecode_operator.attestation.checks import images_of
 from specdecode_operator.attestation.envelope import MOST_BYTES, UnverifiedError, opened, sealed
-from specdecode_operator.attestation.keys import SigningKey
+from specdecode_operator.attestation.keys import PublicKey, SigningKey
 from specdecode_operator.attestation.pods import Pods, digest, pods_of
 from specdecode_operator.attestation.statement import (
     AttestedObject,
@@ -29,6 +30,7 @@ from specdecode_operator.attestation.statement import (
 )
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched
 from specdecode_operator.deployment.objects.workload import pod_templates
+from specdecode_operator.deployment.pods.rollback import last_good_name, read_last_good
 from specdecode_operator.deployment.pods.rollout import current_pods
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.kube.manifests import owned
@@ -37,7 +39,10 @@ from specdecode_operator.version import __version__
 
 ENTRY_SUFFIX: Final = ".intoto.json"
 MOST_ROLLOUTS: Final = 4
-"""Rollouts that are kept: pods of an earlier one run on while the next comes up."""
+"""Rollouts that are kept: pods of an earlier one run on while the next comes up, or are put back when it fails."""
+
+_MOST_REMEMBERED: Final = 256
+"""Envelopes whose signature is not looked at again at each look, of some kilobytes each."""
 
 _MOST_IMAGES: Final = 64
 """More than one a container there are where its tag was moved."""
@@ -69,7 +74,7 @@ def attested(parent: Parent, desired: DesiredState, seen: Seen, key: SigningKey,
         return desired
     signed = _signed(parent, seen.entries, key)
     if isinstance(outcome, Launch) and parent.suspended_for is None:
-        pods = tuple(pods_of(mapping(template, "spec")) for template in pod_templates(workload))
+        pods = tuple(pods_of(template) for template in pod_templates(workload))
         name = _entry(pods)
         before = signed[name][1].predicate if name in signed else None
         rollout = Rollout(
@@ -89,13 +94,27 @@ def attested(parent: Parent, desired: DesiredState, seen: Seen, key: SigningKey,
             # One that nobody would read is none: it would be signed anew at each look.
             if len(text) <= MOST_BYTES:
                 signed[name] = (text, statement)
-    newest = sorted(signed, key=lambda each: signed[each][1].predicate.age, reverse=True)[:MOST_ROLLOUTS]
+    # What served last is put back after any number of attempts that failed.
+    needed = {_entry_of(each) for each in (workload, _served_last(parent, desired)) if each is not None}
+    order = sorted(signed, key=lambda each: (each in needed, signed[each][1].predicate.age), reverse=True)
+    newest = order[:MOST_ROLLOUTS]
     if not newest:
         return desired
     body: Body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": attestation_name(parent.key)}}
     body["data"] = {each: signed[each][0] for each in newest}
     # First: what was attested is there when a pod asks to be admitted.
     return replace(desired, children=[owned(body, parent.key, parent.uid), *desired.children])
+
+
+def _served_last(parent: Parent, desired: DesiredState) -> Body | None:
+    name = last_good_name(parent.key)
+    kept = next((each for each in desired.children if each["metadata"]["name"] == name), None)
+    last_good = read_last_good(kept)
+    return last_good.workload if last_good else None
+
+
+def _entry_of(workload: Body) -> str:
+    return _entry(tuple(pods_of(template) for template in pod_templates(workload)))
 
 
 def _entry(pods: tuple[Pods, ...]) -> str:
@@ -107,12 +126,18 @@ def _signed(parent: Parent, entries: Mapping[str, str], key: SigningKey) -> dict
     found = {}
     for name, text in entries.items():
         with suppress(UnverifiedError):
-            statement = read_statement(opened(text, key.public))
+            statement = _own_statement(text, key.public)
             its = statement.predicate.object
             is_own = (its.namespace, its.name, its.uid) == (parent.key.namespace, parent.key.name, parent.uid)
             if is_own and name == _entry(statement.predicate.pods):
                 found[name] = (text, statement)
     return found
+
+
+@lru_cache(maxsize=_MOST_REMEMBERED)
+def _own_statement(text: str, key: PublicKey) -> Statement:
+    """Return what an envelope says. Only those are remembered that hold."""
+    return read_statement(opened(text, key))
 
 
 def _served(parent: Parent, outcome: Launch, pods: Sequence[Body], captures: Sequence[Body]) -> Served | None:

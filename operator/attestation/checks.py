@@ -1,8 +1,8 @@
-"""Whether objects are what was attested: each difference in one line, and what was looked at."""
+"""Whether objects are what was attested: each difference, and what was looked at."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from specdecode_operator.api import deployment
 from specdecode_operator.api.base import Body
@@ -18,6 +18,29 @@ CHECKED: Final = (deployment.KIND, *sorted(WORKLOAD_KINDS), POD.kind)
 """Kinds of objects that an attestation says something of."""
 
 
+_OF_CONTAINERS: Final = {
+    "image": "image",
+    "command": "command",
+    "args": "args",
+    "environment_sha256": "env (SHA-256)",
+    "commands_sha256": "commands of hooks and probes (SHA-256)",
+    "files_sha256": "volumes and workingDir (SHA-256)",
+}
+"""What is attested of a container, in words of its manifest."""
+
+
+class Difference(NamedTuple):
+    """One field that is not as attested."""
+
+    field: str
+    attested: Any
+    found: Any
+
+    def __str__(self) -> str:
+        """One line that names all three."""
+        return f"{self.field}: {shown_or_nothing(self.found)}: {shown_or_nothing(self.attested)} is attested"
+
+
 @dataclass(frozen=True)
 class Compared:
     """One object, held against what was attested."""
@@ -25,7 +48,7 @@ class Compared:
     looked_at: str
     """Of what, for people."""
 
-    differences: tuple[str, ...]
+    differences: tuple[Difference, ...]
 
 
 def compared(rollouts: Sequence[Rollout], body: Body) -> Compared:
@@ -38,13 +61,12 @@ def compared(rollouts: Sequence[Rollout], body: Body) -> Compared:
     if body.get("kind") == deployment.KIND:
         return Compared("spec, plan, KV cache", foreign or tuple(_of_object(newest, body)))
     if body.get("kind") in WORKLOAD_KINDS:
-        found = tuple(pods_of(mapping(template, "spec")) for template in _templates(body))
+        found = tuple(pods_of(template) for template in _templates(body))
         return Compared("containers", foreign or tuple(_of_pods(newest.pods, found)))
-    own = pods_of(mapping(body, "spec"))
+    own = pods_of(body)
     of_pod = next((each for each in rollouts if own in each.pods), None)
     if of_pod is None:
-        nearest = min(newest.pods, key=lambda each: len([*_of_pods([each], [own])]))
-        return Compared("containers", foreign or tuple(_of_pods([nearest], [own])))
+        return Compared("containers", foreign or pod_differences(newest, own))
     # The kubelet knows some before others, and who leaves out the status has none compared.
     running = {each.name for each in (*own.init_containers, *own.containers)}
     by_digest = of_pod.served and running == {name for name, _ in images_of(body)}
@@ -52,7 +74,12 @@ def compared(rollouts: Sequence[Rollout], body: Body) -> Compared:
     return Compared(looked_at, foreign or tuple(_of_images(of_pod, body)))
 
 
-def _foreign(rollout: Rollout, body: Body) -> Iterator[str]:
+def pod_differences(rollout: Rollout, own: Pods) -> tuple[Difference, ...]:
+    """Return how a pod differs from those of a rollout that it is most like; none where it is one of them."""
+    return min((tuple(_of_pods([each], [own])) for each in rollout.pods), key=len, default=())
+
+
+def _foreign(rollout: Rollout, body: Body) -> Iterator[Difference]:
     """Whose object it is."""
     metadata = mapping(body, "metadata")
     yield from _differs("metadata.namespace", rollout.object.namespace, metadata.get("namespace"))
@@ -64,7 +91,7 @@ def _foreign(rollout: Rollout, body: Body) -> Iterator[str]:
     yield from _differs(f"metadata.labels[{DEPLOYMENT_LABEL}]", rollout.object.name, owner)
 
 
-def _of_object(rollout: Rollout, body: Body) -> Iterator[str]:
+def _of_object(rollout: Rollout, body: Body) -> Iterator[Difference]:
     metadata, status = mapping(body, "metadata"), mapping(body, "status")
     yield from _differs("metadata.uid", rollout.object.uid, metadata.get("uid"))
     yield from _differs("metadata.generation", rollout.object.generation, metadata.get("generation"))
@@ -86,28 +113,31 @@ def _templates(workload: Body) -> list[Body]:
         return []
 
 
-def _of_pods(attested: Sequence[Pods], found: Sequence[Pods]) -> Iterator[str]:
+def _of_pods(attested: Sequence[Pods], found: Sequence[Pods]) -> Iterator[Difference]:
     yield from _differs("templates of pods", len(attested), len(found))
     for pods, others in zip(attested, found, strict=False):
-        for field in ("init_containers", "containers"):
-            wanted = {each.name: each for each in getattr(pods, field)}
-            there = {each.name: each for each in getattr(others, field)}
-            for name in dict.fromkeys([*wanted, *there]):
-                yield from _of_container(name, wanted.get(name), there.get(name))
-        if pods != others and pods.sha256 != others.sha256:
-            yield from _differs("pods (SHA-256)", pods.sha256, others.sha256)
+        told = [*_of_containers(pods, others)]
+        # Their order is attested as well.
+        yield from told or _differs("pods (SHA-256)", pods.sha256, others.sha256)
 
 
-def _of_container(name: str, wanted: Container | None, there: Container | None) -> Iterator[str]:
+def _of_containers(pods: Pods, others: Pods) -> Iterator[Difference]:
+    for field in ("init_containers", "containers"):
+        wanted = {each.name: each for each in getattr(pods, field)}
+        there = {each.name: each for each in getattr(others, field)}
+        for name in dict.fromkeys([*wanted, *there]):
+            yield from _of_container(name, wanted.get(name), there.get(name))
+
+
+def _of_container(name: str, wanted: Container | None, there: Container | None) -> Iterator[Difference]:
     if wanted is None or there is None:
-        yield f"container {name}: " + ("is not attested" if wanted is None else "is attested and not there")
+        yield from _differs(f"container {name}", wanted and "a container of this name", there and there.image)
         return
-    for field in ("image", "command", "args", "environment_sha256"):
-        label = "env (SHA-256)" if field == "environment_sha256" else field
+    for field, label in _OF_CONTAINERS.items():
         yield from _differs(f"container {name}: {label}", getattr(wanted, field), getattr(there, field))
 
 
-def _of_images(rollout: Rollout, pod: Body) -> Iterator[str]:
+def _of_images(rollout: Rollout, pod: Body) -> Iterator[Difference]:
     if rollout.served is None:
         return
     attested: dict[str, set[str]] = {}
@@ -128,6 +158,6 @@ def images_of(pod: Body) -> Iterator[tuple[str, str]]:
             yield str(each.get("name")), f"sha256:{value}"
 
 
-def _differs(field: str, attested: Any, found: Any) -> Iterator[str]:
+def _differs(field: str, attested: Any, found: Any) -> Iterator[Difference]:
     if attested != found:
-        yield f"{field}: {shown_or_nothing(found)}: {shown_or_nothing(attested)} is attested"
+        yield Difference(field, attested, found)

@@ -9,6 +9,7 @@ import msgspec
 from specdecode_operator.attestation.keys import PublicKey, SigningKey
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.documents.limits import UnreadableTextError
+from specdecode_operator.problems import shown
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 MOST_BYTES: Final = 192 * 1024
@@ -42,8 +43,8 @@ def sealed(payload: bytes, key: SigningKey) -> str:
     return msgspec.json.encode(_Envelope(PAYLOAD_TYPE, _encoded(payload), (signature,))).decode()
 
 
-def opened(text: str | bytes, key: PublicKey) -> bytes:
-    """Return the payload of an envelope that this key's owner signed.
+def opened(text: str | bytes, *keys: PublicKey) -> bytes:
+    """Return the payload of an envelope that the owner of one of these keys signed.
 
     Raises
     ------
@@ -59,10 +60,13 @@ def opened(text: str | bytes, key: PublicKey) -> bytes:
     if len(envelope.signatures) != 1:
         raise UnverifiedError(f"has {len(envelope.signatures)} signatures: the operator writes one")
     [signature] = envelope.signatures
-    if signature.keyid not in ("", key.id):
-        raise UnverifiedError(f"was signed with another key: this one is {key.id}")
-    payload = _decoded("payload", envelope.payload)
-    if not key.verifies(_decoded("signature", signature.sig), signed_bytes(payload)):
+    # A hint, which an envelope need not have.
+    hinted = [each for each in keys if signature.keyid in ("", each.id)]
+    if not hinted:
+        given = " or ".join(each.id for each in keys)
+        raise UnverifiedError(f"was signed with another key: {given} is given, {shown(signature.keyid)} signed")
+    payload, signed = _decoded("payload", envelope.payload), _decoded("signature", signature.sig)
+    if not any(each.verifies(signed, signed_bytes(payload)) for each in hinted):
         raise UnverifiedError("the signature is not of this key, or what is signed was changed")
     return payload
 

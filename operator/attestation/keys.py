@@ -1,16 +1,15 @@
 """The keys of attestations: ECDSA on P-256, in PEM, as cosign writes its public ones."""
 
-import hashlib
+from base64 import b64encode
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
     load_pem_private_key,
     load_pem_public_key,
+    ssh_key_fingerprint,
 )
 
 _OF_COSIGN: Final = (b"BEGIN ENCRYPTED SIGSTORE PRIVATE KEY", b"BEGIN ENCRYPTED COSIGN PRIVATE KEY")
@@ -26,9 +25,12 @@ class PublicKey:
 
     def __init__(self, key: ec.EllipticCurvePublicKey) -> None:
         self._key = key
-        form = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        self.id = f"SHA256:{hashlib.sha256(form).hexdigest()}"
-        """What tells one key from another."""
+        fingerprint = b64encode(ssh_key_fingerprint(key, SHA256())).decode().rstrip("=")
+        self.id = f"SHA256:{fingerprint}"
+        """What tells one key from another, as cosign wants it: it passes over signatures with another one.
+
+        github.com/secure-systems-lab/go-securesystemslib, dsse/verify.go and SHA256KeyID; ssh-keygen -l prints it, too.
+        """
 
     @classmethod
     def read(cls, pem: bytes) -> "PublicKey":

@@ -1,24 +1,45 @@
-"""What of a pod an attestation speaks of: what runs in its containers, in words that the API server leaves alone.
+"""What of a pod an attestation speaks of: all that says what runs in its containers.
 
-Fields with defaults, and those that admission of a cluster adds (tolerations, tokens, volumes), are in live objects and
-not in rendered ones: no digest of a whole template would hold.
+It is said in words that are the same of a template and of the pod that the API server has made of it.
+
+Fields with defaults, and those that admission of a cluster adds (tolerations, nodes), are in live objects and not in
+rendered ones: no digest of a whole template would hold.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.kube.untyped import mapping, objects, texts
+from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
 
 _OF_GROUPS: Final = "LWS_"
 """Variables that LeaderWorkerSet's webhook adds to each pod of a group."""
 
+_DEFAULTS: Final = (
+    ("apiVersion", "v1"),
+    ("divisor", "0"),
+    ("defaultMode", 0o644),
+    ("expirationSeconds", 3600),
+    ("volumeMode", "Filesystem"),
+)
+"""What the API server writes into references to fields and resources, and into volumes."""
 
-_DEFAULTS: Final = (("apiVersion", "v1"), ("divisor", "0"))
-"""What the API server writes into references to fields of the pod and to resources of the container."""
+_OF_NO_CONTENT: Final = ("sizeLimit", "resources", "metadata", "pullPolicy")
+"""Fields of volumes that say nothing of what is in them: quantities are written in more ways than one, and claims of
+ephemeral volumes get metadata."""
+
+_TOKEN_FOLDER: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105  a folder
+"""Where the API server mounts the token of the pod's account, by another name in each pod."""
+
+_ANNOTATION: Final = re.compile(r"metadata\.annotations\['(.+)'\]")
+"""A reference of a variable or a file to one: engines have their logging and what it runs from there."""
+
+_PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
+_HOOKS: Final = ("postStart", "preStop")
 
 
 class Container(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -30,6 +51,12 @@ class Container(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     args: tuple[str, ...]
     environment_sha256: str
     """Of its variables, without their order; no value of one is told."""
+
+    commands_sha256: str
+    """Of what the kubelet runs in it beside: commands of hooks and probes."""
+
+    files_sha256: str
+    """Of the volumes that it sees, where it sees them, and its working directory."""
 
 
 class Pods(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -49,32 +76,64 @@ def digest(value: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
 
 
-def pods_of(spec: Mapping[str, Any]) -> Pods:
-    """Return what an attestation says of a pod's spec, a template's or a live one's."""
+def pods_of(template: Mapping[str, Any]) -> Pods:
+    """Return what an attestation says of pods, of a template or of one that is there."""
+    spec, annotations = mapping(template, "spec"), mapping(mapping(template, "metadata"), "annotations")
+    volumes = {name_of(each): _told({**each, "name": None}, annotations) for each in objects(spec, "volumes")}
     # Somebody's kubectl debug is a container more.
     running = [*objects(spec, "containers"), *objects(spec, "ephemeralContainers")]
-    return Pods(tuple(map(_container, objects(spec, "initContainers"))), tuple(map(_container, running)))
+    initial = objects(spec, "initContainers")
+    return Pods(*(tuple(_container(each, volumes, annotations) for each in some) for some in (initial, running)))
 
 
-def _container(body: Body) -> Container:
-    variables = {str(each.get("name")): _value(each) for each in objects(body, "env")}
+def _container(body: Body, volumes: Mapping[str, Any], annotations: Mapping[str, Any]) -> Container:
+    variables = {name_of(each): _value(each, annotations) for each in objects(body, "env")}
     told = {name: value for name, value in variables.items() if not name.startswith(_OF_GROUPS)}
     sources = objects(body, "envFrom")
     return Container(
-        str(body.get("name")),
+        name_of(body),
         str(body.get("image")),
         tuple(texts(body, "command")),
         tuple(texts(body, "args")),
         digest([told, sources] if sources else told),
+        digest(_commands(body)),
+        digest(_files(body, volumes)),
     )
 
 
-def _value(variable: Body) -> Any:
-    source = mapping(variable, "valueFrom")
-    if not source:
-        return variable.get("value") or ""
-    told = {}
-    for kind, reference in source.items():
-        fields = reference if isinstance(reference, dict) else {"": reference}
-        told[kind] = {name: value for name, value in fields.items() if (name, value) not in _DEFAULTS}
-    return told
+def _value(variable: Body, annotations: Mapping[str, Any]) -> Any:
+    return _told(mapping(variable, "valueFrom"), annotations) or variable.get("value") or ""
+
+
+def _commands(body: Body) -> dict[str, Any]:
+    handlers = {name: mapping(body, name) for name in _PROBES}
+    handlers |= {name: mapping(mapping(body, "lifecycle"), name) for name in _HOOKS}
+    return {name: each["exec"] for name, each in handlers.items() if each.get("exec")}
+
+
+def _files(body: Body, volumes: Mapping[str, Any]) -> list[Any]:
+    """Return what is seen where. Names of volumes say nothing: another one under the same name is told."""
+    mounts = [*objects(body, "volumeMounts"), *objects(body, "volumeDevices")]
+    seen = [
+        [_told({**each, "name": None}, {}), volumes.get(name_of(each))]
+        for each in mounts
+        if each.get("mountPath") != _TOKEN_FOLDER
+    ]
+    return [body.get("workingDir") or "", *sorted(seen, key=digest)]
+
+
+def _told(value: Any, annotations: Mapping[str, Any]) -> Any:
+    """Return a value without defaults and what says nothing, and with each annotation of the pod that it refers to."""
+    if isinstance(value, list):
+        return [_told(each, annotations) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {
+        name: _told(each, annotations)
+        for name, each in value.items()
+        if each is not None and each is not False and each != ""
+        if (name, each) not in _DEFAULTS and name not in _OF_NO_CONTENT
+    }
+    if referred := _ANNOTATION.fullmatch(str(value.get("fieldPath"))):
+        kept["value"] = annotations.get(referred[1])
+    return kept

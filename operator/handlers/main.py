@@ -1,7 +1,6 @@
 """Runs the operator until it is told to stop."""
 
 import logging
-import traceback
 from dataclasses import replace
 
 import kopf
@@ -15,28 +14,13 @@ from specdecode_operator.admission.server import VALIDATE, serve_admission
 from specdecode_operator.api.base import Body
 from specdecode_operator.handlers import lifecycle, watch
 from specdecode_operator.handlers.leadership.leadership import Leadership, end_at_once, leader_gauge, working
+from specdecode_operator.handlers.logs import OneLine
 from specdecode_operator.handlers.metrics import serve_metrics
 from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.problems import printable
 
 _CHATTY_LOGGERS = ("kopf.objects", "aiohttp.access", "httpx")
 """They speak of every watch event and every request; what changed is logged by the reconciler."""
-
-
-class OneLine(logging.Filter):
-    """Shows what others wrote, and does not do it: no value ends a line of the log and begins one of its own."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record pass, as it may be written."""
-        try:
-            record.msg, record.args = printable(record.getMessage()), None
-        except Exception:  # noqa: BLE001  a library's slip: the handler tells of it, and whoever logged goes on
-            return True
-        if record.exc_info and not record.exc_text:
-            lines = "".join(traceback.format_exception(*record.exc_info)).splitlines()
-            record.exc_text = "\n".join(f"  {printable(line)}" for line in lines)
-        return True
 
 
 def run_operator(settings: Settings, *, health_port: int, metrics_port: int, verbose: bool = False) -> None:

@@ -27,9 +27,9 @@ def key_pair() -> tuple[bytes, bytes]:
     return private, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def attest(body: Body, key: SigningKey, seen: Seen | None = None, now: datetime = NOW) -> DesiredState:
+def attest(body: Body, key: SigningKey, seen: Seen | None = None, now: datetime = NOW, **cluster: Any) -> DesiredState:
     """Return what should exist for an object, with its attestation."""
-    desired = decide(body, nodes=(H200_NODE,))[0]
+    desired = decide(body, nodes=(H200_NODE,), **cluster)[0]
     return attested(read_parent(body), desired, seen or Seen({}, [], []), key, now)
 
 

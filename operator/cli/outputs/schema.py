@@ -16,6 +16,7 @@ class Printed(StrEnum):
     ADVISE = "advise"
     VERDICT = "verdict"
     FIGURES = "figures"
+    VERIFY = "verify"
     COMPARISON = "comparison"
 
 
@@ -39,6 +40,7 @@ def schema_text(command: Printed) -> str:
     from specdecode_operator.cli.outputs.figures import FiguresOutput  # noqa: PLC0415
     from specdecode_operator.cli.outputs.plan import PlanOutput  # noqa: PLC0415
     from specdecode_operator.cli.outputs.verdict import VerdictOutput  # noqa: PLC0415
+    from specdecode_operator.cli.outputs.verify import VerifyOutput  # noqa: PLC0415
 
     models: dict[Printed, type[BaseModel]] = {
         Printed.PLAN: PlanOutput,
@@ -47,6 +49,7 @@ def schema_text(command: Printed) -> str:
         Printed.ADVISE: AdviseOutput,
         Printed.VERDICT: VerdictOutput,
         Printed.FIGURES: FiguresOutput,
+        Printed.VERIFY: VerifyOutput,
     }
     return _text(models[command].model_json_schema(mode="serialization"))
 

@@ -11,13 +11,17 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.api.base import Body
 from specdecode_operator.attestation.attest import MOST_ROLLOUTS, Seen
 from specdecode_operator.attestation.checks import compared
 from specdecode_operator.attestation.envelope import UnverifiedError, opened, sealed, signed_bytes
 from specdecode_operator.attestation.keys import KeyFormatError, PublicKey, SigningKey
 from specdecode_operator.attestation.pods import pods_of
 from specdecode_operator.attestation.statement import Rollout, read_statement
+from specdecode_operator.deployment.desired_state import Launch, RolledBack
+from specdecode_operator.deployment.pods.rollback import Failure, LastGood, attempt_of
 from tests.support.attestations import IMAGE_DIGEST, NOW, attest, entries, key_pair, serving, tampered
+from tests.support.decisions import H200_NODE, decide
 from tests.support.objects import pair_70b, parent
 
 PRIVATE, PUBLIC = key_pair()
@@ -63,6 +67,23 @@ def test_the_newest_rollouts_are_kept_and_what_others_wrote_is_not() -> None:
         kept = entries(attest(parent(spec, generation=generation), KEY, Seen(kept, [], [])))
     found = [read_statement(opened(each, KEY.public)).predicate.object.generation for each in kept.values()]
     assert sorted(found, reverse=True) == [6, 5, 4, 3]
+
+
+def test_what_served_last_stays_attested_after_any_number_of_attempts_that_failed() -> None:
+    first = attest(parent(pair_70b()), KEY)
+    assert first.workload is not None
+    [name], kept = entries(first), entries(first)
+    for generation in range(2, MOST_ROLLOUTS + 4):
+        body = parent(pair_70b(serving={"maxModelLen": 4096 + 16 * generation}), generation=generation)
+        kept = entries(attest(body, KEY, Seen(kept, [], []), last_good=LastGood(first.workload)))
+        outcome = decide(body, nodes=(H200_NODE,))[0].outcome
+        assert isinstance(outcome, Launch)
+        failure = Failure(attempt_of(outcome.facts.spec, outcome.plan), "OutOfMemory", "too much")
+        back = attest(body, KEY, Seen(kept, [], []), last_good=LastGood(first.workload, failure))
+        kept = entries(back)
+        assert name in kept
+    assert isinstance(back.outcome, RolledBack)
+    assert len(kept) == MOST_ROLLOUTS
 
 
 def test_an_attestation_of_another_object_says_nothing_of_this_one() -> None:
@@ -168,7 +189,50 @@ def test_a_container_more_is_told(kind: str) -> None:
     _, rollout = served()
     pod = serving()[2]
     pod["spec"].setdefault(kind, []).append({"name": "sniffer", "image": "evil"})
-    assert "container sniffer: is not attested" in compared([rollout], pod).differences
+    told = [str(each) for each in compared([rollout], pod).differences]
+    assert "container sniffer: evil: nothing is attested" in told
+
+
+def a_pod(volumes: Any = (), annotations: Any = None, **container: Any) -> Body:
+    spec = {"containers": [{"name": "engine", "image": "i", **container}], "volumes": [*volumes]}
+    return {"metadata": {"annotations": annotations or {}}, "spec": spec}
+
+
+def test_what_is_mounted_and_what_the_kubelet_runs_is_attested() -> None:
+    field: Body = {"fieldPath": "metadata.annotations['logging']"}
+    rendered = [
+        {"name": "cache", "emptyDir": {"sizeLimit": "1024Mi"}},
+        {"name": "code", "configMap": {"name": "code", "optional": False}},
+        {"name": "text", "downwardAPI": {"items": [{"path": "logging.json", "fieldRef": field}]}},
+    ]
+    live: list[Body] = [
+        {"name": "cache", "emptyDir": {"sizeLimit": "1Gi"}},
+        {"name": "code", "configMap": {"name": "code", "defaultMode": 0o644}},
+        {"name": "text", "downwardAPI": {"defaultMode": 0o644, "items": [{**rendered[2]["downwardAPI"]["items"][0]}]}},
+        {"name": "kube-api-access-x2k4", "projected": {"sources": []}},
+    ]
+    live[2]["downwardAPI"]["items"][0]["fieldRef"] = {**field, "apiVersion": "v1"}
+    probe = {"exec": {"command": ["true"]}, "periodSeconds": 1}
+    mounts: list[Body] = [{"name": each["name"], "mountPath": f"/{each['name']}"} for each in rendered]
+    asked = a_pod(rendered, {"logging": "{}"}, volumeMounts=mounts, livenessProbe=probe)
+    token = {"name": "kube-api-access-x2k4", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}
+    as_live = a_pod(live, {"logging": "{}", "more": "x"}, volumeMounts=[*mounts, token], livenessProbe=probe)
+    attested = pods_of(asked)
+    assert attested == pods_of(as_live)
+    place = as_live["spec"]["containers"][0]
+    assert attested != pods_of({**as_live, "metadata": {"annotations": {"logging": "{run}"}}})
+    others: list[Body] = [
+        {**place, "livenessProbe": {**probe, "exec": {"command": ["sh"]}}},
+        {**place, "lifecycle": {"postStart": {"exec": {"command": ["sh"]}}}},
+        {**place, "workingDir": "/cache"},
+        {**place, "volumeMounts": [*place["volumeMounts"], {"name": "code", "mountPath": "/usr/lib/python3"}]},
+        {**place, "volumeMounts": [{**mounts[0], "subPath": "x"}, *mounts[1:]]},
+        {**place, "volumeMounts": [mounts[0], {**mounts[1], "name": "cache"}, mounts[2]]},
+    ]
+    for each in others:
+        assert attested != pods_of({**as_live, "spec": {**as_live["spec"], "containers": [each]}}), each
+    live[1]["configMap"]["name"] = "mine"
+    assert attested != pods_of(as_live)
 
 
 def test_a_variable_is_the_same_with_what_the_api_server_and_leader_worker_set_write_there() -> None:
@@ -185,10 +249,10 @@ def test_a_variable_is_the_same_with_what_the_api_server_and_leader_worker_set_w
         {"name": "CORES", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "0"}}},
         {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
     ]
-    pods = [pods_of({"containers": [{"name": "engine", "image": "i", "env": env}]}) for env in (rendered, live)]
+    pods = [pods_of(a_pod(env=env)) for env in (rendered, live)]
     assert pods[0] == pods[1]
     live[-1]["valueFrom"]["secretKeyRef"]["key"] = "another"
-    assert pods_of({"containers": [{"name": "engine", "image": "i", "env": live}]}) != pods[0]
+    assert pods_of(a_pod(env=live)) != pods[0]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not here")
@@ -217,6 +281,15 @@ def test_openssl_verifies_the_same_bytes(tmp_path: Path) -> None:
 def test_a_key_that_cannot_sign_says_what_to_give(pem: bytes, says: str) -> None:
     with pytest.raises(KeyFormatError, match=says):
         SigningKey.read(pem)
+
+
+def test_while_a_key_is_replaced_both_verify() -> None:
+    envelope, _ = served()
+    other = PublicKey.read(key_pair()[1])
+    assert opened(envelope, other, KEY.public) == opened(envelope, KEY.public, other)
+    without_hint = json.loads(envelope)
+    del without_hint["signatures"][0]["keyid"]
+    assert opened(json.dumps(without_hint), other, KEY.public)
 
 
 def test_a_private_key_verifies_nothing() -> None:

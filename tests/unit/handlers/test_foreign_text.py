@@ -13,7 +13,7 @@ from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status.deployment import ConditionStatus
 from specdecode_operator.deployment.conditions import ConditionUpdate, stamp
-from specdecode_operator.handlers.main import OneLine
+from specdecode_operator.handlers.logs import OneLine
 from specdecode_operator.handlers.reconcile.reporter import Reporter
 
 TOKEN = "hf_" + "aB3" * 8

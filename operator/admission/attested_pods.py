@@ -1,0 +1,58 @@
+"""Reviews of pods: only those start that an attestation of their deployment's rollouts speaks of."""
+
+import re
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Final
+
+from specdecode_operator.admission.review import NoReviewError, allowed, refused, request_of
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.key import Key
+from specdecode_operator.attestation.gate import Gate, owner_of
+from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
+from specdecode_operator.kube.labels import DEPLOYMENT_LABEL
+from specdecode_operator.kube.resources import POD
+from specdecode_operator.kube.untyped import mapping
+from specdecode_operator.problems import shown
+
+Read = Callable[[Key], Body | None]
+"""Returns the ConfigMap with the attestations of a deployment, as it is now; None where there is none."""
+
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+"""Of an object. It becomes part of a path at the API server, and the labels of a pod are anybody's."""
+
+
+def answer_pod(review: Any, gate: Gate, read: Read) -> Body:
+    """Return the answer to an AdmissionReview of a pod that is created or changed.
+
+    Raises
+    ------
+    NoReviewError
+        When it is none, or of another kind.
+    """
+    request = request_of(review)
+    pod, before = mapping(request, "object"), mapping(request, "oldObject")
+    if (pod.get("apiVersion"), pod.get("kind")) != (POD.api_version, POD.kind):
+        raise NoReviewError("send reviews of pods that are created or changed: nothing else is judged here")
+    if before and gate.is_unchanged(pod, before):
+        return allowed(request)
+    owner, namespace = owner_of(pod), request.get("namespace")
+    if owner is None:
+        message = f"only engines with an attestation start here: the pod has no label {DEPLOYMENT_LABEL}"
+        return refused(request, HTTPStatus.FORBIDDEN, message)
+    if not _is_name(owner) or not _is_name(namespace):
+        message = f"{shown(owner)} in {shown(namespace)}: is no name of a SpecDecodeDeployment and its namespace"
+        return refused(request, HTTPStatus.FORBIDDEN, message)
+    key = Key(str(namespace), str(owner))
+    try:
+        refusal = gate.refusal(pod, key, read(key))
+    except ForbiddenError:
+        message = f"its attestation cannot be read: let the webhook get ConfigMaps in namespace {namespace}"
+        return refused(request, HTTPStatus.SERVICE_UNAVAILABLE, message)
+    except ClusterError as error:
+        return refused(request, HTTPStatus.SERVICE_UNAVAILABLE, f"its attestation cannot be read: {error}")
+    return refused(request, HTTPStatus.FORBIDDEN, f"engine of {key}: {refusal}") if refusal else allowed(request)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(_NAME.fullmatch(value)) and ".." not in value

@@ -1,0 +1,97 @@
+"""Whether a pod may start: the attestation of a rollout of its deployment must speak of it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from specdecode_operator.api import deployment
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.key import Key
+from specdecode_operator.attestation.attest import ENTRY_SUFFIX, MOST_ROLLOUTS, attestation_name
+from specdecode_operator.attestation.checks import Difference, pod_differences
+from specdecode_operator.attestation.envelope import UnverifiedError, opened
+from specdecode_operator.attestation.keys import PublicKey
+from specdecode_operator.attestation.pods import pods_of
+from specdecode_operator.attestation.statement import Rollout, read_statement
+from specdecode_operator.kube.labels import COMPUTES_FOR_LABEL, DEPLOYMENT_LABEL
+from specdecode_operator.kube.untyped import mapping, name_of, objects
+from specdecode_operator.problems import printable, shown
+
+_MOST_DIFFERENCES: Final = 4
+_LONGEST_REASON: Final = 200
+_CONTAINERS: Final = ("initContainers", "containers", "ephemeralContainers")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What pods are held against."""
+
+    keys: tuple[PublicKey, ...]
+    """Of who may have signed: several while one replaces the other."""
+
+    others: frozenset[tuple[str, str]] = frozenset()
+    """Containers that others add to pods, by name and image: nothing is asked of them."""
+
+    def is_unchanged(self, pod: Body, before: Body) -> bool:
+        """Whether a change of a pod is none of what is asked."""
+        return owner_of(pod) == owner_of(before) and pods_of(pod) == pods_of(before)
+
+    def refusal(self, pod: Body, key: Key, config_map: Body | None) -> str | None:
+        """Return why a pod of this deployment may not start, by the ConfigMap with its attestations; None if it may."""
+        name = f"ConfigMap {printable(attestation_name(key))}"
+        if config_map is None:
+            return f"{name} is not there: an operator with a signing key writes it before it starts engines"
+        entries = [text for entry, text in mapping(config_map, "data").items() if entry.endswith(ENTRY_SUFFIX)]
+        if len(entries) > MOST_ROLLOUTS:
+            return f"{name} has {len(entries)} attestations: an operator writes {MOST_ROLLOUTS} at most"
+        rollouts, reasons = self._verified(entries, key, _owners(config_map))
+        if not rollouts:
+            return f"{name} holds no attestation that verifies{': ' if reasons else ''}{'; '.join(sorted({*reasons}))}"
+        own = pods_of(self._without_others(pod))
+        found = min((pod_differences(each, own) for each in rollouts), key=len)
+        return f"is not as attested in {name}: {'; '.join(_told(found))}" if found else None
+
+    def _verified(self, entries: list[str], key: Key, owners: set[str]) -> tuple[list[Rollout], list[str]]:
+        """Return what those say that hold, and why others do not: whoever writes ConfigMaps may have written them."""
+        rollouts, reasons = [], []
+        for text in entries:
+            try:
+                rollout = read_statement(opened(str(text), *self.keys)).predicate
+            except UnverifiedError as error:
+                reasons.append(f"one {printable(str(error))[:_LONGEST_REASON]}")
+                continue
+            if (rollout.object.namespace, rollout.object.name) != (key.namespace, key.name):
+                reasons.append(f"one is of {rollout.object.namespace}/{rollout.object.name}")
+            elif rollout.object.uid not in owners:
+                reasons.append("one is of an earlier object of this name, by its uid")
+            else:
+                rollouts.append(rollout)
+        return rollouts, reasons
+
+    def _without_others(self, pod: Body) -> Body:
+        spec = mapping(pod, "spec")
+        kept = {
+            field: [each for each in objects(spec, field) if (name_of(each), each.get("image")) not in self.others]
+            for field in _CONTAINERS
+        }
+        return {**pod, "spec": {**spec, **kept}}
+
+
+def owner_of(pod: Mapping[str, Any]) -> str | None:
+    """Return the name of the deployment whose engine a pod says to be; None of one that says nothing."""
+    labels = mapping(mapping(pod, "metadata"), "labels")
+    return labels.get(DEPLOYMENT_LABEL, labels.get(COMPUTES_FOR_LABEL))
+
+
+def _owners(config_map: Body) -> set[str]:
+    """Return whose ConfigMap it is: the API server deletes what belongs to an object that is gone."""
+    owners = objects(mapping(config_map, "metadata"), "ownerReferences")
+    return {str(each.get("uid")) for each in owners if each.get("kind") == deployment.KIND}
+
+
+def _told(differences: tuple[Difference, ...]) -> Iterator[str]:
+    """Return what differs, and not what is attested: whoever reaches the webhook may ask."""
+    for each in differences[:_MOST_DIFFERENCES]:
+        yield f"{printable(each.field)}: {shown(each.found)}" if each.field.endswith("image") else printable(each.field)
+    if (left := len(differences) - _MOST_DIFFERENCES) > 0:
+        yield f"and {left} more"
