@@ -10,6 +10,7 @@ from specdecode_operator.replay.recording.recording import RecordedRequest
 from tests.engine import guidellm_package
 from tests.engine.engine_process import Engine
 from tests.engine.recorder_server import make_models
+from tests.support.code_blocks import blocks
 from tests.support.replay_process import replaying
 from tests.support.synthetic import Truth
 
@@ -46,6 +47,13 @@ def test_the_openai_library_sees_the_recorded_tokens(engine: Engine, trace: Path
         assert answer["finish"] == "length"
         if "stream" in name:
             assert answer["bursts"] == list(each.chunk_tokens)
+
+
+def test_the_client_in_the_documents_prints_answer_and_usage(engine: Engine, trace: Path) -> None:
+    (block,) = (each for each in blocks() if each.language == "python")
+    with replaying(trace) as url:
+        printed = engine.run("-c", block.text.replace("http://localhost:8000", url).replace('"synthetic"', '"trace"'))
+    assert "completion_tokens=64" in printed
 
 
 @pytest.fixture(scope="module")

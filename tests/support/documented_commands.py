@@ -1,0 +1,278 @@
+"""How the commands of each document are run by tests, and which are not, with the reason.
+
+A page's blocks run in their order in one shell, in a folder that looks like a checkout, as a reader would who follows the
+page: what one block writes, the next one finds. ``before`` is what the page takes for granted at a block: shell, by the
+block's beginning. There, ``$shown`` is a file with the YAML that the page shows last.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Page:
+    """How commands of one document are run."""
+
+    cluster: bool = False
+    """Whether they are for a cluster: they get an API server of their own, without nodes, and the chart's Helm."""
+    before: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What a reader writes in place of a name in capitals."""
+    exits: Mapping[str, int] = field(default_factory=dict)
+    """Exit codes of blocks that do not end with 0, by their beginning."""
+    shows_output: bool = False
+    """Whether output that the page shows is what comes out, but for the last digits of figures."""
+
+
+NOT_HERE: Final = {
+    "docker": "needs a container engine and a registry; tests/devcluster builds the operator's image without either",
+    "uv": "tests/unit/test_wheel.py installs the wheel in an environment of its own",
+}
+"""Programs that do nothing when a page calls them, with the reason."""
+
+_SERVED: Final = "timeout 60 sh -c 'until kubectl get sdd,sdc --all-namespaces; do sleep 1; done'"
+_KINDS: Final = f"kubectl apply --server-side -k crds\n{_SERVED}\n"
+_NAMESPACE: Final = "--namespace specdecode-system"
+_CHARTS: Final = f"""
+helm install specdecode-crds charts/specdecode-crds {_NAMESPACE} --create-namespace
+helm install specdecode-operator charts/specdecode-operator {_NAMESPACE}
+"""
+_NO_CHARTS: Final = f"""
+helm uninstall --ignore-not-found specdecode-operator specdecode-crds {_NAMESPACE}
+kubectl delete -k crds --ignore-not-found
+"""
+# What a kubelet would do for the pod of a Job that the chart waits for.
+_JOB_ENDS: Final = f"""
+(
+    until kubectl get pods {_NAMESPACE} -l batch.kubernetes.io/job-name -o name | grep . >pod; do sleep 1; done
+    kubectl patch {_NAMESPACE} $(cat pod) --subresource=status --patch '{{"status": {{"phase": "Succeeded"}}}}'
+) &
+"""
+_OPERATOR: Final = "specdecode operator --health-port 0 --metrics-port 0"
+_SERVER_ANSWERS: Final = "curl --silent --retry 99 --retry-delay 1 --retry-connrefused localhost:8000/health"
+_PAIRS: Final = """
+for block in $(seq 20); do echo '{"block": '$block', "baseline": 812.3, "candidate": 90'$((block % 5))'}'; done >pairs.jsonl
+"""
+
+
+_TESTS: Final = "PYTHONPATH=specdecode-operator python -c"
+_COMPARED: Final = f"""
+{_TESTS} 'from pathlib import Path
+from tests.support.compared_captures import MadeCapture
+MadeCapture(repetitions=2).make(Path("captures/pay"))'
+"""
+_SERVED_PAIR: Final = f"""
+{_TESTS} 'import json
+from pathlib import Path
+from tests.unit.cli.test_calibrate import LOG
+from tests.unit.cli.test_calibrate_deployment import serving
+Path("status.json").write_text(json.dumps({{"status": serving(1000)["status"]}}))
+Path("start.log").write_text(LOG)'
+"""
+
+
+def _status(kind: str, name: str, status: str, options: str = "") -> str:
+    """Return what writes a part of an object's status, as the operator does."""
+    return f"kubectl patch {kind} {name} {options} --subresource=status --type=merge --patch '{{\"status\": {status}}}'"
+
+
+def _condition(kind: str, reason: str) -> str:
+    return (
+        f'{{"type": "{kind}", "status": "True", "reason": "{reason}", "message": "as it is said", '
+        '"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}'
+    )
+
+
+_ONE_H100_NODE: Final = """
+kubectl apply -f - <<'NODE'
+apiVersion: v1
+kind: Node
+metadata: {name: gpus, labels: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}
+NODE
+kubectl patch node gpus --subresource=status --patch '{"status": {"allocatable": {"nvidia.com/gpu": "8"}}}'
+"""
+
+PAGES: Final[dict[str, Page]] = {
+    "README.md": Page(cluster=True),
+    "docs/how-to/admission.md": Page(
+        cluster=True,
+        before={
+            "helm template": "cp charts/specdecode-operator/examples/admission.yaml my-values.yaml; mkdir pairs; cp examples/llama-70b-fp8.yaml pairs",
+            "helm upgrade": f"{_CHARTS}{_JOB_ENDS}",
+        },
+    ),
+    "docs/how-to/calibrate.md": Page(
+        cluster=True,
+        before={
+            "# from a running": f"""
+{_KINDS}
+{_SERVED_PAIR}
+kubectl apply -f examples/llama-70b.yaml
+kubectl patch sdd llama-70b --subresource=status --type=merge --patch-file=status.json
+""",
+            "kubectl create configmap": "kubectl create namespace specdecode-system",
+        },
+    ),
+    "docs/how-to/captures.md": Page(
+        cluster=True,
+        before={
+            "kubectl apply": _KINDS,
+            "specdecode capture report": """
+for name in demo before after replay; do specdecode replay synth -o captures/$name --requests 20; done
+""",
+        },
+    ),
+    "docs/how-to/choose-precisions.md": Page(
+        cluster=True,
+        before={
+            "kubectl get configmap": f"""
+{_KINDS}
+{_ONE_H100_NODE}
+kubectl apply -f examples/llama-70b.yaml
+{_OPERATOR} &
+timeout 60 sh -c 'until kubectl get configmap llama-70b-plan; do sleep 1; done'
+"""
+        },
+    ),
+    "docs/how-to/does-it-pay.md": Page(
+        cluster=True,
+        before={
+            "kubectl apply": _KINDS,
+            "kubectl wait": _status(
+                "sdc",
+                "qwen3-8b-does-it-pay",
+                f'{{"conditions": [{_condition("Succeeded", "Completed")}, {_condition("Pays", "Pays")}]}}',
+            ),
+            "specdecode capture report": _COMPARED,
+        },
+    ),
+    "docs/how-to/forecast.md": Page(
+        exits={"specdecode replay compare captures/tomorrow sixteen --check": 1}, shows_output=True
+    ),
+    "docs/how-to/gitops.md": Page(
+        cluster=True,
+        before={
+            "kubectl patch": "kubectl create namespace argocd; kubectl create configmap argocd-cm --namespace argocd",
+            "kubectl get events": f"""
+{_KINDS}
+kubectl apply -f examples/llama-70b.yaml
+{_status("sdd", "llama-70b", f'{{"conditions": [{_condition("DriftContested", "DriftContested")}]}}')}
+""",
+        },
+    ),
+    "docs/how-to/install.md": Page(
+        cluster=True,
+        before={
+            "helm install specdecode-operator charts/specdecode-operator --namespace team-a": """
+kubectl create namespace team-a
+kubectl create namespace team-b
+""",
+            _KINDS: _NO_CHARTS,
+            "kubectl apply --server-side -k .": 'cp "$shown" kustomization.yaml',
+            "helm upgrade": f"""
+kubectl delete -k .
+helm uninstall specdecode-operator --namespace team-a
+kubectl delete -k crds
+{_CHARTS}
+""",
+            f"{_KINDS}kubectl --namespace specdecode-system scale": f"kubectl delete -k crds; {_CHARTS}",
+        },
+    ),
+    "docs/how-to/monitor.md": Page(
+        cluster=True,
+        before={
+            "kubectl get sdd": f"""
+{_KINDS}
+kubectl create namespace models
+kubectl apply -n models -f examples/llama-70b.yaml
+{_status("sdd", "llama-70b", '{"figures": {"source": "Pods", "overSeconds": 300}}', "-n models")}
+"""
+        },
+    ),
+    "docs/how-to/replay.md": Page(before={"uv": "specdecode replay synth -o captures/demo --requests 20"}),
+    "docs/how-to/serve-a-pair.md": Page(
+        cluster=True,
+        before={
+            "kubectl create secret": f"""
+{_KINDS}
+(
+    until kubectl get sdd llama-70b-fp8; do sleep 1; done
+    {_status("sdd", "llama-70b-fp8", f'{{"conditions": [{_condition("Ready", "Serving")}]}}')}
+) &
+"""
+        },
+    ),
+    "docs/how-to/test-clients.md": Page(before={"specdecode replay drive": _SERVER_ANSWERS}),
+    "docs/how-to/troubleshoot-speculation.md": Page(
+        cluster=True,
+        names={"NAME": "llama-70b"},
+        before={
+            "kubectl get sdd NAME -o jsonpath='{.status.speculation}'": f"""
+{_KINDS}
+kubectl apply -f examples/llama-70b.yaml
+{_status("sdd", "llama-70b", '{"speculation": [{"feature": "method", "asked": "draft_model", "inForce": "True", "message": ""}]}')}
+""",
+            "kubectl get sdd NAME -o jsonpath='{.status.plan.fixes}'": f"""
+{_ONE_H100_NODE}
+{_OPERATOR} &
+kubectl wait sdd/llama-70b --for=condition=Planned=False --timeout=60s
+""",
+        },
+    ),
+    "docs/how-to/verify-a-rollout.md": Page(
+        cluster=True,
+        before={
+            "openssl": _CHARTS,
+            "kubectl get configmap": f"""
+sed 's/name: llama-70b$/name: llama/' examples/llama-70b.yaml | kubectl apply -f -
+{_ONE_H100_NODE.replace("H100-80GB-HBM3", "H200")}
+{_OPERATOR} --signing-key key.pem &
+timeout 60 sh -c 'until kubectl get configmap llama-attestation; do sleep 1; done'
+""",
+        },
+    ),
+    "docs/how-to/verify-what-pays.md": Page(before={"specdecode verdict": _PAIRS}),
+    "docs/reference/cli.md": Page(
+        cluster=True,
+        before={
+            "specdecode import deployment": """
+kubectl create namespace models
+kubectl create deployment chat -n models --image vllm/vllm-openai:v0.33.0 -- vllm serve Qwen/Qwen3-32B
+""",
+            "specdecode import -f": """
+echo 'services: {chat: {image: "vllm/vllm-openai:v0.33.0", command: [--model, Qwen/Qwen3-32B]}}' >compose.yaml
+""",
+        },
+    ),
+    "examples/README.md": Page(cluster=True),
+}
+
+_MEASURED: Final = "figures of one machine, measured by hand: minutes to hours"
+_DEMO: Final = "the demo's own cluster: .github/workflows/empty-machine.yml runs ./just demo"
+_ENGINE: Final = "asks running engines: tests/engine/test_figures.py"
+_VLLM: Final = "needs vLLM: tests/engine/test_replay_clients.py does it"
+_CAPTURE: Final = "needs an engine and a volume: tests/e2e/serving/test_capture.py and tests/component/operator/test_capture_verbs.py"
+NOT_RUN: Final[dict[tuple[str, str], str]] = {
+    ("README.md", "./just demo"): _DEMO,
+    ("docs/explanation/accuracy.md", "$ .venv/bin/python bench/speed.py"): _MEASURED,
+    ("docs/explanation/accuracy.md", ".venv/bin/python -m bench.replay_fidelity"): _MEASURED,
+    ("docs/explanation/decay.md", "$ .venv/bin/python -m bench.decay"): _MEASURED,
+    ("docs/explanation/policy.md", "$ .venv/bin/python -m bench.policy"): _MEASURED,
+    ("docs/explanation/verdict.md", "$ .venv/bin/python -m bench.verdict"): _MEASURED,
+    ("docs/explanation/verdict.md", "$ .venv/bin/python -m bench.comparison"): _MEASURED,
+    ("docs/how-to/calibrate.md", "# on a machine with GPUs"): "needs a GPU",
+    ("docs/how-to/captures.md", "specdecode capture up"): _CAPTURE,
+    ("docs/how-to/does-it-pay.md", "specdecode capture fetch"): _CAPTURE,
+    ("docs/how-to/install.md", "KUBECONTEXT="): "needs a registry; the demo and end-to-end tests install so",
+    ("docs/how-to/install.md", "KUBECONFIG="): "runs until it is ended: tests/support/operator_process.py starts it so",
+    ("docs/how-to/monitor.md", "specdecode figures"): _ENGINE,
+    ("docs/how-to/replay.md", "specdecode replay serve --mode emulated"): "needs vLLM: tests/engine/test_emulated.py",
+    ("docs/how-to/serve-a-pair.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving asks a tiny pair so",
+    ("docs/how-to/test-clients.md", "from openai"): _VLLM,
+    ("docs/how-to/test-clients.md", "guidellm"): _VLLM,
+    ("docs/how-to/test-clients.md", "vllm bench"): _VLLM,
+    ("docs/how-to/troubleshoot-speculation.md", "specdecode figures"): _ENGINE,
+    ("docs/reference/status.md", "$ kubectl get sdd chat"): "output of engines with GPUs",
+    ("docs/tutorials/first-deployment.md", ""): _DEMO,
+}
