@@ -19,7 +19,8 @@ from tests.support.documents import DOCUMENTS, ROOT, relative
 
 _FENCE: Final = re.compile(r"^(?P<indent> *)```(?P<language>\S*).*\n(?P<text>(?:.*\n)*?)(?P=indent)```$", re.MULTILINE)
 _COMMAND: Final = re.compile(
-    r"^(?:\$ |[A-Z_]+=\S+ )*(?:\./just|\.venv/bin/\S+|python3?|specdecode|kubectl|helm|docker|curl|uv|pipx?|cosign|vllm)\s"
+    r"^(?:\$ |[A-Z_]+=\S+ )*"
+    r"(?:\./just|\.venv/bin/\S+|python3?|specdecode|kubectl|helm|docker|curl|uv|pipx?|cosign|vllm)\s"
 )
 _GENERATED: Final = re.compile(r"\$ (?:\.venv/bin/)?(?:specdecode |python bench/accuracy\.py)")
 PAIR: Final = ROOT / "examples/llama-70b.yaml"
@@ -48,6 +49,9 @@ class Check(StrEnum):
     SCRAPE = "promtool takes it as a job's setting"
     JSON = "it is JSON"
     PROMQL = "promtool, with the page's other figures (test_prometheus.py)"
+
+
+_LANGUAGES: Final = {"json": Check.JSON, "promql": Check.PROMQL}
 
 
 @dataclass(frozen=True)
@@ -102,21 +106,16 @@ def check_of(block: Block) -> Check | None:
     """Return what a test does with a block; None where nobody has said."""
     if block.not_run is not None:
         return Check.NOT_RUN
-    match block.language:
-        case "sh" | "python":
-            return None if block.page is None else Check.RUN_ON_API_SERVER if block.page.cluster else Check.RUN_OFFLINE
-        case "console":
-            return Check.GENERATED if _GENERATED.match(block.text) else None
-        case "":
-            runs = _COMMAND.match(block.text) and block.document != SYNOPSES
-            return None if runs else Check.SHOWN
-        case "yaml":
-            return _check_of_yaml(block.text)
-        case "json":
-            return Check.JSON
-        case "promql":
-            return Check.PROMQL
-    return None
+    if block.language in _LANGUAGES:
+        return _LANGUAGES[block.language]
+    if block.language == "yaml":
+        return _check_of_yaml(block.text)
+    if block.language in ("sh", "python") and block.page is not None:
+        return Check.RUN_ON_API_SERVER if block.page.cluster else Check.RUN_OFFLINE
+    if block.language == "console" and _GENERATED.match(block.text):
+        return Check.GENERATED
+    is_command = _COMMAND.match(block.text) and block.document != SYNOPSES
+    return None if block.language or is_command else Check.SHOWN
 
 
 def _check_of_yaml(text: str) -> Check | None:

@@ -1,8 +1,8 @@
 """How the commands of each document are run by tests, and which are not, with the reason.
 
-A page's blocks run in their order in one shell, in a folder that looks like a checkout, as a reader would who follows the
-page: what one block writes, the next one finds. ``before`` is what the page takes for granted at a block: shell, by the
-block's beginning. There, ``$shown`` is a file with the YAML that the page shows last.
+A page's blocks run in their order in one shell, in a folder that looks like a checkout, as a reader would who follows
+the page: what one block writes, the next one finds. ``before`` is what the page takes for granted at a block: shell, by
+the block's beginning. There, ``$shown`` is a file with the YAML that the page shows last.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,9 @@ _JOB_ENDS: Final = f"""
 _OPERATOR: Final = "specdecode operator --health-port 0 --metrics-port 0"
 _SERVER_ANSWERS: Final = "curl --silent --retry 99 --retry-delay 1 --retry-connrefused localhost:8000/health"
 _PAIRS: Final = """
-for block in $(seq 20); do echo '{"block": '$block', "baseline": 812.3, "candidate": 90'$((block % 5))'}'; done >pairs.jsonl
+for block in $(seq 20); do
+    echo '{"block": '$block', "baseline": 812.3, "candidate": 90'$((block % 5))'}'
+done >pairs.jsonl
 """
 
 
@@ -98,7 +100,11 @@ PAGES: Final[dict[str, Page]] = {
     "docs/how-to/admission.md": Page(
         cluster=True,
         before={
-            "helm template": "cp charts/specdecode-operator/examples/admission.yaml my-values.yaml; mkdir pairs; cp examples/llama-70b-fp8.yaml pairs",
+            "helm template": """
+cp charts/specdecode-operator/examples/admission.yaml my-values.yaml
+mkdir pairs
+cp examples/llama-70b-fp8.yaml pairs
+""",
             "helm upgrade": f"{_CHARTS}{_JOB_ENDS}",
         },
     ),
@@ -176,7 +182,7 @@ helm uninstall specdecode-operator --namespace team-a
 kubectl delete -k crds
 {_CHARTS}
 """,
-            f"{_KINDS}kubectl --namespace specdecode-system scale": f"kubectl delete -k crds; {_CHARTS}",
+            f"{_KINDS}kubectl --namespace specdecode-system scale": _CHARTS,
         },
     ),
     "docs/how-to/monitor.md": Page(
@@ -211,7 +217,7 @@ kubectl apply -n models -f examples/llama-70b.yaml
             "kubectl get sdd NAME -o jsonpath='{.status.speculation}'": f"""
 {_KINDS}
 kubectl apply -f examples/llama-70b.yaml
-{_status("sdd", "llama-70b", '{"speculation": [{"feature": "method", "asked": "draft_model", "inForce": "True", "message": ""}]}')}
+{_status("sdd", "llama-70b", '{"speculation": [{"feature": "k", "asked": "x", "inForce": "True", "message": ""}]}')}
 """,
             "kubectl get sdd NAME -o jsonpath='{.status.plan.fixes}'": f"""
 {_ONE_H100_NODE}
@@ -239,9 +245,10 @@ timeout 60 sh -c 'until kubectl get configmap llama-attestation; do sleep 1; don
             "specdecode import deployment": """
 kubectl create namespace models
 kubectl create deployment chat -n models --image vllm/vllm-openai:v0.33.0 -- vllm serve Qwen/Qwen3-32B
+kubectl set resources deployment chat -n models --limits nvidia.com/gpu=2
 """,
             "specdecode import -f": """
-echo 'services: {chat: {image: "vllm/vllm-openai:v0.33.0", command: [--model, Qwen/Qwen3-32B]}}' >compose.yaml
+echo 'services: {chat: {image: "vllm/vllm-openai:v0.33.0", command: [--model, Qwen/Qwen3-8B], gpus: all}}' >compose.yaml
 """,
         },
     ),
@@ -252,7 +259,9 @@ _MEASURED: Final = "figures of one machine, measured by hand: minutes to hours"
 _DEMO: Final = "the demo's own cluster: .github/workflows/empty-machine.yml runs ./just demo"
 _ENGINE: Final = "asks running engines: tests/engine/test_figures.py"
 _VLLM: Final = "needs vLLM: tests/engine/test_replay_clients.py does it"
-_CAPTURE: Final = "needs an engine and a volume: tests/e2e/serving/test_capture.py and tests/component/operator/test_capture_verbs.py"
+_CAPTURE: Final = (
+    "needs an engine and a volume: tests/e2e/serving/test_capture.py and tests/component/operator/test_capture_verbs.py"
+)
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("README.md", "./just demo"): _DEMO,
     ("docs/explanation/accuracy.md", "$ .venv/bin/python bench/speed.py"): _MEASURED,

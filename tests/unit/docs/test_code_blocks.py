@@ -19,8 +19,8 @@ ALLOWED = {"docs/how-to/multi-node.md": ["--allow-pod-template=capabilities.IPC_
 def test_somebody_has_said_of_each_block_what_becomes_of_it() -> None:
     unknown = [f"{block} ```{block.language}: {block.first_line}" for block in blocks() if check_of(block) is None]
     assert unknown == [], (
-        "commands stand in `sh` blocks, with output in `console` ones; a page whose commands run has a line in PAGES of "
-        "tests/support/documented_commands.py, and a block that cannot run one in NOT_RUN, with the reason"
+        "commands stand in `sh` blocks, with output in `console` ones; a page whose commands run has a line in PAGES "
+        "of tests/support/documented_commands.py, and a block that cannot run one in NOT_RUN, with the reason"
     )
 
 
