@@ -182,7 +182,7 @@ helm uninstall specdecode-operator --namespace team-a
 kubectl delete -k crds
 {_CHARTS}
 """,
-            f"{_KINDS}kubectl --namespace specdecode-system scale": _CHARTS,
+            "kubectl --namespace specdecode-system scale": f"{_NO_CHARTS}{_CHARTS}",
         },
     ),
     "docs/how-to/monitor.md": Page(
