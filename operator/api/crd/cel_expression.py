@@ -23,6 +23,7 @@ _KUBERNETES: Final[Mapping[str, Callable[..., Any]]] = {
     "isSorted": lambda items: items == sorted(items),
     "sum": sum,
     "split": lambda text, separator: text.split(separator),
+    "upperAscii": str.upper,
     "join": lambda items, separator: separator.join(items),
 }
 """Functions of lists and texts that the API server has and CEL has not."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from devcluster.cluster.cluster import Cluster
+from tests.support.guard import put_guard_in_force
 from tests.support.kubectl import Kubectl
 from tests.support.operator_process import NAMESPACE, OperatorProcess, may, service_account_kubeconfig
 from tests.support.rest import Rest
@@ -16,10 +17,11 @@ MANIFESTS = Path(__file__).parents[3] / "manifests"
 
 @pytest.fixture(scope="session")
 def operator_process(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    """The operator with exactly the rights of the installed service account; it need not run."""
+    """The operator with exactly the rights of the installed service account, under the guard; it need not run."""
     admin = Kubectl(crds.kubeconfig, NAMESPACE)
     admin.must("apply", "--server-side", f"--kustomize={MANIFESTS}")
     eventually(lambda: may(admin, "watch", "nodes"), "the operator has its rights")
+    put_guard_in_force(admin)
     folder = tmp_path_factory.mktemp("operator")
     process = OperatorProcess(service_account_kubeconfig(admin, folder / "kubeconfig"), folder / "log", "pod-1")
     yield process
