@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from signal import Signals
 from typing import Final
 
+from specdecode_operator.deployment.pods.last_words import lines_of
+
 _LENGTH_LIMIT: Final = 300
 _ANY: Final = re.DOTALL | re.MULTILINE
 
@@ -135,13 +137,11 @@ _CORE_FIX: Final = (
     " give it more, by spec.accelerator.memoryGiB on CPU, else by the engine's memory limit in spec.podTemplate"
 )
 _NAMED: Final = re.compile(r"(?:^|\s)((?:\w+\.)*\w+(?:Error|Exception|Interrupt): .+)$")
-_PREFIX: Final = re.compile(r"^\([\w-]+ pid=\d+\)(?: \w+ [\d-]+ [\d:]+ \[[^\]]+\])? ?")
-"""What vLLM puts before each line: the process, and for log records level, time and place."""
 
 
 def find_error(last_words: str) -> tuple[EngineError, str] | None:
     """Return the known error in an engine's last words, and how the engine put it."""
-    text = _without_prefixes(last_words)
+    text = "\n".join(lines_of(last_words))
     for error in ENGINE_ERRORS:
         if match := error.pattern.search(text):
             return error, _in_one_line(match[0])
@@ -150,9 +150,9 @@ def find_error(last_words: str) -> tuple[EngineError, str] | None:
 
 def telling_line(last_words: str) -> str:
     """Return the line that says most: the last that names a cause, else the last that names an error, or the last."""
-    lines = [line.strip() for line in _without_prefixes(last_words).splitlines() if line.strip()]
+    lines = [line.strip() for line in lines_of(last_words) if line.strip()]
     if not lines:
-        return "it said nothing"
+        return "its log does not say why" if last_words.strip() else "it said nothing"
     named = _named(lines)
     causes = [line for line in named if not _WRAPPERS.search(line)]
     return _in_one_line([lines[-1], *named[-1:], *causes[-1:]][-1])
@@ -160,7 +160,7 @@ def telling_line(last_words: str) -> str:
 
 def dead_core(last_words: str) -> str | None:
     """Say that a process of the engine was killed, and what helps; None where none was, or a cause is named."""
-    text = _without_prefixes(last_words)
+    text = "\n".join(lines_of(last_words))
     died = _CORE_DIED.search(text)
     if died is None or any(not _WRAPPERS.search(line) for line in _named(text.splitlines())):
         return None
@@ -178,10 +178,6 @@ def _by_signal(number: str | None) -> str:
 def _named(lines: Iterable[str]) -> list[str]:
     """Return what lines say of errors by their names."""
     return [match[1] for line in lines if (match := _NAMED.search(line))]
-
-
-def _without_prefixes(last_words: str) -> str:
-    return "\n".join(_PREFIX.sub("", line) for line in last_words.splitlines())
 
 
 def _in_one_line(text: str) -> str:

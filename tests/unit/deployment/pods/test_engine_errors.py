@@ -119,6 +119,13 @@ def test_an_engine_that_fails_says_why_and_what_helps(reason: str) -> None:
     assert "\n" not in blocked.message
 
 
+REFUSED_REQUEST = """Unexpected error pre-processing request cmpl-1
+Traceback (most recent call last):
+  File "/vllm/v1/engine/core.py", line 1900, in process_input_sockets
+ValueError: no grammar:
+root ::= what somebody asked"""
+
+
 def test_every_error_of_the_table_has_its_words() -> None:
     assert {error.reason for error in ENGINE_ERRORS} == set(WORDS)
 
@@ -147,6 +154,9 @@ def test_the_same_error_in_other_words(words: str, reason: str, said: str) -> No
         ("ValueError: the cause\nRuntimeError: Engine core initialization failed. See root cause above.", "the cause"),
         ("(EngineCore pid=7) ERROR 11-21 17:11:00 [core.py:1510] NCCLError: no route", "NCCLError: no route"),
         ("loading\nKilled", "Killed"),
+        ("INFO 11-21 17:11:00 [a.py:1] one\nDEBUG 11-21 17:11:00 [a.py:1] ValueError: two", "its log does not say why"),
+        (REFUSED_REQUEST, "its log does not say why"),
+        (f"{REFUSED_REQUEST}\nEngineCore encountered a fatal error.\nRuntimeError: no route", "RuntimeError: no route"),
     ],
 )
 def test_of_unknown_words_the_most_telling_line_is_shown(words: str, line: str) -> None:
@@ -156,10 +166,10 @@ def test_of_unknown_words_the_most_telling_line_is_shown(words: str, line: str) 
 
 @pytest.mark.parametrize("exit_code", [137, 143])
 def test_an_engine_that_was_killed_is_told_from_one_that_failed(exit_code: int) -> None:
-    blocked = blocked_pod(pod(containerStatuses=[ended(exit_code, "INFO loading weights")]))
+    blocked = blocked_pod(pod(containerStatuses=[ended(exit_code, "WARNING slow disk\nINFO loading weights")]))
     assert blocked is not None
     assert (blocked.reason, blocked.permanent) == ("EngineKilled", False)
-    assert "loading weights" in blocked.message
+    assert "slow disk" in blocked.message
 
 
 def test_an_engine_that_ends_without_an_error_is_in_trouble_too() -> None:
