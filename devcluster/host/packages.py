@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -34,6 +35,9 @@ CONTROL_PLANE = ("openssl",)
 NAMESPACE = (*CONTROL_PLANE, "ip", "nsenter", "unshare")
 REAL_NODE = (*NAMESPACE, "containerd", "ctr", "runc", "cni-ptp", "iptables", "nft", "conntrack")
 IMAGE_BUILD = ("buildah", "mmdebstrap")
+
+_ANOTHER_APT_S = 600
+"""How long another is waited for: Ubuntu upgrades itself in the background, and tests run side by side."""
 
 _SYSTEM_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
@@ -75,12 +79,20 @@ def _present(program: str) -> bool:
 
 
 def apt_get(*arguments: str) -> str:
-    """Run apt-get and return its standard output."""
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    done = subprocess.run(["apt-get", *arguments], env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ClusterError(f"apt-get {' '.join(arguments)} failed: {(done.stderr or done.stdout).strip()[-1000:]}")
-    return done.stdout
+    """Run apt-get, after another that is at work, and return its standard output."""
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1", "LC_ALL": "C"}
+    end, told = time.monotonic() + _ANOTHER_APT_S, False
+    while True:
+        done = subprocess.run(["apt-get", *arguments], env=environment, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return done.stdout
+        # Its own DPkg::Lock::Timeout does not hold for the lists that `update` writes.
+        if "Could not get lock" not in done.stderr or time.monotonic() > end:
+            raise ClusterError(f"apt-get {' '.join(arguments)} failed: {(done.stderr or done.stdout).strip()[-1000:]}")
+        if not told:
+            say("waiting: another apt is at work")
+            told = True
+        time.sleep(1)
 
 
 def _advice(missing: Iterable[str]) -> str:
