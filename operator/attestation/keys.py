@@ -7,13 +7,18 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
+    load_der_private_key,
     load_pem_private_key,
     load_pem_public_key,
     ssh_key_fingerprint,
 )
 
-_OF_COSIGN: Final = (b"BEGIN ENCRYPTED SIGSTORE PRIVATE KEY", b"BEGIN ENCRYPTED COSIGN PRIVATE KEY")
-_FIX: Final = "make one with openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
+from specdecode_operator.attestation.cosign_key import UnreadableKeyError, decrypted, is_of_cosign
+
+_FIX: Final = (
+    "make one with cosign generate-key-pair, or openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
+)
+_IF_ANY: Final = "--signing-key-password-file names the file with its password, and only where it has one"
 
 
 class KeyFormatError(Exception):
@@ -68,24 +73,28 @@ class SigningKey:
         self.public = PublicKey(key.public_key())
 
     @classmethod
-    def read(cls, pem: bytes) -> "SigningKey":
-        """Return the key of a file without a password.
+    def read(cls, pem: bytes, password: bytes | None = None) -> "SigningKey":
+        """Return the key of a file such as cosign.key, or of any PEM; without a password where that has none.
 
         Raises
         ------
         KeyFormatError
-            When it is something else.
+            When it is something else, or the password is another one.
         """
-        if any(mark in pem for mark in _OF_COSIGN):
-            raise KeyFormatError(
-                "is cosign's own encrypted format, which this operator does not read: give the PEM that"
-                f" `cosign import-key-pair` takes, without a password ({_FIX})"
-            )
         try:
-            key = load_pem_private_key(pem, None)
+            if is_of_cosign(pem):
+                # Cosign encrypts with an empty one where it is given none.
+                key = load_der_private_key(decrypted(pem, password or b""), None)
+            else:
+                key = load_pem_private_key(pem, password)
+        except UnreadableKeyError as error:
+            raise KeyFormatError(f"{error}: {_IF_ANY}") from error
         except TypeError as error:
-            raise KeyFormatError("has a password: give it without one, from a Secret that few may read") from error
+            why = "has a password" if password is None else "has no password"
+            raise KeyFormatError(f"{why}: {_IF_ANY}") from error
         except (ValueError, UnsupportedAlgorithm) as error:
+            if b"ENCRYPTED PRIVATE KEY" in pem:
+                raise KeyFormatError(f"does not open with this password: {_IF_ANY}") from error
             raise KeyFormatError(f"is no private key in PEM: {_FIX}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
             raise KeyFormatError(f"is no ECDSA key on P-256: {_FIX}")

@@ -1,12 +1,22 @@
 """A rollout that is attested, its objects as a cluster has them, and every way to change one value of something."""
 
 import copy
+import json
+from base64 import b64encode, encodebytes
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from nacl.secret import SecretBox
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.attestation.attest import Seen, attested
@@ -25,6 +35,23 @@ def key_pair() -> tuple[bytes, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     return private, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def cosign_key(private: bytes, password: bytes, **parts: dict[str, Any]) -> bytes:
+    """Return a private key as cosign writes it, with some fields of its parts changed."""
+    key = load_pem_private_key(private, None)
+    salt, nonce, cost = b"s" * 32, b"n" * SecretBox.NONCE_SIZE, {"N": 1024, "r": 8, "p": 1}
+    derived = Scrypt(salt, SecretBox.KEY_SIZE, cost["N"], cost["r"], cost["p"]).derive(password)
+    plain = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+    written: dict[str, Any] = {
+        "kdf": {"name": "scrypt", "params": cost, "salt": b64encode(salt).decode()},
+        "cipher": {"name": "nacl/secretbox", "nonce": b64encode(nonce).decode()},
+        "ciphertext": b64encode(SecretBox(derived).encrypt(plain, nonce).ciphertext).decode(),
+    }
+    for part, fields in parts.items():
+        written[part] |= fields
+    text, kind = encodebytes(json.dumps(written).encode()), b"ENCRYPTED SIGSTORE PRIVATE KEY-----"
+    return b"-----BEGIN " + kind + b"\n" + text + b"-----END " + kind + b"\n"
 
 
 def attest(body: Body, key: SigningKey, seen: Seen | None = None, now: datetime = NOW, **cluster: Any) -> DesiredState:

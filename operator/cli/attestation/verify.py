@@ -29,7 +29,10 @@ class ExitCode(IntEnum):
 
 def verify_command(
     attestation: Annotated[
-        str, typer.Argument(help="A DSSE envelope, or the ConfigMap NAME-attestation; - for standard input.")
+        str,
+        typer.Argument(
+            help="ConfigMap NAME-attestation, a DSSE envelope, or a bundle of cosign's; - for standard input."
+        ),
     ],
     *,
     key: KeysOption,
@@ -56,7 +59,8 @@ def verify_command(
     except DocumentError as error:
         fail(error)
     if not envelopes:
-        fail(f"{printable(attestation)}: holds no attestation: name a DSSE envelope, or the ConfigMap NAME-attestation")
+        fix = "name the ConfigMap NAME-attestation, a DSSE envelope or a bundle"
+        fail(f"{printable(attestation)}: holds no attestation: {fix}")
     found = _found(envelopes, keys, [each for each in given if isinstance(each, Document)])
     if output is TextOrJson.JSON:
         from specdecode_operator.cli.outputs.printing import print_json  # noqa: PLC0415
@@ -73,8 +77,10 @@ def _envelopes(document: "Document") -> Iterator[tuple[str, str]]:
     from specdecode_operator.attestation.attest import ENTRY_SUFFIX  # noqa: PLC0415
 
     body = document.body
-    if "payloadType" in body:
-        yield document.place, json.dumps(body)
+    # That of a bundle of sigstore's, as cosign writes it.
+    envelope = body.get("dsseEnvelope", body)
+    if isinstance(envelope, dict) and "payloadType" in envelope:
+        yield document.place, json.dumps(envelope)
     data = body.get("data")
     for name, text in data.items() if isinstance(data, dict) and body.get("kind") == "ConfigMap" else ():
         if str(name).endswith(ENTRY_SUFFIX):

@@ -63,7 +63,12 @@ def operator_command(  # noqa: PLR0913  each is an option
     ] = None,
     signing_key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="ECDSA P-256 key in PEM that signs what is attested of rollouts."),
+        typer.Option(
+            metavar="FILE", help="ECDSA P-256 key, cosign.key or PEM, that signs what is attested of rollouts."
+        ),
+    ] = None,
+    signing_key_password_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its password; absent: it has none, or an empty one.")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
 ) -> None:
@@ -88,7 +93,7 @@ def operator_command(  # noqa: PLR0913  each is an option
         lease=None if leader_election is None else _lease(leader_election),
         namespaces=namespaces,
         nodes=None if nodes is None else _given_nodes(nodes),
-        signing_key=None if signing_key is None else _given_key(signing_key),
+        signing_key=_given_key(signing_key, signing_key_password_file),
     )
     run_operator(settings, health_port=health_port, metrics_port=metrics_port, verbose=verbose)
 
@@ -143,13 +148,22 @@ def _given_nodes(file: str) -> "tuple[NodeFacts, ...]":
         fail(str(error))
 
 
-def _given_key(file: Path) -> "SigningKey":
+def _given_key(file: Path | None, password_file: Path | None) -> "SigningKey | None":
+    if file is None:
+        if password_file is not None:
+            message = "is for --signing-key alone: give both or neither"
+            raise typer.BadParameter(message, param_hint="--signing-key-password-file")
+        return None
     from specdecode_operator.attestation.keys import KeyFormatError, SigningKey  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError, read_text  # noqa: PLC0415
 
     try:
-        return SigningKey.read(read_text(str(file)).encode())
+        # Who writes one by hand ends its line.
+        password = None if password_file is None else read_text(str(password_file)).removesuffix("\n").encode()
+        pem = read_text(str(file)).encode()
     except DocumentError as error:
         fail(f"--signing-key: {error}")
+    try:
+        return SigningKey.read(pem, password)
     except KeyFormatError as error:
         fail(f"--signing-key: {printable(str(file))}: {error}")

@@ -10,6 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.attestation.attest import MOST_ROLLOUTS, Seen
@@ -20,7 +26,7 @@ from specdecode_operator.attestation.pods import pods_of
 from specdecode_operator.attestation.statement import Rollout, read_statement
 from specdecode_operator.deployment.desired_state import Launch, RolledBack
 from specdecode_operator.deployment.pods.rollback import Failure, LastGood, attempt_of
-from tests.support.attestations import IMAGE_DIGEST, NOW, attest, entries, key_pair, serving, tampered
+from tests.support.attestations import IMAGE_DIGEST, NOW, attest, cosign_key, entries, key_pair, serving, tampered
 from tests.support.decisions import H200_NODE, decide
 from tests.support.objects import pair_70b, parent
 
@@ -270,17 +276,33 @@ def test_openssl_verifies_the_same_bytes(tmp_path: Path) -> None:
     assert answer.stdout == "Verified OK\n"
 
 
-@pytest.mark.parametrize(
-    ("pem", "says"),
-    [
-        (b"", "is no private key"),
-        (PUBLIC, "is no private key"),
-        (b"-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n", "cosign's own"),
-    ],
-)
-def test_a_key_that_cannot_sign_says_what_to_give(pem: bytes, says: str) -> None:
-    with pytest.raises(KeyFormatError, match=says):
-        SigningKey.read(pem)
+def test_a_key_is_read_as_cosign_writes_it() -> None:
+    for password in (b"secret", b""):
+        assert SigningKey.read(cosign_key(PRIVATE, password), password).public.id == KEY.public.id
+    assert SigningKey.read(cosign_key(PRIVATE, b"")).public.id == KEY.public.id
+
+
+def test_a_key_is_read_with_its_password_or_says_what_to_give() -> None:
+    plain = load_pem_private_key(PRIVATE, None)
+    locked = plain.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    assert SigningKey.read(locked, b"secret").public.id == KEY.public.id
+    ours, params = cosign_key(PRIVATE, b"secret"), {"N": 2**30, "r": 8, "p": 1}
+    for pem, password, says in (
+        (locked, None, "has a password: --signing-key-password-file"),
+        (locked, b"x", "does not open with this password"),
+        (PRIVATE, b"secret", "has no password"),
+        (ours, None, "does not open with this password"),
+        (ours, b"x", "does not open with this password"),
+        (cosign_key(PRIVATE, b"secret", kdf={"name": "argon2"}), b"secret", "is encrypted by"),
+        (cosign_key(PRIVATE, b"secret", kdf={"params": params}), b"secret", "asks for more memory"),
+        (cosign_key(PRIVATE, b"secret", kdf={"params": {**params, "N": -1}}), b"secret", "does not open"),
+        (cosign_key(PRIVATE, b"secret", cipher={"nonce": "AAAA"}), b"secret", "does not open"),
+        (ours.replace(b"\n", b"\nAAAA", 1), b"secret", "or a part of one"),
+        (b"", None, "is no private key"),
+        (PUBLIC, None, "is no private key"),
+    ):
+        with pytest.raises(KeyFormatError, match=says):
+            SigningKey.read(pem, password)
 
 
 def test_while_a_key_is_replaced_both_verify() -> None:

@@ -64,6 +64,40 @@ def test_an_envelope_alone_is_read_from_standard_input(specdecode: Specdecode, t
     assert specdecode("verify", "-", "--key", tmp_path / "key", stdin=cut).exit_code == NOT_VERIFIED
 
 
+def test_the_same_is_said_to_programs_and_either_key_verifies(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path
+) -> None:
+    attestation, key = attested(write, tmp_path)
+    other = tmp_path / "other.pub"
+    other.write_bytes(key_pair()[1])
+    body, workload, pod = serving()
+    pod["spec"]["containers"][0]["image"] = "evil:1"
+    given = ("--key", other, "--key", key, "-f", write("objects.yaml", body, pod), "-o", "json")
+    result = specdecode("verify", attestation, *given)
+    assert result.exit_code == NOT_VERIFIED
+    found = json.loads(result.stdout)
+    assert not found["verified"]
+    assert found["not_looked_at"] == ["Deployment"]
+    [told] = found["attestations"]
+    assert told["problem"] is None
+    assert told["rollout"]["object"]["name"] == "llama"
+    differences = {each["kind"]: each["differences"] for each in found["objects"]}
+    image = workload["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert differences["SpecDecodeDeployment"] == []
+    assert differences["Pod"] == [{"field": "container engine: image", "attested": image, "found": "evil:1"}]
+    alone = json.loads(specdecode("verify", attestation, "--key", other, "-o", "json").stdout)
+    assert "was signed with another key" in alone["attestations"][0]["problem"]
+    assert (alone["verified"], alone["attestations"][0]["rollout"]) == (False, None)
+
+
+def test_the_envelope_of_a_bundle_is_read(specdecode: Specdecode, tmp_path: Path) -> None:
+    private, public = key_pair()
+    (tmp_path / "key").write_bytes(public)
+    [envelope] = entries(attest(serving()[0], SigningKey.read(private))).values()
+    bundle = json.dumps({"mediaType": "x", "dsseEnvelope": json.loads(envelope)})
+    assert specdecode("verify", "-", "--key", tmp_path / "key", stdin=bundle).exit_code == VERIFIED
+
+
 def test_files_that_cannot_be_used_say_why(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
     attestation, key = attested(write, tmp_path)
     for arguments, says in (
@@ -80,4 +114,4 @@ def test_an_operator_does_not_begin_with_a_key_that_cannot_sign(specdecode: Spec
     (tmp_path / "cosign.pub").write_bytes(key_pair()[1])
     result = specdecode("operator", "--signing-key", tmp_path / "cosign.pub")
     assert result.exit_code == INVALID
-    assert "is no private key in PEM: make one with openssl genpkey" in result.stderr
+    assert "is no private key in PEM: make one with cosign generate-key-pair" in result.stderr
