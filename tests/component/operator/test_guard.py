@@ -130,6 +130,16 @@ def test_a_stolen_token_takes_no_volume_by_its_name(stolen: Kubectl) -> None:
     assert "by its name" in refusal(stolen, claim)
 
 
+def test_what_somebody_added_may_stay_while_its_fields_are_taken_over_but_not_grow(stolen: Kubectl) -> None:
+    body = workload("Deployment", pod_with({"hostNetwork": True}))
+    stolen.must("create", "--filename=-", stdin=json.dumps(body))
+    given = {**body, "metadata": {**body["metadata"], "annotations": {"taken": "over"}}}
+    assert refusal(stolen, given) == ""
+    given["spec"]["template"]["spec"]["hostPID"] = True
+    assert "no pod of the operator" in refusal(stolen, given)
+    assert refusal(stolen, workload("Deployment", pod_with({"hostNetwork": False}))) == ""
+
+
 @pytest.mark.parametrize("grant", sorted({grant for *_, grant in REFUSED}))
 def test_what_is_allowed_by_name_goes_through_and_nothing_else(grant: str) -> None:
     (policy,) = [each for each in guard(f"--set=allowedPodTemplate={{{grant}}}") if "Binding" not in each["kind"]]
