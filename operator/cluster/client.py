@@ -20,7 +20,7 @@ from specdecode_operator.cluster.errors import (
 )
 from specdecode_operator.cluster.http import error_message, send
 from specdecode_operator.kube.field_managers import with_fields_taken_over
-from specdecode_operator.kube.resources import EVENT, POD, Resource, child_resource
+from specdecode_operator.kube.resources import EVENT, POD, Resource, written_resource
 
 FIELD_MANAGER = "specdecode-operator"
 _REQUEST_TIMEOUT_S = 30
@@ -78,7 +78,7 @@ class Cluster:
 
     async def apply(self, body: Body) -> Body:
         """Create or change a child by server-side apply, and take over its fields."""
-        return await self._apply(child_resource(body["kind"]), body)
+        return await self._apply(written_resource(body["kind"]), body)
 
     async def apply_to(self, resource: Resource, body: Body) -> Body:
         """Create or change an object that is no child by server-side apply."""
@@ -88,7 +88,7 @@ class Cluster:
         """Take over what others have written of a child, so that the next apply removes what it does not hold."""
         metadata, left = body["metadata"], _TRIES
         while left:
-            live = await self.get(child_resource(body["kind"]), metadata["namespace"], metadata["name"])
+            live = await self.get(written_resource(body["kind"]), metadata["namespace"], metadata["name"])
             if live is None or live["metadata"]["uid"] != metadata["uid"]:
                 return
             version = live["metadata"]["resourceVersion"]
@@ -105,7 +105,7 @@ class Cluster:
     async def create_or_merge(self, body: Body) -> Body:
         """Merge the fields of a body into an object, or create it where there is none."""
         metadata = body["metadata"]
-        resource, namespace = child_resource(body["kind"]), metadata["namespace"]
+        resource, namespace = written_resource(body["kind"]), metadata["namespace"]
         query = {"fieldManager": FIELD_MANAGER}
         try:
             return await self._send(_Request("PATCH", resource, namespace, metadata["name"]), body, query, _MERGE_PATCH)
@@ -114,13 +114,13 @@ class Cluster:
 
     async def create(self, body: Body) -> Body:
         """Create an object; one of its name that exists already is a `ConflictError`."""
-        request = _Request("POST", child_resource(body["kind"]), body["metadata"]["namespace"])
+        request = _Request("POST", written_resource(body["kind"]), body["metadata"]["namespace"])
         return await self._send(request, body, {"fieldManager": FIELD_MANAGER})
 
     async def merge(self, body: Body, patch: Body) -> Body:
         """Apply a merge patch to an object."""
         metadata = body["metadata"]
-        request = _Request("PATCH", child_resource(body["kind"]), metadata["namespace"], metadata["name"])
+        request = _Request("PATCH", written_resource(body["kind"]), metadata["namespace"], metadata["name"])
         return await self._send(request, patch, {"fieldManager": FIELD_MANAGER}, _MERGE_PATCH)
 
     async def apply_status(self, resource: Resource, body: Body) -> Body:
@@ -131,7 +131,7 @@ class Cluster:
         """Delete exactly this object: one that was made anew under its name stays."""
         metadata = body["metadata"]
         options = {"propagationPolicy": "Background", "preconditions": {"uid": metadata["uid"]}}
-        request = _Request("DELETE", child_resource(body["kind"]), metadata["namespace"], metadata["name"])
+        request = _Request("DELETE", written_resource(body["kind"]), metadata["namespace"], metadata["name"])
         try:
             await self._send(request, options)
         except (NotFoundError, ConflictError):

@@ -60,6 +60,6 @@ WATCHED = (*CHILDREN, PERSISTENT_VOLUME_CLAIM, POD)
 _BY_KIND = {resource.kind: resource for resource in (*CHILDREN, *CAPTURE_CHILDREN, SPECDECODE_CAPTURE, LEASE)}
 
 
-def child_resource(kind: str) -> Resource:
+def written_resource(kind: str) -> Resource:
     """Resource of a kind that the operator writes."""
     return _BY_KIND[kind]

@@ -7,6 +7,7 @@ in its own words; this module translates.
 
 import ast
 import inspect
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -155,12 +156,15 @@ def _the_one_that_is_not_null(alternatives: Sequence[Schema]) -> Schema:
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """Return the schema of an atomic list's items, in which the API server fills in nothing.
+    """Return the schema of an atomic list's items, in which the API server fills in nothing: defaults are words there.
 
     Server-side apply compares such a list as a whole with what was applied: one with values filled in differs each
     time, so an apply of the same file writes the object again.
     """
     bare = {key: value for key, value in schema.items() if key != "default"}
+    if "default" in schema and schema["type"] != "object":
+        default = schema["default"] if isinstance(schema["default"], str) else json.dumps(schema["default"])
+        bare["description"] = f"{schema.get('description', '')} Absent: {default}.".lstrip()
     if "properties" in schema:
         bare["properties"] = {name: _without_defaults(child) for name, child in schema["properties"].items()}
     if "items" in schema:

@@ -26,7 +26,7 @@ from specdecode_operator.kube.drift import (
 )
 from specdecode_operator.kube.field_managers import foreign_managers, without_kept_fields
 from specdecode_operator.kube.repairs import Repairs
-from specdecode_operator.kube.resources import Resource, child_resource
+from specdecode_operator.kube.resources import Resource, written_resource
 
 
 class BlockedError(Exception):
@@ -144,7 +144,7 @@ class Inventory:
         return slimmed
 
     async def _check_name(self, key: Key, uid: str, kind: str, name: str) -> None:
-        live = await self._cluster.get(child_resource(kind), key.namespace, name)
+        live = await self._cluster.get(written_resource(kind), key.namespace, name)
         if live is not None and not is_owned(live, uid):
             raise ChildNameTakenError(kind, name, leaving=is_leaving(live, key))
 

@@ -88,6 +88,15 @@ def test_every_field_of_the_spec_is_described() -> None:
             assert schema.get("description"), f"{path} has no description"
 
 
+def test_where_no_default_is_filled_in_words_say_what_an_absent_field_means() -> None:
+    found = dict(schemas())
+    quantization = found[".spec.arms[].speculation.draft.quantization"]
+    assert "default" not in quantization, "server-side apply compares the list as a whole"
+    assert quantization["description"].endswith(" Absent: AsCheckpoint.")
+    filled_in = found[".spec.speculation.draft.quantization"]
+    assert (filled_in["default"], "Absent" in filled_in["description"]) == ("AsCheckpoint", False)
+
+
 def test_lists_say_how_they_merge() -> None:
     kinds = {path: schema["x-kubernetes-list-type"] for path, schema in schemas() if schema["type"] == "array"}
     assert {path for path, kind in kinds.items() if kind == "map"} == {
