@@ -35,8 +35,8 @@ ephemeral volumes get metadata."""
 _TOKEN_FOLDER: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105  a folder
 """Where the API server mounts the token of the pod's account, by another name in each pod."""
 
-_ANNOTATION: Final = re.compile(r"metadata\.annotations\['(.+)'\]")
-"""A reference of a variable or a file to one: engines have their logging and what it runs from there."""
+_ANNOTATION: Final = re.compile(r"metadata\.annotations\['(specdecode\.io/.+)'\]")
+"""A reference to one of ours: engines have their logging from there, and what it runs. Others may be written later."""
 
 _PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
 _HOOKS: Final = ("postStart", "preStop")
@@ -123,7 +123,7 @@ def _files(body: Body, volumes: Mapping[str, Any]) -> list[Any]:
 
 
 def _told(value: Any, annotations: Mapping[str, Any]) -> Any:
-    """Return a value without defaults and what says nothing, and with each annotation of the pod that it refers to."""
+    """Return a value without defaults and what says nothing, and with each annotation of ours that it refers to."""
     if isinstance(value, list):
         return [_told(each, annotations) for each in value]
     if not isinstance(value, dict):

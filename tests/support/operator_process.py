@@ -87,8 +87,8 @@ class OperatorProcess:
             self._process = None
 
     def tail(self, characters: int = 4000) -> str:
-        """Return the end of its log."""
-        return self.log.read_text(errors="replace")[-characters:]
+        """Return the end of its log; nothing where it was never started."""
+        return self.log.read_text(errors="replace")[-characters:] if self.log.exists() else ""
 
     def health(self) -> str:
         """Return what a healthy operator says of itself; nothing while it is not healthy."""

@@ -205,7 +205,7 @@ def a_pod(volumes: Any = (), annotations: Any = None, **container: Any) -> Body:
 
 
 def test_what_is_mounted_and_what_the_kubelet_runs_is_attested() -> None:
-    field: Body = {"fieldPath": "metadata.annotations['logging']"}
+    field: Body = {"fieldPath": "metadata.annotations['specdecode.io/logging']"}
     rendered = [
         {"name": "cache", "emptyDir": {"sizeLimit": "1024Mi"}},
         {"name": "code", "configMap": {"name": "code", "optional": False}},
@@ -220,13 +220,15 @@ def test_what_is_mounted_and_what_the_kubelet_runs_is_attested() -> None:
     live[2]["downwardAPI"]["items"][0]["fieldRef"] = {**field, "apiVersion": "v1"}
     probe = {"exec": {"command": ["true"]}, "periodSeconds": 1}
     mounts: list[Body] = [{"name": each["name"], "mountPath": f"/{each['name']}"} for each in rendered]
-    asked = a_pod(rendered, {"logging": "{}"}, volumeMounts=mounts, livenessProbe=probe)
+    asked = a_pod(rendered, {"specdecode.io/logging": "{}"}, volumeMounts=mounts, livenessProbe=probe)
     token = {"name": "kube-api-access-x2k4", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}
-    as_live = a_pod(live, {"logging": "{}", "more": "x"}, volumeMounts=[*mounts, token], livenessProbe=probe)
+    as_live = a_pod(
+        live, {"specdecode.io/logging": "{}", "more": "x"}, volumeMounts=[*mounts, token], livenessProbe=probe
+    )
     attested = pods_of(asked)
     assert attested == pods_of(as_live)
     place = as_live["spec"]["containers"][0]
-    assert attested != pods_of({**as_live, "metadata": {"annotations": {"logging": "{run}"}}})
+    assert attested != pods_of({**as_live, "metadata": {"annotations": {"specdecode.io/logging": "{run}"}}})
     others: list[Body] = [
         {**place, "livenessProbe": {**probe, "exec": {"command": ["sh"]}}},
         {**place, "lifecycle": {"postStart": {"exec": {"command": ["sh"]}}}},
