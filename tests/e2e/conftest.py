@@ -15,14 +15,17 @@ from devcluster.install import (
     load_operator_image,
     prepare_images,
 )
+from tests.support.audit import asked
+from tests.support.guard import put_guard_in_force
 from tests.support.kubectl import Kubectl
+from tests.support.operator_process import USER
 
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A cluster with one real node and the operator installed from its own image."""
+    """A cluster with one real node and the operator installed from its own image, under the guard of its account."""
     prepare_images()
     cluster = Cluster(f"test-e2e-{os.getpid()}")
     try:
@@ -30,7 +33,9 @@ def cluster() -> Iterator[Cluster]:
         load_engine_image(cluster)
         load_operator_image(cluster)
         install_operator(Kubectl(cluster.kubeconfig))
+        put_guard_in_force(Kubectl(cluster.kubeconfig, NAMESPACE))
         yield cluster
+        assert {each.named for each in asked(cluster) if each.user == USER and not each.allowed} == set(), "was denied"
     finally:
         cluster.down()
 

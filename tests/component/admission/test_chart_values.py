@@ -1,6 +1,8 @@
 """The chart with values that people give: what comes of the files in its examples, and what each value is for."""
 
+import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 import yaml
 
 from devcluster import chart
+from devcluster.host.errors import ClusterError
 from specdecode_operator.api.crd.cel_expression import evaluator
 from tests.support.kubectl import program
 
@@ -109,8 +112,43 @@ def test_the_longest_name_of_a_release_leaves_names_that_the_api_server_takes() 
 def test_the_guard_knows_both_names_of_an_account() -> None:
     # Only of kinds of its own the API server makes one of the two: groups of pods are another's.
     policy = objects("--set=operatorGuard.enabled=true")["ValidatingAdmissionPolicy", f"{NAME}-guard"]
-    (rule,) = (
-        each["expression"] for each in policy["spec"]["validations"] if each["message"].endswith("as another account")
-    )
+    (rule,) = (each["expression"] for each in policy["spec"]["validations"] if "as another account" in each["message"])
     for pods, holds in (([{}], True), ([{"serviceAccount": "default"}], True), ([{"serviceAccount": "b"}], False)):
         assert evaluator(None, variables={"pods": pods})(rule) is holds
+
+
+def of_another_type(values: Any) -> Any:
+    """Values with one of another type in each place; Helm itself passes over what stands where a table was."""
+    match values:
+        case dict():
+            return {name: of_another_type(value) for name, value in values.items() if value != {}}
+        case bool() | int() | list():
+            return "yes please"
+        case _:
+            return ["yes please"]
+
+
+def places(values: Any, where: str = "") -> Iterator[str]:
+    """Paths of all values, as Helm writes them."""
+    if not isinstance(values, dict):
+        yield where
+    else:
+        for name, value in values.items():
+            yield from places(value, f"{where}/{name}")
+
+
+def test_values_of_another_type_are_refused_each_by_its_name(tmp_path: Path) -> None:
+    given = of_another_type(yaml.safe_load((chart.CHART / "values.yaml").read_text()))
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(given))
+    with pytest.raises(ClusterError) as refused:
+        chart.template(f"--values={tmp_path / 'values.yaml'}")
+    named = set(re.findall(r"at '([^']+)': got \w+, want \w+", str(refused.value)))
+    named |= set(re.findall(r"at '([^']+)': value must be one of", str(refused.value)))
+    wanted = {*places(given)}
+    assert len(wanted) > 60
+    assert wanted - named == set(), refused.value
+
+
+def test_a_value_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ClusterError, match=r"additional properties 'replica' not allowed"):
+        chart.template("--set=replica=2")

@@ -18,8 +18,13 @@ from tests.support.admission_cases import (
 )
 from tests.support.certificates import DAY, write_certificate
 from tests.support.installed_webhook import JOB, NAME, NAMESPACE, InstalledWebhook
+from tests.support.kubectl import Kubectl
 from tests.support.waiting import eventually
 
+UNANSWERED = (
+    'apiserver_admission_webhook_rejection_count{error_type="calling_webhook_error"',
+    ',name="validate.specdecode.io"',
+)
 BAD = deployment(next(iter(REFUSED.values()))[0], "bad")
 
 
@@ -90,13 +95,16 @@ def test_the_job_may_make_its_secret_and_read_none(installed: InstalledWebhook) 
     assert not installed.may("get", f"secrets/{JOB}", f"system:serviceaccount:{NAMESPACE}:{NAME}")
 
 
-def test_with_an_expired_certificate_the_failure_policy_decides(installed: InstalledWebhook) -> None:
+def test_with_an_expired_certificate_the_failure_policy_decides(installed: InstalledWebhook, crds: Cluster) -> None:
     host = f"{NAME}-webhook.{NAMESPACE}.svc"
     ended = write_certificate(installed.mounted, datetime.now(UTC) - DAY, host)
     installed.webhook(clientConfig={"caBundle": b64encode(ended).decode()})
     eventually(lambda: "has expired" in installed.dry_run(deployment(ADMITTED))[1], "nobody trusts it")
     installed.webhook(failurePolicy="Ignore")
     eventually(lambda: installed.dry_run(BAD)[0], "objects pass unjudged")
+    said = Kubectl(crds.kubeconfig).must("get", "--raw=/metrics")
+    for series in (*UNANSWERED, 'apiserver_admission_webhook_fail_open_count{name="validate.specdecode.io"'):
+        assert series in said, "by which the alert SpecDecodeReviewsFail tells of it"
     assert "written" in installed.renew()
     eventually(lambda: "HostPathNotAllowed" in installed.dry_run(BAD)[1], "they are judged again")
     installed.webhook(failurePolicy="Fail")
