@@ -11,6 +11,9 @@ from typing import Final
 _CUT_AT_BYTES: Final = 2048
 """So much of a log the kubelet keeps (MaxContainerTerminationMessageLogLength): it may begin within a line."""
 
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+"""Around the process, where VLLM_LOGGING_COLOR asks for them (vllm/logging_utils/formatter.py)."""
+
 _PREFIX: Final = re.compile(r"^\([\w-]+ pid=\d+\)(?: \w+ [\d-]+ [\d:]+ \[[^\]]+\])? ?")
 """What vLLM puts before each line: the process, and for log records level, time and place."""
 
@@ -28,7 +31,7 @@ _OF_THE_ENGINE: Final = re.compile(
 def lines_of(last_words: str) -> list[str]:
     """Return the lines that say how a container ended, as they were written but for what vLLM puts before them."""
     # Not where Unicode ends a line: JSON of a request may hold such marks, and nothing stands before what follows them.
-    lines = last_words.split("\n")
+    lines = _COLOURS.sub("", last_words).split("\n")
     if len(last_words.encode()) >= _CUT_AT_BYTES:
         lines = lines[1:]
     kept, of_one_request = [], False

@@ -155,6 +155,7 @@ def test_the_same_error_in_other_words(words: str, reason: str, said: str) -> No
         ("(EngineCore pid=7) ERROR 11-21 17:11:00 [core.py:1510] NCCLError: no route", "NCCLError: no route"),
         ("loading\nKilled", "Killed"),
         ("INFO 11-21 17:11:00 [a.py:1] one\nDEBUG 11-21 17:11:00 [a.py:1] ValueError: two", "its log does not say why"),
+        ("\x1b[0;36m(APIServer pid=7)\x1b[0;0m INFO 11-21 17:11:00 [a.py:1] ValueError: a", "its log does not say why"),
         (REFUSED_REQUEST, "its log does not say why"),
         (f"{REFUSED_REQUEST}\nEngineCore encountered a fatal error.\nRuntimeError: no route", "RuntimeError: no route"),
     ],
