@@ -84,6 +84,15 @@ GROUPS = (
         ("version",),
         "-s -w -X sigs.k8s.io/release-utils/version.gitVersion=v3.1.3",
     ),
+    # Who gives certificates to those that sign without a key. As long, for one long test.
+    Group(
+        "fulcio",
+        "1.8.8",
+        {"fulcio": "github.com/sigstore/fulcio"},
+        lambda _: False,
+        ("version",),
+        "-s -w",
+    ),
     # Pushes images by the bytes that they have, and serves a registry.
     Group(
         "crane",

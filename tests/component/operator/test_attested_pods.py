@@ -223,6 +223,15 @@ def named(body: Body) -> Body:
     return {name: body["metadata"][name] for name in ("name", "namespace", "ownerReferences")}
 
 
+def test_without_a_signing_key_no_engine_starts_and_the_object_says_why(
+    gated: Kubectl, operator: OperatorProcess
+) -> None:
+    del operator
+    apply(gated)
+    message = wait_for(gated, "tiny", "Ready", "PodsRefused")
+    assert "ConfigMap tiny-attestation is not there: an operator with a signing key writes it" in message
+
+
 def test_a_right_that_is_missing_is_named(gated: Kubectl) -> None:
     gated.must("delete", "rolebinding", "specdecode-attestation-webhook")
     engine = a_pod({"spec": {"containers": [{"name": "engine", "image": "i:1"}]}}, deployment="none")
