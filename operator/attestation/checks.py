@@ -76,7 +76,8 @@ def compared(rollouts: Sequence[Rollout], body: Body) -> Compared:
 
 def pod_differences(rollout: Rollout, own: Pods) -> tuple[Difference, ...]:
     """Return how a pod differs from those of a rollout that it is most like; none where it is one of them."""
-    return min((tuple(_of_pods([each], [own])) for each in rollout.pods), key=len, default=())
+    none = (Difference("templates of pods", 0, 1),)
+    return min((tuple(_of_pods([each], [own])) for each in rollout.pods), key=len, default=none)
 
 
 def _foreign(rollout: Rollout, body: Body) -> Iterator[Difference]:

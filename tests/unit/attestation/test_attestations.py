@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from msgspec.structs import replace
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.attestation.attest import MOST_ROLLOUTS, Seen
@@ -174,6 +175,11 @@ def test_a_pod_whose_kubelet_says_nothing_has_no_image_compared() -> None:
     assert compared([rollout], pod).looked_at == "containers, images by digest"
     del pod["status"]["containerStatuses"][0]["imageID"]
     assert compared([rollout], pod).looked_at == "containers"
+
+
+def test_a_rollout_without_pods_attests_none() -> None:
+    without = replace(served()[1], pods=())
+    assert [each.field for each in compared([without], serving()[2]).differences] == ["templates of pods"]
 
 
 @pytest.mark.parametrize("template", [None, "x", []], ids=str)
