@@ -95,6 +95,27 @@ NODE
 kubectl patch node gpus --subresource=status --patch '{"status": {"allocatable": {"nvidia.com/gpu": "8"}}}'
 """
 
+_CERT_MANAGER: Final = """
+for kind in Issuer Certificate; do
+    sed "s/KIND/$kind/; s/PLURAL/${kind,,}s/g; s/SINGULAR/${kind,,}/" <<'CRD'
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: PLURAL.cert-manager.io}
+spec:
+  group: cert-manager.io
+  scope: Namespaced
+  names: {kind: KIND, plural: PLURAL, singular: SINGULAR}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+---
+CRD
+done | kubectl apply -f -
+kubectl wait crd/issuers.cert-manager.io crd/certificates.cert-manager.io --for=condition=Established --timeout=60s
+"""
+
 PAGES: Final[dict[str, Page]] = {
     "README.md": Page(cluster=True),
     "docs/how-to/admission.md": Page(
@@ -229,13 +250,24 @@ kubectl wait sdd/llama-70b --for=condition=Planned=False --timeout=60s
     "docs/how-to/verify-a-rollout.md": Page(
         cluster=True,
         before={
-            "openssl": _CHARTS,
-            "kubectl get configmap": f"""
+            "cosign generate-key-pair": f"{_CHARTS}export COSIGN_PASSWORD=x",
+            # The other way to make a key: the operator gets that of before, as the chart mounts it.
+            "openssl": f"""
+kubectl get secret specdecode-signing {_NAMESPACE} -o json >secret.json
+for entry in cosign.key cosign.password; do
+    jq -r --arg entry $entry '.data[$entry] | @base64d' secret.json >$entry
+done
+mv cosign.pub of-cosign.pub
+kubectl delete secret specdecode-signing {_NAMESPACE}
+""",
+            "kubectl get configmap llama-attestation -o yaml": f"""
 sed 's/name: llama-70b$/name: llama/' examples/llama-70b.yaml | kubectl apply -f -
 {_ONE_H100_NODE.replace("H100-80GB-HBM3", "H200")}
-{_OPERATOR} --signing-key key.pem &
+{_OPERATOR} --signing-key cosign.key --signing-key-password-file cosign.password &
+mv of-cosign.pub cosign.pub
 timeout 60 sh -c 'until kubectl get configmap llama-attestation; do sleep 1; done'
 """,
+            "cp cosign.pub": f"rm examples; cp -r specdecode-operator/examples examples\n{_CERT_MANAGER}",
         },
     ),
     "docs/how-to/verify-what-pays.md": Page(before={"specdecode verdict": _PAIRS}),
@@ -262,7 +294,10 @@ _VLLM: Final = "needs vLLM: tests/engine/test_replay_clients.py does it"
 _CAPTURE: Final = (
     "needs an engine and a volume: tests/e2e/serving/test_capture.py and tests/component/operator/test_capture_verbs.py"
 )
+_FULCIO: Final = "needs somebody who gives certificates: tests/unit/attestation/test_cosign.py has a Fulcio for it"
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
+    ("docs/how-to/verify-a-rollout.md", "specdecode verify"): _FULCIO,
+    ("docs/how-to/verify-a-rollout.md", "cosign verify-blob-attestation --bundle"): _FULCIO,
     ("README.md", "./just demo"): _DEMO,
     ("docs/explanation/accuracy.md", "$ .venv/bin/python bench/speed.py"): _MEASURED,
     ("docs/explanation/accuracy.md", ".venv/bin/python -m bench.replay_fidelity"): _MEASURED,

@@ -11,7 +11,7 @@ from tests.support.documented_commands import PAGES
 from tests.support.kubectl import program
 from tests.support.page_run import run_page
 
-PROGRAMS = ("helm", "kubectl")
+PROGRAMS = ("cosign", "helm", "kubectl")
 
 
 @pytest.fixture
