@@ -67,7 +67,7 @@ class Webhook:
         kept = [each for each in self.objects if each["kind"] != "Deployment"]
         self.admin.must("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(kept))
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> None:
         """Run what the example's container runs, with its rights."""
         token = self.admin.must("create", "token", NAME, "--duration=3h").strip()
         config = yaml.safe_load(Path(str(self.admin.kubeconfig)).read_text())
@@ -81,7 +81,7 @@ class Webhook:
             for each in container["args"]
         ]
         with (self.folder / "log").open("ab") as log:
-            return subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", "specdecode_operator", *args, f"--port={self.port}", "--metrics-port=0"],
                 env={**os.environ, "KUBECONFIG": str(self.folder / "kubeconfig")},
                 stdout=log,
@@ -94,13 +94,13 @@ def webhook(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """The example, installed and answering."""
     webhook = Webhook(crds, tmp_path_factory.mktemp("attested"))
     webhook.install()
-    process = webhook.start()
+    webhook.start()
     yield webhook
     kinds = ("ValidatingWebhookConfiguration", "ValidatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy")
     for kind in kinds:
         webhook.admin.must("delete", kind, "specdecode-attestation", "--ignore-not-found")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 0, (webhook.folder / "log").read_text()[-4000:]
+    webhook.process.send_signal(signal.SIGTERM)
+    assert webhook.process.wait(timeout=60) == 0, (webhook.folder / "log").read_text()[-4000:]
 
 
 @pytest.fixture
@@ -230,6 +230,23 @@ def test_without_a_signing_key_no_engine_starts_and_the_object_says_why(
     apply(gated)
     message = wait_for(gated, "tiny", "Ready", "PodsRefused")
     assert "ConfigMap tiny-attestation is not there: an operator with a signing key writes it" in message
+
+
+def test_while_nobody_answers_no_engine_starts_and_those_that_run_may_go(
+    gated: Kubectl, signing: OperatorProcess, webhook: Webhook
+) -> None:
+    apply(gated)
+    (running,) = engines(gated, 1)
+    template = gated.object("deployment", "tiny")["spec"]["template"]
+    gated.must("patch", "pod", running, "--type=merge", '--patch={"metadata":{"finalizers":["example.org/held"]}}')
+    webhook.process.send_signal(signal.SIGSTOP)
+    try:
+        assert "failed calling webhook" in refusal(gated, a_pod(template))
+        gated.must("delete", "pod", running, "--wait=false")
+        gated.must("patch", "pod", running, "--type=merge", '--patch={"metadata":{"finalizers":null}}')
+    finally:
+        webhook.process.send_signal(signal.SIGCONT)
+    eventually(lambda: refusal(gated, a_pod(template)) == "", "it answers again")
 
 
 def test_a_right_that_is_missing_is_named(gated: Kubectl) -> None:

@@ -9,6 +9,8 @@ import yaml
 
 from devcluster.cluster.cluster import Cluster
 from devcluster.cluster.nodes import parse
+from specdecode_operator.attestation.pods import pods_of
+from specdecode_operator.deployment.objects.workload import pod_templates
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.objects import H100, H200
@@ -108,6 +110,8 @@ def _lies_on_two_nodes(kubectl: Kubectl) -> None:
         assert env["LWS_LEADER_ADDRESS"] == f"{name}-lws-0.{name}-lws.{kubectl.namespace}"
     groups = kubectl.object(GROUPS, f"{name}-lws")
     assert groups["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    attested = [pods_of(each) for each in pod_templates(groups)]
+    assert [pods_of(leader), pods_of(worker)] == attested, "a webhook that asks for attestations lets them start"
     wait_for(kubectl, name, "Ready", "Serving")
     status = kubectl.object("sdd", name)["status"]
     assert (status["plan"]["nodesPerReplica"], status["plan"]["gpusPerReplica"]) == (2, 16)
