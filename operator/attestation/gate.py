@@ -71,7 +71,7 @@ class Gate:
     def _without_others(self, pod: Body) -> Body:
         spec = mapping(pod, "spec")
         kept = {
-            field: [each for each in objects(spec, field) if (name_of(each), each.get("image")) not in self.others]
+            field: [each for each in objects(spec, field) if (name_of(each), str(each.get("image"))) not in self.others]
             for field in _CONTAINERS
         }
         return {**pod, "spec": {**spec, **kept}}

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -173,3 +173,34 @@ def test_reviews_of_anything_else_are_no_reviews(body: Any) -> None:
     review = {"apiVersion": "admission.k8s.io/v1", "request": {"uid": "u1", "namespace": "default", "object": body}}
     with pytest.raises(NoReviewError):
         answer_pod(review, GATE, lambda _: None)
+
+
+ODD: tuple[Any, ...] = ([[]], {"a": 1}, [{"name": []}], {"name": {}}, [{"valueFrom": [1]}], "x", 1.5, float("inf"))
+ATTESTED = ("name", "image", "command", "args", "env", "volumeMounts", "workingDir")
+
+
+def test_whatever_stands_in_a_pod_is_answered_and_nothing_that_is_attested_may_be_odd() -> None:
+    kept, attested = config_map(), a_pod()
+    del attested["apiVersion"], attested["kind"], attested["metadata"]["labels"]
+    labels = a_pod()["metadata"]["labels"]
+    for path in places(attested):
+        for odd in ODD:
+            pod = copy.deepcopy(attested)
+            target: Any = pod
+            for step in path[:-1]:
+                target = target[step]
+            target[path[-1]] = odd
+            pod |= {"apiVersion": "v1", "kind": "Pod"}
+            if isinstance(pod["metadata"], dict):
+                pod["metadata"]["labels"] = labels
+            refusal = asked(pod, kept, before={"metadata": odd})
+            if path[:2] == ("spec", "containers") and len(path) > 3 and path[3] in ATTESTED:
+                assert refusal, (path, odd)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Return where something stands in a value, by each step."""
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, each in steps:
+        yield (*path, step)
+        yield from places(each, (*path, step))
