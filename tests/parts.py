@@ -35,8 +35,8 @@ _interrupted = threading.Event()
 
 
 def programs() -> None:
-    """Build all programs of clusters, and fetch the sources that go with them."""
-    binaries.find(*(name for group in binaries.GROUPS for name in group.packages))
+    """Build the programs of clusters but those for long tests, and fetch the sources that go with them."""
+    binaries.find(*(name for group in binaries.GROUPS if not group.rarely for name in group.packages))
     binaries.kwok_stages()
     binaries.lws_sources()
     binaries.prometheus_operator_crds()

@@ -32,6 +32,8 @@ class Group:
     """Whether a version found on the machine does as well."""
     version_arguments: tuple[str, ...] = ("--version",)
     flags: str = "-s -w"
+    rarely: bool = False
+    """Whether only long tests and releases need them: nobody builds them for the others."""
 
     @property
     def directory(self) -> Path:
@@ -75,7 +77,7 @@ GROUPS = (
         lambda version: version >= (0, 8),
         ("-v",),
     ),
-    # What releases and attestations are signed with. Minutes of compiling: asked for by `publish` and long tests alone.
+    # What releases and attestations are signed with: ten minutes of compiling.
     Group(
         "cosign",
         "3.1.3",
@@ -83,15 +85,16 @@ GROUPS = (
         lambda version: (3, 0) <= version < (4, 0),
         ("version",),
         "-s -w -X sigs.k8s.io/release-utils/version.gitVersion=v3.1.3",
+        rarely=True,
     ),
-    # Who gives certificates to those that sign without a key. As long, for one long test.
+    # Who gives certificates to those that sign without a key.
     Group(
         "fulcio",
         "1.8.8",
         {"fulcio": "github.com/sigstore/fulcio"},
         lambda _: False,
         ("version",),
-        "-s -w",
+        rarely=True,
     ),
     # Pushes images by the bytes that they have, and serves a registry.
     Group(
@@ -101,6 +104,7 @@ GROUPS = (
         lambda version: version >= (0, 20),
         ("version",),
         "-s -w -X github.com/google/go-containerregistry/cmd/crane/cmd.Version=v0.22.1",
+        rarely=True,
     ),
     # Ours, of the libraries of GitOps tools: what they make of a status.
     Group("health", "1", {"health": "specdecode.io/devcluster/tools/health"}, lambda _: False),
