@@ -45,6 +45,15 @@ annotations:
 {{- end -}}
 {{- end -}}
 
+{{/* Refuses an API server without ValidatingAdmissionPolicy: (list ROOT VALUE), VALUE being what would not be
+held. Offline Helm knows no kinds, not even pods, and nothing is told. */}}
+{{- define "specdecode.needsPolicies" -}}
+{{- $served := (index . 0).Capabilities.APIVersions -}}
+{{- if and ($served.Has "v1/Pod") (not ($served.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy")) -}}
+{{- fail (printf "%s: the API server does not serve ValidatingAdmissionPolicy of admissionregistration.k8s.io/v1, and nothing would hold it: have it served, or leave the value out" (index . 1)) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The fleet as a list of Nodes. */}}
 {{- define "specdecode.fleet" -}}
 {{- $nodes := list -}}

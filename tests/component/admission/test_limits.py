@@ -146,6 +146,18 @@ def test_an_api_server_without_such_policies_is_told_before_anything_is_made() -
         template("--kube-version=1.29.0")
 
 
+@pytest.mark.parametrize("value", ["limits", "operatorGuard.enabled"])
+def test_an_api_server_that_does_not_serve_them_is_told_with_the_value(value: str) -> None:
+    wanted = {"limits": '--set-json=limits=[{"name": "a", "maxGpus": 1}]'}.get(value, f"--set={value}=true")
+    kinds = "--api-versions=v1/Pod,admissionregistration.k8s.io/v1"
+    with pytest.raises(ClusterError, match=f"{value}: the API server does not serve ValidatingAdmissionPolicy"):
+        template(wanted, kinds)
+    served = f"{kinds},admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"
+    assert "kind: ValidatingAdmissionPolicy" in template(wanted, served)
+    assert "kind: ValidatingAdmissionPolicy" in template(wanted), "offline nothing is known"
+    assert "kind: Deployment" in template(kinds), "nobody wants a policy"
+
+
 @pytest.mark.parametrize(
     "entry",
     [
