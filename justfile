@@ -113,10 +113,15 @@ test *arguments: setup
 parts *names: setup
     @{{ python }} -m tests.parts "$@"
 
-# Run all of `test`, then what takes minutes a test, with every engine that it asks
+# Run all of `test`, then what takes minutes a test, with every engine that it asks, and on the oldest Kubernetes
 [group('checks')]
-test-all: test engine-versions
+test-all: test engine-versions && (test-kubernetes "1.30")
     {{ python }} -m pytest -m long
+
+# Run the component tests on another Kubernetes MINOR: 1.30 is the oldest that the charts install on
+[group('checks')]
+test-kubernetes minor: setup
+    SPECDECODE_KUBERNETES="$1" {{ python }} -m tests.parts operator admission
 
 # Install what long tests ask beside the newest vLLM: parsers of older versions, suffix decoding, guidellm (5 GB)
 [group('checks')]
@@ -149,7 +154,7 @@ bench: setup
 mutants *arguments: setup
     @{{ python }} -m bench.mutants "$@"
 
-# Start the embedded cluster, or repair it (--nodes real|none|kwok=2xH100:8,1xH200:8, --name NAME)
+# Start the embedded cluster, or repair it (--nodes real|none|kwok=2xH100:8,1xH200:8, --kubernetes 1.30|1.34, --name NAME)
 [group('cluster')]
 cluster-up *arguments: setup
     @{{ python }} -m devcluster up "$@"

@@ -20,6 +20,7 @@ from bench.option_tables import commands, exit_table, option_table
 from bench.reason_tables import reason_tables
 from bench.rights import TEMPLATE, rights_table, rights_template
 from bench.site import architecture
+from bench.support_matrix import support_matrix
 from bench.version_table import version_table
 from specdecode_operator.cli.main import app
 from specdecode_operator.cli.outputs.schema import Printed, schema_text
@@ -95,6 +96,7 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
     "engine-versions": version_table,
     "reasons of SpecDecodeDeployment": partial(reason_tables, "SpecDecodeDeployment"),
     "figures": figure_table,
+    "support matrix": support_matrix,
     "rights": rights_table,
     "reasons of SpecDecodeCapture": partial(reason_tables, "SpecDecodeCapture"),
     "exit codes": exit_table,

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from devcluster.builds import binaries
 from devcluster.cluster import nodes
 from devcluster.cluster.api import is_ready
 from devcluster.cluster.cluster import Cluster, existing
@@ -21,6 +22,8 @@ def parser() -> Parser:
 
     up = _command(commands, "up", _up, "start the cluster, or repair it; does nothing when it is healthy")
     up.add_argument("--nodes", default="real", help=f"{nodes.FORMAT} (default: real; none needs no root)")
+    minors = ", ".join(binaries.KUBERNETES)
+    up.add_argument("--kubernetes", default=binaries.USUAL, help=f"{minors} (default: {binaries.USUAL})")
     _command(commands, "down", _down, "remove the cluster and every trace of it")
     _command(commands, "status", _status, "show what runs, and the nodes")
     logs = _command(commands, "logs", _logs, "show the end of one daemon's log, or of all of them")
@@ -46,7 +49,7 @@ def _command(
 
 
 def _up(arguments: argparse.Namespace) -> None:
-    Cluster(arguments.name).up(arguments.nodes)
+    Cluster(arguments.name).up(arguments.nodes, arguments.kubernetes)
 
 
 def _down(arguments: argparse.Namespace) -> None:

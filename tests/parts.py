@@ -25,6 +25,7 @@ from devcluster.host.paths import REPOSITORY
 from devcluster.images.engine_environment import install_engine_environment
 from devcluster.install import prepare_images
 from tests.support import browser, prometheus
+from tests.support.kubernetes import MINOR
 
 _DEADLINE_S = 75 * 60
 """For a part that hangs: before CI ends everything, and the part's output with it."""
@@ -36,7 +37,8 @@ _interrupted = threading.Event()
 
 def programs() -> None:
     """Build the programs of clusters but those for long tests, and fetch the sources that go with them."""
-    binaries.find(*(name for group in binaries.GROUPS if not group.rarely for name in group.packages))
+    wanted = (name for group in binaries.groups(MINOR) if not group.rarely for name in group.packages)
+    binaries.find(*wanted, kubernetes=MINOR)
     binaries.kwok_stages()
     binaries.lws_sources()
     binaries.prometheus_operator_crds()

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from devcluster.builds import golang
@@ -41,24 +41,35 @@ class Group:
         return cache_dir() / "bin" / f"{self.name}-{self.version}"
 
 
-_KUBERNETES = "1.34.4"
-_KUBERNETES_FLAGS = (
-    "-s -w "
-    f"-X k8s.io/component-base/version.gitVersion=v{_KUBERNETES} "
-    "-X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=34"
-)
-_SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
+KUBERNETES = {"1.34": "1.34.4", "1.30": "1.30.14"}
+"""Release of each minor that clusters can be made of: that of nodes, and the oldest that the charts allow."""
+USUAL, OLDEST = KUBERNETES
+
+_CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+_NODE = ("kubelet", "kube-proxy")
 
 
-def _kubernetes(programs: Iterable[str], fits: Callable[[Version], bool], *version_arguments: str) -> Group:
-    packages = {name: f"k8s.io/kubernetes/cmd/{name}" for name in programs}
-    return Group("kubernetes", _KUBERNETES, packages, fits, version_arguments, _KUBERNETES_FLAGS)
+def _servers(name: str, minor: str, programs: Iterable[str]) -> Group:
+    """All of one minor version, whatever their source: then no combination is outside Kubernetes' skew policy."""
+    stamp, number = "-X k8s.io/component-base/version.git", int(minor.removeprefix("1."))
+    flags = f"-s -w {stamp}Version=v{KUBERNETES[minor]} {stamp}Major=1 {stamp}Minor={number}"
+    packages = {program: f"k8s.io/kubernetes/cmd/{program}" for program in programs}
+    return Group(name, KUBERNETES[minor], packages, lambda version: version == (1, number), flags=flags)
+
+
+_USUAL = _servers("kubernetes", USUAL, _CONTROL_PLANE + _NODE)
+CONTROL_PLANES = {OLDEST: _servers("kubernetes-oldest", OLDEST, _CONTROL_PLANE)}
+"""Of the other minors, without a node: what our objects meet there is the API server and the controllers."""
 
 
 GROUPS = (
-    # All of one minor version, whatever their source: then no combination is outside Kubernetes' version skew policy.
-    _kubernetes(_SERVERS, lambda version: version == (1, 34), "--version"),
-    _kubernetes(["kubectl"], lambda version: version >= (1, 30), "version", "--client"),
+    _USUAL,
+    replace(
+        _USUAL,
+        packages={"kubectl": "k8s.io/kubernetes/cmd/kubectl"},
+        fits=lambda version: version >= (1, 30),
+        version_arguments=("version", "--client"),
+    ),
     # Older etcd lacks RequestWatchProgress: streaming lists fail once, then fall back.
     Group("etcd", "3.6.5", {"etcd": "go.etcd.io/etcd/server/v3"}, lambda version: version >= (3, 6)),
     Group("kwok", "0.7.0", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}, lambda version: version == (0, 7)),
@@ -110,28 +121,33 @@ GROUPS = (
     Group("health", "1", {"health": "specdecode.io/devcluster/tools/health"}, lambda _: False),
     Group("pause", "1", {"pause": "specdecode.io/devcluster/tools/pause"}, lambda _: False),
 )
-_GROUP_OF = {program: group for group in GROUPS for program in group.packages}
 
 
-def find(*names: str) -> dict[str, Path]:
+def groups(kubernetes: str = USUAL) -> tuple[Group, ...]:
+    """Return what a cluster of this minor is made of; where two have a program, the first one's is taken."""
+    return (CONTROL_PLANES[kubernetes], *GROUPS) if kubernetes in CONTROL_PLANES else GROUPS
+
+
+def find(*names: str, kubernetes: str = USUAL) -> dict[str, Path]:
     """Return the path of each named program, building what neither the machine nor the cache has."""
-    found = {name: path for name in names if (path := _on_machine(name) or _cached(name))}
-    missing = [name for name in names if name not in found]
+    of = {name: next(group for group in groups(kubernetes) if name in group.packages) for name in names}
+    found = {name: path for name, group in of.items() if (path := _on_machine(name, group) or _cached(name, group))}
+    missing = [name for name in of if name not in found]
     if missing:
         with exclusive(cache_dir() / "bin" / "build.lock", "another process builds cluster programs"):
             for position, name in enumerate(missing, 1):
-                found[name] = _cached(name) or _build(name, f"{position} of {len(missing)}")
+                found[name] = _cached(name, of[name]) or _build(name, of[name], f"{position} of {len(missing)}")
     return found
 
 
 def kwok_stages() -> list[Path]:
     """Return KWOK's stage files: how simulated nodes and pods become ready (the program has none built in)."""
-    group = _GROUP_OF["kwok"]
-    stages = group.directory / "stages"
+    directory = next(group.directory for group in GROUPS if group.name == "kwok")
+    stages = directory / "stages"
     if not stages.exists():
         say("reading KWOK's stage files from its Go module")
         source = golang.module_dir(TOOLS / "kwok", "sigs.k8s.io/kwok") / "kustomize" / "stage"
-        partial = group.directory / f"stages.partial-{os.getpid()}"
+        partial = directory / f"stages.partial-{os.getpid()}"
         partial.mkdir(parents=True)
         for file in [source / "node/fast/node-initialize.yaml", *(source / "pod/general").glob("pod-*.yaml")]:
             shutil.copyfile(file, partial / file.name)
@@ -150,8 +166,7 @@ def prometheus_operator_crds() -> Path:
     return source / "example" / "prometheus-operator-crd"
 
 
-def _on_machine(name: str) -> Path | None:
-    group = _GROUP_OF[name]
+def _on_machine(name: str, group: Group) -> Path | None:
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     for origin, path in [("KUBEBUILDER_ASSETS", shutil.which(name, path=assets) if assets else None),
                          ("PATH", shutil.which(name))]:  # fmt: skip
@@ -172,13 +187,12 @@ def _version(path: Path, arguments: tuple[str, ...]) -> Version | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _cached(name: str) -> Path | None:
-    path = _GROUP_OF[name].directory / name
+def _cached(name: str, group: Group) -> Path | None:
+    path = group.directory / name
     return path if path.exists() else None
 
 
-def _build(name: str, position: str) -> Path:
-    group = _GROUP_OF[name]
+def _build(name: str, group: Group, position: str) -> Path:
     path = group.directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{name}.partial")

@@ -44,22 +44,23 @@ class Cluster:
 
     # --- up and down
 
-    def up(self, nodes: str = "real") -> None:
+    def up(self, nodes: str = "real", kubernetes: str = binaries.USUAL) -> None:
         """Start the cluster, or start again what is missing of it; return when it is ready."""
         started = time.monotonic()
+        _check_kubernetes(kubernetes, nodes)
         _check_rights(nodes)
         with self._locked():
             settings = Settings.load(self.state)
             if settings and settings.complete:
-                if settings.nodes != nodes:
-                    message = f"cluster {self.name} runs with --nodes {settings.nodes}: take it down first"
-                    raise ClusterError(message)
+                if (settings.nodes, settings.kubernetes) != (nodes, kubernetes):
+                    runs = f"runs with --nodes {settings.nodes} --kubernetes {settings.kubernetes}"
+                    raise ClusterError(f"cluster {self.name} {runs}: take it down first")
                 if self._healthy(settings):
                     say(f"cluster {self.name} is already up")
                     return
                 self._repair(settings)
             else:
-                self._create(nodes)
+                self._create(nodes, kubernetes)
         say(f"cluster {self.name} is up ({time.monotonic() - started:.1f} s): export KUBECONFIG={self.kubeconfig}")
 
     def down(self) -> None:
@@ -73,22 +74,22 @@ class Cluster:
         elapsed_s = time.monotonic() - started
         say(f"cluster {self.name} is down ({elapsed_s:.1f} s)" if found else f"cluster {self.name} is not up")
 
-    def _create(self, wanted: str) -> None:
+    def _create(self, wanted: str, kubernetes: str) -> None:
         self._remove()  # what an interrupted attempt left
         plan = nodes.parse(wanted)
         packages.ensure(
             packages.REAL_NODE if plan.real else packages.NAMESPACE if plan.needs_root else packages.CONTROL_PLANE
         )
-        _programs(plan, simulates=bool(plan.fake))  # builds can take minutes: before anything starts
+        _programs(plan, kubernetes, simulates=bool(plan.fake))  # builds can take minutes: before anything starts
         for directory in ("logs", "config"):
             (self.state / directory).mkdir(parents=True)
         if plan.needs_root:
             with exclusive(_MACHINE_LOCK, "another cluster is being set up"):
-                settings = Settings.new(wanted, sandbox.free_index(_indexes_in_use()))
+                settings = Settings.new(wanted, sandbox.free_index(_indexes_in_use()), kubernetes)
                 settings.save(self.state)
                 self._sandbox(settings).create()
         else:
-            settings = Settings.new(wanted, None)
+            settings = Settings.new(wanted, None, kubernetes)
             settings.save(self.state)
         control_plane.write_files(self.state, settings)
         if plan.real:
@@ -101,7 +102,7 @@ class Cluster:
     def _repair(self, settings: Settings) -> None:
         if settings.index is not None and not self._sandbox(settings).exists():
             say(f"cluster {self.name} has lost its namespaces: making it anew")
-            self._create(settings.nodes)
+            self._create(settings.nodes, settings.kubernetes)
             return
         missing = [name for name in self.components(settings) if self.component_pid(name) is None]
         say(f"cluster {self.name} is not healthy (not running: {', '.join(missing) or 'none'}): repairing it")
@@ -110,7 +111,7 @@ class Cluster:
             self._wait_until_usable(settings)
         except ClusterError as error:
             say(f"repair failed ({error}); making the cluster anew")
-            self._create(settings.nodes)
+            self._create(settings.nodes, settings.kubernetes)
 
     def _remove(self) -> None:
         if os.geteuid() == 0:
@@ -229,7 +230,7 @@ class Cluster:
 
     def _start(self, settings: Settings) -> None:
         """Start what does not run, in the order in which the parts need each other."""
-        program = _programs(settings.plan, simulates=settings.simulates)
+        program = _programs(settings.plan, settings.kubernetes, simulates=settings.simulates)
         state, api = self.state, self.api()
         self._ensure(settings, "etcd", control_plane.etcd(program["etcd"], state, settings))
         if settings.plan.real:
@@ -344,14 +345,14 @@ def _indexes_in_use() -> set[int]:
     return {settings.index for settings in found if settings and settings.index is not None}
 
 
-def _programs(plan: nodes.NodePlan, *, simulates: bool) -> dict[str, Path]:
+def _programs(plan: nodes.NodePlan, kubernetes: str, *, simulates: bool) -> dict[str, Path]:
     """Return the paths of the programs that such a cluster needs."""
     names = list(control_plane.COMPONENTS)
     if plan.real:
         names += ["kubelet", "kube-proxy", "pause"]
     if simulates:
         names.append("kwok")
-    return binaries.find(*names)
+    return binaries.find(*names, kubernetes=kubernetes)
 
 
 def _reachable(address: str, port: int) -> bool:
@@ -367,4 +368,12 @@ def _node_ready(api: Api, name: str) -> bool:
 def _check_rights(wanted: str) -> None:
     if nodes.parse(wanted).needs_root and os.geteuid() != 0:
         message = f"--nodes {wanted} needs root (namespaces, cgroups). As an ordinary user: --nodes none"
+        raise ClusterError(message)
+
+
+def _check_kubernetes(kubernetes: str, wanted: str) -> None:
+    if kubernetes not in binaries.KUBERNETES:
+        raise ClusterError(f"--kubernetes {kubernetes}: use one of {', '.join(binaries.KUBERNETES)}")
+    if nodes.parse(wanted).real and kubernetes != binaries.USUAL:
+        message = f"--kubernetes {kubernetes} has no kubelet here: --nodes none or kwok=…, or {binaries.USUAL}"
         raise ClusterError(message)

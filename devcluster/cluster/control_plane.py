@@ -4,6 +4,7 @@ import base64
 import json
 from pathlib import Path
 
+from devcluster.builds.binaries import OLDEST
 from devcluster.cluster.pki import Identity, create
 from devcluster.cluster.settings import Settings
 
@@ -133,7 +134,7 @@ def kube_apiserver(program: Path, state: Path, settings: Settings) -> list[str]:
         f"--tls-cert-file={pki / 'apiserver.crt'}",
         f"--tls-private-key-file={pki / 'apiserver.key'}",
         f"--client-ca-file={pki / 'ca.crt'}",
-        f"--authentication-config={state / 'config' / 'authentication.json'}",
+        *_authentication(state, settings),
         "--authorization-mode=Node,RBAC",
         f"--audit-policy-file={state / 'config' / 'audit-policy.json'}",
         f"--audit-log-path={audit_log(state)}",
@@ -149,6 +150,11 @@ def kube_apiserver(program: Path, state: Path, settings: Settings) -> list[str]:
         f"--kubelet-client-key={pki / 'apiserver-client.key'}",
         "--profiling=false",
     ]
+
+
+def _authentication(state: Path, settings: Settings) -> list[str]:
+    # Before 1.31 strangers cannot be limited to some paths: RBAC gives them the same ones, and the version.
+    return [] if settings.kubernetes == OLDEST else [f"--authentication-config={state / 'config/authentication.json'}"]
 
 
 def kube_controller_manager(program: Path, state: Path, settings: Settings) -> list[str]:

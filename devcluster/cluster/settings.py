@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from devcluster.builds.binaries import USUAL
 from devcluster.cluster.nodes import NodePlan, parse
 from devcluster.host.errors import ClusterError
 from devcluster.host.sandbox import Addresses
@@ -26,6 +27,8 @@ class Settings:
     api_port: int
     etcd_port: int
     etcd_peer_port: int
+    kubernetes: str = USUAL
+    """The value of `--kubernetes`: its minor."""
     simulates: bool = False
     """Whether KWOK runs: for the nodes of `--nodes`, or for some that were added later."""
     lws_port: int | None = None
@@ -34,12 +37,12 @@ class Settings:
     """Whether a previous `up` got to its end."""
 
     @classmethod
-    def new(cls, wanted: str, index: int | None) -> "Settings":
+    def new(cls, wanted: str, index: int | None, kubernetes: str = USUAL) -> "Settings":
         """Return settings with the usual ports in a namespace, free ones on loopback."""
         if index is not None:
-            return cls(wanted, index, 6443, 2379, 2380, simulates=bool(parse(wanted).fake))
+            return cls(wanted, index, 6443, 2379, 2380, kubernetes, simulates=bool(parse(wanted).fake))
         api, etcd, etcd_peer = free_ports(3)
-        return cls(wanted, None, api, etcd, etcd_peer)
+        return cls(wanted, None, api, etcd, etcd_peer, kubernetes)
 
     @classmethod
     def load(cls, state: Path) -> "Settings | None":

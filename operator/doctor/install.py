@@ -14,6 +14,9 @@ from specdecode_operator.version import __version__
 OLDEST_MINOR: Final = 30
 """preStop sleep and ValidatingAdmissionPolicy are there without a switch from 1.30."""
 
+NEWEST_MINOR: Final = 34
+"""The newest that our tests run on (docs/reference/supported.md)."""
+
 _CRD: Final = "crd"
 _ADD_ONS: Final = (
     (
@@ -49,6 +52,9 @@ def version_finding(seen: Reading[str]) -> Finding:
         return fail(
             "kubernetes", f"{seen} is older than 1.30", "upgrade: engines drain with preStop sleep, on from 1.30"
         )
+    if int(match[1]) > NEWEST_MINOR:
+        what = f"{seen} is newer than 1.{NEWEST_MINOR}, the newest that this release is tested on"
+        return warn("kubernetes", what, "see whether a newer release names it, or try an object of no importance")
     return ok("kubernetes", seen)
 
 

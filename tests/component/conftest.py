@@ -8,6 +8,7 @@ import pytest
 
 from devcluster.cluster.cluster import Cluster
 from tests.support.kubectl import Kubectl
+from tests.support.kubernetes import MINOR
 from tests.support.played_node import PlayedNode
 
 _numbers = itertools.count(1)
@@ -18,7 +19,7 @@ def api_server() -> Iterator[Cluster]:
     """A control plane without our CRDs and without nodes, where pods run as tests say."""
     cluster = Cluster(f"test-component-{os.getpid()}")
     try:
-        cluster.up("none")
+        cluster.up("none", MINOR)
         with PlayedNode(Kubectl(cluster.kubeconfig)):
             yield cluster
     finally:
@@ -30,7 +31,7 @@ def bare_cluster() -> Iterator[Cluster]:
     """A control plane of a module's own that has never seen our CRDs, for what others would notice."""
     cluster = Cluster(f"test-bare-{os.getpid()}")
     try:
-        cluster.up("none")
+        cluster.up("none", MINOR)
         yield cluster
     finally:
         cluster.down()

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from devcluster.builds import binaries
+from devcluster.cluster.cluster import Cluster
+from devcluster.host.errors import ClusterError
 from devcluster.host.paths import TOOLS
 
 
@@ -36,6 +38,28 @@ def test_path_comes_before_the_cache(tmp_path: Path) -> None:
     assert binaries.find("kube-apiserver") == {"kube-apiserver": wanted}
 
 
+@pytest.mark.parametrize("minor", binaries.CONTROL_PLANES)
+def test_other_minors_have_a_control_plane_and_the_rest_of_the_usual_one(minor: str, tmp_path: Path) -> None:
+    own, usual = (f"{each.name}-{each.version}" for each in (binaries.CONTROL_PLANES[minor], binaries.GROUPS[0]))
+    for folder in (usual, own):
+        for name in ("kube-apiserver", "kubelet"):
+            program(tmp_path / "cache/bin" / folder, name, "of no version")
+    found = binaries.find("kube-apiserver", "kubelet", kubernetes=minor)
+    assert [found[name].parent.name for name in ("kube-apiserver", "kubelet")] == [own, usual]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kubernetes", "said"),
+    [
+        ("none", "1.29", "--kubernetes 1.29: use one of 1.34, 1.30"),
+        ("real", "1.30", "--kubernetes 1.30 has no kubelet"),
+    ],
+)
+def test_what_cannot_be_started_is_told(nodes: str, kubernetes: str, said: str) -> None:
+    with pytest.raises(ClusterError, match=said):
+        Cluster("test-binaries").up(nodes, kubernetes)
+
+
 def test_a_version_that_does_not_fit_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -47,7 +71,7 @@ def test_a_version_that_does_not_fit_is_passed_over(
     assert "KUBEBUILDER_ASSETS: kube-apiserver is 1.29, not used" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("group", binaries.GROUPS, ids=lambda group: group.name)
+@pytest.mark.parametrize("group", [*binaries.GROUPS, *binaries.CONTROL_PLANES.values()], ids=lambda group: group.name)
 def test_versions_are_those_of_the_go_modules(group: binaries.Group) -> None:
     module = (TOOLS / group.name / "go.mod").read_text()
     if not any("devcluster/tools" in package for package in group.packages.values()):  # ours has no version

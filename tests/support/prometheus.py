@@ -5,6 +5,9 @@ from pathlib import Path
 
 from devcluster.host.packages import ensure, which
 
+OLDEST = "2.42"
+"""That of Debian 12, the oldest that ran these tests; others come with a newer one."""
+
 
 def provide() -> None:
     """Install them where they are missing.

@@ -13,6 +13,7 @@ from devcluster.cluster import nodes
 from devcluster.cluster.cluster import Cluster
 from specdecode_operator.cli.main import app
 from tests.support.kubectl import Kubectl
+from tests.support.kubernetes import MINOR
 from tests.support.objects import H100, H200
 from tests.support.waiting import eventually
 
@@ -73,6 +74,7 @@ def create_nodes(kubectl: Kubectl, text: str, **labels: str) -> None:
 def test_an_empty_cluster_and_then_one_that_is_ready(specdecode: Any, kubectl: Kubectl) -> None:
     empty = findings(specdecode)
     assert grades(empty, "kubernetes") == ["OK"]
+    assert empty["kubernetes"][0]["what"].startswith(f"v{MINOR}."), "the tests run on what they were asked to"
     assert grades(empty, "crd") == ["FAIL", "FAIL"]
     assert grades(empty, "operator") == ["FAIL"]
     assert grades(empty, "gpus") == ["FAIL"]

@@ -1,6 +1,7 @@
 """A real Prometheus that scrapes a replayed engine as the chart says: it knows what the engine's own page says."""
 
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -26,7 +27,7 @@ from specdecode_operator.monitoring.figures import FIGURES
 from specdecode_operator.monitoring.growth import Page, growth_between, read_page
 from specdecode_operator.monitoring.looks import Looks
 from specdecode_operator.monitoring.measures import Gauge, Rate
-from tests.support.prometheus import provide
+from tests.support.prometheus import OLDEST, promtool, provide
 from tests.support.replay_process import replaying
 from tests.support.synthetic import Truth
 from tests.support.waiting import eventually
@@ -34,6 +35,12 @@ from tests.support.waiting import eventually
 REQUESTS = 6
 WINDOW_S = 300  # as the recording rules
 NAMES = frozenset().union(*(figure.measure.series() for figure in FIGURES))
+
+
+def test_it_is_no_older_than_the_documents_say() -> None:
+    said = re.search(r"version (\d+)\.(\d+)", promtool("--version").stdout)
+    assert said
+    assert [int(part) for part in said.groups()] >= [int(part) for part in OLDEST.split(".")]
 
 
 def target(url: str, deployment: str, port: str = "http") -> dict[str, Any]:

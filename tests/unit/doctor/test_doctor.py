@@ -40,7 +40,16 @@ def of(
 
 
 @pytest.mark.parametrize(
-    ("version", "grade"), [("v1.34.1", OK), ("v1.30.0", OK), ("v1.29.9-eks-1", FAIL), ("v2", WARN), (DENIED, WARN)]
+    ("version", "grade"),
+    [
+        ("v1.35.0", WARN),
+        ("v1.34.1", OK),
+        ("v1.32.0+k3s1", OK),
+        ("v1.30.0", OK),
+        ("v1.29.9-eks-1", FAIL),
+        ("v2", WARN),
+        (DENIED, WARN),
+    ],
 )
 def test_the_api_server(version: str | Unreadable, grade: Grade) -> None:
     check(install.version_finding(version), grade)

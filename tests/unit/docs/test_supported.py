@@ -1,0 +1,36 @@
+"""What is said of Kubernetes is what tests run on, wherever it is said."""
+
+import re
+
+import pytest
+import yaml
+
+from bench.support_matrix import oldest_kubernetes
+from devcluster.builds.binaries import KUBERNETES, OLDEST, USUAL
+from specdecode_operator.doctor.install import NEWEST_MINOR, OLDEST_MINOR
+from tests.support.documents import ROOT
+
+
+@pytest.mark.parametrize("chart", ["specdecode-operator", "specdecode-crds"])
+def test_the_charts_install_on_the_oldest_that_is_tested_and_newer_ones(chart: str) -> None:
+    assert yaml.safe_load((ROOT / "charts" / chart / "Chart.yaml").read_text())["kubeVersion"] == f">={OLDEST}.0-0"
+    assert oldest_kubernetes() == OLDEST
+
+
+def test_doctor_warns_of_those_outside() -> None:
+    assert (f"1.{OLDEST_MINOR}", f"1.{NEWEST_MINOR}") == (OLDEST, USUAL)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/how-to/install.md"])
+def test_who_installs_it_is_told(document: str) -> None:
+    text = (ROOT / document).read_text()
+    assert f"Kubernetes {OLDEST} or newer ([tested](" in text
+    assert f"supported.md#tested-with) on {OLDEST} and {USUAL})" in text
+
+
+def test_what_needs_an_api_server_runs_on_each_every_night() -> None:
+    others = {*KUBERNETES} - {USUAL}
+    assert {*re.findall(r'\(test-kubernetes "([\d.]+)"\)', (ROOT / "justfile").read_text())} == others
+    job = yaml.safe_load((ROOT / ".github/workflows/long.yml").read_text())["jobs"]["kubernetes"]
+    assert {*job["strategy"]["matrix"]["minor"]} == others
+    assert "./just test-kubernetes ${{ matrix.minor }}" in yaml.safe_dump(job, width=1000)
