@@ -73,9 +73,9 @@ def attested(parent: Parent, desired: DesiredState, seen: Seen, key: SigningKey,
     if isinstance(outcome, NotLaunched) or workload is None:
         return desired
     signed = _signed(parent, seen.entries, key)
+    pods = _pods(workload)
+    name = _entry(pods)
     if isinstance(outcome, Launch) and parent.suspended_for is None:
-        pods = tuple(pods_of(template) for template in pod_templates(workload))
-        name = _entry(pods)
         before = signed[name][1].predicate if name in signed else None
         rollout = Rollout(
             now.isoformat(timespec="seconds"),
@@ -95,7 +95,8 @@ def attested(parent: Parent, desired: DesiredState, seen: Seen, key: SigningKey,
             if len(text) <= MOST_BYTES:
                 signed[name] = (text, statement)
     # What served last is put back after any number of attempts that failed.
-    needed = {_entry_of(each) for each in (workload, _served_last(parent, desired)) if each is not None}
+    served_last = _served_last(parent, desired)
+    needed = {name, _entry(_pods(served_last))} if served_last else {name}
     order = sorted(signed, key=lambda each: (each in needed, signed[each][1].predicate.age), reverse=True)
     newest = order[:MOST_ROLLOUTS]
     if not newest:
@@ -113,8 +114,8 @@ def _served_last(parent: Parent, desired: DesiredState) -> Body | None:
     return last_good.workload if last_good else None
 
 
-def _entry_of(workload: Body) -> str:
-    return _entry(tuple(pods_of(template) for template in pod_templates(workload)))
+def _pods(workload: Body) -> tuple[Pods, ...]:
+    return tuple(pods_of(template) for template in pod_templates(workload))
 
 
 def _entry(pods: tuple[Pods, ...]) -> str:
