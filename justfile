@@ -194,6 +194,11 @@ docs: setup
 site *arguments: setup
     @{{ python }} -m bench.site.build "$@"
 
+# Make the pictures of the documents anew, by the commands that stand beside them; pages in a headless Chromium
+[group('maintenance')]
+screenshots *names: setup
+    @{{ python }} -m bench.site.screenshots "$@"
+
 # Write anew what the operator makes of each example, which tests compare
 [group('maintenance')]
 golden: setup
