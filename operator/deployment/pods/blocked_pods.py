@@ -1,5 +1,7 @@
 """Why a pod does not run: read from its conditions, its containers, and their last words."""
 
+import re
+
 from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.engine_errors import dead_core, find_error, telling_line
@@ -35,6 +37,11 @@ pkg/scheduler/framework/plugins)."""
 
 _LOST_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Evicted"})
 """Reasons of pods that failed through their node, not through their engine."""
+
+
+_NOT_LOADED = re.compile(r"failed to sync \w+ cache: |object .+ not registered$")
+"""A kubelet that has not loaded a Secret or ConfigMap yet: it tries again in seconds, and says then if there is none
+(pkg/kubelet/util/manager/watch_based_manager.go, Get)."""
 
 
 def first_blocked(pods: list[Body]) -> Blocked | None:
@@ -111,6 +118,8 @@ def _blocked_container(pod: Body, container: Body) -> Blocked | None:
     waiting = container.get("state", {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     match reason:
+        case "CreateContainerConfigError" if _NOT_LOADED.match(message):
+            pass
         case "CreateContainerConfigError" if "secret" in message.lower():
             return Blocked("WaitingForSecret", told_with_field(pod, message), waits=True)
         case "ImagePullBackOff" | "ErrImagePull" | "ErrImageNeverPull" | "InvalidImageName":

@@ -44,19 +44,12 @@ def story(kubectl: Kubectl) -> Story:
     assert kubectl.apply(yaml.safe_dump(body)).returncode == 0
     missing_claim = wait_for(kubectl, "tiny", "Ready", "WaitingForVolume")
     kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
-    wait_for(kubectl, "tiny", "Ready", "WaitingForSecret")
-    # A busy kubelet first says that its cache of Secrets is not there yet.
-    missing_secret = eventually(lambda: said_of_secret(kubectl), "it says which Secret is missing")
+    missing_secret = wait_for(kubectl, "tiny", "Ready", "WaitingForSecret")
     kubectl.wait("job/tiny-models", "condition=Complete", 300)
     kubectl.must("create", "secret", "generic", "clients", f"--from-literal=api-key={CLIENT_KEY}")
     kill_operator(kubectl)
     kubectl.wait("sdd/tiny", "condition=Ready", ENGINE_DEADLINE_S)
     return Story(missing_claim, missing_secret)
-
-
-def said_of_secret(kubectl: Kubectl) -> str | None:
-    said = condition(kubectl, "tiny", "Ready")[2]
-    return said if "not found" in said else None
 
 
 def kill_operator(kubectl: Kubectl) -> None:

@@ -105,6 +105,14 @@ NOT_BLOCKED = {
     "scheduled": {"conditions": [{"type": "PodScheduled", "status": "True", "message": "fine"}]},
     "not ready yet": {"conditions": [{"type": "Ready", "status": "False"}]},
     "pulls": image("ContainerCreating"),
+    **{
+        said: {"containerStatuses": [waiting("CreateContainerConfigError", said)]}
+        for said in (
+            "failed to sync secret cache: timed out waiting for the condition",
+            "failed to sync configmap cache: timed out waiting for the condition",
+            'object "team"/"clients" not registered',
+        )
+    },
     "starts": {"containerStatuses": [{"name": "engine", "ready": False, "state": {"running": {}}}]},
     "serves after a crash": {"containerStatuses": [{**ended(1, "ValueError: no"), "ready": True}]},
     "download is done": {
