@@ -40,7 +40,7 @@ from specdecode_operator.handlers.metrics import EndedCaptures
 from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
 from specdecode_operator.handlers.reconcile.inventory import BlockedError, Inventory, what_blocks
 from specdecode_operator.handlers.reconcile.reporter import Reporter
-from specdecode_operator.kube.drift import identity, is_owned
+from specdecode_operator.kube.drift import is_owned
 from specdecode_operator.kube.resources import (
     CAPTURE_CHILDREN,
     CONFIG_MAP,
@@ -191,7 +191,7 @@ class CaptureReconciler:
         key = capture.key
         if writes.job is not None:
             # Before the first write, so that nothing is half-created.
-            await self._inventory.check_names(key, capture.uid, [writes.job], {})
+            await self._inventory.check_names(key, capture.uid, [writes.job])
         if writes.claim is not None:
             self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, await self._cluster.apply(writes.claim))
         if writes.claim_metadata:
@@ -211,11 +211,8 @@ class CaptureReconciler:
 
     async def _write_image_id(self, capture: Capture, note: Body) -> None:
         """Tell the load generator what image the engine runs; a capture goes on where that cannot be told."""
-        live = self._inventory.owned(capture.key, capture.uid).get(identity(note))
         try:
-            if live is None:
-                await self._inventory.check_names(capture.key, capture.uid, [note], {})
-            await self._inventory.apply(capture.key, note, live)
+            await self._inventory.apply(capture.key, capture.uid, [note])
         except (ClusterError, BlockedError) as error:
             _logger.warning("%s: the manifest may not name the digest of the engine's image: %s", capture.key, error)
 

@@ -5,7 +5,7 @@ Nothing is taken over that belongs to somebody else.
 
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 
 from specdecode_operator.api import base
 from specdecode_operator.api.base import Body
@@ -73,7 +73,7 @@ class Inventory:
             if is_owned(child, uid)
         }
 
-    async def check_names(self, key: Key, uid: str, children: Iterable[Body], owned: Mapping[Identity, Body]) -> None:
+    async def check_names(self, key: Key, uid: str, missing: Iterable[Body]) -> None:
         """Make sure that no child that is still missing has the name of something else.
 
         Raises
@@ -83,35 +83,52 @@ class Inventory:
         ClusterError
             When the API server refuses or cannot be reached.
         """
-        for child in children:
-            if identity(child) not in owned:
-                await self._check_name(key, uid, *identity(child))
+        for child in missing:
+            await self._check_name(key, uid, *identity(child))
 
-    async def apply(self, key: Key, child: Body, live: Body | None, kept_managers: Collection[str] = ()) -> None:
-        """Apply a child where it is missing or drifted, and remove what others added to it.
+    async def apply(self, key: Key, uid: str, children: Collection[Body], kept_managers: Collection[str] = ()) -> None:
+        """Apply children where they are missing or drifted, and remove what others added to them.
 
         ``kept_managers`` are the field managers whose fields stay.
 
         Raises
         ------
+        ChildNameTakenError
+            Before anything was written: nothing is half-created.
         ClusterError
             When the API server refuses or cannot be reached.
         """
+        owned = self.owned(key, uid)
+        await self.check_names(key, uid, [child for child in children if identity(child) not in owned])
+        for child in children:
+            await self._bring_in_line(key, child, owned.get(identity(child)), kept_managers)
+
+    async def _bring_in_line(self, key: Key, child: Body, live: Body | None, kept_managers: Collection[str]) -> None:
         if live is None:
             await self._apply(key, child)
             return
         uid, managers, now_s = live["metadata"]["uid"], foreign_managers(live, kept_managers), time.monotonic()
-        if not managers and not needs_apply(child, live, self._applied[key].get(uid)):
+        applied = self._applied[key].get(uid)
+        if not managers and not needs_apply(child, live, applied):
             return
         is_drift = is_same_wish(child, live)
         if is_drift and not self._repairs[key].may_repair(uid, now_s):
             return
+        if is_drift and (managers or applied):  # after a start all is applied once, and hardly any has changed
+            live = await self._read_again(key, live)
+            managers = foreign_managers(live, kept_managers)
         if managers:
             await self._cluster.take_over_fields(live, kept_managers)
         answer = await self._apply(key, without_kept_fields(child, live, kept_managers))
         if is_drift and (fields := changed_fields(live, answer)):
             by = f" (written by {', '.join(managers)})" if managers else ""
             self._repairs[key].record(uid, f"{child['kind']} {child['metadata']['name']}: {fields}{by}", now_s)
+
+    async def _read_again(self, key: Key, seen: Body) -> Body:
+        """Return a child as it is now: what others wrote since it was seen is set back with the rest, and told too."""
+        kind, name = identity(seen)
+        live = await self._cluster.get(written_resource(kind), key.namespace, name)
+        return seen if live is None or live["metadata"]["uid"] != seen["metadata"]["uid"] else slim(kind, live)
 
     def repairs(self, key: Key) -> Repairs:
         """Return what was repaired of the children of an object."""

@@ -71,10 +71,7 @@ class Launcher:
         live, pods = self.workload(parent, desired.workload), self._cache.children_of(parent.key, POD.kind)
         desired = resting(desired, live, current_pods(pods, live), groups, time.time())
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
-        # All names are checked before the first write, so that nothing is half-created.
-        await self._inventory.check_names(parent.key, parent.uid, children, owned)
-        for child in children:
-            await self._inventory.apply(parent.key, child, owned.get(identity(child)), parent.kept_managers)
+        await self._inventory.apply(parent.key, parent.uid, children, parent.kept_managers)
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
             await self._scale(workload, replicas)
         # What was just applied counts: engines of the other kind end when those of the new template serve.
@@ -114,9 +111,7 @@ class Launcher:
         ClusterError
             When the API server refuses or cannot be reached.
         """
-        owned = self.owned(parent)
-        await self._inventory.check_names(parent.key, parent.uid, [child], owned)
-        await self._inventory.apply(parent.key, child, owned.get(identity(child)), parent.kept_managers)
+        await self._inventory.apply(parent.key, parent.uid, [child], parent.kept_managers)
 
     def repairs(self, parent: Parent) -> Repairs:
         """Return what was repaired of the children of an object."""

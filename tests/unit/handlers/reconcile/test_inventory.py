@@ -21,6 +21,9 @@ class FakeCluster:
     def __init__(self) -> None:
         self._numbers = count()
 
+    async def get(self, *_: Any) -> None:
+        pass
+
     async def apply(self, body: Body) -> Body:
         return {**body, "metadata": {**body["metadata"], "uid": f"{next(self._numbers):036}", "resourceVersion": "1"}}
 
@@ -34,7 +37,7 @@ async def test_of_children_that_were_deleted_nothing_is_kept() -> None:
     child: Any = owned({"kind": "Service", "metadata": {"name": "llama"}, "spec": {}}, KEY, "uid-1")
 
     async def live() -> None:
-        await inventory.apply(KEY, child, None)
+        await inventory.apply(KEY, "uid-1", [child])
         await inventory.delete(KEY, cache.children_of(KEY, "Service")[0])
 
     await live()

@@ -73,6 +73,18 @@ class TestSteps:
             each["reason"] for each in world.all(EVENT) if "spec.ports" not in each["message"]
         ]
 
+    async def test_what_changed_again_before_the_repair_is_told_with_it(self, world: World) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        service = world.api.find(SERVICE, "llama") or {}
+        world.api.change(SERVICE, "llama", spec={**service["spec"], "ports": []})
+        world.see()
+        world.api.change(SERVICE, "llama", spec={**service["spec"], "ports": [], "selector": {}})
+        await world.reconciler.reconcile(read_parent(world.object).key)
+        assert (world.api.find(SERVICE, "llama") or {})["spec"] == service["spec"]
+        (told,) = (each["message"] for each in world.all(EVENT) if each["reason"] == "DriftRepaired")
+        assert "spec.ports[http], spec.selector." in told
+
     async def test_who_changes_a_child_after_each_repair_is_named_and_answered_ever_more_rarely(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
