@@ -1,7 +1,7 @@
 """The CustomResourceDefinitions, made from the models."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -16,6 +16,11 @@ from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
 from specdecode_operator.version import __version__
 
 _LINE_WIDTH = 120
+_KEPT: Final = {
+    "kustomize.toolkit.fluxcd.io/prune": "disabled",
+    "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+}
+"""Annotations by which Flux and Argo CD leave a CRD where it goes from their files: its objects would go with it."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,11 @@ def _crd(kind: _Kind) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{kind.plural}.{GROUP}", "labels": {PART_OF_LABEL: PART_OF, VERSION_LABEL: __version__}},
+        "metadata": {
+            "name": f"{kind.plural}.{GROUP}",
+            "labels": {PART_OF_LABEL: PART_OF, VERSION_LABEL: __version__},
+            "annotations": dict(_KEPT),
+        },
         "spec": {
             "group": GROUP,
             "names": {

@@ -90,6 +90,25 @@ def test_every_object_is_labelled() -> None:
         assert labels["app.kubernetes.io/managed-by"] != NAME, key
 
 
+KEPT = {
+    "kustomize.toolkit.fluxcd.io/prune": "disabled",
+    "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+}
+"""What GitOps tools do not delete with what they applied it with: with a CRD or a namespace goes all that is in it."""
+
+
+def test_gitops_tools_prune_neither_crds_nor_the_namespace() -> None:
+    for crd in kustomize("crds").values():
+        assert crd["metadata"]["annotations"] == KEPT
+    annotated = {
+        key for key, item in kustomize().items() if KEPT.items() <= item["metadata"].get("annotations", {}).items()
+    }
+    assert annotated == {("Namespace", NAMESPACE)}, "what the operator itself is made of goes with it"
+    own = '--set-json=extraAnnotations={"argocd.argoproj.io/sync-options":"Prune=confirm"}'
+    for crd in render(program("helm"), "template", "crds", chart.CRDS, own).values():
+        assert crd["metadata"]["annotations"]["argocd.argoproj.io/sync-options"] == "Prune=confirm"
+
+
 def test_charts_carry_the_crds_and_the_version() -> None:
     from_chart = render(program("helm"), "template", "crds", chart.CRDS, "--set=extraLabels.a=b,extraAnnotations.c=d")
     from_folder = kustomize("crds")
@@ -98,7 +117,7 @@ def test_charts_carry_the_crds_and_the_version() -> None:
         metadata = crd.pop("metadata")
         assert crd.items() <= from_folder[key].items(), "stale: ./just crds"
         assert from_folder[key]["metadata"]["labels"].items() | {("a", "b")} <= metadata["labels"].items()
-        assert metadata["annotations"] == {"helm.sh/resource-policy": "keep", "c": "d"}
+        assert metadata["annotations"] == {"helm.sh/resource-policy": "keep", "c": "d", **KEPT}
     for folder in (chart.CRDS, CHART):
         metadata = yaml.safe_load((folder / "Chart.yaml").read_text())
         assert (metadata["version"], metadata["appVersion"]) == (__version__, __version__)
