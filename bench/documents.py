@@ -17,7 +17,7 @@ from bench.field_tables import capture_fields, deployment_fields
 from bench.figure_table import figure_table
 from bench.launch_tables import with_launch_tables
 from bench.option_tables import commands, exit_table, option_table
-from bench.reason_tables import reason_tables
+from bench.reason_tables import condition_table, reason_tables
 from bench.rights import TEMPLATE, rights_table, rights_template
 from bench.site import architecture
 from bench.support_matrix import support_matrix
@@ -99,6 +99,10 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
     "support matrix": support_matrix,
     "rights": rights_table,
     "reasons of SpecDecodeCapture": partial(reason_tables, "SpecDecodeCapture"),
+    **{
+        f"conditions of {kind}": partial(condition_table, kind)
+        for kind in ("SpecDecodeDeployment", "SpecDecodeCapture")
+    },
     "exit codes": exit_table,
     **{f"options of {name}": partial(option_table, name) for name in commands()},
 }

@@ -22,9 +22,11 @@ def prose(document: Path) -> str:
 
 
 def anchors(document: Path) -> set[str]:
-    """Anchors of the headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """Anchors of the headings, as GitHub makes them, and those that are written as such."""
+    text = prose(document)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    named = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return named | set(re.findall(r'<a id="([^"]+)"></a>', text))
 
 
 def table(document: Path, first_column: str) -> list[list[str]]:

@@ -18,7 +18,7 @@ from specdecode_operator.api.deployment import KIND as DEPLOYMENT
 from specdecode_operator.api.golden import Regressed
 from specdecode_operator.api.status.comparison import ArmVerdict
 from specdecode_operator.sizing.memory.budget import Verdict
-from tests.support.documents import ROOT
+from tests.support.documents import ROOT, anchors, sections, table
 
 OPERATOR = ROOT / "operator"
 OF_DEPLOYMENTS = ("deployment/", "policy/", "resolver/", "capture/control/schedules.py")
@@ -30,6 +30,14 @@ VERDICTS = {
     CAPTURE: {verdict.value for verdict in (*ArmVerdict, *Regressed)},
 }
 """Of a plan; of an arm, and of an engine beside an earlier one."""
+
+REFERENCE = ROOT / "docs/reference/reasons.md"
+TROUBLESHOOT = ROOT / "docs/how-to/troubleshoot.md"
+CONDITIONS = {DEPLOYMENT: ROOT / "docs/reference/status.md", CAPTURE: ROOT / "docs/how-to/captures.md"}
+"""Where the conditions of each kind are told."""
+
+SUMMED_UP = {"Ready", "Reconciling", "Stalled"}
+NO_CONDITION = {"an Event", "no condition"}
 
 OTHER_WORDS = {
     *("Accepted", "Available", "BudgetAccurate", "Planned", "Ready", "Reconciling", "SpeculationActive", "Stalled"),
@@ -184,8 +192,8 @@ def test_every_verdict_is_explained(kind: str) -> None:
 @pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
 def test_a_reason_is_explained_once_in_plain_words(kind: str) -> None:
     assert len(reasons(kind)) == len(set(reasons(kind)))
-    for table in read_reasons()[kind].values():
-        for name, texts in table.items():
+    for explained in read_reasons()[kind].values():
+        for name, texts in explained.items():
             assert 1 <= len(texts) <= 2, name
             assert all(text and not text.endswith(".") and "|" not in text for text in texts), name
 
@@ -194,3 +202,34 @@ def test_a_reason_is_explained_once_in_plain_words(kind: str) -> None:
 def test_reasons_that_an_explanation_points_to_are_explained(kind: str) -> None:
     text = " ".join(text for table in read_reasons()[kind].values() for texts in table.values() for text in texts)
     assert set(re.findall(r"(?:as for|see) `([A-Z]\w+)`", text)) <= set(reasons(kind))
+
+
+def leading_to_reasons(kind: str) -> dict[str, dict[str, str]]:
+    """What somebody finds who has a condition of a kind: by condition the reasons, each with where it leads."""
+    found: dict[str, dict[str, str]] = {}
+    for row in re.findall(r"^\| (.+) \|$", sections(TROUBLESHOOT)[f"By condition, of a {kind}"], re.MULTILINE)[2:]:
+        conditions, _, reasons = row.split(" | ", 2)
+        for condition in conditions.replace("`", "").split(", "):
+            found.setdefault(condition, {}).update(
+                re.findall(r"\[`(\w+)`\]\(\.\./reference/reasons\.md#([\w-]+)\)", reasons)
+            )
+    return found
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
+def test_a_reason_is_found_by_its_condition(kind: str) -> None:
+    found = leading_to_reasons(kind)
+    for reason, conditions in read_conditions(kind).items():
+        for condition in {*conditions.split(", ")} - {"Stalled", "at times Stalled"}:
+            assert reason in found["no condition" if condition == "none" else condition], condition
+    anchored = dict(re.findall(r'^\| <a id="([\w-]+)"></a>`(\w+)` \|', REFERENCE.read_text(), re.MULTILINE))
+    for reason, target in {each for leading in found.values() for each in leading.items()}:
+        assert anchored[target] == reason, target
+        assert target in anchors(REFERENCE)
+    assert {reason for leading in found.values() for reason in leading} == set(reasons(kind))
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
+def test_every_condition_leads_to_its_reasons(kind: str) -> None:
+    told = {row[0].strip("`") for row in table(CONDITIONS[kind], "condition")}
+    assert told | SUMMED_UP == set(leading_to_reasons(kind)) - NO_CONDITION
