@@ -35,11 +35,12 @@ def run_operator(settings: Settings, *, health_port: int, metrics_port: int, ver
     registry = kopf.OperatorRegistry()
     lifecycle.register(registry)
     watch.register(registry, nodes=not settings.namespaces)
-    leads = leader_gauge()
+    leader = leader_gauge()
+    leads = leader.labels("Namespaced" if settings.namespaces else "Cluster")
     leads.set(settings.lease is None)
     leadership = Leadership(settings.lease, leads, end_at_once) if settings.lease else None
     lifecycle.serve_health(health_port, state, leadership)
-    port = serve_metrics(metrics_port, leads, *state.collectors(), *_serve_webhook(settings, state))
+    port = serve_metrics(metrics_port, leader, *state.collectors(), *_serve_webhook(settings, state))
     logging.getLogger(__name__).info("/metrics is served on port %d", port)
     with working(leadership):
         kopf.run(

@@ -125,8 +125,9 @@ class Leadership:
 
 
 def leader_gauge() -> Gauge:
-    """Return what /metrics says of it."""
-    return Gauge("specdecode_leader", "1 where this replica works, 0 where it waits for the Lease.", registry=None)
+    """Return what /metrics says of it, by what is served: the whole `Cluster`, or named namespaces (`Namespaced`)."""
+    text = "1 where this replica works, 0 where it waits for the Lease."
+    return Gauge("specdecode_leader", text, ("scope",), registry=None)
 
 
 def end_at_once(why: str) -> None:

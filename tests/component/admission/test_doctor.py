@@ -1,6 +1,7 @@
 """`specdecode doctor` and `specdecode import` against a real API server, with simulated nodes."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,27 @@ def test_an_empty_cluster_and_then_one_that_is_ready(specdecode: Any, kubectl: K
     kubectl.must("delete", "clusterrolebinding", "specdecode-operator")
     bare = graded(specdecode, "permissions", "FAIL")
     assert "list specdecodedeployments.specdecode.io" in bare["permissions"][0]["what"]
+
+
+def test_a_second_operator_that_a_gitops_tool_applies_takes_the_rights_of_the_first_and_both_are_named(
+    specdecode: Any, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    kubectl.within("specdecode-system").must("apply", "--server-side", f"--kustomize={MANIFESTS}")
+    shutil.copytree(MANIFESTS, tmp_path / "manifests")
+    second = {"namespace": "second", "resources": ["manifests"]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(second))
+    arguments = ("apply", "--server-side", "--field-manager=argocd-controller", f"--kustomize={tmp_path}")
+    refused = kubectl.within("second")(*arguments)
+    assert "conflict" in refused.stderr
+    assert ".subjects" in refused.stderr
+    kubectl.within("second").must(*arguments, "--force-conflicts")
+    (subject,) = kubectl.object("clusterrolebinding", "specdecode-operator")["subjects"]
+    assert subject["namespace"] == "second"
+    (told,) = findings(specdecode)["operator"]
+    assert told["grade"] == "FAIL"
+    assert "runs more than once" in told["what"]
+    assert "second/specdecode-operator" in told["what"]
+    assert "specdecode-system/specdecode-operator" in told["what"]
 
 
 @pytest.mark.parametrize("kind", ["specdecodedeployments", "specdecodecaptures"])

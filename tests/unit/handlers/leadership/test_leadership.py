@@ -138,7 +138,7 @@ async def leading(
     """A thread that asks for the Lease, often."""
     monkeypatch.setattr(leadership, "_RETRY_S", 0.01)
     lost: list[str] = []
-    thread = Leadership(lease_for(identity), gauge := leader_gauge(), lost.append)
+    thread = Leadership(lease_for(identity), gauge := leader_gauge().labels("Cluster"), lost.append)
     thread.start()
     try:
         yield thread, gauge, lost
