@@ -209,6 +209,22 @@ golden: setup
 snapshot-release: setup
     @{{ python }} -m tests.support.releases
 
+# Set the VERSION of everything, the changelog's too, and write anew what is made of it: the commit to tag
+[group('maintenance')]
+version number: setup
+    {{ python }} -m devcluster.release.version "$1"
+    "{{ just_executable() }}" --justfile "{{ justfile() }}" crds manifests docs golden snapshot-release
+
+# Make all of a release in dist/: --registry REGISTRY that it is for, --base NAME@sha256:… to build on
+[group('maintenance')]
+release *arguments: setup
+    @{{ python }} -m devcluster.release.package "$@"
+
+# Push image and charts of dist/ to the registry that they were made for, and sign them: --key FILE or --keyless
+[group('maintenance')]
+publish *arguments: setup
+    @{{ python }} -m devcluster.release.publish "$@"
+
 # Build the wheel into dist/, with the pinned build tools; what `uv tool install` and `pipx install` take
 [group('maintenance')]
 wheel:

@@ -97,15 +97,16 @@ def described(exported: Document, python: Sequence[Sequence[str | None]], debian
     return head | {"serialNumber": f"urn:uuid:{serial}", "metadata": metadata} | content
 
 
-def write_sbom(file: Path = SBOM) -> None:
-    """Write the bill of materials of the operator's image, which is built where it is not there."""
-    build_operator_image()
+def write_sbom(file: Path = SBOM, image: str = REFERENCE) -> None:
+    """Write the bill of materials of an image of the operator; that of development is built where it is not there."""
+    if image == REFERENCE:
+        build_operator_image()
     exported = _uv("export", "runtime", "--quiet", "--format=cyclonedx1.5", captured=True)
     if exported.returncode:
         raise ClusterError(f"uv export failed: {exported.stderr.strip()}")
-    python = json.loads(store.run_in(REFERENCE, ["/opt/specdecode/bin/python", "-c", _PYTHON], {}))
-    debian = store.run_in(REFERENCE, _DEBIAN, {})
-    system = store.run_in(REFERENCE, ["cat", "/etc/os-release"], {})
+    python = json.loads(store.run_in(image, ["/opt/specdecode/bin/python", "-c", _PYTHON], {}))
+    debian = store.run_in(image, _DEBIAN, {})
+    system = store.run_in(image, ["cat", "/etc/os-release"], {})
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(described(json.loads(exported.stdout), python, debian, system), indent=1) + "\n")
     print(file)

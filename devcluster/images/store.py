@@ -53,7 +53,9 @@ def build(  # noqa: PLR0913
     _call(
         "build",
         "--isolation=chroot",
-        "--no-cache" if anew else "--layers",
+        # One layer a step, however it is built: else what is built anew is another image.
+        "--layers",
+        *(["--no-cache"] if anew else []),
         "--pull-never",
         # Two builds of the same files are the same image, bit for bit.
         "--timestamp=0",
@@ -81,9 +83,21 @@ def export(reference: str, archive: Path) -> None:
 
 def push(reference: str, destination: str) -> None:
     """Push an image to a registry; one on this machine may speak plain HTTP."""
-    registry = destination.partition("/")[0]
-    insecure = registry.partition(":")[0] in {"localhost", "127.0.0.1"}
-    _call("push", "--quiet", f"--tls-verify={str(not insecure).lower()}", reference, f"docker://{destination}")
+    _call("push", "--quiet", _verification(destination), reference, f"docker://{destination}")
+
+
+def pull(reference: str) -> None:
+    """Get an image from a registry; one on this machine may speak plain HTTP."""
+    _call("pull", "--quiet", _verification(reference), f"docker://{reference}")
+
+
+def speaks_http(reference: str) -> bool:
+    """Whether the registry of an image is on this machine, where it need not speak TLS."""
+    return reference.partition("/")[0].partition(":")[0] in {"localhost", "127.0.0.1"}
+
+
+def _verification(reference: str) -> str:
+    return f"--tls-verify={str(not speaks_http(reference)).lower()}"
 
 
 def run_in(image: str, command: Sequence[str], volumes: Volumes) -> str:

@@ -137,11 +137,19 @@ def _one_operator_finding(body: Body) -> Finding:
         namespace, _, name = _place(body).partition("/")
         fix = f"see kubectl describe deployment {name} -n {namespace}, and its pods' logs"
         return fail(subject, f"{_place(body)} is installed but not available", fix)
-    tag = image.rpartition(":")[2].removeprefix("v")
-    if re.fullmatch(r"\d+\.\d+\.\d+.*", tag) and tag != __version__:
+    version = _version(body, image)
+    if version not in {None, __version__}:
         fix = "use the same version of both: the other one's rules and sizes may differ"
-        return warn(subject, f"{_place(body)} runs {tag}, this command line is {__version__}", fix)
+        return warn(subject, f"{_place(body)} runs {version}, this command line is {__version__}", fix)
     return ok(subject, f"{_place(body)} is available (image {image})")
+
+
+def _version(body: Body, image: str) -> str | None:
+    """Return an operator's version: by the tag of its image, else, as where a digest names it, by the label."""
+    tag = image.rpartition(":")[2].removeprefix("v")
+    label = mapping(mapping(body, "metadata"), "labels").get("app.kubernetes.io/version")
+    told = (each for each in (tag, label) if isinstance(each, str))
+    return next((each for each in told if re.fullmatch(r"\d+\.\d+\.\d+.*", each)), None)
 
 
 def rights_finding(account: str, missing: Reading[Sequence[str]]) -> Finding:

@@ -295,7 +295,13 @@ _CAPTURE: Final = (
     "needs an engine and a volume: tests/e2e/serving/test_capture.py and tests/component/operator/test_capture_verbs.py"
 )
 _FULCIO: Final = "needs somebody who gives certificates: tests/unit/attestation/test_cosign.py has a Fulcio for it"
+_RELEASE: Final = "needs a release in a registry: tests/devcluster/test_publish.py runs it there"
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
+    ("README.md", "REGISTRY="): _RELEASE,
+    ("SECURITY.md", "REGISTRY=registry.example.com"): _RELEASE,
+    ("SECURITY.md", "REGISTRY=ghcr.io"): "takes identities of GitHub's, and Fulcio and Rekor",
+    ("SECURITY.md", "for signed in"): _RELEASE,
+    ("docs/how-to/install.md", "REGISTRY="): _RELEASE,
     ("docs/how-to/verify-a-rollout.md", "specdecode verify"): _FULCIO,
     ("docs/how-to/verify-a-rollout.md", "cosign verify-blob-attestation --bundle"): _FULCIO,
     ("README.md", "./just demo"): _DEMO,

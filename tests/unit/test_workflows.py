@@ -4,13 +4,22 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.parts import NAMES
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github/workflows"
+FILES = sorted([*WORKFLOWS.glob("*.yml"), *ROOT.glob(".github/actions/*/action.yml"), ROOT / "action.yml"])
+WRITES = {
+    "docs.yml publish": {"pages", "id-token"},
+    "engine-new.yml newest": {"issues"},
+    "release.yml release": {"contents", "packages", "id-token", "attestations"},
+}
+"""What jobs may change, all others nothing."""
 
 
 def test_every_part_runs_once_a_push() -> None:
@@ -24,6 +33,61 @@ def test_every_long_test_runs_at_night_or_weekly() -> None:
     long = [path for path in ROOT.glob("tests/*/**/test_*.py") if re.search(r"pytest\.mark\.long", path.read_text())]
     assert len(long) > 10
     assert [path.name for path in long if not {path, *path.parents} & {*run}] == []
+
+
+def jobs(file: Path) -> dict[str, dict[str, Any]]:
+    """The jobs of a workflow; an action counts as one."""
+    document = yaml.safe_load(file.read_text())
+    found: dict[str, dict[str, Any]] = document.get("jobs") or {"action": document["runs"]}
+    return found
+
+
+def steps(file: Path) -> list[dict[str, Any]]:
+    return [step for job in jobs(file).values() for step in job.get("steps", ())]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_recipes_that_are_run_exist(file: Path) -> None:
+    recipes = re.findall(r"^(?!_)([a-z-]+)(?: [^:=\n]*)?:(?!=)", (ROOT / "justfile").read_text(), re.MULTILINE)
+    run = "\n".join(step.get("run", "") for step in steps(file))
+    assert set(re.findall(r"\./just ([a-z-]+)", run)) <= {*recipes}
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.parent == WORKFLOWS], ids=lambda file: file.name)
+def test_a_job_may_change_only_what_it_is_there_for(file: Path) -> None:
+    document = yaml.safe_load(file.read_text())
+    written = {}
+    for name, job in jobs(file).items():
+        granted = job.get("permissions", document["permissions"])
+        written[f"{file.name} {name}"] = {scope for scope, right in granted.items() if right == "write"}
+    assert {name: scopes for name, scopes in written.items() if scopes} == {
+        name: scopes for name, scopes in WRITES.items() if name.startswith(f"{file.name} ")
+    }
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_no_step_keeps_the_token_or_runs_what_a_stranger_writes(file: Path) -> None:
+    for step in steps(file):
+        if str(step.get("uses", "")).startswith("actions/checkout@"):
+            assert step["with"]["persist-credentials"] is False
+        # What GitHub puts into a script before the shell reads it; names and titles of others are among it.
+        assert not re.search(r"\$\{\{\s*(github\.(event|head_ref|ref_name)|inputs)\b", step.get("run", "")), step
+
+
+def test_a_release_runs_actions_by_their_commit() -> None:
+    used = [step["uses"] for step in steps(WORKFLOWS / "release.yml") if "uses" in step]
+    foreign = [each for each in used if not each.startswith("./")]
+    assert foreign
+    assert [each for each in foreign if not re.search(r"@[0-9a-f]{40}$", each)] == []
+
+
+def test_a_release_waits_for_the_long_tests_and_runs_the_recipes_of_people() -> None:
+    tests, release = jobs(WORKFLOWS / "release.yml").values()
+    assert (tests["uses"], release["needs"]) == ("./.github/workflows/long.yml", "tests")
+    run = "\n".join(step.get("run", "") for step in release["steps"])
+    order = [run.index(each) for each in ("./just release ", "./just publish --keyless", "gh release create")]
+    assert order == sorted(order)
+    assert all(f'"--{each}=' in run for each in ("registry", "base", "tag"))
 
 
 @pytest.mark.parametrize(("issues", "expected"), [("", "issue create --title vLLM 0.34"), ("17", "issue edit 17")])

@@ -19,6 +19,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "specdecode.labels" -}}
 {{ include "specdecode.selectorLabels" . }}
 app.kubernetes.io/part-of: specdecode
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- with .Values.extraLabels }}

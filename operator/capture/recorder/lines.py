@@ -12,7 +12,10 @@ EMULATED = "emulated"
 """Before the name of the GPU of a header: nothing was computed, see replay/emulated."""
 
 RECORDER_VERSION = "0.1.0"
-"""Raised when what is recorded, or how, changes."""
+"""Raised when what is recorded, or how, changes.
+
+Not the operator's version, which a capture's manifest names beside it: that changes where captures do not.
+"""
 
 SCHEMA = 1
 

@@ -93,11 +93,15 @@ def test_a_crd_that_may_not_be_read_is_told_by_what_is_served(own: dict[str, Any
 
 
 def operator(
-    image: str = f"r.io/operator:v{__version__}", available: int = 1, name: str = "o", served: Sequence[str] = ()
+    image: str = f"r.io/operator:v{__version__}",
+    available: int = 1,
+    name: str = "o",
+    served: Sequence[str] = (),
+    label: str = __version__,
 ) -> dict[str, Any]:
     containers = [{"image": image, "args": ["operator", *(f"--namespace={each}" for each in served)]}]
     return {
-        "metadata": {"name": name, "namespace": "specdecode-system"},
+        "metadata": {"name": name, "namespace": "specdecode-system", "labels": {"app.kubernetes.io/version": label}},
         "spec": {"template": {"spec": {"containers": containers}}},
         "status": {"availableReplicas": available},
     }
@@ -107,6 +111,10 @@ def test_the_operator() -> None:
     check(install.operator_finding([operator()]), OK, "specdecode-system/o")
     check(install.operator_finding([operator("r.io/operator:dev")]), OK, "dev")
     check(install.operator_finding([operator("r.io/operator:9.0.0")]), WARN, "9.0.0", __version__)
+    by_digest = f"r.io/operator@sha256:{'a' * 64}"
+    check(install.operator_finding([operator(by_digest)]), OK, "sha256")
+    check(install.operator_finding([operator(by_digest, label="9.0.0")]), WARN, "9.0.0", __version__)
+    check(install.operator_finding([operator(label="9.0.0")]), OK)  # a tag says more of what runs
     check(install.operator_finding([operator(available=0)]), FAIL, "not available", "kubectl describe")
     check(install.operator_finding([]), FAIL, "not installed", "chart")
     check(install.operator_finding([operator(), operator(name="p")]), FAIL, "more than once", "specdecode-system/p")

@@ -1,0 +1,83 @@
+"""What a release is made of, and what is refused before anything is built or pushed."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import yaml
+
+from devcluster import chart
+from devcluster.host.errors import ClusterError
+from devcluster.release import package
+from devcluster.release.package import CHECKSUMS, RECORD, Release, make, with_image
+from devcluster.release.publish import publish
+from specdecode_operator.version import __version__
+
+DIGEST = f"sha256:{'a' * 64}"
+BASE = f"docker.io/library/python:3.13-slim@sha256:{'b' * 64}"
+RELEASE = Release("0.4.0", "registry.example.com/team", DIGEST, BASE)
+
+
+def test_the_released_chart_runs_the_released_image() -> None:
+    before = (chart.CHART / "values.yaml").read_text()
+    after = with_image(before, RELEASE)
+    values = yaml.safe_load(after)
+    image = {"repository": "registry.example.com/team/specdecode-operator", "tag": "0.4.0", "digest": DIGEST}
+    assert values["image"] == {**yaml.safe_load(before)["image"], **image}
+    assert {**values, "image": {}} == {**yaml.safe_load(before), "image": {}}
+    assert after.count("\n#") == before.count("\n#"), "comments stay"
+    with pytest.raises(ClusterError, match=r"values\.yaml: not once"):
+        with_image(after, RELEASE)
+
+
+@pytest.mark.parametrize(
+    ("registry", "base", "tag", "why"),
+    [
+        ("https://registry.example.com", None, None, "--registry 'https://registry.example.com': write a host"),
+        ("registry.example.com/Team", None, None, "in lower case"),
+        ("registry.example.com/team/", None, None, "write a host"),
+        ("r.io", "docker.io/library/python:3.13", None, "--base 'docker.io/library/python:3.13': no digest"),
+        ("r.io", "python@sha256:12", None, "no digest"),
+        ("r.io", f"@{DIGEST}", None, "no digest"),
+        ("r.io", BASE, "v9.9.9", f"--tag 'v9.9.9': this checkout is v{__version__}"),
+        ("r.io", BASE, __version__, "this checkout is v"),
+        ("r.io", None, f"v{__version__}", "--base: not given"),
+    ],
+)
+def test_what_is_no_release_is_refused_before_anything_is_made(
+    registry: str, base: str | None, tag: str | None, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "kept").touch()
+    with pytest.raises(ClusterError, match=why):
+        make(registry, base, tag, tmp_path)
+    assert (tmp_path / "kept").exists()
+
+
+def test_a_tag_has_its_section_in_the_changelog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "REPOSITORY", tmp_path)
+    (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n\n- Something.\n")
+    with pytest.raises(ClusterError, match=rf"no section \[{__version__}\]"):
+        make("r.io", BASE, f"v{__version__}", tmp_path / "dist")
+
+
+def test_what_others_cannot_make_again_is_not_published(tmp_path: Path) -> None:
+    local = Release("0.4.0", "registry.example.com/team", DIGEST, "localhost/specdecode/base:bookworm")
+    (tmp_path / RECORD).write_text(json.dumps(asdict(local)))
+    with pytest.raises(ClusterError, match="built on this machine's packages"):
+        publish(tmp_path)
+
+
+def test_a_changed_file_is_not_published(tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_text(json.dumps(asdict(RELEASE)))
+    (tmp_path / CHECKSUMS).write_text(f"{'0' * 64}  {RECORD}\n")
+    with pytest.raises(ClusterError, match=r"release\.json: FAILED"):
+        publish(tmp_path)
+
+
+@pytest.mark.parametrize("record", [None, "{}", "[]", "no", '{"version": "0.4.0"}'])
+def test_a_folder_that_is_no_release_says_how_one_is_made(record: str | None, tmp_path: Path) -> None:
+    if record is not None:
+        (tmp_path / RECORD).write_text(record)
+    with pytest.raises(ClusterError, match=r"\./just release makes it"):
+        publish(tmp_path)
