@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,10 +13,12 @@ import pytest
 
 from devcluster import chart
 from devcluster.cluster.cluster import Cluster
+from devcluster.host.paths import REPOSITORY
 from devcluster.images import store
 from devcluster.images.base import ensure_base
 from devcluster.release.package import CHECKSUMS, Release, make
 from devcluster.release.publish import BUNDLE
+from tests.support.code_blocks import blocks
 from tests.support.kubectl import Kubectl, program
 from tests.support.waiting import eventually
 
@@ -24,10 +27,14 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(os.geteuid() != 0, reason="im
 REGISTRY = "127.0.0.1:5000"
 """In the cluster's own network, on the machine of its node: there HTTP will do."""
 
-OFFLINE = ("--insecure-ignore-tlog=true",)
+OFFLINE = "--insecure-ignore-tlog"
 """A key alone, as where there is no transparency log."""
 
-HTTP = "--allow-http-registry"
+ADDED = {
+    "cosign": 'case $1 in verify | verify-attestation) set -- "$@" --allow-http-registry ;; esac',
+    "helm": 'set -- "$@" --plain-http --wait --timeout=5m',
+}
+"""To the commands of documents, which are for registries that speak TLS."""
 
 
 @pytest.fixture(scope="module")
@@ -83,45 +90,69 @@ def test_two_releases_are_the_same_bytes(base: str, dist: Path, tmp_path: Path) 
     assert (tmp_path / "dist" / CHECKSUMS).read_text() == (dist / CHECKSUMS).read_text()
 
 
-def test_a_release_is_signed_verified_and_installed_from_its_registry(
-    cluster: Cluster, dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release = Release.of(dist)
+@pytest.fixture
+def reader(dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files of the release, and programs that take HTTP and wait for what they install."""
+    programs, folder = tmp_path / "programs", tmp_path / "reader"
+    for each in (programs, folder):
+        each.mkdir()
+    for name, more in ADDED.items():
+        (programs / name).write_text(f'#!/bin/sh\n{more}\nexec {program(name)} "$@"\n')
+        (programs / name).chmod(0o755)
+    for file in dist.iterdir():
+        (folder / file.name).symlink_to(file)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("COSIGN_PASSWORD", "between us")
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     for each in ("CACHE", "CONFIG", "DATA"):
         monkeypatch.setenv(f"HELM_{each}_HOME", str(tmp_path / each))
-    keys = {name: tmp_path / f"{name}.pub" for name in ("ours", "theirs")}
-    for public in keys.values():
-        ran(program("cosign"), "generate-key-pair", f"--output-key-prefix={public.with_suffix('')}")
-    command = (sys.executable, "-m", "devcluster.release.publish", f"--folder={dist}")
-    signed = (*command, f"--key={keys['ours'].with_suffix('.key')}")
-    published = ran(*signed, cluster=cluster).split()
-    assert published[0] == release.image
-    assert len(published) == 3
+    return folder
 
-    def cosign(what: str, *arguments: str, key: str = "ours") -> "subprocess.CompletedProcess[str]":
-        return cluster.in_namespace([program("cosign"), what, f"--key={keys[key]}", *OFFLINE, *arguments])
 
-    for name in published:
-        assert cosign("verify", HTTP, name).returncode == 0, name
-        assert cosign("verify", HTTP, name, key="theirs").returncode != 0, name
-    told = cosign("verify-attestation", "--type=cyclonedx", HTTP, release.image)
-    assert told.returncode == 0, told.stderr
+def shown(document: str, *starts: str) -> str:
+    """Return commands of a document, by how their blocks begin, for this registry."""
+    of = [each.text for each in blocks() if each.document == document]
+    texts = [next(text for text in of if text.startswith(start)) for start in starts]
+    return "".join(texts).replace("registry.example.com", REGISTRY)
+
+
+def test_a_release_is_signed_verified_and_installed_from_its_registry(
+    cluster: Cluster, dist: Path, reader: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = Release.of(dist)
+    for name in ("ours", "theirs"):
+        ran(program("cosign"), "generate-key-pair", f"--output-key-prefix={tmp_path / name}")
+    publish = (sys.executable, "-m", "devcluster.release.publish", f"--folder={dist}")
+    published = ran(*publish, f"--key={tmp_path / 'ours.key'}", cluster=cluster).split()
+    assert (published[0], len(published)) == (release.image, 3)
+    (reader / BUNDLE).symlink_to(dist / BUNDLE)
+
+    def run(commands: str) -> "subprocess.CompletedProcess[str]":
+        return cluster.in_namespace(["bash", "-ec", f"cd {reader}\n{commands}"])
+
+    verify = shown("SECURITY.md", "REGISTRY=registry", "for signed in")
+    shutil.copy(tmp_path / "ours.pub", reader / "cosign.pub")
+    done = run(verify)
+    assert done.returncode == 0, done.stderr
+    told = run(f"cosign verify-attestation --key=cosign.pub {OFFLINE} --type=cyclonedx {release.image}")
     (envelope,) = map(json.loads, told.stdout.splitlines())
-    assert json.loads(base64.b64decode(envelope["payload"]))["predicate"] == json.loads(
-        (dist / release.sbom).read_text()
-    )
-    files = (f"--bundle={dist / BUNDLE}", str(dist / CHECKSUMS))
-    assert cosign("verify-blob", *files).returncode == 0
-    assert cosign("verify-blob", *files, key="theirs").returncode != 0
+    sbom = json.loads((dist / release.sbom).read_text())
+    assert json.loads(base64.b64decode(envelope["payload"]))["predicate"] == sbom
+    (reader / release.sbom).unlink()
+    (reader / release.sbom).write_text("{}")
+    assert f"{release.sbom}: FAILED" in run(verify).stdout
 
-    assert ran(*command, cluster=cluster).split() == published, "what is there stays"
+    shutil.copy(tmp_path / "theirs.pub", reader / "cosign.pub")
+    by_key = [f"verify --key=cosign.pub {OFFLINE} {name}" for name in published]
+    by_key += [f"verify-attestation --key=cosign.pub {OFFLINE} --type=cyclonedx {release.image}",
+               f"verify-blob --key=cosign.pub {OFFLINE} --bundle={BUNDLE} {CHECKSUMS}"]  # fmt: skip
+    assert [each for each in by_key if run(f"cosign {each}").returncode == 0] == []
 
-    for name in (chart.CRDS.name, chart.CHART.name):
-        source = (f"oci://{release.registry}/charts/{name}", f"--version={release.version}", "--plain-http")
-        where = (f"--namespace={chart.NAMESPACE}", "--create-namespace", "--wait", "--timeout=5m")
-        ran(program("helm"), "install", name, *source, *where, cluster=cluster)
+    assert ran(*publish, cluster=cluster).split() == published, "what is there stays"
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    done = run(shown("README.md", "REGISTRY="))
+    assert done.returncode == 0, done.stderr
+    assert shown("docs/how-to/install.md", "REGISTRY=") == shown("README.md", "REGISTRY=")
     (pod,) = Kubectl(cluster.kubeconfig, chart.NAMESPACE).objects("pods")
     (container,) = pod["status"]["containerStatuses"]
     assert container["ready"]
