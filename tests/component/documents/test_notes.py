@@ -1,0 +1,124 @@
+"""Commands that Helm tells after an installation are run in their order, each telling the next one."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devcluster import chart
+from devcluster.cluster.cluster import Cluster
+from tests.support.documents import ROOT
+from tests.support.kubectl import Kubectl
+from tests.support.objects import H100
+from tests.support.operator_process import OperatorProcess
+from tests.support.played_node import PlayedNode
+from tests.support.waiting import eventually
+
+FILLED = {"REGISTRY": "registry.example.com/team", "TAG": "1"}
+"""What a reader writes in place of a name in capitals."""
+
+FIRST = (
+    f"helm upgrade --install {chart.RELEASE} charts/{chart.RELEASE} --namespace {chart.NAMESPACE} --create-namespace"
+)
+OPERATOR_RUNS = {
+    "phase": "Running",
+    "conditions": [{"type": "Ready", "status": "True"}],
+    "containerStatuses": [
+        {"name": "operator", "ready": True, "started": True, "restartCount": 0, "image": "", "imageID": ""}
+    ],
+}
+
+pytestmark = pytest.mark.long
+
+
+class Reader:
+    """Somebody with a clone, who types what is told."""
+
+    def __init__(self, folder: Path, kubeconfig: Path, programs: Path) -> None:
+        path = [str(Path(sys.executable).parent), str(programs), os.environ["PATH"]]
+        self._environment = {"PATH": os.pathsep.join(path), "HOME": str(folder), "KUBECONFIG": str(kubeconfig)}
+        self._folder = folder
+        folder.mkdir()
+        (folder / "charts").symlink_to(ROOT / "charts")
+
+    def types(self, command: str) -> str:
+        """Return what a command prints that must succeed."""
+        done = subprocess.run(**self._bash(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        assert done.returncode == 0, f"{command}: {done.stdout}"
+        return str(done.stdout)
+
+    def watches(self, command: str, name: str) -> None:
+        """Look at a command that does not end until it names something."""
+        with subprocess.Popen(**self._bash(command), stdout=subprocess.PIPE) as process:
+            try:
+                assert process.stdout
+                assert any(name in line for line in process.stdout), f"{command} ended without naming {name}"
+            finally:
+                process.terminate()
+
+    def _bash(self, command: str) -> dict[str, object]:
+        return {
+            "args": ["timeout", "120", "bash", "-euo", "pipefail", "-c", command],
+            "cwd": self._folder,
+            "env": self._environment,
+            "text": True,
+        }
+
+
+@pytest.fixture
+def reader(cluster: Cluster, programs: Path, tmp_path: Path) -> Reader:
+    return Reader(tmp_path / "reader", cluster.kubeconfig, programs)
+
+
+@pytest.fixture
+def operator(cluster: Cluster, tmp_path: Path) -> Iterator[OperatorProcess]:
+    """What runs in the pod of the installation."""
+    process = OperatorProcess(cluster.kubeconfig, tmp_path / "log", "specdecode-operator-0")
+    yield process
+    process.stop()
+
+
+def told(said: str) -> list[str]:
+    """Return the commands of a chart's notes: what is indented, with what a reader fills in."""
+    notes = said.partition("\nNOTES:\n")[2].replace("\\\n", "")
+    for name, value in FILLED.items():
+        notes = re.sub(rf"\b{name}\b", value, notes)
+    return [line.strip() for line in notes.splitlines() if line.startswith("  ")]
+
+
+def run_the_pods(kubectl: Kubectl) -> None:
+    """Do for the operator's pods what a kubelet would do, until none is awaited."""
+
+    def available() -> bool:
+        for pod in kubectl.objects("pods"):
+            if pod["status"]["phase"] == "Pending":
+                kubectl.patch_pod_status(pod["metadata"]["name"], OPERATOR_RUNS)
+        status = kubectl.object("deployment", chart.RELEASE)["status"]
+        return status.get("updatedReplicas") == status.get("availableReplicas") == status.get("replicas") == 1
+
+    with PlayedNode(kubectl):
+        eventually(available, "the operator's pod is available")
+
+
+def test_each_command_leads_to_the_next(reader: Reader, cluster: Cluster, operator: OperatorProcess) -> None:
+    kubectl = Kubectl(cluster.kubeconfig, chart.NAMESPACE)
+    kubectl.add_node("gpus", H100)
+    kinds, *_ = told(reader.types(FIRST))
+    assert "charts/specdecode-crds" in kinds, "the operator waits for its kinds"
+    (install,) = told(reader.types(kinds))
+    kubectl.wait_for_crds(*(f"specdecode{each}.specdecode.io" for each in ("deployments", "captures")))
+    commands = told(reader.types(install))
+    image = kubectl.object("deployment", chart.RELEASE)["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert image == f"{FILLED['REGISTRY']}/specdecode-operator:{FILLED['TAG']}"
+    assert len(commands) == 5
+    run_the_pods(kubectl)
+    operator.start()
+    for command in commands:
+        if command.endswith("--watch"):
+            reader.watches(command, "llama-3-1-8b-instruct")
+        else:
+            reader.types(command)
