@@ -3,7 +3,8 @@
     python -m bench.site.build [--serve [PORT]]
 
 `SITE_REPOSITORY` is the address of the repository, to which links lead that leave the documents (`SITE_REVISION` of it:
-a branch, a tag or a commit). Without it they are text.
+a branch, a tag or a commit). Without it they are text. `SITE_URL` is the address of the site, from which the page that
+says that one is not there finds its style.
 """
 
 import argparse

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bench.site.build import SITE
 from tests.parts import NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +89,16 @@ def test_a_release_waits_for_the_long_tests_and_runs_the_recipes_of_people() -> 
     order = [run.index(each) for each in ("./just release ", "./just publish --keyless", "gh release create")]
     assert order == sorted(order)
     assert all(f'"--{each}=' in run for each in ("registry", "base", "tag"))
+
+
+def test_the_site_is_published_as_github_pages_want_it() -> None:
+    build, publish = jobs(WORKFLOWS / "docs.yml").values()
+    (upload,) = (step for step in build["steps"] if "/upload-pages-artifact@" in step.get("uses", ""))
+    assert ROOT / upload["with"]["path"] == SITE
+    (deploy,) = publish["steps"]
+    assert "/deploy-pages@" in deploy["uses"]
+    assert publish["environment"]["name"] == "github-pages"
+    assert (publish["needs"], publish["if"]) == ("build", upload["if"]), "what was not uploaded is not deployed"
 
 
 @pytest.mark.parametrize(("issues", "expected"), [("", "issue create --title vLLM 0.34"), ("17", "issue edit 17")])

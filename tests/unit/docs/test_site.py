@@ -105,6 +105,19 @@ def test_links_to_other_files_lead_to_the_repository(built: dict[Path, Page]) ->
         assert (ROOT / path).is_dir() if view == "tree" else (ROOT / path).is_file(), link
 
 
+def test_the_page_for_those_that_are_gone_finds_its_style_at_any_depth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SITE_URL", "https://team.forge.example/operator/")
+    configuration = prepare(Repository(), tmp_path)
+    assert build(configuration).returncode == 0
+    loads = Page((configuration.parent / "site/404.html").read_text()).loads
+    assert len(loads) > 3
+    for each in loads:
+        assert each.startswith("/operator/")
+        assert (configuration.parent / "site" / each.removeprefix("/operator/")).is_file(), each
+
+
 def test_a_broken_anchor_fails_the_build(tmp_path: Path) -> None:
     configuration = prepare(Repository(), tmp_path)
     page = configuration.parent / "pages/index.md"
