@@ -75,8 +75,9 @@ def test_no_step_keeps_the_token_or_runs_what_a_stranger_writes(file: Path) -> N
         assert not re.search(r"\$\{\{\s*(github\.(event|head_ref|ref_name)|inputs)\b", step.get("run", "")), step
 
 
-def test_a_release_runs_actions_by_their_commit() -> None:
-    used = [step["uses"] for step in steps(WORKFLOWS / "release.yml") if "uses" in step]
+@pytest.mark.parametrize("name", ["docs.yml", "release.yml"])
+def test_what_publishes_runs_actions_by_their_commit(name: str) -> None:
+    used = [step["uses"] for step in steps(WORKFLOWS / name) if "uses" in step]
     foreign = [each for each in used if not each.startswith("./")]
     assert foreign
     assert [each for each in foreign if not re.search(r"@[0-9a-f]{40}$", each)] == []
@@ -93,6 +94,9 @@ def test_a_release_waits_for_the_long_tests_and_runs_the_recipes_of_people() -> 
 
 def test_the_site_is_published_as_github_pages_want_it() -> None:
     build, publish = jobs(WORKFLOWS / "docs.yml").values()
+    triggers = yaml.safe_load((WORKFLOWS / "docs.yml").read_text())[True]  # YAML 1.1 reads "on" so
+    assert triggers["release"] == {"types": ["released"]}, "no draft, and no candidate"
+    assert "tags" not in triggers["push"]
     (upload,) = (step for step in build["steps"] if "/upload-pages-artifact@" in step.get("uses", ""))
     assert ROOT / upload["with"]["path"] == SITE
     (deploy,) = publish["steps"]
