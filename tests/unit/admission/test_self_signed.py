@@ -53,6 +53,10 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> bo
     return False
 
 
+def test_an_api_server_whose_clock_is_behind_takes_it_too(first: ServerCertificate) -> None:
+    assert NOW - x509.load_pem_x509_certificate(first.certificate).not_valid_before_utc >= timedelta(minutes=5)
+
+
 @pytest.mark.parametrize("later", [timedelta(0), LASTS - RENEWED_BEFORE - timedelta(minutes=1)])
 def test_it_is_kept_while_it_is_good(first: ServerCertificate, later: timedelta) -> None:
     assert kept_or_renewed(first.files, HOSTS, NOW + later) == first

@@ -72,13 +72,16 @@ async def test_what_cannot_be_told_changes_nothing(
     api: ApiServer, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     named, whole = Claims(cluster, ["team"], "team/ours"), Claims(cluster, [], "system/all")
+    second = Claims(cluster, ["team"], "team/second")
     await named.look()
     await whole.look()
+    await second.look()
     lease = "leases.coordination.k8s.io"
     api.refusals |= {f"{verb} {lease}": (500, "etcd is slow") for verb in ("list", "get")}
     await named.look()
     await whole.look()
-    assert (named.serves("team"), whole.serves("team")) == (True, False)
+    await second.look()
+    assert (named.serves("team"), whole.serves("team"), second.serves("team")) == (True, False, False)
     assert [message for message in caplog.messages if "cannot be told now" in message and "etcd is slow" in message]
 
 

@@ -6,6 +6,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,6 +190,33 @@ async def test_whoever_loses_the_lease_ends(
         assert re.search(why, lost[0])
         assert not works(gauge)
     assert spec(api)["holderIdentity"] != "", "what is lost is not given back"
+
+
+async def test_whoever_cannot_renew_the_lease_ends_before_another_may_take_it(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(leadership, "time", SimpleNamespace(monotonic=clock))
+    async with leading(monkeypatch) as (thread, _, lost):
+        await asyncio.to_thread(thread.wait)
+        no_answer(api)
+        clock.now_s += LEASE_S - 1
+        await until(lambda: lost, lambda: "it ends")
+
+
+async def test_a_renewal_counts_from_when_it_was_asked_for_and_not_from_its_answer(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(leadership, "time", SimpleNamespace(monotonic=clock))
+
+    def answers_late() -> None:
+        clock.now_s += leadership.RENEW_WITHIN_S
+
+    async with leading(monkeypatch) as (thread, _, lost):
+        await asyncio.to_thread(thread.wait)
+        api.before["patch leases.coordination.k8s.io"] = answers_late
+        await until(lambda: lost, lambda: "the Lease may have been written when it was asked for")
 
 
 async def test_one_failure_is_not_the_end(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
