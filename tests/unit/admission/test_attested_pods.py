@@ -29,6 +29,13 @@ def config_map(body: Body | None = None, key: SigningKey = KEY, seen: Seen | Non
     return copy.deepcopy(attest(body or parent(pair_70b()), key, seen).children[0])
 
 
+def owned_by(config_map: Body, **changes: str) -> Body:
+    """A ConfigMap whose owner the API server does not look for, so that it stays when that one is gone."""
+    metadata = config_map["metadata"]
+    owners = [{**each, **changes} for each in metadata["ownerReferences"]]
+    return {**config_map, "metadata": {**metadata, "ownerReferences": owners}}
+
+
 def asked(
     pod: Body, kept: Body | Exception | None, before: Body | None = None, gate: Gate = GATE, namespace: str = "default"
 ) -> str:
@@ -131,6 +138,7 @@ def test_only_what_the_key_signed_of_this_very_object_counts() -> None:
         (config_map(key=OTHER), "holds no attestation that verifies: one was signed with another key"),
         ({**kept, "data": config_map(elsewhere)["data"]}, "one is of theirs/llama"),
         ({**kept, "data": config_map(earlier)["data"]}, "one is of an earlier object of this name"),
+        (owned_by(kept, kind="Gone"), "one is of an earlier object of this name"),
         ({**kept, "data": {}}, "holds no attestation that verifies"),
         ({**kept, "data": {f"{n}.intoto.json": "{}" for n in range(5)}}, "has 5 attestations"),
         ({**kept, "data": {"a.intoto.json": " " * MOST_BYTES + "{}"}}, "no DSSE envelope"),

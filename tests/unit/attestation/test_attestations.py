@@ -67,6 +67,13 @@ def test_a_plan_is_attested_before_a_pod_is_and_its_engines_once_they_serve() ->
     assert entries(attest(body, KEY, Seen(after, [], []), NOW + timedelta(days=1))) == after
 
 
+def test_engines_that_served_by_an_earlier_spec_are_not_attested_for_the_next() -> None:
+    body, _, pod = serving()
+    body["metadata"]["generation"] += 1
+    [envelope] = entries(attest(body, KEY, Seen({}, [pod], []))).values()
+    assert read_statement(opened(envelope, KEY.public)).predicate.served is None
+
+
 def test_the_newest_rollouts_are_kept_and_what_others_wrote_is_not() -> None:
     kept: dict[str, str] = {"forged.intoto.json": sealed(b"{}", SigningKey.read(key_pair()[0])), "x": "text"}
     for generation in range(1, MOST_ROLLOUTS + 3):

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import yaml
+
 from specdecode_operator.attestation.attest import Seen
 from specdecode_operator.attestation.keys import SigningKey
 from tests.support.attestations import attest, entries, key_pair, serving
@@ -51,6 +53,30 @@ def test_another_key_does_not_verify(specdecode: Specdecode, write: WriteObject,
     result = specdecode("verify", attestation, "--key", key)
     assert result.exit_code == NOT_VERIFIED
     assert "was signed with another key" in result.stderr
+
+
+def test_one_that_does_not_hold_among_those_that_do_is_not_verified(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path
+) -> None:
+    attestation, key = attested(write, tmp_path)
+    config_map = yaml.safe_load(attestation.read_text())
+    config_map["data"]["forged.intoto.json"] = "{}"
+    result = specdecode("verify", write("mixed.yaml", config_map), "--key", key)
+    assert result.exit_code == NOT_VERIFIED
+    assert "forged.intoto.json: is no DSSE envelope" in result.stderr
+
+
+def test_attestations_of_several_objects_are_not_held_against_one(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path
+) -> None:
+    private, public = key_pair()
+    (tmp_path / "key").write_bytes(public)
+    one, namesake = serving()[0], serving()[0]
+    namesake["metadata"]["uid"] = "uid-2"
+    both = write("both.yaml", *(attest(each, SigningKey.read(private)).children[0] for each in (one, namesake)))
+    result = specdecode("verify", both, "--key", tmp_path / "key", "-f", write("objects.yaml", *serving()))
+    assert result.exit_code == NOT_VERIFIED
+    assert "are of several objects" in result.stderr
 
 
 def test_an_envelope_alone_is_read_from_standard_input(specdecode: Specdecode, tmp_path: Path) -> None:
