@@ -164,3 +164,52 @@ LET_THROUGH: list[Body] = [
     {"containers": [{"name": "more", "image": "i", "readinessProbe": {"httpGet": {"path": "/", "port": 1}}}]},
     {"containers": "none", "volumes": [3], "securityContext": {}},
 ]
+
+
+def _sysctl(name: str) -> Body:
+    return {"securityContext": {"sysctls": [{"name": name, "value": "1"}]}}
+
+
+_SAFE_SYSCTLS = (
+    "kernel.shm_rmid_forced",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.tcp_wmem",
+)
+_OTHER_SYSCTLS = (
+    "fs.mqueue.msg_max",
+    "kernel.msgmax",
+    "kernel.sem",
+    "kernel.shmmax",
+    "net.core.somaxconn",
+    "net.ipv4.ip_forward",
+    "net.ipv4.tcp_max_syn_backlog",
+    "net.ipv4.tcp_tw_reuse",
+    "vm.overcommit_memory",
+)
+_SAFE_VOLUMES = (
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected"),
+    "secret",
+)
+_OTHER_VOLUMES = (
+    *("awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "fc", "flexVolume", "flocker"),
+    *("gcePersistentDisk", "gitRepo", "glusterfs", "iscsi", "nfs", "photonPersistentDisk", "portworxVolume"),
+    *("quobyte", "rbd", "scaleIO", "storageos", "vsphereVolume"),
+)
+
+SAFE: list[Body] = [*map(_sysctl, _SAFE_SYSCTLS), *(volume(**{kind: {}}) for kind in _SAFE_VOLUMES)]
+"""Sysctls and volumes that the level restricted of the Pod Security Standards lets through, and images.
+
+https://kubernetes.io/docs/concepts/security/pod-security-standards/
+"""
+
+UNSAFE: list[Body] = [*map(_sysctl, _OTHER_SYSCTLS), *(volume(**{kind: {}}) for kind in _OTHER_VOLUMES)]
+"""Sysctls that reach the node or that the level does not name, and all other volumes of core/v1 but hostPath."""

@@ -15,7 +15,7 @@ from tests.support.guard import guard, refusal
 from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import USER, OperatorProcess
-from tests.support.pod_cases import LET_THROUGH, REFUSED
+from tests.support.pod_cases import LET_THROUGH, REFUSED, SAFE, UNSAFE
 from tests.support.waiting import eventually
 
 OURS = {"app.kubernetes.io/managed-by": "specdecode-operator"}
@@ -147,6 +147,22 @@ def test_what_is_allowed_by_name_goes_through_and_nothing_else(grant: str) -> No
         if "None" not in str(template) and template.get("hostNetwork") != "true":
             body = workload("Deployment", pod_with(template))
             assert holds(policy, body) == (grant in (needed, needed.partition(".")[0])), (field, grant)
+
+
+@pytest.mark.parametrize("reaching", ["leaderTemplate", "workerTemplate"])
+def test_groups_of_pods_are_held_like_others_in_both_their_templates(reaching: str) -> None:
+    (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
+    templates = {name: {"spec": pod_with({})} for name in ("leaderTemplate", "workerTemplate")}
+    body = {"kind": "LeaderWorkerSet", "metadata": {"name": "x", "labels": OURS}}
+    assert holds(policy, {**body, "spec": {"leaderWorkerTemplate": templates}})
+    templates[reaching] = {"spec": pod_with({"hostNetwork": True})}
+    assert not holds(policy, {**body, "spec": {"leaderWorkerTemplate": templates}})
+
+
+def test_the_guard_lets_through_what_podtemplate_may_ask_for_and_no_more() -> None:
+    (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
+    for template in (*SAFE, *UNSAFE):
+        assert holds(policy, workload("Deployment", pod_with(template))) == (template in SAFE), template
 
 
 def holds(policy: dict[str, Any], body: dict[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.kube.pod_policy import GRANTS, is_grant, pod_problems
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, parent, tiny_cpu
-from tests.support.pod_cases import LET_THROUGH, REFUSED, secured
+from tests.support.pod_cases import LET_THROUGH, REFUSED, SAFE, UNSAFE, secured
 
 GOLDEN = Path("tests/golden")
 
@@ -61,6 +61,11 @@ def test_every_grant_lets_something_through() -> None:
 @pytest.mark.parametrize("template", LET_THROUGH, ids=str)
 def test_what_a_pod_does_to_itself_alone_is_let_through(template: Body) -> None:
     assert pod_problems({"spec": template}, "spec.podTemplate") == []
+
+
+def test_volumes_and_sysctls_are_those_of_the_level_restricted() -> None:
+    for template in (*SAFE, *UNSAFE):
+        assert (pod_problems({"spec": template}, "") == []) == (template in SAFE), template
 
 
 def test_an_annotation_takes_no_profile_away_either() -> None:
