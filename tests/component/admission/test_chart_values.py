@@ -109,6 +109,34 @@ def test_the_longest_name_of_a_release_leaves_names_that_the_api_server_takes() 
         assert len(body["metadata"]["name"]) <= most[body["kind"]], body["metadata"]["name"]
 
 
+def test_with_cert_manager_the_certificate_is_the_one_that_is_mounted_and_trusted() -> None:
+    found = objects("--set=webhook.enabled=true", "--set=webhook.certificate.from=CertManager")
+    certificate = found["Certificate", f"{NAME}-webhook"]
+    place = certificate["metadata"]["namespace"]
+    configuration = found["ValidatingWebhookConfiguration", NAME]
+    asked_of = configuration["webhooks"][0]["clientConfig"]["service"]
+    assert configuration["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": f"{place}/{NAME}-webhook"}
+    assert f"{asked_of['name']}.{asked_of['namespace']}.svc" in certificate["spec"]["dnsNames"]
+    (mounted,) = (each for each in pod(found)["spec"]["volumes"] if each["name"] == "webhook-certificate")
+    assert mounted["secret"]["secretName"] == certificate["spec"]["secretName"]
+    issuer = certificate["spec"]["issuerRef"]
+    assert (issuer["kind"], issuer["name"]) in found
+    named = objects(
+        "--set=webhook.enabled=true",
+        "--set=webhook.certificate.from=CertManager",
+        "--set=webhook.certificate.issuerRef.name=ours",
+    )
+    assert named["Certificate", f"{NAME}-webhook"]["spec"]["issuerRef"] == {"name": "ours"}
+    assert ("Issuer", f"{NAME}-webhook") not in named
+
+
+def test_the_webhook_of_named_namespaces_is_asked_of_no_other() -> None:
+    found = objects("--set=webhook.enabled=true", "--set=watchNamespaces={team-a,team-b}")
+    (webhook,) = found["ValidatingWebhookConfiguration", NAME]["webhooks"]
+    (only,) = webhook["namespaceSelector"]["matchExpressions"]
+    assert only == {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["team-a", "team-b"]}
+
+
 def test_the_guard_knows_both_names_of_an_account() -> None:
     # Only of kinds of its own the API server makes one of the two: groups of pods are another's.
     policy = objects("--set=operatorGuard.enabled=true")["ValidatingAdmissionPolicy", f"{NAME}-guard"]

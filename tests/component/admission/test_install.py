@@ -81,6 +81,11 @@ def test_manifests_are_those_that_the_chart_makes() -> None:
     assert sorted(kustomization["resources"]) == sorted(["namespace.yaml", *made])
 
 
+def test_the_namespace_of_the_manifests_lets_no_pod_in_that_is_not_restricted() -> None:
+    labels = kustomize()["Namespace", NAMESPACE]["metadata"]["labels"]
+    assert {labels[f"pod-security.kubernetes.io/{each}"] for each in ("enforce", "audit", "warn")} == {"restricted"}
+
+
 def test_every_object_is_labelled() -> None:
     for key, item in kustomize().items():
         labels = item["metadata"]["labels"]
@@ -149,8 +154,15 @@ def test_operator_has_no_more_rights_than_listed() -> None:
         "pods/eviction",
     }  # fmt: skip
     assert ("specdecode.io", "specdecodecaptures", "delete") in granted, "those whose time is over"
+    assert lease_names(rules) == [SERVES], "of the Leases of a cluster none but its own kind"
     (subject,) = objects["ClusterRoleBinding", NAME]["subjects"]
     assert subject == {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
+
+
+def lease_names(rules: list[Object]) -> list[str]:
+    """Names of the Leases that a role is about; ``*`` where it is about all."""
+    leases = [rule for rule in rules if "leases" in rule["resources"] and rule["verbs"] != ["create"]]
+    return [name for rule in leases for name in rule.get("resourceNames", ["*"])]
 
 
 TEAMS = ("--set=watchNamespaces={team-a,team-b}",)
@@ -165,6 +177,8 @@ def test_named_namespaces_take_a_role_in_each_and_nothing_in_the_cluster() -> No
     served = {*permissions(Scope.SERVED, Scope.NAMED)}
     assert [each["metadata"]["name"] for each in objects if each["kind"] == "Lease"] == [SERVES, SERVES]
     assert roles == {"team-a": served, "team-b": served, NAMESPACE: {*permissions(Scope.OWN)}}
+    names = {each["metadata"]["namespace"]: lease_names(each["rules"]) for each in objects if each["kind"] == "Role"}
+    assert names == {"team-a": [SERVES], "team-b": [SERVES], NAMESPACE: [NAME]}
     bound = {each["metadata"]["namespace"] for each in objects if each["kind"] == "RoleBinding"}
     assert bound == roles.keys()
     (pod,) = (each["spec"]["template"]["spec"] for each in objects if each["kind"] == "Deployment")
@@ -337,6 +351,8 @@ def test_chart_uses_a_service_account_that_exists() -> None:
         ("resources.cpu=1", "/resources"),
         ("watchNamespaces={Team}", "/watchNamespaces/0"),
         ("fleet.nodes[0].name=h", "/fleet/nodes/0"),
+        ("webhook.certificate.from=Secret,webhook.certificate.secretName=mine", "/webhook/certificate/caBundle"),
+        ("webhook.certificate.from=Secret", "/webhook/certificate/secretName"),
     ],
 )
 def test_chart_refuses_values_that_it_does_not_know(value: str, field: str) -> None:

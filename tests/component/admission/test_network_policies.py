@@ -128,6 +128,16 @@ def test_values_open_what_a_cluster_needs_beside_that(tmp_path: Path) -> None:
     assert refused(found, Connection(OPERATOR, HUB, 6443)) == ["specdecode-system/specdecode-operator"]
 
 
+@pytest.mark.parametrize(("url", "port", "other"), [("https://p.example", 443, 80), ("http://p.example", 80, 443)])
+def test_a_prometheus_whose_url_names_no_port_is_reached_on_that_of_its_scheme(
+    tmp_path: Path, url: str, port: int, other: int
+) -> None:
+    api_server = {"cidrs": [f"{API_SERVER.address}/32"], "ports": [6443]}
+    found = policies(tmp_path, others={"prometheus": {"url": url}}, apiServer=api_server)
+    assert refused(found, Connection(OPERATOR, PROMETHEUS, port)) == []
+    assert refused(found, Connection(OPERATOR, PROMETHEUS, other)) != []
+
+
 def test_the_api_server_reaches_the_webhook(tmp_path: Path) -> None:
     asked = Connection(API_SERVER, OPERATOR, 9443)
     assert refused(policies(tmp_path), asked) == ["specdecode-system/specdecode-operator"]
