@@ -9,6 +9,7 @@ import yaml
 
 from tests.support.gitops.action import ACTION, INSTALL, Job, example_inputs, run_action, shell
 from tests.support.golden import EXAMPLES, ROOT
+from tests.unit.admission.test_policies import POLICY, binding
 from tests.unit.cli.conftest import WriteObject, manifest
 
 GITLAB = yaml.safe_load((EXAMPLES / "ci/gitlab.yml").read_text())["specdecode"]
@@ -69,6 +70,14 @@ def test_what_the_operator_is_told_to_allow_passes(tmp_path: Path, write: WriteO
     allowed = {"allow-host-path": "/opt/models\n/mnt/models\n", "allow-pod-template": "hostNetwork\nprivileged"}
     job = run_action(tmp_path, files="a.yaml", rendered="rendered.yaml", **allowed)
     assert (job.code, job.refused) == (0, [])
+
+
+def test_what_the_cluster_limits_is_refused_in_the_pull_request(tmp_path: Path, write: WriteObject) -> None:
+    write("pairs/a.yaml", manifest("a", parallelism={"tensor": 2}))
+    write("policy.yaml", POLICY, binding())
+    job = run_action(tmp_path, files="pairs", **{"admission-policy": "policy.yaml"})
+    assert (job.code, job.refused) == (2, ["AdmissionPolicy"])
+    assert "spec.parallelism.tensor: 2: use 1" in job.summary
 
 
 def test_what_a_caller_gives_is_no_command(tmp_path: Path, write: WriteObject) -> None:

@@ -74,4 +74,5 @@ def test_flux_installs_what_there_is_in_order() -> None:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["image"].partition(":")[0] == image["name"]
     (_, pairs) = documents(EXAMPLES / "flux/pairs.yaml")
+    assert pairs["spec"]["wait"] is True, "else its expressions are about nothing"
     assert ("Kustomization", pairs["spec"]["dependsOn"][0]["name"]) in found
