@@ -265,6 +265,8 @@ def test_quota() -> None:
     check(judged(quota(**{"limits.memory": "64Gi"})), WARN, "limits.memory")
     defaults = named("l", spec={"limits": [{"type": "Container", "default": {"memory": "8Gi"}}]})
     check(judged(quota(**{"limits.memory": "64Gi"}), defaults), OK)
+    requests = named("l", spec={"limits": [{"type": "Container", "defaultRequest": {"memory": "8Gi"}}]})
+    check(judged(quota(**{"requests.memory": "64Gi"}), requests), OK)
     check(judged(quota(pods="9")), OK)
     check(namespace.quota_findings(DENIED, [])[0], WARN)
 

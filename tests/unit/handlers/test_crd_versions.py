@@ -30,6 +30,7 @@ async def said(caplog: pytest.LogCaptureFixture, state: OperatorState) -> list[s
     [
         ("1.9.0", "is of 1.9.0, older than this 1.10.0: the API server drops fields"),
         ("1.11.0", "is of 1.11.0, newer than this 1.10.0, which knows none of the fields that came since"),
+        ("1.10.1", "is of 1.10.1, newer than this 1.10.0"),
         (None, "does not say its version, older than this 1.10.0"),
     ],
 )

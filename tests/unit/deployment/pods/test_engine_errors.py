@@ -124,6 +124,8 @@ Traceback (most recent call last):
   File "/vllm/v1/engine/core.py", line 1900, in process_input_sockets
 ValueError: no grammar:
 root ::= what somebody asked"""
+CUT = f"ValueError: {'ü' * 1024}\nINFO 11-21 17:11:00 [a.py:1] one"
+"""As the kubelet cuts a log, by bytes: its first line may be the end of a record of INFO, with what somebody asked."""
 
 
 def test_every_error_of_the_table_has_its_words() -> None:
@@ -157,6 +159,7 @@ def test_the_same_error_in_other_words(words: str, reason: str, said: str) -> No
         ("INFO 11-21 17:11:00 [a.py:1] one\nDEBUG 11-21 17:11:00 [a.py:1] ValueError: two", "its log does not say why"),
         ("\x1b[0;36m(APIServer pid=7)\x1b[0;0m INFO 11-21 17:11:00 [a.py:1] ValueError: a", "its log does not say why"),
         (REFUSED_REQUEST, "its log does not say why"),
+        (CUT, "its log does not say why"),
         (f"{REFUSED_REQUEST}\nEngineCore encountered a fatal error.\nRuntimeError: no route", "RuntimeError: no route"),
     ],
 )
