@@ -7,11 +7,13 @@ from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.capture import CaptureRun
-from specdecode_operator.api.patterns import CRON_LINE, SCHEDULE_NAME, TIME_ZONE
+from specdecode_operator.api.patterns import CRON_LINE, OBJECT_NAME, SCHEDULE_NAME, TIME_ZONE
 
 ScheduleName = Annotated[str, StringConstraints(max_length=20, pattern=SCHEDULE_NAME)]
 CronLine = Annotated[str, StringConstraints(max_length=128, pattern=CRON_LINE)]
 TimeZone = Annotated[str, StringConstraints(max_length=64, pattern=TIME_ZONE)]
+# As long as a label's value may be, which is how Kueue is told.
+QueueObject = Annotated[str, StringConstraints(max_length=63, pattern=OBJECT_NAME)]
 
 
 class Concurrency(StrEnum):
@@ -33,6 +35,16 @@ class Retention(ApiModel):
 
     days: StrictInt | None = Field(default=None, ge=1, le=3650)
     """Age in days at which a claim is deleted, whatever is on it. Absent: never."""
+
+
+class Queue(ApiModel):
+    """The queue of Kueue that captures of a schedule wait in."""
+
+    name: QueueObject
+    """A LocalQueue of the namespace."""
+
+    priority_class: QueueObject | None = None
+    """A WorkloadPriorityClass. Absent: that of the pods."""
 
 
 class CaptureSchedule(ApiModel):
@@ -65,6 +77,9 @@ class CaptureSchedule(ApiModel):
 
     suspend: StrictBool = False
     """Start none until it is false again; those that run go on."""
+
+    queue: Queue | None = None
+    """The queue of Kueue that starts them, as label kueue.x-k8s.io/queue-name says it of a capture. Absent: none."""
 
     template: CaptureRun = CaptureRun()
     """The captures that are created."""

@@ -29,7 +29,7 @@ _ADD_ONS: Final = (
         "kueue",
         "kueue.x-k8s.io",
         "for captures and engines in queues",
-        "is not installed: needed only for captures with the label kueue.x-k8s.io/queue-name",
+        "is not installed: needed only for captures and schedules that name a queue",
     ),
     (
         "prometheus",

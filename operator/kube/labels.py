@@ -37,6 +37,15 @@ ENGINE_WATCH_ANNOTATION = "specdecode.io/engine-watch"
 KEPT_MANAGERS_ANNOTATION = "specdecode.io/keep-fields-of"
 """On a SpecDecodeDeployment: field managers, separated by commas, whose changes of its children stay."""
 
+QUEUE_PREFIX = "kueue.x-k8s.io/"
+"""Of all labels and annotations of Kueue."""
+
+QUEUE_LABEL = f"{QUEUE_PREFIX}queue-name"
+"""On what Kueue shall start: its LocalQueue. https://kueue.sigs.k8s.io/docs/tasks/run/jobs/"""
+
+QUEUE_PRIORITY_LABEL = f"{QUEUE_PREFIX}priority-class"
+"""Beside it: a WorkloadPriorityClass."""
+
 TEMPLATE_HASH_ANNOTATION = "specdecode.io/template-hash"
 OWNED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
 

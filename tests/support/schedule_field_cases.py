@@ -38,6 +38,8 @@ SCHEDULE_FIELDS: Mapping[str, FieldCase] = {
     "captures[].retention.count": at(1, on=_scheduled()),
     "captures[].retention.failedCount": at(0, on=_scheduled()),
     "captures[].retention.days": at(1, on=_scheduled()),
+    "captures[].queue.name": at("gpus", on=_scheduled()),
+    "captures[].queue.priorityClass": at("measurements", on=_scheduled(queue={"name": "gpus"})),
     "captures[].suspend": at(value=True, on=_scheduled()),
     **dict(
         _of_template(*each) for each in CAPTURE_FIELDS.items() if each[0].partition(".")[0] not in _NOT_IN_TEMPLATES

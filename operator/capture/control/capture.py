@@ -11,11 +11,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status.capture import SpecDecodeCaptureStatus
 from specdecode_operator.api.status.deployment import Condition, ConditionStatus
-
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""https://kueue.sigs.k8s.io/docs/tasks/run/jobs/"""
-
-_QUEUE_PREFIX = "kueue.x-k8s.io/"
+from specdecode_operator.kube.labels import QUEUE_LABEL, QUEUE_PREFIX
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Capture:
         """Labels that put its Job into a queue of Kueue; empty where it is in none."""
         if QUEUE_LABEL not in self.labels:
             return {}
-        return {name: value for name, value in self.labels.items() if name.startswith(_QUEUE_PREFIX)}
+        return {name: value for name, value in self.labels.items() if name.startswith(QUEUE_PREFIX)}
 
     @property
     def compares(self) -> bool:

@@ -38,7 +38,12 @@ from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.deployment.spec.warnings import lossy_answers
 from specdecode_operator.engine.environment import API_KEY_VARIABLE
-from specdecode_operator.kube.labels import CAPTURED_DEPLOYMENT_LABEL, DEPLOYMENT_LABEL, TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.kube.labels import (
+    CAPTURED_DEPLOYMENT_LABEL,
+    DEPLOYMENT_LABEL,
+    QUEUE_PREFIX,
+    TEMPLATE_HASH_ANNOTATION,
+)
 from specdecode_operator.kube.manifests import child_labels, owned, render_template
 from specdecode_operator.version import __version__
 
@@ -50,7 +55,6 @@ CERTIFICATES_FOLDER: Final = "/specdecode/tls"
 
 _ITERATION_DETAILS: Final = "--enable-logging-iteration-details"
 _USER_ID: Final = 65532
-_QUEUE_PREFIX: Final = "kueue.x-k8s.io/"
 _NOT_IN_A_SIDECAR: Final = ("readinessProbe", "livenessProbe", "lifecycle")
 """No Service sends requests to it, and a probe that kills it would interrupt the recording: the load generator sees
 for itself whether it answers."""
@@ -265,7 +269,7 @@ def _pod_annotations(pod: Body) -> dict[str, str]:
 
 def _is_queue(name: str) -> bool:
     """Whether a label is Kueue's: the Job is queued, not its pods."""
-    return name.startswith(_QUEUE_PREFIX)
+    return name.startswith(QUEUE_PREFIX)
 
 
 def _api_key(pod: Body) -> Body | None:

@@ -13,7 +13,7 @@ from specdecode_operator.api import base
 from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api import deployment as deployment_api
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture_schedule import CaptureSchedule, Concurrency, ScheduleStatus
+from specdecode_operator.api.capture_schedule import CaptureSchedule, Concurrency, Queue, ScheduleStatus
 from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status.capture import CapturePhase
@@ -22,6 +22,8 @@ from specdecode_operator.kube.labels import (
     CAPTURE_LABEL,
     MANAGED_BY_LABEL,
     MANAGER,
+    QUEUE_LABEL,
+    QUEUE_PRIORITY_LABEL,
     SCHEDULE_LABEL,
     SCHEDULED_AT_ANNOTATION,
 )
@@ -149,7 +151,7 @@ def _capture(key: Key, uid: str, schedule: CaptureSchedule, due: datetime) -> Bo
         "metadata": {
             "namespace": key.namespace,
             "name": _name(key.name, f"-{schedule.name}-{int(due.timestamp()) // 60}"),
-            "labels": {MANAGED_BY_LABEL: MANAGER, SCHEDULE_LABEL: schedule.name},
+            "labels": {MANAGED_BY_LABEL: MANAGER, SCHEDULE_LABEL: schedule.name} | _queue_labels(schedule.queue),
             "annotations": {SCHEDULED_AT_ANNOTATION: _text(due)},
             "ownerReferences": [
                 {
@@ -164,6 +166,13 @@ def _capture(key: Key, uid: str, schedule: CaptureSchedule, due: datetime) -> Bo
         },
         "spec": {"deployment": key.name, **template},
     }
+
+
+def _queue_labels(queue: Queue | None) -> dict[str, str]:
+    if queue is None:
+        return {}
+    priority = {QUEUE_PRIORITY_LABEL: queue.priority_class} if queue.priority_class else {}
+    return {QUEUE_LABEL: queue.name} | priority
 
 
 def _name(deployment: str, suffix: str) -> str:

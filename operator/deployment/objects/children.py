@@ -12,7 +12,7 @@ from specdecode_operator.deployment.objects.replay_pod import replay_pod
 from specdecode_operator.deployment.objects.service import render_service
 from specdecode_operator.deployment.objects.workload import workload_name
 from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.kube.labels import selector_labels
+from specdecode_operator.kube.labels import QUEUE_PREFIX, selector_labels
 from specdecode_operator.kube.manifests import owned, render_template
 from specdecode_operator.kube.resources import DEPLOYMENT, LEADER_WORKER_SET
 from specdecode_operator.sizing.choice.plan import Plan
@@ -20,8 +20,6 @@ from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
 
 _GROUPS_LABEL: Final = "leaderworkerset.sigs.k8s.io/name"
 """On every pod of a LeaderWorkerSet: its name."""
-
-_KUEUE_LABELS: Final = "kueue.x-k8s.io/"
 
 
 def render_children(key: Key, uid: str, facts: Facts, plan: Plan, matrix: Sequence[MatrixRow] = ()) -> list[Body]:
@@ -67,7 +65,7 @@ def _queue_labels(facts: Facts) -> dict[str, str]:
     """Return the labels by which Kueue admits a group as a whole: it looks for them on the LeaderWorkerSet itself."""
     template = facts.spec.pod_template
     labels: dict[str, str] = ((template.metadata or {}).get("labels") or {}) if template else {}
-    return {name: value for name, value in labels.items() if name.startswith(_KUEUE_LABELS)}
+    return {name: value for name, value in labels.items() if name.startswith(QUEUE_PREFIX)}
 
 
 def _rollout(facts: Facts) -> dict[str, int | bool]:

@@ -207,6 +207,7 @@ captures:
 - name: nightly
   schedule: 0 3 * * *
   retention: {count: 3}
+  queue: {name: gpus, priorityClass: measurements}
   template:
     workload:
       phases: [{name: a, pattern: Closed, concurrency: 4, requests: 100}]

@@ -343,6 +343,16 @@ BAD = {
         "spec.captures[0].retention",
         "template.storage.existingClaim mine is not: remove one of them",
     ),
+    "queue of another form": Bad(
+        "captures: [{name: nightly, schedule: 0 3 * * *, queue: {name: team/gpus}}]",
+        "spec.captures[0].queue.name",
+        "should match",
+    ),
+    "queue without a name": Bad(
+        "captures: [{name: nightly, schedule: 0 3 * * *, queue: {priorityClass: low}}]",
+        "spec.captures[0].queue.name",
+        "Required",
+    ),
     "scheduled phase without an end": Bad(
         "captures: [{name: nightly, schedule: 0 3 * * *,"
         " template: {workload: {phases: [{name: a, pattern: Closed, concurrency: 1}]}}}]",

@@ -361,6 +361,23 @@ def test_a_queue_starts_the_job_and_nobody_else(kubectl: Kubectl) -> None:
     eventually(lambda: not kubectl.objects("jobs"), "cancelled it leaves the queue")
 
 
+def test_what_a_queue_takes_back_waits_in_it_again(kubectl: Kubectl) -> None:
+    """A queue suspends the Job of a workload that it preempts; the engines have their GPUs meanwhile."""
+    serve(kubectl)
+    queue = {"kueue.x-k8s.io/queue-name": "gpus", "kueue.x-k8s.io/priority-class": "measurements"}
+    capture(kubectl, labels=queue, deploymentDuringCapture="Suspend")
+    ready(kubectl, "Queued")
+    assert queue.items() <= kubectl.object("job", JOB)["metadata"]["labels"].items()
+    assert replicas(kubectl) == 1, "engines serve until the queue has admitted the capture"
+    for _ in range(2):
+        kubectl.must("patch", "job", JOB, "--type=merge", '--patch={"spec":{"suspend":false}}')
+        ready(kubectl, "WaitingForGPUs")
+        eventually(lambda: replicas(kubectl) == 0, "the engines make room")
+        kubectl.must("patch", "job", JOB, "--type=merge", '--patch={"spec":{"suspend":true}}')
+        ready(kubectl, "Queued")
+        eventually(lambda: replicas(kubectl) == 1, "the engines have their GPUs back")
+
+
 def test_a_capture_whose_time_is_over_goes_and_leaves_its_data(kubectl: Kubectl) -> None:
     serve(kubectl)
     capture(kubectl, ttlSecondsAfterFinished=0)

@@ -32,8 +32,12 @@ def deploy(kubectl: Kubectl, **schedule: Any) -> None:
 
 
 def test_a_capture_starts_every_minute_and_its_data_outlives_the_deployment(kubectl: Kubectl) -> None:
-    deploy(kubectl)
+    deploy(kubectl, queue={"name": "gpus", "priorityClass": "measurements"})
     first, *_ = eventually(lambda: kubectl.objects("sdc", OF_SCHEDULE), "a capture is due")
+    (job, *_) = eventually(lambda: kubectl.objects("jobs"), "Kueue has a Job to start")
+    queue = {"kueue.x-k8s.io/queue-name": "gpus", "kueue.x-k8s.io/priority-class": "measurements"}
+    assert queue.items() <= job["metadata"]["labels"].items()
+    assert job["spec"]["suspend"], "nobody else starts it"
     at = first["metadata"]["annotations"]["specdecode.io/scheduled-at"]
     assert first["spec"]["deployment"] == "tiny"
     assert first["spec"]["workload"]["phases"][0]["requests"] == 8

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.control.capture import QUEUE_LABEL, read_capture
+from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.decision import blocked_by_cluster
 from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.capture.control.status import compose_status, is_outlived
 from specdecode_operator.deployment.pods.readiness import stalled
+from specdecode_operator.kube.labels import QUEUE_LABEL
 from tests.support.capture_decisions import NOW, after, decided, words
 from tests.support.captures import (
     capture,
