@@ -16,6 +16,7 @@ from bench.accuracy import report
 from bench.field_tables import capture_fields, deployment_fields
 from bench.figure_table import figure_table
 from bench.launch_tables import with_launch_tables
+from bench.node_plans import node_plans
 from bench.option_tables import commands, exit_table, option_table
 from bench.reason_tables import condition_table, reason_tables
 from bench.rights import TEMPLATE, rights_table, rights_template
@@ -104,6 +105,8 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
         for kind in ("SpecDecodeDeployment", "SpecDecodeCapture")
     },
     "exit codes": exit_table,
+    "a node of H100": partial(node_plans, "H100"),
+    "a node of H200": partial(node_plans, "H200"),
     **{f"options of {name}": partial(option_table, name) for name in commands()},
 }
 

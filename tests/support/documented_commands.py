@@ -86,6 +86,9 @@ def _condition(kind: str, reason: str) -> str:
     )
 
 
+_SERVES: Final = (
+    f'{{"observed": {{"engines": 1, "kvCacheTokens": 127008}}, "conditions": [{_condition("Ready", "Serving")}]}}'
+)
 _ONE_H100_NODE: Final = """
 kubectl apply -f - <<'NODE'
 apiVersion: v1
@@ -188,6 +191,9 @@ kubectl apply -f examples/llama-70b.yaml
 """,
         },
     ),
+    "docs/how-to/h100.md": Page(
+        cluster=True, before={"kubectl get nodes": f'{_ONE_H100_NODE}\ncp "$shown" llama-70b-h100.yaml'}
+    ),
     "docs/how-to/install.md": Page(
         cluster=True,
         before={
@@ -225,7 +231,7 @@ kubectl apply -n models -f examples/llama-70b.yaml
 {_KINDS}
 (
     until kubectl get sdd llama-70b-fp8; do sleep 1; done
-    {_status("sdd", "llama-70b-fp8", f'{{"conditions": [{_condition("Ready", "Serving")}]}}')}
+    {_status("sdd", "llama-70b-fp8", _SERVES)}
 ) &
 """
         },

@@ -21,6 +21,8 @@ PRODUCTS = {"H100": "NVIDIA-H100-80GB-HBM3", "H200": "NVIDIA-H200"}
 GENERATED = {
     "README.md": "```console\n$ .venv/bin/specdecode plan -f llama-70b.yaml\n",
     "docs/explanation/accuracy.md": "```console\n$ .venv/bin/python bench/accuracy.py\n",
+    "docs/how-to/h100.md": "<!-- generated: a node of H100 -->\n",
+    "docs/how-to/h200.md": "<!-- generated: a node of H200 -->\n",
     "docs/reference/capture-fields.md": "<!-- generated: fields of SpecDecodeCapture -->\n",
     "docs/reference/cli.md": "```console\n$ specdecode plan -f examples/llama-70b.yaml\n",
     "docs/reference/deployment-fields.md": "<!-- generated: fields of SpecDecodeDeployment -->\n",
