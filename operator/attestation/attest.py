@@ -67,7 +67,7 @@ class Seen:
 def attested(parent: Parent, desired: DesiredState, seen: Seen, key: SigningKey, now: datetime) -> DesiredState:
     """Return the desired state with the attestation of its rollout, which is there before a pod of it is.
 
-    Of entries that are there only those with our signature count.
+    Of entries that are there only those with our signature count, or that of a former key of ours.
     """
     outcome, workload = desired.outcome, desired.workload
     if isinstance(outcome, NotLaunched) or workload is None:
@@ -123,16 +123,27 @@ def _entry(pods: tuple[Pods, ...]) -> str:
 
 
 def _signed(parent: Parent, entries: Mapping[str, str], key: SigningKey) -> dict[str, tuple[str, Statement]]:
-    """Return the entries that this key signed of this very object: others may write into a ConfigMap, too."""
+    """Return the entries that we signed of this very object: others may write into a ConfigMap, too."""
     found = {}
-    for name, text in entries.items():
+    for name, written in entries.items():
         with suppress(UnverifiedError):
+            text = _renewed(written, key)
             statement = _own_statement(text, key.public)
             its = statement.predicate.object
             is_own = (its.namespace, its.name, its.uid) == (parent.key.namespace, parent.key.name, parent.uid)
             if is_own and name == _entry(statement.predicate.pods):
                 found[name] = (text, statement)
     return found
+
+
+def _renewed(text: str, key: SigningKey) -> str:
+    """Return an envelope that a former key signed as this one signs it, for the same payload; any other as it is."""
+    try:
+        _own_statement(text, key.public)
+    except UnverifiedError:
+        if key.former:
+            return sealed(opened(text, *key.former), key)
+    return text
 
 
 @lru_cache(maxsize=_MOST_REMEMBERED)

@@ -68,12 +68,14 @@ class PublicKey:
 class SigningKey:
     """What signs, and the public key to it."""
 
-    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
+    def __init__(self, key: ec.EllipticCurvePrivateKey, former: tuple[PublicKey, ...] = ()) -> None:
         self._key = key
         self.public = PublicKey(key.public_key())
+        self.former = former
+        """Those that signed before: what they signed is signed anew."""
 
     @classmethod
-    def read(cls, pem: bytes, password: bytes | None = None) -> "SigningKey":
+    def read(cls, pem: bytes, password: bytes | None = None, former: tuple[PublicKey, ...] = ()) -> "SigningKey":
         """Return the key of a file such as cosign.key, or of any PEM; without a password where that has none.
 
         Raises
@@ -98,7 +100,7 @@ class SigningKey:
             raise KeyFormatError(f"is no private key in PEM: {_FIX}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
             raise KeyFormatError(f"is no ECDSA key on P-256: {_FIX}")
-        return cls(key)
+        return cls(key, former)
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature of a message."""

@@ -22,8 +22,8 @@ KeysOption = Annotated[
 ]
 
 
-def public_keys(files: Sequence[Path]) -> "tuple[PublicKey, ...]":
-    """Return the keys of files; end with the exit code of invalid input where one holds none."""
+def public_keys(files: Sequence[Path], option: str = "--key") -> "tuple[PublicKey, ...]":
+    """Return the keys of files that an option names; end with the exit code of invalid input where one holds none."""
     from specdecode_operator.attestation.keys import KeyFormatError, PublicKey  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError, read_text  # noqa: PLC0415
 
@@ -32,7 +32,7 @@ def public_keys(files: Sequence[Path]) -> "tuple[PublicKey, ...]":
         try:
             keys.append(PublicKey.read(read_text(str(file)).encode()))
         except KeyFormatError as error:
-            fail(f"--key: {printable(str(file))}: {error}")
+            fail(f"{option}: {printable(str(file))}: {error}")
         except DocumentError as error:
-            fail(f"--key: {error}")
+            fail(f"{option}: {error}")
     return tuple(keys)

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -70,6 +71,13 @@ def operator_command(  # noqa: PLR0913  each is an option
     signing_key_password_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Its password; absent: it has none, or an empty one.")
     ] = None,
+    former_key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Public key that signed before; may be given several times. What it signed is signed anew.",
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
 ) -> None:
     """Run the operator: in a cluster as its service account, elsewhere as KUBECONFIG says."""
@@ -93,7 +101,7 @@ def operator_command(  # noqa: PLR0913  each is an option
         lease=None if leader_election is None else _lease(leader_election),
         namespaces=namespaces,
         nodes=None if nodes is None else _given_nodes(nodes),
-        signing_key=_given_key(signing_key, signing_key_password_file),
+        signing_key=_given_key(signing_key, signing_key_password_file, former_key or []),
     )
     run_operator(settings, health_port=health_port, metrics_port=metrics_port, verbose=verbose)
 
@@ -148,13 +156,14 @@ def _given_nodes(file: str) -> "tuple[NodeFacts, ...]":
         fail(str(error))
 
 
-def _given_key(file: Path | None, password_file: Path | None) -> "SigningKey | None":
+def _given_key(file: Path | None, password_file: Path | None, former: Sequence[Path]) -> "SigningKey | None":
     if file is None:
-        if password_file is not None:
-            message = "is for --signing-key alone: give both or neither"
-            raise typer.BadParameter(message, param_hint="--signing-key-password-file")
+        for option, given in (("--signing-key-password-file", password_file), ("--former-key", former)):
+            if given:
+                raise typer.BadParameter("is for --signing-key alone: give both or neither", param_hint=option)
         return None
     from specdecode_operator.attestation.keys import KeyFormatError, SigningKey  # noqa: PLC0415
+    from specdecode_operator.cli.attestation.keys import public_keys  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError, read_text  # noqa: PLC0415
 
     try:
@@ -164,6 +173,6 @@ def _given_key(file: Path | None, password_file: Path | None) -> "SigningKey | N
     except DocumentError as error:
         fail(f"--signing-key: {error}")
     try:
-        return SigningKey.read(pem, password)
+        return SigningKey.read(pem, password, public_keys(former, "--former-key"))
     except KeyFormatError as error:
         fail(f"--signing-key: {printable(str(file))}: {error}")

@@ -141,3 +141,13 @@ def test_an_operator_does_not_begin_with_a_key_that_cannot_sign(specdecode: Spec
     result = specdecode("operator", "--signing-key", tmp_path / "cosign.pub")
     assert result.exit_code == INVALID
     assert "is no private key in PEM: make one with cosign generate-key-pair" in result.stderr
+
+
+def test_a_former_key_is_a_public_one(specdecode: Specdecode, tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_bytes(key_pair()[0])
+    former = ("--former-key", tmp_path / "key.pem")
+    result = specdecode("operator", "--signing-key", tmp_path / "key.pem", *former)
+    assert result.exit_code == INVALID
+    assert "--former-key: " in result.stderr
+    assert "is a private key: give its public one" in result.stderr
+    assert "--former-key: is for --signing-key alone" in " ".join(specdecode("operator", *former).stderr.split())

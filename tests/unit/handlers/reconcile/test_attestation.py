@@ -5,11 +5,11 @@ import json
 import pytest
 
 from specdecode_operator.attestation.envelope import opened
-from specdecode_operator.attestation.keys import SigningKey
+from specdecode_operator.attestation.keys import PublicKey, SigningKey
 from specdecode_operator.attestation.statement import read_statement
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.handlers.reconcile.reconciler import Reconciler
-from specdecode_operator.kube.resources import CONFIG_MAP
+from specdecode_operator.kube.resources import CONFIG_MAP, SPECDECODE_DEPLOYMENT
 from tests.support.api_server import ApiServer
 from tests.support.attestations import key_pair
 from tests.support.objects import tiny_cpu
@@ -21,10 +21,23 @@ KEY = SigningKey.read(key_pair()[0])
 @pytest.fixture
 async def world(api: ApiServer, cluster: Cluster) -> World:
     world = World(api, cluster)
-    world.reconciler = Reconciler(
-        cluster, world.cache, world.probe, world.residuals, world.calibration, signing_key=KEY
-    )
+    start(world, cluster, KEY)
     return world
+
+
+def start(world: World, cluster: Cluster, key: SigningKey) -> None:
+    """Let an operator with this key take over."""
+    world.restart()
+    world.reconciler = Reconciler(
+        cluster, world.cache, world.probe, world.residuals, world.calibration, signing_key=key
+    )
+
+
+def signed(world: World) -> dict[str, str]:
+    """Return the entries of the ConfigMap."""
+    written = world.api.find(CONFIG_MAP, "llama-attestation")
+    assert written is not None
+    return dict(written["data"])
 
 
 async def test_an_attestation_is_written_before_the_engines_and_then_rests(world: World) -> None:
@@ -51,3 +64,47 @@ async def test_what_others_write_there_is_taken_away(world: World) -> None:
     mended = world.api.find(CONFIG_MAP, "llama-attestation")
     assert mended is not None
     assert opened(mended["data"][name], KEY.public)
+
+
+@pytest.fixture
+async def two_rollouts(world: World) -> dict[str, str]:
+    """The entries of two rollouts, the current one last."""
+    world.add(tiny_cpu())
+    await world.look()
+    [earlier] = signed(world)
+    world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(serving={"maxModelLen": 512}))
+    await world.look()
+    entries = signed(world)
+    assert len(entries) == 2
+    return {earlier: entries.pop(earlier), **entries}
+
+
+async def test_another_key_signs_what_a_former_one_had_signed(
+    world: World, cluster: Cluster, two_rollouts: dict[str, str]
+) -> None:
+    new = SigningKey.read(key_pair()[0], former=(PublicKey.read(key_pair()[1]), KEY.public))
+    start(world, cluster, new)
+    await world.look()
+    after = signed(world)
+    assert {name: opened(each, new.public) for name, each in after.items()} == {
+        name: opened(each, KEY.public) for name, each in two_rollouts.items()
+    }
+    await world.look()
+    assert signed(world) == after, "it is signed once"
+
+
+@pytest.mark.parametrize("is_believed", [True, False])
+async def test_of_an_earlier_rollout_another_key_signs_only_what_a_key_signed_that_is_still_believed(
+    world: World, cluster: Cluster, two_rollouts: dict[str, str], *, is_believed: bool
+) -> None:
+    earlier, current = two_rollouts
+    if is_believed:  # and what is there is forged
+        payload = json.loads(two_rollouts[current])["payload"]
+        forged = json.dumps({**json.loads(two_rollouts[earlier]), "payload": payload})
+        world.api.change(CONFIG_MAP, "llama-attestation", data={**two_rollouts, earlier: forged})
+    new = SigningKey.read(key_pair()[0], former=(KEY.public,) if is_believed else ())
+    start(world, cluster, new)
+    await world.look()
+    [(name, envelope)] = signed(world).items()
+    assert name == current
+    assert opened(envelope, new.public)
