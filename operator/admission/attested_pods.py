@@ -10,7 +10,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.attestation.gate import Gate, owner_of
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
-from specdecode_operator.kube.labels import DEPLOYMENT_LABEL
+from specdecode_operator.kube.labels import ATTESTED_PODS_LABEL, CAPTURE_LABEL, DEPLOYMENT_LABEL, READS_FOR_LABEL
 from specdecode_operator.kube.resources import POD
 from specdecode_operator.kube.untyped import mapping
 from specdecode_operator.problems import shown
@@ -38,8 +38,7 @@ def answer_pod(review: Any, gate: Gate, read: Read) -> Body:
         return allowed(request)
     owner, namespace = owner_of(pod), request.get("namespace")
     if owner is None:
-        message = f"only engines with an attestation start here: the pod has no label {DEPLOYMENT_LABEL}"
-        return refused(request, HTTPStatus.FORBIDDEN, message)
+        return refused(request, HTTPStatus.FORBIDDEN, f"only engines with an attestation start here: {_stranger(pod)}")
     if not _is_name(owner) or not _is_name(namespace):
         message = f"{shown(owner)} in {shown(namespace)}: is no name of a SpecDecodeDeployment and its namespace"
         return refused(request, HTTPStatus.FORBIDDEN, message)
@@ -52,6 +51,20 @@ def answer_pod(review: Any, gate: Gate, read: Read) -> Body:
     except ClusterError as error:
         return refused(request, HTTPStatus.SERVICE_UNAVAILABLE, f"its attestation cannot be read: {error}")
     return refused(request, HTTPStatus.FORBIDDEN, f"engine of {key}: {refusal}") if refusal else allowed(request)
+
+
+def _stranger(pod: Body) -> str:
+    """Return why a pod that says to be no engine's is none, and what helps where it is one of the operator's own."""
+    labels = mapping(mapping(pod, "metadata"), "labels")
+    let_in = f"label the namespace {ATTESTED_PODS_LABEL}=engines"
+    if CAPTURE_LABEL in labels:
+        return f"captures are not attested; {let_in}, or capture the deployment in a namespace that has it"
+    if READS_FOR_LABEL in labels:
+        return (
+            "Jobs that read or download models are not attested;"
+            f" give each model with its config on a claim or in the image, without models.cache, or {let_in}"
+        )
+    return f"the pod has no label {DEPLOYMENT_LABEL}"
 
 
 def _is_name(value: Any) -> bool:

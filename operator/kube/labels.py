@@ -22,6 +22,9 @@ READS_FOR_LABEL = "specdecode.io/reads-model-for"
 COMPUTES_FOR_LABEL = "specdecode.io/computes-for"
 """On pods of an engine on several nodes that answer no client: only their leader has an engine's label."""
 
+ATTESTED_PODS_LABEL = "specdecode.io/attested-pods"
+"""On namespaces: which pods must be attested there, as the example asks for."""
+
 MODEL_FACTS_LABEL = "specdecode.io/model-facts"
 MODEL_FACTS_NAME = "specdecode-model-facts"
 """Name of the ConfigMap that has this label, one a namespace."""

@@ -114,6 +114,13 @@ def test_a_pod_that_becomes_an_engines_is_asked() -> None:
     stranger = a_pod()
     del stranger["metadata"]["labels"]["specdecode.io/deployment"]
     assert "the pod has no label specdecode.io/deployment" in asked(stranger, None)
+    for label, words in (
+        ("capture", "captures are not attested; label the namespace specdecode.io/attested-pods=engines"),
+        ("reads-model-for", "Jobs that read or download models are not attested; give each model with its config"),
+    ):
+        stranger["metadata"]["labels"][f"specdecode.io/{label}"] = "llama"
+        assert words in asked(stranger, None)
+        del stranger["metadata"]["labels"][f"specdecode.io/{label}"]
     engine(stranger)["image"] = "evil:1"
     labelled = copy.deepcopy(stranger)
     labelled["metadata"]["labels"]["specdecode.io/deployment"] = "llama"
