@@ -95,6 +95,19 @@ def test_a_digest_comes_before_a_tag() -> None:
     assert container["image"] == f"r.example/o@{digest}"
 
 
+def test_of_the_secret_that_signed_before_only_the_public_key_is_mounted() -> None:
+    former = ["--set=attestation.formerKeySecret=old,attestation.formerKey=a.pub"]
+    found = pod(objects("--set=attestation.signingKeySecret=new", *former))["spec"]
+    (container,) = found["containers"]
+    (argument,) = (each for each in container["args"] if each.startswith("--former-key="))
+    (volume,) = (each for each in found["volumes"] if each.get("secret", {}).get("secretName") == "old")
+    (item,) = volume["secret"]["items"]
+    (mount,) = (each for each in container["volumeMounts"] if each["name"] == volume["name"])
+    assert (item["key"], argument) == ("a.pub", f"--former-key={mount['mountPath']}/{item['path']}")
+    with pytest.raises(ClusterError, match=r"attestation\.formerKeySecret: .* give both or neither"):
+        objects(*former)
+
+
 def test_the_longest_name_of_a_release_leaves_names_that_the_api_server_takes() -> None:
     printed = subprocess.run(
         [program("helm"), "template", "a" * 53, str(chart.CHART), "--set=webhook.enabled=true"],
