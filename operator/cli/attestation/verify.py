@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecode_operator.cli.attestation.keys import KeysOption, public_keys
 from specdecode_operator.cli.options import FilesOption, TextOrJson, fail
+from specdecode_operator.cli.public_keys import KeysOption, public_keys
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.problems import printable
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from specdecode_operator.cli.attestation.keys import KeysOption, public_keys
+from specdecode_operator.cli.public_keys import KeysOption, public_keys
 from specdecode_operator.problems import printable
 
 if TYPE_CHECKING:

@@ -163,7 +163,7 @@ def _given_key(file: Path | None, password_file: Path | None, former: Sequence[P
                 raise typer.BadParameter("is for --signing-key alone: give both or neither", param_hint=option)
         return None
     from specdecode_operator.attestation.keys import KeyFormatError, SigningKey  # noqa: PLC0415
-    from specdecode_operator.cli.attestation.keys import public_keys  # noqa: PLC0415
+    from specdecode_operator.cli.public_keys import public_keys  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError, read_text  # noqa: PLC0415
 
     try:

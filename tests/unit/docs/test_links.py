@@ -42,7 +42,8 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
 def test_tests_that_are_named_exist(document: Path) -> None:
     for name, path in re.findall(r"\[`(test_\w+)`\]\(([^)\s]+\.py)\)", document.read_text()):
         test = document.parent / path
-        assert name == test.stem or f"\ndef {name}(" in test.read_text(), f"{name} in {path}"
+        exists = re.search(rf"^(async )?def {name}\(", test.read_text(), re.MULTILINE)
+        assert name == test.stem or exists, f"{name} in {path}"
 
 
 def test_every_document_can_be_reached_from_the_index() -> None:
