@@ -132,6 +132,14 @@ cp examples/llama-70b-fp8.yaml pairs
             "helm upgrade": f"{_CHARTS}{_JOB_ENDS}",
         },
     ),
+    "docs/how-to/air-gapped.md": Page(
+        cluster=True,
+        before={
+            "kubectl create namespace": 'cp "$shown" values.yaml; export REGISTRY_PASSWORD=x',
+            "kubectl apply -f llama": 'cp "$shown" llama-70b.yaml',
+        },
+        exits={"specdecode doctor": 4},  # no node has GPUs
+    ),
     "docs/how-to/calibrate.md": Page(
         cluster=True,
         before={
