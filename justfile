@@ -113,12 +113,12 @@ test *arguments: setup
 parts *names: setup
     @{{ python }} -m tests.parts "$@"
 
-# Run all of `test`, then what takes minutes a test, with every engine that it asks, and on the oldest Kubernetes
+# Run all of `test`, then what takes minutes a test, with every engine that it asks, and on the oldest and the newest Kubernetes
 [group('checks')]
-test-all: test engine-versions && (test-kubernetes "1.30")
+test-all: test engine-versions && (test-kubernetes "1.30") (test-kubernetes "1.37")
     {{ python }} -m pytest -m long
 
-# Run the component tests on another Kubernetes MINOR: 1.30 is the oldest that the charts install on
+# Run the component tests on another Kubernetes MINOR: 1.30, the oldest that the charts install on, or 1.37, the newest
 [group('checks')]
 test-kubernetes minor: setup
     SPECDECODE_KUBERNETES="$1" {{ python }} -m tests.parts operator admission
@@ -154,7 +154,7 @@ bench: setup
 mutants *arguments: setup
     @{{ python }} -m bench.mutants "$@"
 
-# Start the embedded cluster, or repair it (--nodes real|none|kwok=2xH100:8,1xH200:8, --kubernetes 1.30|1.34, --name NAME)
+# Start the embedded cluster, or repair it (--nodes real|none|kwok=2xH100:8,1xH200:8, --kubernetes 1.30|1.34|1.37, --name NAME)
 [group('cluster')]
 cluster-up *arguments: setup
     @{{ python }} -m devcluster up "$@"

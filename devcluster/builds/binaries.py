@@ -41,9 +41,9 @@ class Group:
         return cache_dir() / "bin" / f"{self.name}-{self.version}"
 
 
-KUBERNETES = {"1.34": "1.34.4", "1.30": "1.30.14"}
-"""Release of each minor that clusters can be made of: that of nodes, and the oldest that the charts allow."""
-USUAL, OLDEST = KUBERNETES
+KUBERNETES = {"1.37": "1.37.2", "1.34": "1.34.4", "1.30": "1.30.14"}
+"""Release of each minor that clusters can be made of: the newest, that of nodes, the oldest that the charts allow."""
+NEWEST, USUAL, OLDEST = KUBERNETES
 
 _CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _NODE = ("kubelet", "kube-proxy")
@@ -58,7 +58,10 @@ def _servers(name: str, minor: str, programs: Iterable[str]) -> Group:
 
 
 _USUAL = _servers("kubernetes", USUAL, _CONTROL_PLANE + _NODE)
-CONTROL_PLANES = {OLDEST: _servers("kubernetes-oldest", OLDEST, _CONTROL_PLANE)}
+CONTROL_PLANES = {
+    minor: _servers(f"kubernetes-{age}", minor, _CONTROL_PLANE)
+    for age, minor in (("newest", NEWEST), ("oldest", OLDEST))
+}
 """Of the other minors, without a node: what our objects meet there is the API server and the controllers."""
 
 

@@ -14,7 +14,7 @@ from specdecode_operator.version import __version__
 OLDEST_MINOR: Final = 30
 """preStop sleep and ValidatingAdmissionPolicy are there without a switch from 1.30."""
 
-NEWEST_MINOR: Final = 34
+NEWEST_MINOR: Final = 37
 """The newest that our tests run on (docs/reference/supported.md)."""
 
 _CRD: Final = "crd"
@@ -47,11 +47,11 @@ def version_finding(seen: Reading[str]) -> Finding:
         return unknown("kubernetes", seen)
     match = re.match(r"v?1\.(\d+)", seen)
     if match is None:
-        return warn("kubernetes", f"{seen}, which is no version that is known", "use 1.30 or newer")
+        return warn("kubernetes", f"{seen}, which is no version that is known", f"use 1.{OLDEST_MINOR} to 1.{NEWEST_MINOR}")
     if int(match[1]) < OLDEST_MINOR:
-        return fail(
-            "kubernetes", f"{seen} is older than 1.30", "upgrade: engines drain with preStop sleep, on from 1.30"
-        )
+        oldest = f"1.{OLDEST_MINOR}"
+        fix = f"upgrade: engines drain with preStop sleep, on from {oldest}"
+        return fail("kubernetes", f"{seen} is older than {oldest}", fix)
     if int(match[1]) > NEWEST_MINOR:
         what = f"{seen} is newer than 1.{NEWEST_MINOR}, the newest that this release is tested on"
         return warn("kubernetes", what, "see whether a newer release names it, or try an object of no importance")

@@ -51,7 +51,7 @@ def test_other_minors_have_a_control_plane_and_the_rest_of_the_usual_one(minor: 
 @pytest.mark.parametrize(
     ("nodes", "kubernetes", "said"),
     [
-        ("none", "1.29", "--kubernetes 1.29: use one of 1.34, 1.30"),
+        ("none", "1.29", "--kubernetes 1.29: use one of 1.37, 1.34, 1.30"),
         ("real", "1.30", "--kubernetes 1.30 has no kubelet"),
     ],
 )

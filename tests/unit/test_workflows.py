@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from bench.site.build import SITE
+from devcluster.builds.binaries import CONTROL_PLANES, GROUPS
 from tests.parts import NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +104,16 @@ def test_the_site_is_published_as_github_pages_want_it() -> None:
     assert "/deploy-pages@" in deploy["uses"]
     assert publish["environment"]["name"] == "github-pages"
     assert (publish["needs"], publish["if"]) == ("build", upload["if"]), "what was not uploaded is not deployed"
+
+
+def test_programs_that_are_built_at_night_alone_are_kept_for_the_next_one() -> None:
+    long = jobs(WORKFLOWS / "long.yml")
+    kept = steps(ROOT / ".github/actions/caches/action.yml")[-1]["with"]["path"].split("${{ env.SPECDECODE_CACHE }}/bin/")[1:]
+    rare = [each for each in (*GROUPS, *CONTROL_PLANES.values()) if each.rarely or each not in GROUPS]
+    assert sorted(each.strip() for each in kept) == sorted(f"{each.name}-*" for each in rare)
+    for name in ("clusters", "kubernetes"):  # a key is written once: each row of a matrix has one of its own
+        own = [step["with"]["own"] for step in long[name]["steps"] if "own" in step.get("with", {})]
+        assert "${{" in "".join(own)
 
 
 @pytest.mark.parametrize(("issues", "expected"), [("", "issue create --title vLLM 0.34"), ("17", "issue edit 17")])

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from bench.support_matrix import oldest_kubernetes
-from devcluster.builds.binaries import KUBERNETES, OLDEST, USUAL
+from devcluster.builds.binaries import KUBERNETES, NEWEST, OLDEST, USUAL
 from specdecode_operator.doctor.install import NEWEST_MINOR, OLDEST_MINOR
 from tests.support.documents import ROOT
 
@@ -18,14 +18,19 @@ def test_the_charts_install_on_the_oldest_that_is_tested_and_newer_ones(chart: s
 
 
 def test_doctor_warns_of_those_outside() -> None:
-    assert (f"1.{OLDEST_MINOR}", f"1.{NEWEST_MINOR}") == (OLDEST, USUAL)
+    assert (f"1.{OLDEST_MINOR}", f"1.{NEWEST_MINOR}") == (OLDEST, NEWEST)
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/how-to/install.md"])
 def test_who_installs_it_is_told(document: str) -> None:
     text = (ROOT / document).read_text()
     assert f"Kubernetes {OLDEST} or newer ([tested](" in text
-    assert f"supported.md#tested-with) on {OLDEST} and {USUAL})" in text
+    assert f"supported.md#tested-with) on {OLDEST}, {USUAL} and {NEWEST})" in text
+
+
+def test_who_asks_doctor_is_told() -> None:
+    said = (ROOT / "docs/reference/cli.md").read_text()
+    assert f"version of the API server: {OLDEST} or newer, and not newer than the newest [tested](" in said
 
 
 def test_what_needs_an_api_server_runs_on_each_every_night() -> None:

@@ -42,8 +42,8 @@ def of(
 @pytest.mark.parametrize(
     ("version", "grade"),
     [
-        ("v1.35.0", WARN),
-        ("v1.34.1", OK),
+        ("v1.38.0", WARN),
+        ("v1.37.2", OK),
         ("v1.32.0+k3s1", OK),
         ("v1.30.0", OK),
         ("v1.29.9-eks-1", FAIL),
