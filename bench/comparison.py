@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from specdecode_operator.capture.comparison.compare import compare_capture
-from specdecode_operator.capture.comparison.judged import judge
+from specdecode_operator.capture.comparison.judged import Measured, judge
 from specdecode_operator.capture.comparison.reading.blocks import paired_blocks
 from specdecode_operator.capture.comparison.reading.client_side import Sent, read_client_side
 from specdecode_operator.capture.comparison.reading.folders import ArmManifest, Repetition
@@ -80,14 +80,16 @@ def _loads(baseline: Sequence[Start], other: Sequence[Start]) -> list[LoadVerdic
     phases = of_equal_arms(arrivals=PHASES, requests=64).phases
     return [
         judge(
-            {
-                number: paired_blocks(phase, one.sent[phase.name], another.sent[phase.name])
-                for number, (one, another) in enumerate(zip(baseline, other, strict=True))
-            },
-            [[each.goodput[phase.name] for each in arm] for arm in (baseline, other)],
-            1,
+            Measured(
+                {
+                    number: paired_blocks(phase, one.sent[phase.name], another.sent[phase.name])
+                    for number, (one, another) in enumerate(zip(baseline, other, strict=True))
+                },
+                [[each.goodput[phase.name] for each in arm] for arm in (baseline, other)],
+                candidate=1,
+                whole=True,
+            ),
             1 - (1 - LEVEL) / len(phases),
-            whole=True,
         )
         for phase in phases
     ]

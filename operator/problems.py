@@ -22,6 +22,8 @@ _SECRETS: Final = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[A-Za-z0-9+/=\\\s]*(?:-----END [A-Z ]*PRIVATE KEY-----)?"
 )
 _HIDDEN: Final = "(a secret)"
+MISSING: Final = "is missing"
+"""What stands in the place of a value that is not there."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Problem:
 
     def __str__(self) -> str:
         """One sentence that names field, value and fix."""
-        return printable(f"{self.field}: {self.value}: {self.message}")
+        return printable(sentence(self.field, self.value, self.message))
 
 
 class InvalidSpecError(Exception):
@@ -86,6 +88,11 @@ def shown(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def shown_or_nothing(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
+def shown_or_missing(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
     """Return the value of a field that need not be there, as `shown`."""
-    return "nothing" if value is None else shown(value, limit)
+    return MISSING if value is None else shown(value, limit)
+
+
+def sentence(field: str, value: str, message: str) -> str:
+    """Return field, value and what to do; what is missing is said once, whoever says it."""
+    return f"{field}: {message}" if message.startswith(value) and value == MISSING else f"{field}: {value}: {message}"

@@ -12,7 +12,7 @@ from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS, pod_
 from specdecode_operator.kube.labels import COMPUTES_FOR_LABEL, DEPLOYMENT_LABEL
 from specdecode_operator.kube.resources import POD
 from specdecode_operator.kube.untyped import mapping, objects
-from specdecode_operator.problems import shown_or_nothing
+from specdecode_operator.problems import shown, shown_or_missing
 
 CHECKED: Final = (deployment.KIND, *sorted(WORKLOAD_KINDS), POD.kind)
 """Kinds of objects that an attestation says something of."""
@@ -38,7 +38,8 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         """One line that names all three."""
-        return f"{self.field}: {shown_or_nothing(self.found)}: {shown_or_nothing(self.attested)} is attested"
+        attested = "nothing" if self.attested is None else shown(self.attested)
+        return f"{self.field}: {shown_or_missing(self.found)}: {attested} is attested"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from specdecode_operator.documents.json_text import parse_json_values
 from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.estimate.gpu_names import full_product
 from specdecode_operator.kube.nodes import NodeFacts, node_facts
-from specdecode_operator.problems import printable, shown, shown_or_nothing
+from specdecode_operator.problems import printable, shown, shown_or_missing
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -334,9 +334,9 @@ def _our(document: Document, kinds: Sequence[str]) -> Document | DocumentError |
         return Other(f"{shown(kind)} ({shown(version)})" if kind else "an object without kind")
     if kind not in kinds:
         known = " or ".join(kinds)
-        return DocumentError(f"{document.place}: kind: {shown_or_nothing(kind)}: {GROUP} has no such kind: use {known}")
+        return DocumentError(f"{document.place}: kind: {shown_or_missing(kind)}: {GROUP} has no such kind: use {known}")
     if version != API_VERSION:
-        return DocumentError(f"{document.place}: apiVersion: {shown_or_nothing(version)}: use {API_VERSION}")
+        return DocumentError(f"{document.place}: apiVersion: {shown_or_missing(version)}: use {API_VERSION}")
     metadata = document.body.get("metadata")
     if not isinstance(metadata, dict | None):
         return DocumentError(f"{document.place}: metadata: {shown(metadata)}: must be an object with the name")

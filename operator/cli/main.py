@@ -18,7 +18,7 @@ class _Commands(LazyGroup):
         "advise": "advise.command:advise_command",
         "verdict": "verdict.command:verdict_command",
         "figures": "figures.command:figures_command",
-        "explain": "plan.explain:explain_command",
+        "explain": "explain.command:explain_command",
         "render": "render.command:render_command",
         "init": "init:init_command",
         "lint": "lint.command:lint_command",

@@ -45,15 +45,15 @@ def version_finding(seen: Reading[str]) -> Finding:
     """Judge the version of the API server."""
     if isinstance(seen, Unreadable):
         return unknown("kubernetes", seen)
+    oldest, newest = (f"1.{minor}" for minor in (OLDEST_MINOR, NEWEST_MINOR))
     match = re.match(r"v?1\.(\d+)", seen)
     if match is None:
-        return warn("kubernetes", f"{seen}, which is no version that is known", f"use 1.{OLDEST_MINOR} to 1.{NEWEST_MINOR}")
+        return warn("kubernetes", f"{seen}, which is no version that is known", f"use {oldest} to {newest}")
     if int(match[1]) < OLDEST_MINOR:
-        oldest = f"1.{OLDEST_MINOR}"
         fix = f"upgrade: engines drain with preStop sleep, on from {oldest}"
         return fail("kubernetes", f"{seen} is older than {oldest}", fix)
     if int(match[1]) > NEWEST_MINOR:
-        what = f"{seen} is newer than 1.{NEWEST_MINOR}, the newest that this release is tested on"
+        what = f"{seen} is newer than {newest}, the newest that this release is tested on"
         return warn("kubernetes", what, "see whether a newer release names it, or try an object of no importance")
     return ok("kubernetes", seen)
 

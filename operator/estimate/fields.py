@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.documents.limits import UnreadableTextError
-from specdecode_operator.problems import printable, shown_or_nothing
+from specdecode_operator.problems import printable, sentence, shown_or_missing
 
 _CLOSE: Final = 0.6
 """How alike two keys are before one counts as a slip of the pen for the other (1 is equal)."""
@@ -20,7 +20,7 @@ class CaseError(ValueError):
     """A case that cannot be sized; the text names the key, the value and the fix."""
 
     def __init__(self, key: str, value: object, message: str) -> None:
-        super().__init__(f"{printable(key)}: {shown_or_nothing(value, _SHOWN_CHARACTERS)}: {message}")
+        super().__init__(sentence(printable(key), shown_or_missing(value, _SHOWN_CHARACTERS), message))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from specdecode_operator.problems import Problem, shown
+from specdecode_operator.problems import MISSING, Problem, shown
 
 _LONGEST_NAME: Final = 200
 _LARGEST_BLOCK: Final = 2**53
@@ -71,7 +71,7 @@ def _problem(value: dict[str, Any]) -> Problem | None:
             return Problem(shown(key), shown(given), f"is no field of a block: use {', '.join(_KEYS)}")
     for key in _KEYS[1:]:
         if key not in value:
-            return Problem(key, "nothing", f"must be given: {_MEANINGS[key]}")
+            return Problem(key, MISSING, _MEANINGS[key])
     if not _is_name(value.get("series")):
         return Problem("series", shown(value["series"]), _MEANINGS["series"])
     if not _is_block(value["block"]):

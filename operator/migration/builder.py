@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from specdecode_operator.migration.secrets import without_secrets
-from specdecode_operator.problems import Problem
+from specdecode_operator.problems import MISSING, Problem
 
 HOLDS_ANYWAY: Final = "is what holds without it"
 
@@ -110,7 +110,7 @@ def required(body: Mapping[str, Any], where: str) -> dict[str, Any]:
         walked.append(key)
         place = place.get(key)
         if not isinstance(place, dict):
-            shown = "nothing" if place is None else str(place)[:64]
+            shown = MISSING if place is None else str(place)[:64]
             raise MigrationError(".".join(walked), shown, "must be an object, as in any Deployment")
     found: dict[str, Any] = place
     return found

@@ -34,7 +34,7 @@ from specdecode_operator.migration.serving import take_flags, take_tls
 from specdecode_operator.migration.sources.workload import Workload
 from specdecode_operator.migration.speculation import read_speculation, take_speculation
 from specdecode_operator.migration.steps import Step, migration_steps, selecting
-from specdecode_operator.problems import InvalidSpecError, Problem
+from specdecode_operator.problems import MISSING, InvalidSpecError, Problem
 from specdecode_operator.vocabulary import Method
 
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -135,7 +135,7 @@ def _find_server(workload: Workload) -> _Server:
     """Return the one container that runs vLLM's server."""
     containers = workload.pod.get("containers")
     if not isinstance(containers, list) or not containers:
-        shown = str(containers)[:64] if containers else "nothing"
+        shown = str(containers)[:64] if containers else MISSING
         raise MigrationError(workload.where, shown, "must be a list with the container of vLLM")
     found = []
     for index, container in enumerate(containers):

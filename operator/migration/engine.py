@@ -15,6 +15,7 @@ from specdecode_operator.kube.nodes import GPU_RESOURCE
 from specdecode_operator.kube.untyped import mapping, objects
 from specdecode_operator.migration.builder import MigrationError, Outcome, SpecBuilder
 from specdecode_operator.migration.server_command import plain_environment
+from specdecode_operator.problems import MISSING
 from specdecode_operator.sizing.base.devices import find_device
 
 _ACCELERATOR: Final = re.compile(r"(nvidia|amd|habana\.ai|intel|aws\.amazon|google|huawei)\b.*/|.*/(gpu|tpu|npu|gaudi)")
@@ -57,7 +58,7 @@ def find_platform(
     if not says_gpus:
         return Platform.GPU, 0
     fix = "say how many GPUs the server has (an image or variables for CPU would tell of one without)"
-    raise MigrationError(f"{place}.{GPU_RESOURCE}", "nothing", fix)
+    raise MigrationError(f"{place}.{GPU_RESOURCE}", MISSING, fix)
 
 
 def take_cpu(container: Mapping[str, Any], builder: SpecBuilder) -> None:
@@ -67,11 +68,11 @@ def take_cpu(container: Mapping[str, Any], builder: SpecBuilder) -> None:
     cores, memory = _cores(amounts.get("cpu")), _gib(amounts.get("memory"))
     for field, resource, value in (("cpuCores", "cpu", cores), ("memoryGiB", "memory", memory)):
         if value is None:
-            builder.decide(f"spec.accelerator.{field}", "nothing", f"say how much {resource} a replica has")
+            builder.decide(f"spec.accelerator.{field}", MISSING, f"say how much {resource} a replica has")
         else:
             builder.take(f"resources {resource} {amounts[resource]}", f"accelerator.{field}", value)
     if "VLLM_CPU_KVCACHE_SPACE" not in plain_environment(container):
-        builder.decide("spec.accelerator.kvCacheGiB", "nothing", "say how many GiB of the memory are KV cache")
+        builder.decide("spec.accelerator.kvCacheGiB", MISSING, "say how many GiB of the memory are KV cache")
 
 
 def take_image(image: str, platform: Platform, wanted: str | None, builder: SpecBuilder) -> EngineProfile:
@@ -91,7 +92,7 @@ def take_image(image: str, platform: Platform, wanted: str | None, builder: Spec
         return find_profile(_NEWEST)
     if version is None:
         fix = f"does not tell the version of vLLM: give --engine-version, such as {_NEWEST}"
-        builder.decide("spec.engine.version", tag or image or "nothing", fix)
+        builder.decide("spec.engine.version", tag or image or MISSING, fix)
         builder.set("engine.image", image)
         return find_profile(_NEWEST)
     try:

@@ -12,6 +12,7 @@ from specdecode_operator.migration.environment import CACHE_VARIABLES, TOKEN_VAR
 from specdecode_operator.migration.pod import Omitted, mount_of
 from specdecode_operator.migration.server_command import container_commands, plain_environment
 from specdecode_operator.migration.shell import ScriptError
+from specdecode_operator.problems import MISSING
 from specdecode_operator.vocabulary import METHODS_WITH_DRAFT
 
 USUAL_CACHES: Final = ("/root/.cache/huggingface", "/root/.cache/huggingface/hub")
@@ -65,7 +66,7 @@ def take_models(
     named = _named_model(flags, builder)
     locations = []
     if named is None:
-        builder.decide("spec.target.model", "nothing", "name the model: the server is given none")
+        builder.decide("spec.target.model", MISSING, "name the model: the server is given none")
     else:
         locations.append(_take_target(named, flags, _find_location(named.values[0], pod, container), builder))
     if drafter and builder.get("speculation.method") in METHODS_WITH_DRAFT:

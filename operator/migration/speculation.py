@@ -12,6 +12,7 @@ from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
 from specdecode_operator.migration.serving import OF_MODELS, read_json, read_number
+from specdecode_operator.problems import MISSING
 from specdecode_operator.vocabulary import Method
 
 _CONFIG: Final = "--speculative-config"
@@ -132,7 +133,7 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
         builder.decide("spec.speculation.method", method[:64], f"{why}: use one of {have}, or keep the Deployment")
         return
     if method != Method.NONE and "num_speculative_tokens" not in config:
-        builder.decide("spec.speculation.numSpeculativeTokens", "nothing", "say how many tokens to propose a step")
+        builder.decide("spec.speculation.numSpeculativeTokens", MISSING, "say how many tokens to propose a step")
     for key in sorted(config, key=_AFTER_TOKENS.__contains__):
         if method in _WITHOUT_DRAFT and key in _OF_DRAFT:
             builder.drop(found.written[key], f"is of a draft, and {method} has none")

@@ -192,4 +192,4 @@ PAIRS: dict[str, tuple[Body, Verdict]] = {
         Ours("vllm/v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group, once the cache is divided"),
     ),
 }
-"""Of deployment/spec/pairing_rules.py and deployment/spec/runner_rules.py."""
+"""Of deployment/spec/rules/pairing.py and deployment/spec/rules/runner.py."""

@@ -21,7 +21,7 @@ from hypothesis import settings as hypothesis_settings
 
 from specdecode_operator import engine
 from specdecode_operator.api.values import RejectionSampling
-from specdecode_operator.deployment.spec import pairing_rules, runner_rules
+from specdecode_operator.deployment.spec.rules import pairing, runner
 from specdecode_operator.engine import rules
 from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
@@ -63,7 +63,7 @@ def modules() -> list[ModuleType]:
         for package in (engine, rules)
         for module in pkgutil.iter_modules(package.__path__)
     ]
-    return [*map(importlib.import_module, names), pairing_rules, runner_rules]
+    return [*map(importlib.import_module, names), pairing, runner]
 
 
 def problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:

@@ -65,7 +65,7 @@ REFUSED: dict[str, tuple[str, Body, str]] = {
         small(accelerator={"product": [H100, H200]}),
         f"spec.accelerator.product: {H100}, {H200}: in this namespace engines run on {H100}: name one or more of these",
     ),
-    "any product": (SMALL, small(accelerator={}), "spec.accelerator.product: nothing: in this namespace"),
+    "any product": (SMALL, small(accelerator={}), "spec.accelerator.product: is missing: in this namespace"),
     "too many replicas": (
         SMALL,
         small(replicas=2),
@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[str, Body, str]] = {
     ),
     "too many stages": (SMALL, small(parallelism={"tensor": 4, "pipeline": 2}, speculation=None), "takes 8 GPUs"),
     "too many copies": (SMALL, small(parallelism={"tensor": 4, "data": 3}), "takes 12 GPUs"),
-    "who knows how many": (SMALL, small(parallelism={}), "spec.parallelism.tensor: nothing: in this namespace"),
+    "who knows how many": (SMALL, small(parallelism={}), "spec.parallelism.tensor: is missing: in this namespace"),
     "GPUs for a container beside": (
         SMALL,
         with_pod(containers=[{"name": "side", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]),
@@ -128,5 +128,5 @@ REFUSED: dict[str, tuple[str, Body, str]] = {
     ),
 }
 
-TOLD: tuple[str, Body, str] = (OPEN, pair_70b(), "spec.accelerator.product: nothing: in this namespace engines run on")
+TOLD: tuple[str, Body, str] = (OPEN, pair_70b(), "spec.accelerator.product: is missing: in this namespace engines run")
 """What is a warning by its action."""

@@ -10,7 +10,7 @@ import pytest
 
 from specdecode_operator.deployment.spec.admission import admitted_spec
 from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.problems import InvalidSpecError, Problem, printable
+from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, printable
 from specdecode_operator.sizing.base.datafiles import read_data
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.families.config import geometry_from_config
@@ -40,7 +40,7 @@ def test_a_wrong_value_is_told_in_the_words_of_its_file(field: str) -> None:
             assert str(problem).isprintable(), problem
             assert problem.field.startswith("spec."), problem
             written = printable(problem.value)
-            assert written == "nothing" or not problem.message.startswith((f"is {written}", written + " ")), problem
+            assert written == MISSING or not problem.message.startswith((f"is {written}", written + " ")), problem
 
 
 QUANTIZED = {

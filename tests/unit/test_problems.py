@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.problems import Problem, printable, shown
+from specdecode_operator.problems import Problem, printable, shown, shown_or_missing
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,8 @@ def test_what_only_looks_like_one_is(text: str) -> None:
 )
 def test_values_are_shown_in_the_words_of_their_files(value: Any, text: str) -> None:
     assert shown(value) == text
+
+
+@pytest.mark.parametrize("message", ["is missing: name a GPU", "name a GPU"])
+def test_what_is_missing_is_said_once(message: str) -> None:
+    assert str(Problem("gpu", shown_or_missing(None), message)) == "gpu: is missing: name a GPU"

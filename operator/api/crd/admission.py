@@ -12,7 +12,7 @@ from specdecode_operator.api.crd.capture_rules import JOB_NAME, RUN, SCHEDULE_RU
 from specdecode_operator.api.crd.cel import Rule
 from specdecode_operator.api.crd.cel_expression import evaluator
 from specdecode_operator.api.crd.deployment_rules import RULES, SERVICE_NAME
-from specdecode_operator.problems import Problem, shown, shown_or_nothing
+from specdecode_operator.problems import MISSING, Problem, shown, shown_or_missing
 
 DEPLOYMENT_RULES: Final[Mapping[type[ApiModel], Sequence[Rule]]] = {**RULES, **SCHEDULE_RULES}
 """The rules of a SpecDecodeDeployment's spec, and those of a SpecDecodeCapture's that compare nothing with before."""
@@ -42,7 +42,7 @@ def metadata_problems(metadata: Any) -> list[Problem]:
         if not isinstance(given.get(field), str | None)
     ]
     if given.get("name") in (None, ""):
-        problems.append(Problem("metadata.name", "nothing", "name the object, for example metadata: {name: chat}"))
+        problems.append(Problem("metadata.name", MISSING, "name the object, for example metadata: {name: chat}"))
     return problems
 
 
@@ -80,7 +80,7 @@ def _shown(stored: Body, field: str) -> str:
     value: Any = stored
     for name in field.split("."):
         value = value.get(name) if isinstance(value, dict) else None
-    return shown_or_nothing(value, _LONGEST_SHOWN)
+    return shown_or_missing(value, _LONGEST_SHOWN)
 
 
 def _plain(value: Any) -> Any:

@@ -25,7 +25,7 @@ from specdecode_operator.capture.comparison.arms import (
 )
 from specdecode_operator.capture.comparison.checked import compare_outputs
 from specdecode_operator.capture.comparison.confounds import notes_of
-from specdecode_operator.capture.comparison.judged import judge
+from specdecode_operator.capture.comparison.judged import Measured, judge
 from specdecode_operator.capture.comparison.precisions import lossy_of, precision_notes
 from specdecode_operator.capture.comparison.reading.blocks import sends_at_a_rate
 from specdecode_operator.capture.comparison.reading.folders import ArmFolders, find_arms, not_comparable, read_checks
@@ -210,16 +210,11 @@ def _judged(  # noqa: PLR0913  as above
     for arm in (baseline, own):
         if not (phase.name in arm.phases and arm.phases[phase.name].outcomes["completed"]):
             return msgspec.structs.replace(load, not_compared=f"no request of it was answered in arm {arm.name}")
-    compared = judge(
-        own.pairs[phase.name],
-        [list(sums[each].goodputs[phase.name].values()) for each in names],
-        names.index(name),
-        # All loads of an arm together hold with the level: by Bonferroni's inequality, whatever they have in common.
-        1 - (1 - DEFAULT_LEVEL) / len(comparable),
-        whole=whole,
-        predicted=predicted_ratio(own, baseline, phase.name),
-    )
-    return msgspec.structs.replace(load, compared=compared)
+    goodputs = [list(sums[each].goodputs[phase.name].values()) for each in names]
+    measured = Measured(own.pairs[phase.name], goodputs, names.index(name), whole)
+    # All loads of an arm together hold with the level: by Bonferroni's inequality, whatever they have in common.
+    level = 1 - (1 - DEFAULT_LEVEL) / len(comparable)
+    return msgspec.structs.replace(load, compared=judge(measured, level, predicted_ratio(own, baseline, phase.name)))
 
 
 def _missing(name: str, lossy: str | None) -> Arm:

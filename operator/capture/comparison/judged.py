@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -25,39 +26,33 @@ SMALLEST_EFFECT: Final = 0.01
 _MOST_BLOCKS: Final = 2000
 
 
-def judge(  # noqa: PLR0913  what a verdict rests on
-    pairs: Mapping[int, Sequence[Pair]],
-    goodputs: Sequence[Sequence[float]],
-    candidate: int,
-    level: float,
-    *,
-    whole: bool,
-    predicted: float | None = None,
-) -> LoadVerdict:
-    """Return the verdict of a phase.
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one arm in one phase, beside the baseline."""
 
-    Parameters
-    ----------
-    pairs
-        By repetition, in the order of time: blocks of the baseline and of the candidate.
-    goodputs
-        Of each arm, the baseline first, in each start of its engine.
-    candidate
-        Which of them it is.
-    level
-        Of the interval.
-    whole
-        Whether all repetitions are there that were asked for. Else there is no verdict: looking earlier than planned,
-        and stopping where it looks good, would err more often than the level says.
-    predicted
-        The ratio that the formulas predict.
-    """
+    pairs: Mapping[int, Sequence[Pair]]
+    """By repetition, in the order of time: blocks of the baseline and of the candidate."""
+
+    goodputs: Sequence[Sequence[float]]
+    """Of each arm, the baseline first, in each start of its engine."""
+
+    candidate: int
+    """Which of them it is."""
+
+    whole: bool
+    """Whether all repetitions are there that were asked for. Else there is no verdict: looking earlier than planned,
+    and stopping where it looks good, would err more often than the level says."""
+
+
+def judge(measured: Measured, level: float, predicted: float | None = None) -> LoadVerdict:
+    """Return the verdict of a phase; ``level`` is of the interval, ``predicted`` the ratio that formulas predict."""
+    pairs = measured.pairs
     found, count = _by_blocks(pairs, level)
-    logs = _logs(goodputs)
-    starts = between_starts(logs, candidate, level)
+    logs = _logs(measured.goodputs)
+    starts = between_starts(logs, measured.candidate, level)
     blocks_low, blocks_high = (None, None) if found is None else (found.low, found.high)
     starts_low, starts_high = (None, None) if starts is None else (bounded_exp(starts[0]), bounded_exp(starts[1]))
-    verdict = _both(found, starts) if whole else Verdict.INCONCLUSIVE
+    verdict = _both(found, starts) if measured.whole else Verdict.INCONCLUSIVE
     effect = _effect(found) if verdict is Verdict.INCONCLUSIVE else None
     return LoadVerdict(
         verdict=verdict.value,

@@ -32,7 +32,7 @@ from specdecode_operator.capture.comparison.paired_blocks import (
     of_golden,
     paired_blocks,
 )
-from specdecode_operator.problems import shown_or_nothing
+from specdecode_operator.problems import shown
 
 ALARM_LEVEL: Final = 0.99
 """Of all figures together, that none is called worse by chance."""
@@ -142,9 +142,13 @@ def _refuse_other_engines(golden: Record, found: Record) -> None:
         before, now = getattr(golden.meta, name), getattr(found.meta, name)
         if before != now:
             raise NotComparableError(
-                f"{golden.name} and {found.name}: {field} is {shown_or_nothing(before)} in the first and"
-                f" {shown_or_nothing(now)} in the second: take a new golden capture of it"
+                f"{golden.name} and {found.name}: {field} is {_known(before)} in the first and"
+                f" {_known(now)} in the second: take a new golden capture of it"
             )
+
+
+def _known(value: object) -> str:
+    return "nothing" if value is None else shown(value)
 
 
 def _asked(blocks: PairedBlocks, records: tuple[Record, Record], limits: Limits) -> tuple[list[_Asked], list[str]]:

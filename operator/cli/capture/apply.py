@@ -11,7 +11,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.cli.capture.kubectl import Kubectl
 from specdecode_operator.cli.capture.watch import CaptureError
 from specdecode_operator.cli.input_files import Document, Other, read_all
-from specdecode_operator.problems import printable, shown
+from specdecode_operator.problems import printable, shown, shown_or_missing
 
 _SUFFIXES: Final = (".json", ".yaml", ".yml")
 _SHOWN: Final = 3
@@ -97,9 +97,9 @@ def _wrong(document: Document) -> str | None:
     body = document.body
     kind, version, metadata = body.get("kind"), body.get("apiVersion"), body.get("metadata")
     if kind != api.KIND:
-        return f"{document.place}: kind: {shown(kind or 'nothing')}: is no {api.KIND}: apply it with kubectl"
+        return f"{document.place}: kind: {shown_or_missing(kind or None)}: is no {api.KIND}: apply it with kubectl"
     if version != base.API_VERSION:
-        return f"{document.place}: apiVersion: {shown(version or 'nothing')}: use {base.API_VERSION}"
+        return f"{document.place}: apiVersion: {shown_or_missing(version or None)}: use {base.API_VERSION}"
     # The rules of the CRDs take longer to load than the rest of the command line.
     from specdecode_operator.api.crd.admission import metadata_problems  # noqa: PLC0415
 

@@ -126,7 +126,7 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
         if deployment is not None and not create:
             raise CaptureError(f"--deployment: {deployment}: is that of a capture that is created: add --create")
         if create and name is None:
-            raise CaptureError("NAME: nothing: give the capture that is created a name")
+            raise CaptureError("NAME: is missing: give the capture that is created a name")
         name = name or _unfinished(kubectl)
         out = out or Path("captures") / name
         kubectl = _found_or_created(kubectl, name, out, deployment, create=create)

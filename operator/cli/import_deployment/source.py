@@ -71,7 +71,7 @@ def read_source(words: Sequence[str], file: str | None, namespace: str | None, c
     if file is not None:
         return _from_file(file, kind, name, namespace)
     if name is None:
-        raise SourceError(f"source: nothing: name deployment/NAME, or a file with -f FILE: a {READABLE}")
+        raise SourceError(f"source: is missing: name deployment/NAME, or a file with -f FILE: a {READABLE}")
     return asyncio.run(_from_cluster(kind or "Deployment", name, namespace, context))
 
 

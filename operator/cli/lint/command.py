@@ -100,10 +100,14 @@ def _policies(file: str) -> "Policies":
     from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
 
     found = Policies.of([each.body for each in read_all(file) if isinstance(each, Document)])
-    if not found.bindings or not found.policies:
+    if not found.bindings and not found.policies:
         raise DocumentError(
-            f"{file}: holds no ValidatingAdmissionPolicy with its binding: write what helm template prints"
+            f"{file}: holds no ValidatingAdmissionPolicy: of the chart's values, limits makes them: set it and render"
+            " the chart anew, or leave --admission-policy out"
         )
+    if not found.bindings or not found.policies:
+        lacks = "bindings of its policies" if found.policies else "policies of its bindings"
+        raise DocumentError(f"{file}: lacks the {lacks}: write both, as helm template does")
     return found
 
 

@@ -11,7 +11,7 @@ from specdecode_operator.deployment.plan.changed_spec import admitted
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.validation import UNKNOWN_MEMORY
 from specdecode_operator.kube.nodes import NodeFacts, NodesFrom
-from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_nothing
+from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_missing
 from specdecode_operator.sizing.base.devices import find_device, known_products
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.units import GIB
@@ -198,7 +198,7 @@ def _problem_of(facts: Facts, error: SizingError) -> Problem:
     if error.field == "draft" and facts.pair.draft is not None:
         # Only the plan finds out whether the states of both fit into one layout.
         return Problem("spec.speculation.draft.model", facts.pair.draft.name, error.message)
-    return Problem(f"spec.{error.field}", shown_or_nothing(error.value), error.message)
+    return Problem(f"spec.{error.field}", shown_or_missing(error.value), error.message)
 
 
 def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:

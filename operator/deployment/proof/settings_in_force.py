@@ -7,7 +7,7 @@ from typing import Final
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.proof.observed import answering_engines, no_engine_condition
 from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.runner_rules import runs_on_v1
+from specdecode_operator.deployment.spec.rules.runner import runs_on_v1
 from specdecode_operator.engine.metrics import Reading
 from specdecode_operator.engine.rules.runners import waits_for_steps
 from specdecode_operator.sizing.pair.pair import effective_batch

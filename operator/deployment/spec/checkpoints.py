@@ -11,7 +11,7 @@ from specdecode_operator.api.models import Draft, ModelCheckpoint, ServedModel, 
 from specdecode_operator.api.values import Quantization
 from specdecode_operator.deployment.spec.model_sources import KnownModels, may_be_served, model_source, served_models
 from specdecode_operator.engine.rules.config_overrides import ConfigOverrides, overridden
-from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_nothing
+from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_missing
 from specdecode_operator.resolver.read_model_facts import Checkpoint
 from specdecode_operator.sizing.choice.precision_rules import ONLINE_PRECISIONS, served_precision
 from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models
@@ -91,7 +91,7 @@ def geometry_of(
         try:
             return _geometry(name, model.config, method)
         except GeometryError as error:
-            problem = Problem(f"{field}.config.{error.field}", shown_or_nothing(error.value), error.message)
+            problem = Problem(f"{field}.config.{error.field}", shown_or_missing(error.value), error.message)
             raise InvalidSpecError([problem]) from error
     try:
         geometry = find_geometry(name, None if method is None else method.value)

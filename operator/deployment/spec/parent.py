@@ -13,7 +13,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.spec.engine_fields import is_by_policy, with_policy
 from specdecode_operator.deployment.spec.pydantic_problems import parsed_spec
-from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
+from specdecode_operator.deployment.spec.rules.schedules import schedule_problems
 from specdecode_operator.kube.labels import KEPT_MANAGERS_ANNOTATION
 from specdecode_operator.problems import InvalidSpecError
 

@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.patterns import MEANINGS
-from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_nothing
+from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, shown_or_missing
 
 _Spec = TypeVar("_Spec", bound=ApiModel)
 
@@ -21,7 +21,6 @@ _UNKNOWN_FIELD: Final = "extra_forbidden"
 _NOT_TEXT: Final = ("bool_type", "int_type", "float_type")
 
 _WORDS: Final = {
-    "missing": "is missing",
     "model_type": "must be an object of fields",
     "dict_type": "must be an object of fields",
     "list_type": "must be a list",
@@ -76,8 +75,8 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
     field = _path(place)
     if detail["type"] == "missing":
         # Pydantic hands over the object that lacks the field.
-        return Problem(field, "nothing", _WORDS["missing"])
-    value = shown_or_nothing(detail["input"], _SHOWN_CHARACTERS)
+        return Problem(field, MISSING, MISSING)
+    value = shown_or_missing(detail["input"], _SHOWN_CHARACTERS)
     if detail["type"] == _UNKNOWN_FIELD:
         return Problem(field, value, _unknown_field(place, spec))
     words = _WORDS.get(detail["type"])

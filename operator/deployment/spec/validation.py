@@ -27,9 +27,9 @@ from specdecode_operator.deployment.spec.model_sources import (
     undescribed_models,
 )
 from specdecode_operator.deployment.spec.model_storage import downloads_in_pods
-from specdecode_operator.deployment.spec.pairing_rules import pairing_problems
 from specdecode_operator.deployment.spec.pod_template_merge import pod_template_problems
-from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
+from specdecode_operator.deployment.spec.rules.pairing import pairing_problems
+from specdecode_operator.deployment.spec.rules.schedules import schedule_problems
 from specdecode_operator.engine.environment import env_problems
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import extra_args_problems
@@ -39,7 +39,7 @@ from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.nodes import product_refusal
 from specdecode_operator.kube.pod_policy import pod_problems
 from specdecode_operator.kube.untyped import mapping, objects
-from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_nothing
+from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_missing
 from specdecode_operator.sizing.base.devices import find_device, known_products
 from specdecode_operator.sizing.choice.plan import pair_at
 from specdecode_operator.sizing.choice.precision_rules import cache_dtype_problem, dtype_problem, served_precision
@@ -281,7 +281,7 @@ def _runs_in_float16(facts: Facts) -> bool:
 
 def _spread_problems(facts: Facts) -> Iterator[Problem]:
     for bad in spread_problems(facts.pair.target, facts.options.spread, facts.pair.limits.engine_version):
-        yield Problem(f"spec.{bad.field}", shown_or_nothing(bad.value), bad.message)
+        yield Problem(f"spec.{bad.field}", shown_or_missing(bad.value), bad.message)
 
 
 def _tensor_problems(facts: Facts) -> Iterator[Problem]:
@@ -341,7 +341,7 @@ def _revision_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
             f"the target is the same model at {spec.target.revision or 'its default'}, and pods download both to one"
             " folder; name one revision for both, or use models.cache, where each has its own"
         )
-        yield Problem(f"{DRAFT}.revision", shown_or_nothing(draft.revision), message)
+        yield Problem(f"{DRAFT}.revision", shown_or_missing(draft.revision), message)
 
 
 def _path_problems(sources: Mapping[str, ModelSource]) -> list[Problem]:

@@ -11,8 +11,8 @@ from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.deployment.spec.checkpoints import config_of
 from specdecode_operator.deployment.spec.facts import Facts, platform_of
 from specdecode_operator.deployment.spec.model_sources import KnownModels, model_source
-from specdecode_operator.deployment.spec.pairing_rules import GETS_LONGER
-from specdecode_operator.deployment.spec.runner_rules import runs_on_v1, schedule_notes
+from specdecode_operator.deployment.spec.rules.pairing import GETS_LONGER
+from specdecode_operator.deployment.spec.rules.runner import runs_on_v1, schedule_notes
 from specdecode_operator.engine.image_version import version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile
 from specdecode_operator.engine.rules.config_overrides import positions_of

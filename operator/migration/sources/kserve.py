@@ -8,6 +8,7 @@ from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
 from specdecode_operator.migration.builder import MigrationError, required
 from specdecode_operator.migration.sources.model_storage import MODEL_PATH, stored
 from specdecode_operator.migration.sources.workload import Remarks, Workload, name_in, namespace_of, quoted_name, within
+from specdecode_operator.problems import MISSING
 
 RUNTIMES: Final = ("ServingRuntime", "ClusterServingRuntime")
 _PREDICTOR: Final = "spec.predictor"
@@ -161,7 +162,7 @@ def _read_runtime(body: Mapping[str, Any], arguments: Sequence[str]) -> _Runtime
     spec = required(body, "spec")
     containers = objects(spec, "containers")
     if not containers:
-        raise MigrationError("spec.containers", "nothing", f"the runtime {name_in(body)} must have a container")
+        raise MigrationError("spec.containers", MISSING, f"the runtime {name_in(body)} must have a container")
     chosen = next((each for each in containers if name_of(each) == _CONTAINER), containers[0])
     return _Runtime(chosen, {key: spec[key] for key in _OF_PODS if key in spec}, arguments)
 

@@ -8,6 +8,7 @@ from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
 from specdecode_operator.migration.builder import MigrationError, required
 from specdecode_operator.migration.sources.model_storage import MODEL_PATH, stored
 from specdecode_operator.migration.sources.workload import Remarks, Workload, name_in, namespace_of, quoted_name, within
+from specdecode_operator.problems import MISSING
 
 _MAIN: Final = "main"
 _MORE: Final = "VLLM_ADDITIONAL_ARGS"
@@ -42,7 +43,7 @@ def read_llm_inference_service(body: Mapping[str, Any]) -> Workload:
     spec, remarks = required(body, "spec"), Remarks()
     model = required(body, "spec.model")
     if not model.get("uri"):
-        raise MigrationError("spec.model.uri", "nothing", "must name the model, such as hf://org/name")
+        raise MigrationError("spec.model.uri", MISSING, "must name the model, such as hf://org/name")
     for key in (key for key in _ASKED if spec.get(key) is not None and spec[key] != []):
         remarks.decide(f"spec.{key}", "is set", _ASKED[key])
     if mapping(model, "lora"):

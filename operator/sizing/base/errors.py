@@ -1,6 +1,6 @@
 """Errors of sizing: each names the field, the value and the fix."""
 
-from specdecode_operator.problems import shown_or_nothing
+from specdecode_operator.problems import sentence, shown_or_missing
 
 
 class SizingError(ValueError):
@@ -17,7 +17,7 @@ class SizingError(ValueError):
     """
 
     def __init__(self, field: str, value: object, message: str) -> None:
-        super().__init__(f"{field}: {shown_or_nothing(value)}: {message}")
+        super().__init__(sentence(field, shown_or_missing(value), message))
         self.field = field
         self.value = value
         self.message = message

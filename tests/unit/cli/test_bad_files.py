@@ -54,16 +54,16 @@ def test_the_errors_of_a_file_are_told_as_far_as_anybody_reads(specdecode: Specd
         ("{apiVersion: apps/v1, kind: Deployment}\n---\n[]", "but Deployment (apps/v1), a list: name another"),
         (
             "{apiVersion: specdecode.io/v1alpha1}",
-            "document 1: kind: nothing: specdecode.io has no such kind: use SpecDec",
+            "document 1: kind: is missing: specdecode.io has no such kind: use SpecDec",
         ),
         ("{apiVersion: specdecode.io/v1alpha1, kind: SpecDecode}", "kind: SpecDecode: specdecode.io has no such kind"),
-        ("{kind: SpecDecodeDeployment}", "document 1: apiVersion: nothing: use specdecode.io/v1alpha1"),
+        ("{kind: SpecDecodeDeployment}", "document 1: apiVersion: is missing: use specdecode.io/v1alpha1"),
         (
             "{apiVersion: example.org/v1, kind: SpecDecodeDeployment}",
             "apiVersion: example.org/v1: use specdecode.io/v1a",
         ),
         ("{apiVersion: specdecode.io/v1alpha1, kind: SpecDecodeDeployment, metadata: []}", "metadata: []: must be an"),
-        ("{apiVersion: specdecode.io/v1alpha1, kind: SpecDecodeDeployment}", "spec: nothing: must be an object"),
+        ("{apiVersion: specdecode.io/v1alpha1, kind: SpecDecodeDeployment}", "spec: is missing: must be an object"),
         ("{apiVersion: specdecode.io/v1alpha1, kind: SpecDecodeDeployment, spec: []}", "spec: []: must be an object"),
     ],
 )

@@ -41,10 +41,10 @@ def test_a_name_that_an_api_server_would_refuse_is_refused(specdecode: Specdecod
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        (None, "metadata.name: nothing: name the object"),
-        ({}, "metadata.name: nothing: name the object"),
-        ({"name": ""}, "metadata.name: nothing: name the object"),
-        ({"generateName": "chat-"}, "metadata.name: nothing: name the object"),
+        (None, "metadata.name: is missing: name the object"),
+        ({}, "metadata.name: is missing: name the object"),
+        ({"name": ""}, "metadata.name: is missing: name the object"),
+        ({"generateName": "chat-"}, "metadata.name: is missing: name the object"),
         ({"name": 7}, "metadata.name: 7: must be text: write it in quotes"),
         ({"name": ["a"]}, 'metadata.name: ["a"]: must be text'),
         ({"name": "a", "namespace": True}, "metadata.namespace: true: must be text: write it in quotes"),
@@ -63,7 +63,7 @@ def test_an_object_without_a_name_is_invalid(
 
 def test_all_that_is_wrong_with_an_object_is_said_at_once(specdecode: Specdecode, write: WriteObject) -> None:
     answer = told(specdecode, write("a.yaml", {**manifest("a"), "metadata": {}, "spec": {}}))
-    assert "metadata.name: nothing" in answer
+    assert "metadata.name: is missing" in answer
     assert "spec.target" in answer
 
 
@@ -141,7 +141,11 @@ def test_a_bad_number_is_told_with_its_bound(
         ),
         (speculation(drat={}), "spec.speculation.drat: {}: is no field of spec.speculation: did you mean draft?"),
         (manifest("a", zzz=1), "spec.zzz: 1: is no field of spec: use one of "),
-        (manifest("a", target={}), "spec.target.model: nothing: is missing"),
+        (manifest("a", target={}), "spec.target.model: is missing"),
+        (
+            manifest("a", speculation={"method": "draft_model"}),
+            "spec.speculation.draft: is missing: method draft_model",
+        ),
         (manifest("a", target="x"), "spec.target: x: must be an object of fields"),
         (manifest("a", target={"model": 7}), "spec.target.model: 7: must be text: put it in quotes"),
         (manifest("a", target={"model": LLAMA_70B, "quantization": "INT3"}), "INT3: use one of 'AsCheckpoint', 'BF16'"),
@@ -169,10 +173,10 @@ def test_a_bad_field_is_told_with_its_fix(
         ({"hidden_size": math.inf}, "hidden_size: inf: must be a whole number"),
         ({"hidden_size": math.nan}, "hidden_size: nan: must be a whole number"),
         ({"vocab_size": "32000"}, 'vocab_size: "32000": must be a whole number'),
-        ({"num_hidden_layers": None}, "num_hidden_layers: nothing: is missing; copy it from the model's config.json"),
+        ({"num_hidden_layers": None}, "num_hidden_layers: is missing; copy it from the model's config.json"),
         ({"torch_dtype": "float8"}, "torch_dtype: float8: must be bfloat16, float16 or float32"),
         ({"architectures": ["Unheard"]}, 'architectures: ["Unheard"]: cannot be sized yet, sizing lacks its layers'),
-        ({"architectures": None}, "architectures: nothing: is missing; copy it from the model's config.json"),
+        ({"architectures": None}, "architectures: is missing; copy it from the model's config.json"),
         (
             {"quantization_config": {"quant_method": "odd"}},
             "quantization_config.quant_method: odd: is not supported",

@@ -121,7 +121,7 @@ OPEN = {
         ),
         "spec.engine.env: URL: holds a variable",
     ),
-    "a flag that nobody knows": (engine("--all-new", "1", LLAMA_8B), "spec.target.model: nothing"),
+    "a flag that nobody knows": (engine("--all-new", "1", LLAMA_8B), "spec.target.model: is missing"),
 }
 BEYOND = {
     "a command's output": (f"vllm serve {LLAMA_8B} -tp $(nvidia-smi -L | wc -l)", "a substitution"),

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 
 from specdecode_operator.sizing.families.catalogue import find_entry
-from tests.support.golden import EXAMPLES
+from tests.support.golden import EXAMPLES, GOLDEN
 from tests.support.objects import TINY_CONFIG
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 from tests.unit.cli.test_plan import H100, only
@@ -50,6 +50,26 @@ def test_examples_have_nothing_wrong(specdecode: Specdecode) -> None:
     result = specdecode("lint", EXAMPLES)
     assert result.exit_code == 0
     assert result.stdout == "objects: 23, errors: 0, warnings: 0\n"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "told"),
+    [
+        ("", "holds no ValidatingAdmissionPolicy: of the chart's values, limits makes them: set it and render"),
+        ("ValidatingAdmissionPolicy", "lacks the bindings of its policies: write both, as helm template does"),
+        ("ValidatingAdmissionPolicyBinding", "lacks the policies of its bindings: write both, as helm template does"),
+    ],
+    ids=["a chart without limits", "no binding", "no policy"],
+)
+def test_a_file_without_limits_is_told_how_to_get_some(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path, kinds: str, told: str
+) -> None:
+    rendered = (GOLDEN / "chart/namespaced.yaml").read_text()
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(rendered + (f"---\nkind: {kinds}\nmetadata: {{name: ours}}\n" if kinds else ""))
+    result = specdecode("lint", write("a.yaml", manifest("a")), "--admission-policy", policy)
+    assert result.exit_code == 2
+    assert f"{policy}: {told}" in result.output
 
 
 def test_what_a_pod_template_may_not_ask_for_is_refused_unless_it_is_allowed(

@@ -46,7 +46,7 @@ def test_every_version_has_a_row() -> None:
 def test_the_source_of_a_rule_told_early_is_named_in_the_code() -> None:
     """That the rule holds is seen in tests/unit/deployment/spec/test_rules_told_early.py."""
     package = ENGINE.parent
-    folders = ("engine/rules", "deployment/spec", "sizing/pair", "sizing/choice")
+    folders = ("engine/rules", "deployment/spec/rules", "sizing/pair", "sizing/choice")
     rules = (path for folder in folders for path in package.glob(f"{folder}/*.py"))
     told = (*rules, *package.glob("versions/data/*.json"))
     code = "\n".join(path.read_text() for path in told)

@@ -42,21 +42,21 @@ def test_a_workload_that_can_be_sent(workload: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("workload", "message"),
     [
-        (_phase(concurrency=None), "phases[0].concurrency: nothing: pattern Closed needs it"),
+        (_phase(concurrency=None), "phases[0].concurrency: is missing: pattern Closed needs it"),
         (_phase(turns=3), "phases[0].turns: 3: pattern Closed does not use it"),
         (
             _phase(durationSeconds=9),
             "phases[0].durationSeconds: 9: a phase ends after a time",
         ),
-        (_phase(requests=None), "phases[0].durationSeconds: nothing: a phase ends"),
+        (_phase(requests=None), "phases[0].durationSeconds: is missing: a phase ends"),
         (_phase(name="warmup"), "phases[0].name: warmup: is what the requests before the first phase are called"),
         ({"phases": [CLOSED, RATE]}, "two phases have one name"),
-        (_phase(pattern="Staircase", concurrency=None), "phases[0].stepSeconds: nothing: pattern Staircase needs it"),
+        (_phase(pattern="Staircase", concurrency=None), "phases[0].stepSeconds: is missing: pattern Staircase needs"),
         (
             {"prompts": {"synthetic": {"promptTokens": 8, "sharedPrefixTokens": 9}}},
             "prompts.synthetic.sharedPrefixTokens: 9: longer than the prompts with promptTokens 8",
         ),
-        ({"prompts": {}}, "prompts.synthetic: nothing: prompts come from one place"),
+        ({"prompts": {}}, "prompts.synthetic: is missing: prompts come from one place"),
         (
             {"prompts": {"dataset": {**CONFIG_MAP, "path": "../a"}}},
             "prompts.dataset.path: ../a: is no path inside the volume",

@@ -14,7 +14,7 @@ from specdecode_operator.capture.control.schedules import (
     SchedulingDecision,
     decide_schedules,
 )
-from specdecode_operator.deployment.spec.schedule_rules import schedule_problems
+from specdecode_operator.deployment.spec.rules.schedules import schedule_problems
 from specdecode_operator.kube.labels import CAPTURE_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
 
 KEY = Key("team", "llama")

@@ -56,7 +56,7 @@ class TestRun:
         ("arguments", "said"),
         [
             (["new", "--deployment=llama"], "--deployment: llama: is that of a capture that is created: add --create"),
-            (["--create"], "NAME: nothing: give the capture that is created a name"),
+            (["--create"], "NAME: is missing: give the capture that is created a name"),
             (["demo", "--create", "--deployment=other"], "--deployment: other: capture demo is of llama: name another"),
         ],
     )

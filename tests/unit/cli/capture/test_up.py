@@ -25,10 +25,10 @@ class TestUp:
             ([{"kind": "List", "items": [MINE, {"kind": "Secret"}]}], "document 1, item 2: kind: Secret: is no"),
             ([{**MINE, "kind": "SpecDecodeDeployment"}], "document 1: kind: SpecDecodeDeployment: is no"),
             ([{**MINE, "apiVersion": "batch/v1"}], "document 1: apiVersion: batch/v1: use specdecode.io/v1alpha1"),
-            ([{}], "document 1: kind: nothing: is no SpecDecodeCapture"),
+            ([{}], "document 1: kind: is missing: is no SpecDecodeCapture"),
             ([MINE, MINE], "document 2: metadata.name: demo: is there twice: rename one"),
-            ([{**MINE, "metadata": {"generateName": "a-"}}], "document 1: metadata.name: nothing: name the object"),
-            ([{**MINE, "metadata": []}], "document 1: metadata.name: nothing: name the object"),
+            ([{**MINE, "metadata": {"generateName": "a-"}}], "document 1: metadata.name: is missing: name the object"),
+            ([{**MINE, "metadata": []}], "document 1: metadata.name: is missing: name the object"),
             (
                 [{**MINE, "metadata": {"name": "a", "namespace": [1]}}],
                 "metadata.namespace: [1]: must be text",

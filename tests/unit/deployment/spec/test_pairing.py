@@ -9,7 +9,7 @@ from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.deployment.spec.runner_rules import schedule_notes
+from specdecode_operator.deployment.spec.rules.runner import schedule_notes
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.nodes import NodeFacts

@@ -1,7 +1,7 @@
 """Lays out how a budget is counted, for `explain`."""
 
+from specdecode_operator.cli.explain.explained import explained
 from specdecode_operator.cli.plan.answers import Answer
-from specdecode_operator.cli.plan.explained import explained
 from specdecode_operator.cli.plan.tables import aligned
 from specdecode_operator.cli.plan.text import gib, heading, plan_text
 from specdecode_operator.cli.terminal import folded

@@ -37,7 +37,7 @@ def explain_command(  # noqa: PLR0913  each is an option
     if output is TableOrData.TABLE:
         _print(result)
     else:
-        from specdecode_operator.cli.plan.explain_data import explain_data  # noqa: PLC0415
+        from specdecode_operator.cli.explain.data import explain_data  # noqa: PLC0415
 
         print_data(explain_data(result), output)
     say_what_is_missing(result.errors, result.unknown, hub=hub)
@@ -49,7 +49,7 @@ def explain_command(  # noqa: PLR0913  each is an option
 
 
 def _print(result: "Answers") -> None:
-    from specdecode_operator.cli.plan.explain_text import explain_text  # noqa: PLC0415
+    from specdecode_operator.cli.explain.text import explain_text  # noqa: PLC0415
 
     width = line_width()
     texts = (explain_text(each, width) for each in result.answers)

@@ -1,9 +1,9 @@
 """What `explain` knows, as data."""
 
+from specdecode_operator.cli.explain.explained import explained
 from specdecode_operator.cli.outputs.explain import ExplainedOutput, ExplainOutput, FigureOutput, TermOutput
 from specdecode_operator.cli.plan.answers import Answer, Answers
 from specdecode_operator.cli.plan.data import problem_data
-from specdecode_operator.cli.plan.explained import explained
 from specdecode_operator.sizing.memory.explain import Term
 
 

@@ -7,9 +7,9 @@ from typing import Final
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import METHODS_WITH_LAYERS, AcceleratorType, DraftSampling, Quantization
 from specdecode_operator.deployment.spec.model_sources import DRAFT, TARGET
-from specdecode_operator.deployment.spec.runner_rules import draft_is_split_alike, runner_problems, runs_on_v1
+from specdecode_operator.deployment.spec.rules.runner import draft_is_split_alike, runner_problems, runs_on_v1
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.problems import Problem, shown_or_nothing
+from specdecode_operator.problems import Problem, shown_or_missing
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.choice.other_models import known_heads, matching_drafts
 from specdecode_operator.sizing.families.heads import method_of_head
@@ -183,7 +183,7 @@ def _count_problems(pair: Pair) -> Iterator[Problem]:
     try:
         loaded_draft(pair)
     except PlanError as error:
-        yield Problem(f"spec.{error.field}", shown_or_nothing(error.value), error.message)
+        yield Problem(f"spec.{error.field}", shown_or_missing(error.value), error.message)
 
 
 def _refiner_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
