@@ -108,7 +108,8 @@ def test_the_site_is_published_as_github_pages_want_it() -> None:
 
 def test_programs_that_are_built_at_night_alone_are_kept_for_the_next_one() -> None:
     long = jobs(WORKFLOWS / "long.yml")
-    kept = steps(ROOT / ".github/actions/caches/action.yml")[-1]["with"]["path"].split("${{ env.SPECDECODE_CACHE }}/bin/")[1:]
+    paths = steps(ROOT / ".github/actions/caches/action.yml")[-1]["with"]["path"]
+    kept = paths.split("${{ env.SPECDECODE_CACHE }}/bin/")[1:]
     rare = [each for each in (*GROUPS, *CONTROL_PLANES.values()) if each.rarely or each not in GROUPS]
     assert sorted(each.strip() for each in kept) == sorted(f"{each.name}-*" for each in rare)
     for name in ("clusters", "kubernetes"):  # a key is written once: each row of a matrix has one of its own
