@@ -5,7 +5,7 @@ are replaced. https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from specdecode_operator.api.deployment import PodTemplate
 from specdecode_operator.deployment.spec.timeouts import SHORTEST_GRACE_S
@@ -29,6 +29,10 @@ _MERGE_KEYS = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
+_CONFINED: Final = {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
+_ADDED: Final[Mapping[str, Any]] = {"containers": _CONFINED, "initContainers": _CONFINED}
+"""What a container that is added starts from: it gets by saying nothing no more than by asking."""
+
 _PROTECTED_IN_ENGINE = {
     "command": "the operator writes it: use spec.engine.extraArgs for further arguments",
     "args": "the operator writes it: use spec.engine.extraArgs for further arguments",
@@ -70,15 +74,18 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
         for key, value in patch.items():
             if value is None:
                 merged.pop(key, None)
+            elif key in base or key in _ADDED:
+                merged[key] = merge(base.get(key, []), value, key)
             else:
-                merged[key] = merge(base[key], value, key) if key in base else value
+                merged[key] = value
         return merged
     if isinstance(base, list) and isinstance(patch, list) and field in _MERGE_KEYS:
         key = _MERGE_KEYS[field]
         elements = {element[key]: element for element in base}
         for element in patch:
             name = element[key]
-            elements[name] = merge(elements[name], element) if name in elements else element
+            before = elements.get(name, _ADDED.get(field))
+            elements[name] = element if before is None else merge(before, element)
         return list(elements.values())
     return patch
 

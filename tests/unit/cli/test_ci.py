@@ -120,8 +120,11 @@ def test_the_examples_give_inputs_that_there_are() -> None:
 
 
 @pytest.mark.long
-def test_the_action_installs_the_command(tmp_path: Path) -> None:
+def test_the_action_installs_the_command_and_runs_nothing_of_the_pull_request(tmp_path: Path) -> None:
     path = tmp_path / "path"
+    for module in ("venv", "pip", "argparse"):
+        (tmp_path / f"{module}.py").write_text("open('ran', 'w')")
     assert shell(INSTALL["run"], tmp_path, RUNNER_TEMP=str(tmp_path), GITHUB_PATH=str(path), SOURCE=str(ROOT)) == 0
     said = subprocess.check_output([Path(path.read_text().strip()) / "specdecode", "--version"], text=True)
     assert said.startswith("specdecode ")
+    assert not (tmp_path / "ran").exists()

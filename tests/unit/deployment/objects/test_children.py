@@ -140,6 +140,20 @@ def test_the_overlay_is_merged_by_name() -> None:
     assert {"/extra", "/models"} <= mounts
 
 
+def test_containers_that_are_added_are_confined_like_ours_where_they_say_nothing_else() -> None:
+    bind = {"capabilities": {"add": ["NET_BIND_SERVICE"]}, "runAsUser": 0}
+    said = [{"name": "quiet", "image": "a:1"}, {"name": "bind", "image": "b:1", "securityContext": bind}]
+    pod = pod_spec(pair_70b(podTemplate={"spec": {"containers": said, "initContainers": said}}))
+    for list_ in ("containers", "initContainers"):
+        contexts = {each["name"]: each["securityContext"] for each in pod[list_]}
+        assert contexts["quiet"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert contexts["bind"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"add": ["NET_BIND_SERVICE"], "drop": ["ALL"]},
+            "runAsUser": 0,
+        }
+
+
 def test_an_affinity_of_the_user_leaves_the_planned_product_in_force() -> None:
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
     pod = pod_spec(pair_70b(podTemplate={"spec": {"affinity": affinity, "nodeSelector": {"zone": "a"}}}))
