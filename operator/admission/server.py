@@ -2,12 +2,11 @@
 
 import json
 import logging
-import socket
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import BoundedSemaphore, Lock, Thread, Timer
+from http.server import BaseHTTPRequestHandler
+from threading import Lock
 from typing import Any, Final
 
 from specdecode_operator.admission.certificate import CertificateFolder
@@ -16,6 +15,7 @@ from specdecode_operator.admission.review import NoReviewError
 from specdecode_operator.api.base import Body
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.documents.limits import UnreadableTextError
+from specdecode_operator.http_server import TIMEOUT_S, BoundedServer, Places
 
 VALIDATE: Final = "/validate"
 
@@ -25,9 +25,9 @@ _MOST_BYTES: Final = 8 * 2**20
 _MOST_VALUES: Final = 400_000
 """Of a review: an object has 1.5 MiB at most, says etcd, and with what it was before not half as many."""
 
-_MOST_CONNECTIONS: Final = 32
-_TIMEOUT_S: Final = 10.0
-"""Of a connection, as long as the API server waits unless told otherwise."""
+_LARGE_BYTES: Final = 256 * 2**10
+_MOST_LARGE: Final = 4
+"""Reviews of more than that are held by so few at once: 32 of the largest would take more memory than there is."""
 
 Answer = Callable[[Any], Body]
 """Makes the answer to an AdmissionReview, or raises NoReviewError."""
@@ -40,66 +40,46 @@ def serve_admission(
 ) -> int:
     """Answer reviews by path until the process ends; return the port, which 0 leaves to the system."""
     certificate.context()  # what is wrong with it is told now, not when somebody asks
-    server = _Server(port, certificate, answers, collector)
-    Thread(target=server.serve_forever, name="admission", daemon=True).start()
-    return int(server.server_port)
+    return int(_Server(port, certificate, answers, collector).serve("admission").server_port)
 
 
-class _Server(ThreadingHTTPServer):
-    """A thread for each connection, and no more of them than it can bear."""
-
-    daemon_threads = True
-    request_queue_size = 64
+class _Server(BoundedServer):
+    """HTTPS, and no more reviews in memory than it can bear."""
 
     def __init__(
         self, port: int, certificate: CertificateFolder, answers: Mapping[str, Answer], collector: AdmissionCollector
     ) -> None:
-        super().__init__(("", port), _Answering)
+        super().__init__(port, _Answering)
         self.answers, self.collector = answers, collector
         self._certificate = certificate
-        self._free = BoundedSemaphore(_MOST_CONNECTIONS)
+        self.large = Places(_MOST_LARGE)
         self.judging = Lock()
         """One at a time: side by side they are no sooner done, and take the memory of all at once."""
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection, or close it."""
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection to its end."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        """Shake hands in the thread of the connection: whoever is slow there delays nobody else."""
-        request.settimeout(_TIMEOUT_S)
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection."""
+        connection, address = super().get_request()
         context = self._certificate.context()
         if context is None:
-            return
-        with context.wrap_socket(request, server_side=True, do_handshake_on_connect=False) as secured:
-            # Who sends a byte now and then would stay for ever.
-            end = Timer(_TIMEOUT_S, secured.shutdown, [socket.SHUT_RDWR])
-            end.start()
-            try:
-                secured.do_handshake()
-                _Answering(secured, client_address, self)
-            finally:
-                end.cancel()
+            connection.close()
+            raise OSError("there is no certificate yet")
+        return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
-    def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:
-        """Say nothing of clients that hang up, or trust another certificate."""
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection, however it ended."""
+        self.large.leave(request)
+        super().shutdown_request(request)
 
 
 class _Answering(BaseHTTPRequestHandler):
     """One request a connection."""
 
-    timeout = _TIMEOUT_S
     server: _Server
+
+    def setup(self) -> None:
+        """Shake hands in the thread of the connection: whoever is slow there delays nobody else."""
+        self.request.do_handshake()
+        super().setup()
 
     def do_POST(self) -> None:
         """Answer a review. Where the operator itself fails, failurePolicy says what comes of the object."""
@@ -132,10 +112,14 @@ class _Answering(BaseHTTPRequestHandler):
         is_number = length.isascii() and length.isdigit() and len(length) <= len(str(_MOST_BYTES))
         if not is_number or int(length) > _MOST_BYTES:
             raise NoReviewError(f"send at most {_MOST_BYTES // 2**20} MiB, and its Content-Length")
+        if int(length) > _LARGE_BYTES and not self.server.large.take(self.connection):
+            raise NoReviewError("others that are as large are being judged: ask again")
         try:
             text = self.rfile.read(int(length))
         except OSError as error:
-            raise NoReviewError(f"send all of it within {_TIMEOUT_S:.0f} s") from error
+            raise NoReviewError(f"send all of it within {TIMEOUT_S:.0f} s") from error
+        self.server.places.keep(self.connection)
+        self.server.large.keep(self.connection)
         # Counted before they are made: each takes many times the memory of its text.
         if sum(map(text.count, (b"[", b"{", b","))) > _MOST_VALUES:
             raise NoReviewError(f"send at most {_MOST_VALUES:,} values: no object has more")

@@ -3,8 +3,7 @@
 import dataclasses
 import os
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import kopf
@@ -12,6 +11,7 @@ import kopf
 from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.handlers.leadership.leadership import Leadership
 from specdecode_operator.handlers.state import OperatorState, OperatorStuckError
+from specdecode_operator.http_server import BoundedServer
 from specdecode_operator.kube.labels import OWNED_SELECTOR
 from specdecode_operator.kube.resources import WATCHED
 
@@ -78,10 +78,11 @@ def serve_health(port: int, state: OperatorState, leadership: Leadership | None 
     """
 
     class Answers(BaseHTTPRequestHandler):
-        timeout = 10
+        server: BoundedServer
 
         def do_GET(self) -> None:
             """Answer /livez, whether the process hangs, and /readyz and /healthz, whether it works."""
+            self.server.places.keep(self.connection)
             status, words = (
                 _health(state, leadership) if self.path in _HEALTH_PATHS else (HTTPStatus.NOT_FOUND, "no such path")
             )
@@ -94,9 +95,7 @@ def serve_health(port: int, state: OperatorState, leadership: Leadership | None 
         def log_message(self, *_: Any) -> None:
             """Say nothing of each probe."""
 
-    server = ThreadingHTTPServer(("", port), Answers)
-    server.daemon_threads = True
-    Thread(target=server.serve_forever, name="health", daemon=True).start()
+    BoundedServer(port, Answers).serve("health")
 
 
 def _health(state: OperatorState, leadership: Leadership | None) -> tuple[HTTPStatus, str]:

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Final
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import MetricsHandler
 from prometheus_client.registry import Collector
 
 from specdecode_operator.api import capture, deployment
@@ -17,6 +18,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.api.status.capture import CapturePhase
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.deployment.proof.residual import BudgetResidual
+from specdecode_operator.http_server import BoundedServer
 from specdecode_operator.policy.decision import Action, Outcome
 from specdecode_operator.sizing.memory.budget import Verdict
 
@@ -193,5 +195,16 @@ def serve_metrics(port: int, *collectors: Collector) -> int:
     registry = CollectorRegistry()
     for collector in collectors:
         registry.register(collector)
-    server, _ = start_http_server(port, registry=registry)
-    return int(server.server_port)
+
+    class Scrape(MetricsHandler):
+        """One scrape; who scrapes takes none from another, however many connect and are silent."""
+
+        server: BoundedServer
+
+        def do_GET(self) -> None:  # noqa: N802  the standard library's name
+            """Answer it."""
+            self.server.places.keep(self.connection)
+            super().do_GET()
+
+    Scrape.registry = registry
+    return int(BoundedServer(port, Scrape).serve("metrics").server_port)

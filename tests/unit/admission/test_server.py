@@ -5,7 +5,9 @@ import json
 import logging
 import socket
 import ssl
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -160,8 +162,47 @@ def test_one_that_has_expired_is_told_and_no_client_takes_it(tmp_path: Path, cap
 
 def test_clients_that_say_nothing_keep_nobody_out(webhook: Webhook, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    silent = [socket.create_connection(("127.0.0.1", webhook.port)) for _ in range(5)]
+    silent = [socket.create_connection(("127.0.0.1", webhook.port)) for _ in range(100)]
     assert webhook.post(json.dumps(review(deployment(ADMITTED))))[0] == 200
     for each in silent:
         each.close()
     assert "Traceback" not in caplog.text
+
+
+def announces(webhook: Webhook, length_bytes: int) -> ssl.SSLSocket:
+    """A client that will send a review of that length, and has sent the first byte."""
+    trusted = ssl.create_default_context(cadata=(webhook.folder / "tls.crt").read_text())
+    plain = socket.create_connection(("127.0.0.1", webhook.port), timeout=60)
+    client = trusted.wrap_socket(plain, server_hostname="localhost")
+    client.sendall(f"POST {VALIDATE} HTTP/1.0\r\nContent-Length: {length_bytes}\r\n\r\n ".encode())
+    return client
+
+
+def test_few_large_reviews_are_held_and_those_that_send_slowly_give_way(webhook: Webhook) -> None:
+    slow = [announces(webhook, 2**20) for _ in range(4)]
+    large = json.dumps(review(deployment(ADMITTED))).ljust(2**20)
+    assert webhook.post(large)[0] == 200
+    assert slow[0].recv(1) == b""
+    for each in slow:
+        each.close()
+
+
+def test_a_large_review_that_is_being_judged_gives_way_to_nobody(tmp_path: Path) -> None:
+    judged, goes_on = threading.Event(), threading.Event()
+
+    def waits(_document: Any) -> Any:
+        judged.set()
+        goes_on.wait(60)
+        return {"response": {"allowed": True}}
+
+    write_certificate(tmp_path)
+    webhook, large = Webhook(tmp_path, waits), json.dumps({}).ljust(2**20)
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(webhook.post, large)
+        assert judged.wait(60)
+        slow = [announces(webhook, 2**20) for _ in range(4)]
+        assert slow[0].recv(1) == b""
+        goes_on.set()
+        assert asked.result()[0] == 200
+    for each in slow:
+        each.close()

@@ -1,0 +1,95 @@
+"""HTTP for whoever reaches a port of ours: a bounded number of connections, each for a bounded time."""
+
+import socket
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread, Timer
+from typing import Any, Final, Self
+
+TIMEOUT_S: Final = 10.0
+"""Of a connection from its first byte to its last, as long as the API server waits unless told otherwise."""
+
+_MOST_CONNECTIONS: Final = 32
+
+
+class Places:
+    """A bounded number of connections: the oldest that has not asked yet gives way to the one that comes.
+
+    So whoever connects and is silent keeps nobody out who asks at once.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._has_asked: dict[socket.socket, bool] = {}
+        """Of each connection, the oldest first."""
+        self._lock = Lock()
+
+    def take(self, connection: socket.socket) -> bool:
+        """Return whether there is a place; one that is taken from another ends that one."""
+        with self._lock:
+            if len(self._has_asked) >= self._most:
+                silent = next((each for each, has_asked in self._has_asked.items() if not has_asked), None)
+                if silent is None:
+                    return False
+                del self._has_asked[silent]
+                _hang_up(silent)
+            self._has_asked[connection] = False
+            return True
+
+    def keep(self, connection: socket.socket) -> None:
+        """Have a connection that has sent its whole request give way to none."""
+        with self._lock:
+            if connection in self._has_asked:
+                self._has_asked[connection] = True
+
+    def leave(self, connection: socket.socket) -> None:
+        """Free the place of a connection, if it has one still."""
+        with self._lock:
+            self._has_asked.pop(connection, None)
+
+
+class BoundedServer(ThreadingHTTPServer):
+    """A thread for each connection. Handlers say by ``places.keep`` when they have the whole request."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("", port), handler)
+        self.places = Places(_MOST_CONNECTIONS)
+
+    def serve(self, name: str) -> Self:
+        """Answer from a thread of that name until the process ends."""
+        Thread(target=self.serve_forever, name=name, daemon=True).start()
+        return self
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a thread for a connection, or close it."""
+        if self.places.take(request):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection, within its time: who sends a byte now and then would stay for ever."""
+        request.settimeout(TIMEOUT_S)
+        end = Timer(TIMEOUT_S, _hang_up, [request])
+        end.start()
+        try:
+            super().finish_request(request, client_address)
+        finally:
+            end.cancel()
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection, however it ended."""
+        self.places.leave(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:
+        """Say nothing of clients that hang up, or trust another certificate."""
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """End what is read from a connection and written to it; its thread closes it."""
+    with suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # of TLS, too: without a last word

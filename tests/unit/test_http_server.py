@@ -1,0 +1,93 @@
+"""Ports of ours under clients that connect and are silent."""
+
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from devcluster.cluster.settings import free_ports
+from specdecode_operator.handlers import lifecycle
+from specdecode_operator.handlers.metrics import ReconcileTimes, serve_metrics
+from specdecode_operator.handlers.state import OperatorState
+from specdecode_operator.http_server import BoundedServer, Places
+
+MANY = 100
+
+
+def status(port: int, path: str) -> int:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
+        return int(response.status)
+
+
+def is_hung_up_on(connection: socket.socket) -> bool:
+    connection.settimeout(60)
+    return connection.recv(1) == b""
+
+
+def metrics_port() -> int:
+    return serve_metrics(0, ReconcileTimes())
+
+
+def health_port() -> int:
+    (port,) = free_ports(1)
+    lifecycle.serve_health(port, OperatorState())
+    return port
+
+
+@pytest.mark.parametrize(("serve", "path"), [(metrics_port, "/metrics"), (health_port, "/livez")])
+def test_who_is_silent_keeps_nobody_out_and_gives_way(serve: Callable[[], int], path: str) -> None:
+    threads, port = threading.active_count(), serve()
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MANY)]
+    for each in silent:
+        each.sendall(b"GET / HT")
+    assert status(port, path) == 200
+    assert is_hung_up_on(silent[0])
+    for each in silent[: MANY // 2]:
+        assert is_hung_up_on(each)
+        each.close()
+    assert threading.active_count() < threads + MANY, "a thread and a timer for each of 32"
+    for each in silent:
+        each.close()
+
+
+def test_who_has_asked_gives_way_to_nobody() -> None:
+    goes_on = threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        server: BoundedServer
+
+        def do_GET(self) -> None:
+            self.server.places.keep(self.connection)
+            goes_on.wait(60)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    port = BoundedServer(0, Slow).serve("slow").server_port
+    asked = socket.create_connection(("127.0.0.1", port))
+    asked.sendall(b"GET / HTTP/1.0\r\n\r\n")
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MANY)]
+    assert is_hung_up_on(silent[0])
+    goes_on.set()
+    asked.settimeout(60)
+    assert b" 200 " in asked.recv(100)
+    for each in (asked, *silent):
+        each.close()
+
+
+def test_where_all_have_asked_there_is_no_place_until_one_leaves() -> None:
+    (first, _), (second, _) = pairs = [socket.socketpair() for _ in range(2)]
+    places = Places(1)
+    assert places.take(first)
+    places.keep(first)
+    assert not places.take(second)
+    places.leave(first)
+    assert places.take(second)
+    for each in (each for pair in pairs for each in pair):
+        each.close()
