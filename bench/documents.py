@@ -22,6 +22,7 @@ from bench.reason_tables import condition_table, reason_tables
 from bench.rights import TEMPLATE, rights_table, rights_template
 from bench.site import architecture
 from bench.support_matrix import support_matrix
+from bench.trace_example import trace_example
 from bench.version_table import version_table
 from specdecode_operator.cli.main import app
 from specdecode_operator.cli.outputs.schema import Printed, schema_text
@@ -105,6 +106,7 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
         for kind in ("SpecDecodeDeployment", "SpecDecodeCapture")
     },
     "exit codes": exit_table,
+    "a request of a trace": trace_example,
     "a node of H100": partial(node_plans, "H100"),
     "a node of H200": partial(node_plans, "H200"),
     **{f"options of {name}": partial(option_table, name) for name in commands()},

@@ -28,6 +28,7 @@ GENERATED = {
     "docs/reference/deployment-fields.md": "<!-- generated: fields of SpecDecodeDeployment -->\n",
     "docs/reference/rights.md": "<!-- generated: rights -->\n",
     "docs/reference/reasons.md": "<!-- generated: reasons of SpecDecodeDeployment -->\n",
+    "docs/reference/trace-format.md": "<!-- generated: a request of a trace -->\n",
     "docs/reference/supported.md": "<!-- generated: support matrix -->\n",
 }
 """Where a generated part begins, so that none is lost from the first test."""
