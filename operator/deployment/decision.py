@@ -14,7 +14,7 @@ from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.models.download import at_commits, downloaded_commits, pending_downloads
-from specdecode_operator.deployment.models.jobs import RESOLVING
+from specdecode_operator.deployment.models.jobs import RESOLVING, WITHOUT_POD
 from specdecode_operator.deployment.models.model_facts import facts_entry, read_entries
 from specdecode_operator.deployment.models.reading import READER, reading_jobs
 from specdecode_operator.deployment.objects.children import render_children
@@ -147,7 +147,7 @@ def _read_first(
     jobs = reading_jobs(parent.key, parent.uid, spec, check_without_models(spec, unknown), unknown)
     models = " and ".join(map(str, dict.fromkeys(unknown.values())))
     names = " and ".join(job["metadata"]["name"] for job in jobs)
-    reading = f"Job {names} reads config.json and safetensors headers of {models}"
+    reading = f"Job {names} reads config.json and safetensors headers of {models}; {WITHOUT_POD}"
     accepted = ConditionUpdate("Accepted", UNKNOWN, RESOLVING, "the rest is checked once the models are known")
     blocked = READER.blocked(pods, unknown)
     if blocked is None:

@@ -15,7 +15,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.models.jobs import DOWNLOADING, ModelJob, last_words
+from specdecode_operator.deployment.models.jobs import DOWNLOADING, WITHOUT_POD, ModelJob, last_words
 from specdecode_operator.deployment.objects.pod_user import container_user, volume_group
 from specdecode_operator.deployment.pods.readiness import Readiness, without_engines, working
 from specdecode_operator.deployment.spec.facts import Facts
@@ -83,7 +83,8 @@ def pending_downloads(
     ]
     names = " and ".join(job["metadata"]["name"] for job in jobs)
     models = " and ".join(dict.fromkeys(source.model for source in lacking.values()))
-    ready = working(DOWNLOADING, f"Job {names} downloads {models} to claim {cache_claim(facts.spec)}")
+    what = f"Job {names} downloads {models} to claim {cache_claim(facts.spec)}; {WITHOUT_POD}"
+    ready = working(DOWNLOADING, what)
     if blocked := DOWNLOADER.blocked(pods, lacking):
         ready = working(blocked.reason, blocked.message)
     done = [downloads_config_map(key, uid, sources, commits)] if len(lacking) < len(sources) else []

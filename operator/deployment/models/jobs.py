@@ -25,6 +25,9 @@ from specdecode_operator.kube.nodes import GPU_RESOURCE
 RESOLVING, DOWNLOADING = "ResolvingModel", "DownloadingModels"
 """Reasons of an object that waits for them."""
 
+WITHOUT_POD: Final = "where a quota or a policy refuses its pod, kubectl describe job tells"
+"""What is to be known of a Job of which no pod comes: its controller says so in Events alone."""
+
 _NAME_DIGITS: Final = 4
 
 _Answer = TypeVar("_Answer")

@@ -35,6 +35,7 @@ def test_models_are_fetched_before_anything_is_launched() -> None:
     assert (conditions["Accepted"][0], conditions["Planned"][0]) == ("True", "True")
     for job in jobs(desired):
         assert job["metadata"]["name"] in conditions["Ready"][2]
+    assert "where a quota or a policy refuses its pod" in conditions["Ready"][2]
     assert [container(job)["args"] for job in jobs(desired)] == [
         ["--model=meta-llama/Llama-3.1-70B-Instruct", "--cache=/models/hub"],
         ["--model=meta-llama/Llama-3.1-8B-Instruct", "--cache=/models/hub"],

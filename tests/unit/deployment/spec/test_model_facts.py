@@ -84,6 +84,7 @@ def test_models_that_nobody_describes_are_read_first() -> None:
     assert said["Ready"][:2] == ("Unknown", "ResolvingModel")
     assert (said["Reconciling"][0], said["Stalled"][0], said["Accepted"][0]) == ("True", "False", "Unknown")
     assert "pair/target on PersistentVolumeClaim tiny-models and pair/draft" in said["Planned"][2]
+    assert "where a quota or a policy refuses its pod" in said["Planned"][2]
     assert [child["kind"] for child in desired.children] == ["Job", "Job"]
     folders = [container(job)["args"] for job in jobs(spec)]
     assert folders == [["--folder=/models/pair/target"], ["--folder=/models/pair/draft"]]
