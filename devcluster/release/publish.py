@@ -5,7 +5,6 @@ left if it is the same, and never replaced.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +19,9 @@ from devcluster.host.errors import ClusterError
 from devcluster.host.progress import say, step
 from devcluster.images import store
 from devcluster.release import archive
-from devcluster.release.package import CHECKSUMS, DIST, Release
+from devcluster.release.package import CHECKSUMS, DIST
+from devcluster.release.programs import run
+from devcluster.release.record import BY_DIGEST, Release
 
 BUNDLE: Final = f"{CHECKSUMS}.sigstore.json"
 """The signature of all files of the release."""
@@ -60,10 +61,9 @@ def publish(folder: Path = DIST, *, key: str | None = None, keyless: bool = Fals
 
 def _check(release: Release, folder: Path) -> None:
     """Refuse what others cannot make again, and files that are not those of the release."""
-    if release.base.startswith("localhost/"):
-        raise ClusterError(
-            f"{folder}: built on this machine's packages: ./just release --base NAME@sha256:… is published"
-        )
+    if not BY_DIGEST.fullmatch(release.base):
+        raise ClusterError(f"{folder}: built on {release.base}, which nobody can get by its digest: "
+                           "what ./just release --base NAME@sha256:… makes is published")  # fmt: skip
     done = subprocess.run(
         ["sha256sum", "--check", "--quiet", CHECKSUMS], cwd=folder, capture_output=True, text=True, check=False
     )
@@ -78,7 +78,7 @@ def _push_image(release: Release, folder: Path) -> str:
     if there is None:
         with TemporaryDirectory(prefix="specdecode-release-") as layout:
             archive.unpack(folder / release.archive, Path(layout))
-            _run("crane", "push", *_plain(release, "--insecure"), layout, name)
+            run("crane", "push", *_plain(release, "--insecure"), layout, name)
         there = _digest(name)
     if there != release.digest:
         raise ClusterError(f"{name} is {there} there and {release.digest} here: a version is published once")
@@ -92,10 +92,10 @@ def _push_chart(release: Release, folder: Path, name: str) -> str:
     if _digest(tagged) is None:
         # Helm writes the time of the file, in this machine's time zone.
         target = f"oci://{release.registry}/charts"
-        _run("helm", "push", *_plain(release, "--plain-http"), str(folder / release.chart(name)), target, TZ="UTC")
+        run("helm", "push", *_plain(release, "--plain-http"), str(folder / release.chart(name)), target, TZ="UTC")
     with TemporaryDirectory(prefix="specdecode-release-") as pulled:
         options = (f"--version={release.version}", f"--destination={pulled}")
-        _run("helm", "pull", f"oci://{remote}", *options, *_plain(release, "--plain-http"))
+        run("helm", "pull", f"oci://{remote}", *options, *_plain(release, "--plain-http"))
         if (Path(pulled) / release.chart(name)).read_bytes() != (folder / release.chart(name)).read_bytes():
             raise ClusterError(f"{tagged} is another chart there than here: a version is published once")
     return f"{remote}@{_digest(tagged)}"
@@ -108,7 +108,7 @@ def _identity(key: str | None) -> list[str]:
 
 def _cosign(release: Release, identity: list[str], command: str, *arguments: str, registry: bool = True) -> None:
     plain = _plain(release, "--allow-http-registry") if registry else []
-    _run("cosign", command, "--yes", *identity, *plain, *arguments)
+    run("cosign", command, "--yes", *identity, *plain, *arguments)
 
 
 def _digest(name: str) -> str | None:
@@ -127,14 +127,6 @@ def _digest(name: str) -> str | None:
 def _plain(release: Release, option: str) -> list[str]:
     """Return a program's option for registries without TLS, which only those of this machine may be."""
     return [option] if store.speaks_http(release.registry) else []
-
-
-def _run(program: str, *arguments: str, **environment: str) -> str:
-    command = [str(binaries.find(program)[program]), *arguments]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(f"{program} {arguments[0]} failed:\n{done.stderr.strip()[-2000:]}")
-    return done.stdout
 
 
 def main() -> int:

@@ -6,7 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from devcluster.cluster.cluster import Cluster
 from devcluster.host.paths import REPOSITORY
 from devcluster.images import store
 from devcluster.images.base import ensure_base
-from devcluster.release.package import CHECKSUMS, Release, make
+from devcluster.release.package import CHECKSUMS, make
 from devcluster.release.publish import BUNDLE
+from devcluster.release.record import Release
 from tests.support.code_blocks import blocks
 from tests.support.kubectl import Kubectl, program
 from tests.support.waiting import eventually
@@ -90,23 +92,43 @@ def test_two_releases_are_the_same_bytes(base: str, dist: Path, tmp_path: Path) 
     assert (tmp_path / "dist" / CHECKSUMS).read_text() == (dist / CHECKSUMS).read_text()
 
 
-@pytest.fixture
-def reader(dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files of the release, and programs that take HTTP and wait for what they install."""
-    programs, folder = tmp_path / "programs", tmp_path / "reader"
-    for each in (programs, folder):
-        each.mkdir()
+@dataclass(frozen=True)
+class Published:
+    """A release in the registry, signed by us, and who reads of it: with its files, and our public key."""
+
+    release: Release
+    names: list[str]
+    """Image and charts by digest."""
+    again: Callable[[], list[str]]
+    """Publishes once more."""
+    folder: Path
+    cluster: Cluster
+    programs: Path
+
+    def run(self, commands: str) -> "subprocess.CompletedProcess[str]":
+        """Run commands as somebody with these files would, next to the registry."""
+        variables = [f"PATH={self.programs}:{os.environ['PATH']}", f"KUBECONFIG={self.cluster.kubeconfig}"]
+        variables += [f"HELM_{each}_HOME={self.programs / each}" for each in ("CACHE", "CONFIG", "DATA")]
+        return self.cluster.in_namespace(["env", *variables, "bash", "-ec", f"cd {self.folder}\n{commands}"])
+
+
+@pytest.fixture(scope="module")
+def published(cluster: Cluster, dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Published:
+    """The release, pushed and signed."""
+    keys, programs, folder = (tmp_path_factory.mktemp(name) for name in ("keys", "programs", "reader"))
+    variables = ("env", f"PYTHONPATH={REPOSITORY}", "COSIGN_PASSWORD=between us")
+    for name in ("ours", "theirs"):
+        ran(*variables, program("cosign"), "generate-key-pair", f"--output-key-prefix={keys / name}")
+    publish = (*variables, sys.executable, "-m", "devcluster.release.publish", f"--folder={dist}")
+    names = ran(*publish, f"--key={keys / 'ours.key'}", cluster=cluster).split()
     for name, more in ADDED.items():
         (programs / name).write_text(f'#!/bin/sh\n{more}\nexec {program(name)} "$@"\n')
         (programs / name).chmod(0o755)
     for file in dist.iterdir():
         (folder / file.name).symlink_to(file)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    monkeypatch.setenv("COSIGN_PASSWORD", "between us")
-    for each in ("CACHE", "CONFIG", "DATA"):
-        monkeypatch.setenv(f"HELM_{each}_HOME", str(tmp_path / each))
-    return folder
+    shutil.copy(keys / "ours.pub", folder / "cosign.pub")
+    shutil.copy(keys / "theirs.pub", folder)
+    return Published(Release.of(dist), names, lambda: ran(*publish, cluster=cluster).split(), folder, cluster, programs)
 
 
 def shown(document: str, *starts: str) -> str:
@@ -116,45 +138,52 @@ def shown(document: str, *starts: str) -> str:
     return "".join(texts).replace("registry.example.com", REGISTRY)
 
 
-def test_a_release_is_signed_verified_and_installed_from_its_registry(
-    cluster: Cluster, dist: Path, reader: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release = Release.of(dist)
-    for name in ("ours", "theirs"):
-        ran(program("cosign"), "generate-key-pair", f"--output-key-prefix={tmp_path / name}")
-    publish = (sys.executable, "-m", "devcluster.release.publish", f"--folder={dist}")
-    published = ran(*publish, f"--key={tmp_path / 'ours.key'}", cluster=cluster).split()
-    assert (published[0], len(published)) == (release.image, 3)
-    (reader / BUNDLE).symlink_to(dist / BUNDLE)
+VERIFY = shown("SECURITY.md", "REGISTRY=registry", "for signed in")
 
-    def run(commands: str) -> "subprocess.CompletedProcess[str]":
-        return cluster.in_namespace(["bash", "-ec", f"cd {reader}\n{commands}"])
 
-    verify = shown("SECURITY.md", "REGISTRY=registry", "for signed in")
-    shutil.copy(tmp_path / "ours.pub", reader / "cosign.pub")
-    done = run(verify)
+def test_a_release_is_verified_as_the_page_says(published: Published) -> None:
+    assert (published.names[0], len(published.names)) == (published.release.image, 3)
+    done = published.run(VERIFY)
     assert done.returncode == 0, done.stderr
-    told = run(f"cosign verify-attestation --key=cosign.pub {OFFLINE} --type=cyclonedx {release.image}")
-    (envelope,) = map(json.loads, told.stdout.splitlines())
-    sbom = json.loads((dist / release.sbom).read_text())
+    asked = f"cosign verify-attestation --key=cosign.pub {OFFLINE} --type=cyclonedx {published.release.image}"
+    (envelope,) = map(json.loads, published.run(asked).stdout.splitlines())
+    sbom = json.loads((published.folder / published.release.sbom).read_text())
     assert json.loads(base64.b64decode(envelope["payload"]))["predicate"] == sbom
-    (reader / release.sbom).unlink()
-    (reader / release.sbom).write_text("{}")
-    assert f"{release.sbom}: FAILED" in run(verify).stdout
 
-    shutil.copy(tmp_path / "theirs.pub", reader / "cosign.pub")
-    by_key = [f"verify --key=cosign.pub {OFFLINE} {name}" for name in published]
-    by_key += [f"verify-attestation --key=cosign.pub {OFFLINE} --type=cyclonedx {release.image}",
-               f"verify-blob --key=cosign.pub {OFFLINE} --bundle={BUNDLE} {CHECKSUMS}"]  # fmt: skip
-    assert [each for each in by_key if run(f"cosign {each}").returncode == 0] == []
 
-    assert ran(*publish, cluster=cluster).split() == published, "what is there stays"
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    done = run(shown("README.md", "REGISTRY="))
+def test_what_another_key_signed_is_refused_one_by_one(published: Published) -> None:
+    theirs = f"--key=theirs.pub {OFFLINE}"
+    signed = [f"verify {theirs} {name}" for name in published.names]
+    signed += [
+        f"verify-attestation {theirs} --type=cyclonedx {published.release.image}",
+        f"verify-blob {theirs} --bundle={BUNDLE} {CHECKSUMS}",
+    ]
+    taken = [each for each in signed if published.run(f"cosign {each}").returncode == 0]
+    assert taken == []
+
+
+def test_a_changed_file_is_refused(published: Published) -> None:
+    file = published.folder / published.release.sbom
+    original = file.readlink()
+    file.unlink()
+    file.write_text("{}")
+    assert f"{file.name}: FAILED" in published.run(VERIFY).stdout
+    file.unlink()
+    file.symlink_to(original)
+
+
+def test_what_is_published_stays(published: Published) -> None:
+    assert published.again() == published.names
+
+
+def test_a_release_is_installed_from_its_registry_as_the_pages_say(published: Published) -> None:
+    install = shown("README.md", "REGISTRY=")
+    assert shown("docs/how-to/install.md", "REGISTRY=") == install
+    done = published.run(install)
     assert done.returncode == 0, done.stderr
-    assert shown("docs/how-to/install.md", "REGISTRY=") == shown("README.md", "REGISTRY=")
-    (pod,) = Kubectl(cluster.kubeconfig, chart.NAMESPACE).objects("pods")
+    assert f"oci://{REGISTRY}/team/charts/specdecode-operator --version" in done.stdout, "told by the CRDs' chart"
+    (pod,) = Kubectl(published.cluster.kubeconfig, chart.NAMESPACE).objects("pods")
     (container,) = pod["status"]["containerStatuses"]
     assert container["ready"]
-    assert pod["spec"]["containers"][0]["image"] == release.image
-    assert container["imageID"].endswith(release.digest), "pulled by the node, as it was built"
+    assert pod["spec"]["containers"][0]["image"] == published.release.image
+    assert container["imageID"].endswith(published.release.digest), "pulled by the node, as it was built"

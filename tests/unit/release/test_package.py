@@ -10,8 +10,10 @@ import yaml
 from devcluster import chart
 from devcluster.host.errors import ClusterError
 from devcluster.release import package
-from devcluster.release.package import CHECKSUMS, RECORD, Release, make, with_image
+from devcluster.release.charts import RELEASED, with_image
+from devcluster.release.package import CHECKSUMS, make
 from devcluster.release.publish import publish
+from devcluster.release.record import RECORD, Release
 from specdecode_operator.version import __version__
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -27,8 +29,19 @@ def test_the_released_chart_runs_the_released_image() -> None:
     assert values["image"] == {**yaml.safe_load(before)["image"], **image}
     assert {**values, "image": {}} == {**yaml.safe_load(before), "image": {}}
     assert after.count("\n#") == before.count("\n#"), "comments stay"
-    with pytest.raises(ClusterError, match=r"values\.yaml: not once"):
+    with pytest.raises(ClusterError, match=r"repository: .* stands 0 times"):
         with_image(after, RELEASE)
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_commands_that_a_released_chart_tells_need_no_checkout(name: str) -> None:
+    file = Path("templates/NOTES.txt")
+    told = RELEASED[name][str(file)]((chart.CHART.parent / name / file).read_text(), RELEASE)
+    (other,) = {*RELEASED} - {name}
+    (command,) = (line for line in told.splitlines() if "helm upgrade" in line)
+    assert f"--install {other} oci://registry.example.com/team/charts/{other} --version 0.4.0 --namespace" in command
+    assert command.endswith("}}")
+    assert "image." not in told
 
 
 @pytest.mark.parametrize(
@@ -61,10 +74,11 @@ def test_a_tag_has_its_section_in_the_changelog(tmp_path: Path, monkeypatch: pyt
         make("r.io", BASE, f"v{__version__}", tmp_path / "dist")
 
 
-def test_what_others_cannot_make_again_is_not_published(tmp_path: Path) -> None:
-    local = Release("0.4.0", "registry.example.com/team", DIGEST, "localhost/specdecode/base:bookworm")
+@pytest.mark.parametrize("base", ["localhost/specdecode/base:bookworm", "docker.io/library/python:3.13-slim"])
+def test_what_others_cannot_make_again_is_not_published(base: str, tmp_path: Path) -> None:
+    local = Release("0.4.0", "registry.example.com/team", DIGEST, base)
     (tmp_path / RECORD).write_text(json.dumps(asdict(local)))
-    with pytest.raises(ClusterError, match="built on this machine's packages"):
+    with pytest.raises(ClusterError, match="which nobody can get by its digest"):
         publish(tmp_path)
 
 
