@@ -6,7 +6,7 @@ Prints the path of what was made (an image archive or a directory) on standard o
 import argparse
 import sys
 
-from devcluster.host.errors import ClusterError
+from devcluster.host.errors import exit_status
 from devcluster.images.engine_environment import install_engine_environment
 from devcluster.images.engine_image import build_engine_image
 from devcluster.images.operator_image import build_operator_image
@@ -22,13 +22,8 @@ def main() -> int:
     """Make what the command line names and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m devcluster.images", description=__doc__)
     parser.add_argument("what", choices=MAKERS, nargs="+")
-    try:
-        for what in parser.parse_args().what:
-            print(MAKERS[what]())
-    except ClusterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    wanted = parser.parse_args().what
+    return exit_status(lambda: [print(MAKERS[what]()) for what in wanted])
 
 
 if __name__ == "__main__":

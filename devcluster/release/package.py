@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from devcluster import chart, supply_chain
-from devcluster.host.errors import ClusterError
+from devcluster.host.errors import ClusterError, exit_status
 from devcluster.host.locks import exclusive
 from devcluster.host.paths import REPOSITORY, cache_dir
 from devcluster.host.progress import step
@@ -139,13 +139,7 @@ def main() -> int:
     parser.add_argument("--base", help="image to build on, by its digest: NAME@sha256:…")
     parser.add_argument("--tag", help="tag of the release, which has to be that of this version")
     given = parser.parse_args()
-    try:
-        release = make(given.registry.rstrip("/"), given.base, given.tag)
-    except ClusterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"{DIST.relative_to(REPOSITORY)}/: {release.image}")
-    return 0
+    return exit_status(lambda: print(make(given.registry.rstrip("/"), given.base, given.tag).image))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Final
 
 from devcluster import chart
 from devcluster.builds import binaries
-from devcluster.host.errors import ClusterError
+from devcluster.host.errors import ClusterError, exit_status
 from devcluster.host.progress import say, step
 from devcluster.images import store
 from devcluster.release import archive
@@ -137,13 +137,7 @@ def main() -> int:
     signed.add_argument("--key", help="what cosign signs with: a file, or the address of a key in a KMS")
     signed.add_argument("--keyless", action="store_true", help="sign as who runs this (OIDC), into the public log")
     given = parser.parse_args()
-    try:
-        for name in publish(given.folder, key=given.key, keyless=given.keyless):
-            print(name)
-    except ClusterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status(lambda: print(*publish(given.folder, key=given.key, keyless=given.keyless), sep="\n"))
 
 
 if __name__ == "__main__":

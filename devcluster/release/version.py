@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from devcluster.host.errors import ClusterError
+from devcluster.host.errors import ClusterError, exit_status
 from devcluster.host.paths import REPOSITORY
 from devcluster.release import changelog
 
@@ -81,13 +81,8 @@ def main() -> int:
     """Do what the command line says and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m devcluster.release.version", description=__doc__)
     parser.add_argument("version")
-    try:
-        for file in set_version(parser.parse_args().version):
-            print(file.relative_to(REPOSITORY))
-    except ClusterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    version = parser.parse_args().version
+    return exit_status(lambda: print(*(file.relative_to(REPOSITORY) for file in set_version(version)), sep="\n"))
 
 
 if __name__ == "__main__":
