@@ -122,6 +122,8 @@ GROUPS = (
     ),
     # Ours, of the libraries of GitOps tools: what they make of a status.
     Group("health", "1", {"health": "specdecode.io/devcluster/tools/health"}, lambda _: False),
+    # Ours, of Argo CD's libraries: what it does with an application.
+    Group("argo", "1", {"argo": "specdecode.io/devcluster/tools/argo"}, lambda _: False, rarely=True),
     Group("pause", "1", {"pause": "specdecode.io/devcluster/tools/pause"}, lambda _: False),
 )
 

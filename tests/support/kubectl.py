@@ -68,9 +68,9 @@ class Kubectl(kubectl.Kubectl):
         for kind in kinds.split(","):
             self._client.delete(self.namespace, kind)
 
-    def patch_status(self, name: str, status: dict[str, Any]) -> None:
-        """Write the status of a SpecDecodeDeployment, as the operator does."""
-        self._client.patch(self.namespace, "sdd", f"{name}/status", {"status": status})
+    def patch_status(self, name: str, status: dict[str, Any], kind: str = "sdd") -> None:
+        """Write the status of a SpecDecodeDeployment, or of a capture, as the operator does."""
+        self._client.patch(self.namespace, kind, f"{name}/status", {"status": status})
 
     def patch_pod_status(self, name: str, status: dict[str, Any]) -> None:
         """Write the status of a pod as its kubelet would; one without a node is bound to the played one."""

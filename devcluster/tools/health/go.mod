@@ -5,9 +5,9 @@ go 1.26.0
 require (
 	github.com/fluxcd/pkg/apis/kustomize v1.19.0
 	github.com/fluxcd/pkg/runtime v0.110.0
-	github.com/yuin/gopher-lua v1.1.2
 	k8s.io/apimachinery v0.36.1
 	sigs.k8s.io/cli-utils v0.37.2
+	specdecode.io/devcluster/tools/lua v0.0.0
 )
 
 require (
@@ -37,6 +37,7 @@ require (
 	github.com/stoewer/go-strcase v1.3.0 // indirect
 	github.com/x448/float16 v0.8.4 // indirect
 	github.com/xlab/treeprint v1.2.0 // indirect
+	github.com/yuin/gopher-lua v1.1.2 // indirect
 	go.yaml.in/yaml/v2 v2.4.3 // indirect
 	go.yaml.in/yaml/v3 v3.0.4 // indirect
 	golang.org/x/exp v0.0.0-20251219203646-944ab1f22d93 // indirect
@@ -68,3 +69,5 @@ require (
 	sigs.k8s.io/structured-merge-diff/v6 v6.3.2 // indirect
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
+
+replace specdecode.io/devcluster/tools/lua => ../lua

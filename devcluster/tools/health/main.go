@@ -12,9 +12,9 @@ import (
 
 	"github.com/fluxcd/pkg/apis/kustomize"
 	"github.com/fluxcd/pkg/runtime/cel"
-	lua "github.com/yuin/gopher-lua"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/cli-utils/pkg/kstatus/status"
+	"specdecode.io/devcluster/tools/lua"
 )
 
 type question struct {
@@ -27,13 +27,8 @@ type question struct {
 
 type answer struct {
 	Kstatus string      `json:"kstatus"`
-	Argo    *argoHealth `json:"argo"`
+	Argo    *lua.Health `json:"argo"`
 	Flux    string      `json:"flux"`
-}
-
-type argoHealth struct {
-	Status  string `json:"status"`
-	Message string `json:"message"`
 }
 
 func main() {
@@ -68,7 +63,7 @@ func judge(object *unstructured.Unstructured, script string, flux *cel.StatusEva
 	if err != nil {
 		return answer{}, err
 	}
-	argo, err := argoSays(object, script)
+	argo, err := lua.Judge(script, object.Object)
 	if err != nil {
 		return answer{}, err
 	}
@@ -77,58 +72,4 @@ func judge(object *unstructured.Unstructured, script string, flux *cel.StatusEva
 		return answer{}, err
 	}
 	return answer{string(found.Status), argo, string(said.Status)}, nil
-}
-
-func argoSays(object *unstructured.Unstructured, script string) (*argoHealth, error) {
-	state := lua.NewState(lua.Options{SkipOpenLibs: true})
-	defer state.Close()
-	libraries := []struct {
-		name string
-		open lua.LGFunction
-	}{
-		{lua.LoadLibName, lua.OpenPackage},
-		{lua.BaseLibName, lua.OpenBase},
-		{lua.TabLibName, lua.OpenTable},
-	}
-	for _, library := range libraries {
-		call := lua.P{Fn: state.NewFunction(library.open), NRet: 0, Protect: true}
-		if err := state.CallByParam(call, lua.LString(library.name)); err != nil {
-			return nil, err
-		}
-	}
-	state.SetGlobal("obj", luaValue(state, object.Object))
-	if err := state.DoString(script); err != nil {
-		return nil, err
-	}
-	table, ok := state.Get(-1).(*lua.LTable)
-	if !ok {
-		return nil, fmt.Errorf("the script returns %s, not a table", state.Get(-1).Type())
-	}
-	return &argoHealth{lua.LVAsString(table.RawGetString("status")), lua.LVAsString(table.RawGetString("message"))}, nil
-}
-
-func luaValue(state *lua.LState, value any) lua.LValue {
-	switch each := value.(type) {
-	case bool:
-		return lua.LBool(each)
-	case string:
-		return lua.LString(each)
-	case int64:
-		return lua.LNumber(each)
-	case float64:
-		return lua.LNumber(each)
-	case []any:
-		table := state.NewTable()
-		for _, item := range each {
-			table.Append(luaValue(state, item))
-		}
-		return table
-	case map[string]any:
-		table := state.NewTable()
-		for key, item := range each {
-			table.RawSetString(key, luaValue(state, item))
-		}
-		return table
-	}
-	return lua.LNil
 }
