@@ -79,6 +79,11 @@ REFUSED: dict[str, tuple[str, Body, str]] = {
         with_pod(containers=[{"name": "side", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]),
         "spec.podTemplate: side: in this namespace an object takes at most 4 GPUs, by spec.parallelism",
     ),
+    "GPUs for a container before": (
+        SMALL,
+        with_pod(initContainers=[{"name": "first", "resources": {"requests": {"nvidia.com/gpu": "8"}}}]),
+        "spec.podTemplate: first: in this namespace an object takes at most 4 GPUs",
+    ),
     "GPUs for an engine that is planned without": (
         SMALL,
         tiny_cpu(
