@@ -14,6 +14,9 @@ import websocket
 from tests.support.waiting import eventually
 
 _TIMEOUT_S = 60
+_ATTEMPTS = 5
+_INTERRUPTED = "net::ERR_NETWORK_CHANGED"
+"""Chromium gives up what it loads when an interface of the machine comes or goes, as tests with clusters have them."""
 
 
 @dataclass
@@ -53,6 +56,15 @@ class Tab:
     def open(self, address: str, *, width: int = 1366) -> None:
         """Load a page and all that it loads."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False)
+        self._load(address)
+        for _ in range(_ATTEMPTS):
+            if not any(_INTERRUPTED in each for each in self.said):
+                break
+            self.said = [each for each in self.said if _INTERRUPTED not in each]
+            self._load("about:blank")
+            self._load(address)
+
+    def _load(self, address: str) -> None:
         self.call("Page.navigate", url=address)
         self.wait_until(f"location.href === {json.dumps(address)} && document.readyState === 'complete'")
 

@@ -56,9 +56,25 @@ def test_a_reason_is_found_where_it_is_explained(page: Tab, site: str) -> None:
     page.ask("document.querySelector('.md-search__button').click()")
     page.wait_until("document.activeElement && document.activeElement !== document.body")
     page.type("NoMatchingNodes")
-    first = page.wait_until(RESULTS).splitlines()[0]
-    assert first.startswith(f"http://{site}/reference/reasons.html")
-    assert first.endswith("#the-plan")
+    found = page.wait_until(RESULTS).splitlines()[:2]
+    pages_found = sorted(each.removeprefix(f"http://{site}/").partition("?")[0] for each in found)
+    assert pages_found == ["how-to/troubleshoot.html", "reference/reasons.html"]
+    assert any(each.endswith("#the-plan") for each in found)
+
+
+@pytest.mark.parametrize("width", [1366, NARROW_PX])
+def test_a_reason_of_a_condition_leads_to_its_line(page: Tab, site: str, width: int) -> None:
+    page.open(f"http://{site}/how-to/troubleshoot.html", width=width)
+    page.ask(
+        "[...document.querySelectorAll('article td a')].find(each => each.innerText === 'NoMatchingNodes').click()"
+    )
+    line = "document.querySelector('tr:has(:target)')"
+    page.wait_until(f"location.pathname === '/reference/reasons.html' && {line} && true")
+    assert page.ask(f"{line}.innerText").startswith("NoMatchingNodes")
+    header = "document.querySelector('.md-header').getBoundingClientRect().bottom"
+    page.wait_until(
+        f"{line}.getBoundingClientRect().top >= {header} && {line}.getBoundingClientRect().top < innerHeight"
+    )
 
 
 def test_no_page_is_wider_than_a_telephone(page: Tab, site: str) -> None:
