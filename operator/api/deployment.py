@@ -13,6 +13,7 @@ from specdecode_operator.api.base import ApiModel, ObjectName, SecretKey, TlsSec
 from specdecode_operator.api.capture_schedule import CaptureSchedule
 from specdecode_operator.api.golden import Against
 from specdecode_operator.api.models import Models, ShortText, Target
+from specdecode_operator.api.open_objects import BOUNDED
 from specdecode_operator.api.patterns import ENGINE_VERSION, LABEL_VALUE, SERVED_NAME, TEMPERATURE, VARIABLE_NAME
 from specdecode_operator.api.policy import Policy
 from specdecode_operator.api.replay import Replay
@@ -228,10 +229,10 @@ class Rollout(ApiModel):
 class PodTemplate(ApiModel):
     """What is merged into the engine pods."""
 
-    metadata: Annotated[dict[str, Any], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[str, Any], Field(max_length=16), BOUNDED] | None = None
     """Labels and annotations to add."""
 
-    spec: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    spec: Annotated[dict[str, Any], Field(max_length=64), BOUNDED] | None = None
     """Pod spec to merge: tolerations, volumes, priorityClassName, …"""
 
 

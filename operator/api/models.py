@@ -5,12 +5,13 @@ from typing import Annotated, Any
 from pydantic import Field, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import ApiModel, PersistentVolumeClaimRef, SecretKey
+from specdecode_operator.api.open_objects import BOUNDED
 from specdecode_operator.api.patterns import STRETCH
 from specdecode_operator.api.values import Quantization, RopeType
 from specdecode_operator.vocabulary import Precision
 
 ModelId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
-ModelConfig = Annotated[dict[str, Any], Field(max_length=512)]
+ModelConfig = Annotated[dict[str, Any], Field(max_length=512), BOUNDED]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 HostDirectory = Annotated[str, StringConstraints(min_length=2, max_length=1024)]
 

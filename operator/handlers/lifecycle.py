@@ -1,7 +1,5 @@
 """Start, stop and health of the operator process."""
 
-import dataclasses
-import os
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -10,6 +8,7 @@ import kopf
 
 from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.handlers.leadership.leadership import Leadership
+from specdecode_operator.handlers.login import login
 from specdecode_operator.handlers.state import OperatorState, OperatorStuckError
 from specdecode_operator.http_server import BoundedServer
 from specdecode_operator.kube.labels import OWNED_SELECTOR
@@ -33,17 +32,6 @@ async def start(settings: kopf.OperatorSettings, memo: OperatorState, **_: Any) 
 async def stop(memo: OperatorState, **_: Any) -> None:
     """End the work."""
     await memo.stop()
-
-
-def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-    """Log in as the pod's service account, or as KUBECONFIG says outside a cluster."""
-    account = kopf.login_with_service_account(**kwargs)
-    if account is None:
-        return kopf.login_with_kubeconfig(**kwargs)
-    # By address, as every client library does: kopf's name for it needs a cluster DNS.
-    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
-    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return dataclasses.replace(account, server=server)
 
 
 def register(registry: kopf.OperatorRegistry) -> None:

@@ -14,6 +14,7 @@ from devcluster.cluster.settings import free_ports
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.handlers import lifecycle
+from specdecode_operator.handlers.login import login
 from specdecode_operator.handlers.own_image import IMAGE_VARIABLE
 from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.state import OperatorState
@@ -297,11 +298,14 @@ def test_kopf_asks_for_belongings_by_our_label_and_keeps_no_state_of_its_own_in_
 @pytest.mark.parametrize(
     ("host", "server"), [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")]
 )
-def test_in_a_pod_the_api_server_is_reached_by_address(monkeypatch: pytest.MonkeyPatch, host: str, server: str) -> None:
+async def test_in_a_pod_the_api_server_is_reached_by_address(
+    monkeypatch: pytest.MonkeyPatch, host: str, server: str
+) -> None:
     account = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t")
     monkeypatch.setattr(kopf, "login_with_service_account", lambda **_: account)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    found = lifecycle.login()
+    found = await login()
     assert found is not None
-    assert (found.server, found.token) == (server, "t")
+    async with found.aiohttp_session as session:
+        assert (found.server, session.headers["Authorization"]) == (server, "Bearer t")

@@ -1,0 +1,37 @@
+"""Objects that are made to end the operator: it serves everybody, and any tenant may write one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.conditions import wait_for
+from tests.support.kubectl import Kubectl
+from tests.support.objects import tiny_cpu
+from tests.support.operator_process import OperatorProcess
+from tests.support.waiting import eventually
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ("[" * 150 + "]" * 150, "is nested more than 32 deep"),
+        ('{"a":' * 9_900 + "1" + "}" * 9_900, "is nested more than 32 deep"),
+        (json.dumps([{}] * 400_000, separators=(",", ":")), "has more than 10,000 values"),
+    ],
+    ids=["deep", "as deep as the API server takes", "wide"],
+)
+def test_an_object_that_is_made_to_hurt_is_told_and_harms_no_other(
+    operator: OperatorProcess, kubectl: Kubectl, tmp_path: Path, added: str, said: str
+) -> None:
+    spec = {**tiny_cpu(), "podTemplate": {"spec": {"containers": "HERE"}}}
+    body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": "hostile"}}
+    file = tmp_path / "hostile.json"
+    file.write_text(json.dumps({**body, "spec": spec}).replace('"HERE"', added))
+    path = f"/apis/specdecode.io/v1alpha1/namespaces/{kubectl.namespace}/specdecodedeployments"
+    kubectl.must("create", f"--raw={path}", f"--filename={file}")
+    kubectl.write(json.dumps({**body, "metadata": {"name": "tiny"}, "spec": tiny_cpu()}))
+    wait_for(kubectl, "tiny", "Planned", "Fits")
+    path = "-o=jsonpath={.status.conditions[?(@.type=='Accepted')].message}"  # by kubectl: no Python reads all of it
+    eventually(lambda: said in kubectl.must("get", "sdd/hostile", path), "the object says what is wrong with it")
+    assert "Traceback" not in operator.tail(20_000)

@@ -1,0 +1,57 @@
+"""What others nest too deep is left out, and nothing else."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from specdecode_operator.documents.deep_json import read_json
+from specdecode_operator.documents.limits import MAX_DEPTH
+
+
+def nested(levels: int, opening: str = "[", closing: str = "]") -> str:
+    return opening * levels + closing * levels
+
+
+def depth(value: Any) -> int:
+    levels, level = 0, [value]
+    while level:
+        levels += 1
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    return levels - 1
+
+
+@pytest.mark.parametrize("levels", [200, 990, 9_990])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('["]",', "]"), ('["\\\\",', "]")])
+def test_what_is_too_deep_is_left_out_and_all_beside_it_stays(levels: int, opening: str, closing: str) -> None:
+    deep = opening * levels + "1" + closing * levels
+    found = read_json(f'{{"before": [{{}}], "deep": {deep}, "after": "[{{"}}'.encode())
+    assert (found["before"], found["after"]) == ([{}], "[{")
+    assert depth(found) == MAX_DEPTH
+    assert copy.deepcopy(found) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        nested(MAX_DEPTH),
+        json.dumps([{"a": []}] * 2_000),
+        json.dumps({"script": "[[{{" * 500, "quoted": '"[\\' * 300}),
+        json.dumps(["]", "}", '"', "\\"]),
+        "1",
+    ],
+)
+def test_what_is_not_too_deep_stays_as_it_is(text: str) -> None:
+    assert read_json(text.encode()) == json.loads(text)
+
+
+def test_what_is_no_json_is_told_as_such() -> None:
+    for text in (b"", b"[" * 5_000, b"]" * 500, b'"' + b"\\" * 501):
+        with pytest.raises(json.JSONDecodeError):
+            read_json(text)
