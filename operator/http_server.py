@@ -2,7 +2,9 @@
 
 import socket
 from contextlib import suppress
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from threading import Lock, Thread, Timer
 from typing import Any, Final, Self
 
@@ -10,6 +12,8 @@ TIMEOUT_S: Final = 10.0
 """Of a connection from its first byte to its last, as long as the API server waits unless told otherwise."""
 
 _MOST_CONNECTIONS: Final = 32
+_HEAD_BYTES: Final = 16 * 2**10
+"""Of a request before its body: Python's own bound is 6 MiB, which it parses into many times that."""
 
 
 class Places:
@@ -48,13 +52,52 @@ class Places:
             self._has_asked.pop(connection, None)
 
 
+class BoundedHandler(BaseHTTPRequestHandler):
+    """One request. It says by ``keep_place`` when it has the whole of it."""
+
+    server: "BoundedServer"
+
+    def setup(self) -> None:
+        """Prepare to read the request."""
+        super().setup()
+        self.rfile = _BoundedHead(self.rfile)
+
+    def keep_place(self) -> None:
+        """Give way to nobody from now on."""
+        self.server.places.keep(self.connection)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing of each request."""
+
+
+class _BoundedHead(BufferedIOBase):
+    """A request whose lines before the body are bounded together."""
+
+    def __init__(self, request: BufferedIOBase) -> None:
+        self._request, self._left_bytes = request, _HEAD_BYTES
+
+    def readline(self, _size: int | None = -1, /) -> bytes:
+        line = self._request.readline(self._left_bytes + 1)
+        self._left_bytes -= len(line)
+        if self._left_bytes < 0:
+            raise LineTooLong("header")
+        return line
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return self._request.read(size)
+
+    def close(self) -> None:
+        self._request.close()
+        super().close()
+
+
 class BoundedServer(ThreadingHTTPServer):
-    """A thread for each connection. Handlers say by ``places.keep`` when they have the whole request."""
+    """A thread for each connection, of which there are a bounded number."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, port: int, handler: type[BoundedHandler]) -> None:
         super().__init__(("", port), handler)
         self.places = Places(_MOST_CONNECTIONS)
 

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from threading import Lock
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from specdecode_operator.admission.review import NoReviewError
 from specdecode_operator.api.base import Body
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.documents.limits import UnreadableTextError
-from specdecode_operator.http_server import TIMEOUT_S, BoundedServer, Places
+from specdecode_operator.http_server import TIMEOUT_S, BoundedHandler, BoundedServer, Places
 
 VALIDATE: Final = "/validate"
 
@@ -71,7 +70,7 @@ class _Server(BoundedServer):
         super().shutdown_request(request)
 
 
-class _Answering(BaseHTTPRequestHandler):
+class _Answering(BoundedHandler):
     """One request a connection."""
 
     server: _Server
@@ -118,7 +117,7 @@ class _Answering(BaseHTTPRequestHandler):
             text = self.rfile.read(int(length))
         except OSError as error:
             raise NoReviewError(f"send all of it within {TIMEOUT_S:.0f} s") from error
-        self.server.places.keep(self.connection)
+        self.keep_place()
         self.server.large.keep(self.connection)
         # Counted before they are made: each takes many times the memory of its text.
         if sum(map(text.count, (b"[", b"{", b","))) > _MOST_VALUES:
@@ -132,6 +131,3 @@ class _Answering(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing of each request."""

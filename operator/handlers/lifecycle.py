@@ -1,7 +1,6 @@
 """Start, stop and health of the operator process."""
 
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import kopf
@@ -10,7 +9,7 @@ from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.handlers.leadership.leadership import Leadership
 from specdecode_operator.handlers.login import login
 from specdecode_operator.handlers.state import OperatorState, OperatorStuckError
-from specdecode_operator.http_server import BoundedServer
+from specdecode_operator.http_server import BoundedHandler, BoundedServer
 from specdecode_operator.kube.labels import OWNED_SELECTOR
 from specdecode_operator.kube.resources import WATCHED
 
@@ -65,12 +64,10 @@ def serve_health(port: int, state: OperatorState, leadership: Leadership | None 
     the machine leaves little time, would look like one that hangs, and be killed for it again and again.
     """
 
-    class Answers(BaseHTTPRequestHandler):
-        server: BoundedServer
-
+    class Answers(BoundedHandler):
         def do_GET(self) -> None:
             """Answer /livez, whether the process hangs, and /readyz and /healthz, whether it works."""
-            self.server.places.keep(self.connection)
+            self.keep_place()
             status, words = (
                 _health(state, leadership) if self.path in _HEALTH_PATHS else (HTTPStatus.NOT_FOUND, "no such path")
             )
@@ -79,9 +76,6 @@ def serve_health(port: int, state: OperatorState, leadership: Leadership | None 
             self.send_response(status)
             self.end_headers()
             self.wfile.write(words.encode())
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing of each probe."""
 
     BoundedServer(port, Answers).serve("health")
 

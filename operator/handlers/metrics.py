@@ -18,7 +18,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.api.status.capture import CapturePhase
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.deployment.proof.residual import BudgetResidual
-from specdecode_operator.http_server import BoundedServer
+from specdecode_operator.http_server import BoundedHandler, BoundedServer
 from specdecode_operator.policy.decision import Action, Outcome
 from specdecode_operator.sizing.memory.budget import Verdict
 
@@ -196,14 +196,12 @@ def serve_metrics(port: int, *collectors: Collector) -> int:
     for collector in collectors:
         registry.register(collector)
 
-    class Scrape(MetricsHandler):
+    class Scrape(BoundedHandler, MetricsHandler):
         """One scrape; who scrapes takes none from another, however many connect and are silent."""
 
-        server: BoundedServer
-
-        def do_GET(self) -> None:  # noqa: N802  the standard library's name
+        def do_GET(self) -> None:
             """Answer it."""
-            self.server.places.keep(self.connection)
+            self.keep_place()
             super().do_GET()
 
     Scrape.registry = registry

@@ -4,7 +4,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
+from contextlib import suppress
 
 import pytest
 
@@ -12,7 +12,7 @@ from devcluster.cluster.settings import free_ports
 from specdecode_operator.handlers import lifecycle
 from specdecode_operator.handlers.metrics import ReconcileTimes, serve_metrics
 from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.http_server import BoundedServer, Places
+from specdecode_operator.http_server import BoundedHandler, BoundedServer, Places
 
 MANY = 100
 
@@ -57,17 +57,12 @@ def test_who_is_silent_keeps_nobody_out_and_gives_way(serve: Callable[[], int], 
 def test_who_has_asked_gives_way_to_nobody() -> None:
     goes_on = threading.Event()
 
-    class Slow(BaseHTTPRequestHandler):
-        server: BoundedServer
-
+    class Slow(BoundedHandler):
         def do_GET(self) -> None:
-            self.server.places.keep(self.connection)
+            self.keep_place()
             goes_on.wait(60)
             self.send_response(200)
             self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
 
     port = BoundedServer(0, Slow).serve("slow").server_port
     asked = socket.create_connection(("127.0.0.1", port))
@@ -79,6 +74,18 @@ def test_who_has_asked_gives_way_to_nobody() -> None:
     assert b" 200 " in asked.recv(100)
     for each in (asked, *silent):
         each.close()
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET /" + b"a" * 20_000, b"GET /metrics HTTP/1.0\r\n" + b"a: %b\r\n" % (b"b" * 1_000) * 90]
+)
+def test_of_what_comes_before_a_body_a_little_is_read(head: bytes) -> None:
+    asked = socket.create_connection(("127.0.0.1", metrics_port()), timeout=60)
+    with suppress(ConnectionError):
+        asked.sendall(head + b"\r\n\r\n")
+    with suppress(ConnectionResetError):  # where what was sent is not read
+        assert asked.recv(100).split()[1:2] in ([], [b"431"])
+    asked.close()
 
 
 def test_where_all_have_asked_there_is_no_place_until_one_leaves() -> None:
