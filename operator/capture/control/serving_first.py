@@ -33,6 +33,9 @@ class Serving:
     lent: bool = False
     """Whether its status still says that it has no engines for a capture."""
 
+    has_place: bool = False
+    """Whether any pod of its engines or captures is on a node, also one that is about to end."""
+
     since: datetime | None = None
     """Since when it is as ready, or not, as it is."""
 
@@ -42,8 +45,10 @@ class Serving:
         return self.placed < self.wanted
 
 
-def read_serving(body: Body, pods: Sequence[Body], captures: Sequence[Body]) -> Serving:
-    """Return what a SpecDecodeDeployment has, from its object, its engines' pods and its captures.
+def read_serving(
+    body: Body, pods: Sequence[Body], captures: Sequence[Body], capture_pods: Sequence[Body] = ()
+) -> Serving:
+    """Return what a SpecDecodeDeployment has, from its object, its engines' pods, its captures and theirs.
 
     What its Deployment asks for does not count: it lags behind between the end of a capture and the next reconcile.
     """
@@ -61,6 +66,7 @@ def read_serving(body: Body, pods: Sequence[Body], captures: Sequence[Body]) -> 
         placed=sum(map(_is_placed, pods)),
         lent_to=preempting_capture(captures) if replicas else None,
         lent=is_ready and ready.get("reason") == SUSPENDED_FOR_CAPTURE,
+        has_place=any(map(_has_node, [*pods, *capture_pods])),
         since=datetime.fromisoformat(changed) if changed and not is_ready else None,
     )
 
@@ -73,7 +79,8 @@ def serving_goes_first(own: Key, servings: Iterable[Serving], now: datetime) -> 
         return None
     if captured.lacks:
         return _waits_for(captured, own)
-    others = (each for each in by_key.values() if each.product == captured.product and _goes_first(each, now))
+    rivals = (each for each in by_key.values() if each.product == captured.product)
+    others = (each for each in rivals if _goes_first(each, now, near=each.key.namespace == own.namespace))
     # Its own namespace's before others: their names can be told.
     first = min(others, key=lambda each: (each.key.namespace != own.namespace, each.key), default=None)
     return None if first is None else _waits_for(first, own)
@@ -84,10 +91,11 @@ def in_line(pod: Body | None) -> bool:
     return pod is None or not (_is_placed(pod) or _has_ended(pod))
 
 
-def _goes_first(other: Serving, now: datetime) -> bool:
+def _goes_first(other: Serving, now: datetime, *, near: bool) -> bool:
     if not other.lacks:
         return False
-    lends = other.lent or other.lent_to is not None
+    # Of another namespace it has to be on a node: whoever gets no pod at all would hold up everybody, for weeks.
+    lends = (other.lent or other.lent_to is not None) and (near or other.has_place)
     return lends or (other.product is not None and other.since is not None and now < other.since + _COMING_BACK)
 
 
@@ -105,10 +113,14 @@ def _waits_for(other: Serving, own: Key) -> str:
 
 def _is_placed(pod: Body) -> bool:
     """Whether a pod that is wanted has a node."""
+    return _is_wanted(pod) and _has_node(pod)
+
+
+def _has_node(pod: Body) -> bool:
     status = pod.get("status") or {}
     conditions = status.get("conditions") or []
     scheduled = any(each["type"] == "PodScheduled" and each["status"] == "True" for each in conditions)
-    return _is_wanted(pod) and (scheduled or status.get("phase") == "Running")
+    return not _has_ended(pod) and (scheduled or status.get("phase") == "Running")
 
 
 def _is_wanted(pod: Body) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -176,12 +176,18 @@ class CaptureReconciler:
         if borrows(capture.spec) or capture.ended is not None:
             return None
         servings = [
-            read_serving(body, self._engine_pods(key), self._cache.captures_of(key))
+            read_serving(
+                body, self._engine_pods(key), captures := self._cache.captures_of(key), self._pods_of(captures)
+            )
             for key in self._cache.parents(deployment.KIND)
             if (body := self._cache.parent(key)) is not None and "deletionTimestamp" not in body["metadata"]
         ]
         own = Key(capture.key.namespace, str(capture.spec.get("deployment")))
         return serving_goes_first(own, servings, datetime.now(UTC))
+
+    def _pods_of(self, captures: Sequence[Body]) -> list[Body]:
+        keys = [Key(each["metadata"]["namespace"], each["metadata"]["name"], KIND) for each in captures]
+        return [pod for key in keys for pod in self._cache.children_of(key, POD.kind)]
 
     def _engine_pods(self, key: Key) -> list[Body]:
         return [pod for pod in self._cache.children_of(key, POD.kind) if not is_model_pod(pod)]

@@ -28,6 +28,7 @@ def serving(  # noqa: PLR0913  what a deployment is known by
     ready: tuple[str, str] = ("Unknown", "Starting"),
     since: datetime = NOW - timedelta(minutes=1),
     captures: tuple[Body, ...] = (),
+    capture_pods: tuple[Body, ...] = (),
     plan: Body | None = None,
     **spec: Any,
 ) -> Any:
@@ -37,7 +38,7 @@ def serving(  # noqa: PLR0913  what a deployment is known by
     bodies = [
         {"metadata": {}, "status": {}, **pod} if "metadata" in pod else {"metadata": {}, "status": pod} for pod in pods
     ]
-    return read_serving(body, bodies, captures)
+    return read_serving(body, bodies, captures, [{"metadata": {}, "status": each} for each in capture_pods])
 
 
 def first(*servings: Any) -> str | None:
@@ -106,10 +107,18 @@ class TestOthers:
 
     def test_in_other_namespaces_are_waited_for_but_not_named(self) -> None:
         for captures in ((), (borrowing(),)):
-            said = self.others(namespace="secret", ready=LENT, captures=captures)
+            said = self.others(namespace="secret", ready=LENT, captures=captures, capture_pods=(PLACED,))
             assert said is not None
             assert said.startswith("a deployment of another namespace has ")
             assert not re.search(r"\b(secret|other|demo)\b", said)
+
+    @pytest.mark.parametrize("pod", [UNPLACED, {**PLACED, "phase": "Failed"}])
+    def test_in_other_namespaces_that_get_no_place_hold_up_nobody(self, pod: Body) -> None:
+        lends: dict[str, Any] = {"namespace": "secret", "ready": LENT, "captures": (borrowing(),)}
+        assert self.others(**lends) is None
+        assert self.others(**lends, capture_pods=(pod,)) is None
+        ends = {"metadata": {"deletionTimestamp": "x"}, "status": PLACED}
+        assert first(serving(PLACED), serving(ends, name="other", **lends)) is not None, "its engines are about to go"
 
     def test_that_can_be_named_are_named_before_those_that_cannot(self) -> None:
         servings = [serving(PLACED), serving(name="a", namespace="a"), serving(name="z")]
