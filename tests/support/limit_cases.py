@@ -5,7 +5,7 @@ from typing import Any
 from specdecode_operator.api.base import Body
 from tests.support.objects import H100, H200, pair_70b, tiny_cpu
 
-OPEN, SMALL = "limits-open", "limits-small"
+OPEN, SMALL, ONE_PRODUCT = "limits-open", "limits-small", "limits-one-product"
 """Namespaces."""
 
 
@@ -23,6 +23,7 @@ VALUES: Body = {
             "images": ["registry.example.org/engines/", "docker.io/vllm/vllm-openai"],
         },
         {"name": "paths", "namespaceSelector": of(OPEN), "hostPaths": ["/mnt/models"]},
+        {"name": "product", "namespaceSelector": of(ONE_PRODUCT), "products": [H100]},
         {"name": "told", "namespaceSelector": of(OPEN), "products": [H100, H200], "action": "Warn"},
     ]
 }
@@ -93,6 +94,13 @@ REFUSED: dict[str, tuple[str, Body, str]] = {
             },
         ),
         "spec.podTemplate: engine: in this namespace",
+    ),
+    "GPUs of another product for an engine that is planned without": (
+        ONE_PRODUCT,
+        tiny_cpu(
+            podTemplate={"spec": {"containers": [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": 8}}}]}}
+        ),
+        f"spec.podTemplate: engine: in this namespace GPUs are {H100}, by spec.accelerator.product alone: ask for none",
     ),
     "another image": (
         SMALL,

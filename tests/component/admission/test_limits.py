@@ -16,7 +16,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.cli.main import app
 from tests.support.admission_cases import deployment
 from tests.support.kubectl import Kubectl
-from tests.support.limit_cases import OPEN, REFUSED, SMALL, TAKEN, TOLD, VALUES
+from tests.support.limit_cases import ONE_PRODUCT, OPEN, REFUSED, SMALL, TAKEN, TOLD, VALUES
 from tests.support.waiting import eventually
 
 NAMESPACE = "specdecode-system"
@@ -60,7 +60,7 @@ class Limited:
 @pytest.fixture(scope="module")
 def limited(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Limited:
     admin = Kubectl(crds.kubeconfig, NAMESPACE)
-    for name in (NAMESPACE, OPEN, SMALL):
+    for name in (NAMESPACE, OPEN, SMALL, ONE_PRODUCT):
         admin("create", "namespace", name)
     limited = Limited(admin, tmp_path_factory.mktemp("limits"))
     admin.must("apply", "--filename=-", stdin=limited.policy.read_text())
