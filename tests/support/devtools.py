@@ -1,6 +1,8 @@
 """A page in a headless browser that can be asked and typed into: DevTools over its WebSocket."""
 
 import json
+import os
+import signal
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -88,12 +90,13 @@ def tab(browser: str, profile: Path, *, reaches: str) -> Iterator[Tab]:
         ),
         *("--proxy-server=127.0.0.1:9", f"--proxy-bypass-list={reaches}", f"--user-data-dir={profile}", "about:blank"),
     ]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    # A session of its own: Debian's browser is a script, which would end without what it started.
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         port = eventually(lambda: told.exists() and told.read_text().partition("\n")[0], "DevTools", _TIMEOUT_S)
         yield _connected(f"127.0.0.1:{port}")
     finally:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGTERM)
         process.wait()
 
 
