@@ -45,16 +45,16 @@ def set_version(version: str, root: Path = REPOSITORY) -> list[Path]:
     _check(version, before, root)
     history = root / "CHANGELOG.md"
     files = {history: changelog.release(history.read_text(), version, f"{datetime.now(UTC):%Y-%m-%d}")}
-    # Examples name the tag of a release for readers to copy.
+    # Examples name a release for readers to copy: its tag in git, and its image.
     examples = [file for file in sorted((root / "examples").rglob("*")) if file.is_file()]
     for prefix, among in (
         ("", [root / name for name in (SOURCE, *CHARTS)]),
-        ("v", examples),
+        (r"v|specdecode-operator:|(?:newT|t)ag: ", examples),
         ("VERSION=", [root / name for name in DOCUMENTS]),
     ):
-        written = re.compile(rf"(?<![\w.]){prefix}{re.escape(before)}(?![\w.-])")
+        written = re.compile(rf"(?<![\w.])({prefix}){re.escape(before)}(?![\w.-])")
         texts = {file: file.read_text() for file in among}
-        files |= {file: written.sub(f"{prefix}{version}", text) for file, text in texts.items() if written.search(text)}
+        files |= {file: written.sub(rf"\g<1>{version}", text) for file, text in texts.items() if written.search(text)}
     for file, text in files.items():
         file.write_text(text)
     return list(files)

@@ -234,5 +234,9 @@ def _capture_columns() -> list[dict[str, Any]]:
 
 
 def _column(name: str, kind: str, path: str, description: str, priority: int = 0) -> dict[str, Any]:
-    """Return a column of ``kubectl get``; priority 1 shows it with -o wide only."""
-    return {"name": name, "type": kind, "jsonPath": path, "description": description, "priority": priority}
+    """Return a column of ``kubectl get``; priority 1 shows it with -o wide only.
+
+    The API server stores no 0: with one, a CRD that somebody else applies again never equals what is stored.
+    """
+    column = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    return column | ({"priority": priority} if priority else {})

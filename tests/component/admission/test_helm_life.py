@@ -11,6 +11,7 @@ import yaml
 
 from devcluster import chart
 from devcluster.cluster.cluster import Cluster
+from devcluster.host.paths import REPOSITORY
 from specdecode_operator.version import __version__
 from tests.support.captures import capture_spec
 from tests.support.kubectl import Kubectl, program
@@ -123,6 +124,8 @@ def test_objects_outlive_upgrade_rollback_and_removal(
     assert chart.RELEASE not in kubectl.must("get", "clusterrole,clusterrolebinding", "--output=name")
     must(helm("uninstall", CRDS))
     assert kept() == before
+    # Of those that kubectl has installed, as of those that a release of another name has.
+    kubectl.must("apply", "--server-side", f"--kustomize={REPOSITORY / 'crds'}")
     must(helm("install", "kinds", chart.CRDS, "--take-ownership"))
     must(helm("install", chart.RELEASE, chart.CHART))
     assert (replicas(), kept()) == (1, before)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from specdecode_operator.version import __version__
 from tests.support.gitops.action import ACTION, INSTALL, Job, example_inputs, run_action, shell
 from tests.support.golden import EXAMPLES, ROOT
 from tests.unit.admission.test_policies import POLICY, binding
@@ -113,6 +114,10 @@ def test_a_merge_request_passes_or_is_told_why(tmp_path: Path, write: WriteObjec
     job = gitlab(tmp_path)
     assert job.code == 4
     assert "**DoesNotFit** `too-large`" in job.summary
+
+
+def test_the_example_for_gitlab_names_the_image_of_this_version() -> None:
+    assert GITLAB["image"]["name"].endswith(f"/specdecode-operator:{__version__}")
 
 
 def test_the_examples_give_inputs_that_there_are() -> None:

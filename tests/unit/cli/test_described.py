@@ -90,7 +90,10 @@ def test_what_does_not_fit_is_written_and_told(specdecode: Specdecode) -> None:
     [
         (("--tp", 2), "error: --model: is missing"),
         (("--model", TARGET, "--gpu", "H3"), "error: --gpu: H3: no memory figures are known"),
-        (("--model", TARGET, "--draft", DRAFT), "spec.speculation.numSpeculativeTokens: nothing:"),
+        (
+            ("--model", TARGET, "--draft", DRAFT),
+            "spec.speculation.numSpeculativeTokens: is missing: method draft_model needs it",
+        ),
         (("--model", TARGET, "--tp", 0), "spec.parallelism.tensor: 0: must be at least 1"),
     ],
 )

@@ -42,6 +42,8 @@ NO_CONDITION = {"an Event", "no condition"}
 OTHER_WORDS = {
     *("Accepted", "Available", "BudgetAccurate", "Planned", "Ready", "Reconciling", "SpeculationActive", "Stalled"),
     *(
+        "Cluster",
+        "Namespaced",
         "Decayed",
         "DriftContested",
         "Gate",

@@ -12,7 +12,7 @@ from specdecode_operator.version import __version__
 
 ROOT = Path(__file__).parents[3]
 LABEL = "app.kubernetes.io/version"
-NAMED = re.compile(r"\bv\d+\.\d+\.\d+[\w.-]*")
+NAMED = re.compile(r"\bv?(\d+\.\d+\.\d+[\w.-]*)")
 
 
 @pytest.mark.parametrize("name", CHARTS)
@@ -50,7 +50,7 @@ def test_examples_that_are_copied_name_its_tag() -> None:
         for line in file.read_text().splitlines()
         if re.search("specdecode|targetRevision|[tT]ag:", line)
     ]
-    assert {tag for line in ours for tag in NAMED.findall(line)} == {f"v{__version__}"}
+    assert {version for line in ours for version in NAMED.findall(line)} == {__version__}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

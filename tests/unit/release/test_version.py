@@ -27,6 +27,15 @@ CHANGES = """# Changelog
 """
 
 
+EXAMPLE = """
+uses: example/specdecode@v{0} # not v0.3.0-rc.1, nor v0.3.01
+image: r.io/specdecode-operator:{0}
+source: {{image: {{tag: {0}}}, ref: {{tag: v{0}}}}}
+newTag: {0}
+engine: vllm/vllm-openai:v0.3.0.1 0.3.0
+"""
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout of version 0.3.0, where an example names its tag."""
@@ -40,7 +49,7 @@ def checkout(tmp_path: Path) -> Path:
         (tmp_path / name).write_text("Of vLLM 0.3.0:\n\n    REGISTRY=r.io/team VERSION=0.3.0\n")
     (tmp_path / "CHANGELOG.md").write_text(CHANGES)
     (tmp_path / "examples").mkdir()
-    (tmp_path / "examples/ci.yml").write_text("uses: example/specdecode@v0.3.0 # not v0.3.0-rc.1, nor v0.3.01\n")
+    (tmp_path / "examples/ci.yml").write_text(EXAMPLE.format("0.3.0"))
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     return tmp_path
 
@@ -57,7 +66,7 @@ def test_it_is_written_everywhere(checkout: Path, version: str) -> None:
         assert f"\nversion: {version}\n" in (text := (checkout / name).read_text())
         assert f'\nappVersion: "{version}"\n' in text
     text = (checkout / "examples/ci.yml").read_text()
-    assert text == f"uses: example/specdecode@v{version} # not v0.3.0-rc.1, nor v0.3.01\n"
+    assert text == EXAMPLE.format(version)
     for name in DOCUMENTS:
         assert (checkout / name).read_text() == f"Of vLLM 0.3.0:\n\n    REGISTRY=r.io/team VERSION={version}\n"
     text = (checkout / "CHANGELOG.md").read_text()

@@ -47,7 +47,7 @@ def test_the_chart_takes_the_values_of_the_application() -> None:
     command = [program("helm"), "template", source["helm"]["releaseName"], ROOT / source["path"], "--values=-"]
     answer = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
-    assert f"{source['helm']['valuesObject']['image']['repository']}:v{__version__}" in answer.stdout
+    assert f"{source['helm']['valuesObject']['image']['repository']}:{__version__}" in answer.stdout
 
 
 @pytest.mark.parametrize("body", documents(*APPS.glob("*.yaml")), ids=lambda body: body["metadata"]["name"])
@@ -70,6 +70,7 @@ def test_flux_installs_what_there_is_in_order() -> None:
         (source,) = (spec for (kind, _), spec in found.items() if kind == "GitRepository")
         assert source["ref"] == {"tag": f"v{__version__}"}
     (image,) = operator["images"]
+    assert image["newTag"] == __version__
     (deployment,) = (each for each in documents(ROOT / "manifests/deployment.yaml") if each["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["image"].partition(":")[0] == image["name"]
