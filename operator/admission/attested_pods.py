@@ -8,9 +8,15 @@ from typing import Any, Final
 from specdecode_operator.admission.review import NoReviewError, allowed, refused, request_of
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.attestation.gate import Gate, owner_of
+from specdecode_operator.attestation.gate import Gate, engine_labels, owner_of
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
-from specdecode_operator.kube.labels import ATTESTED_PODS_LABEL, CAPTURE_LABEL, DEPLOYMENT_LABEL, READS_FOR_LABEL
+from specdecode_operator.kube.labels import (
+    ATTESTED_PODS_LABEL,
+    CAPTURE_LABEL,
+    COMPUTES_FOR_LABEL,
+    DEPLOYMENT_LABEL,
+    READS_FOR_LABEL,
+)
 from specdecode_operator.kube.resources import POD
 from specdecode_operator.kube.untyped import mapping
 from specdecode_operator.problems import shown
@@ -20,6 +26,12 @@ Read = Callable[[Key], Body | None]
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 """Of an object. It becomes part of a path at the API server, and the labels of a pod are anybody's."""
+
+_BORN: Final = (
+    "a pod is an engine's from its creation or never:"
+    f" its labels {DEPLOYMENT_LABEL} and {COMPUTES_FOR_LABEL} stay as they are; delete it"
+)
+"""What ran before in one that becomes an engine's was not asked about, and its files are there still."""
 
 
 def answer_pod(review: Any, gate: Gate, read: Read) -> Body:
@@ -34,8 +46,15 @@ def answer_pod(review: Any, gate: Gate, read: Read) -> Body:
     pod, before = mapping(request, "object"), mapping(request, "oldObject")
     if (pod.get("apiVersion"), pod.get("kind")) != (POD.api_version, POD.kind):
         raise NoReviewError("send reviews of pods that are created or changed: nothing else is judged here")
+    if before and engine_labels(pod) != engine_labels(before):
+        return refused(request, HTTPStatus.FORBIDDEN, _BORN)
     if before and gate.is_unchanged(pod, before):
         return allowed(request)
+    return _judged(request, gate, read)
+
+
+def _judged(request: Body, gate: Gate, read: Read) -> Body:
+    pod, before = mapping(request, "object"), mapping(request, "oldObject")
     owner, namespace = owner_of(pod), request.get("namespace")
     if owner is None:
         return refused(request, HTTPStatus.FORBIDDEN, f"only engines with an attestation start here: {_stranger(pod)}")
@@ -44,7 +63,8 @@ def answer_pod(review: Any, gate: Gate, read: Read) -> Body:
         return refused(request, HTTPStatus.FORBIDDEN, message)
     key = Key(str(namespace), str(owner))
     try:
-        refusal = gate.refusal(pod, key, read(key))
+        kept = read(key)
+        refusal = gate.refusal_of_change(pod, before, key, kept) if before else gate.refusal(pod, key, kept)
     except ForbiddenError:
         message = f"its attestation cannot be read: let the webhook get ConfigMaps in namespace {namespace}"
         return refused(request, HTTPStatus.SERVICE_UNAVAILABLE, message)

@@ -25,6 +25,9 @@ _OF_CONTAINERS: Final = {
     "environment_sha256": "env (SHA-256)",
     "commands_sha256": "commands of hooks and probes (SHA-256)",
     "files_sha256": "volumes and workingDir (SHA-256)",
+    "termination_message_path": "terminationMessagePath",
+    "terminal": "stdin, stdinOnce, tty",
+    "restart_policy": "restartPolicy",
 }
 """What is attested of a container, in words of its manifest."""
 

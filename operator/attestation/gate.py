@@ -33,8 +33,18 @@ class Gate:
     """Containers that others add to pods, by name and image: nothing is asked of them."""
 
     def is_unchanged(self, pod: Body, before: Body) -> bool:
-        """Whether a change of a pod is none of what is asked."""
-        return owner_of(pod) == owner_of(before) and pods_of(pod) == pods_of(before)
+        """Whether a change of a pod is none of what is attested."""
+        return pods_of(pod) == pods_of(before)
+
+    def refusal_of_change(self, pod: Body, before: Body, key: Key, config_map: Body | None) -> str | None:
+        """Return why a pod that runs may not become this one; None if it may.
+
+        What was not attested has run in it, and an image that takes its place finds the files that it left.
+        """
+        if refusal := self.refusal(pod, key, config_map):
+            return refusal
+        earlier = self.refusal(before, key, config_map)
+        return f"what it was before the change {earlier}: delete the pod" if earlier else None
 
     def refusal(self, pod: Body, key: Key, config_map: Body | None) -> str | None:
         """Return why a pod of this deployment may not start, by the ConfigMap with its attestations; None if it may."""
@@ -79,8 +89,14 @@ class Gate:
 
 def owner_of(pod: Mapping[str, Any]) -> str | None:
     """Return the name of the deployment whose engine a pod says to be; None of one that says nothing."""
+    serves, computes = engine_labels(pod)
+    return serves if serves is not None else computes
+
+
+def engine_labels(pod: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return by which labels a pod says whose engine it is: one that clients reach, one that computes for it."""
     labels = mapping(mapping(pod, "metadata"), "labels")
-    return labels.get(DEPLOYMENT_LABEL, labels.get(COMPUTES_FOR_LABEL))
+    return labels.get(DEPLOYMENT_LABEL), labels.get(COMPUTES_FOR_LABEL)
 
 
 def _owners(config_map: Body) -> set[str]:

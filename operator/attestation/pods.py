@@ -38,6 +38,13 @@ _TOKEN_FOLDER: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: 
 _ANNOTATION: Final = re.compile(r"metadata\.annotations\['(specdecode\.io/.+)'\]")
 """A reference to one of ours: engines have their logging from there, and what it runs. Others may be written later."""
 
+_REFERS: Final = "$("
+"""In the value of a variable: the kubelet puts in the value that the named one has had by then."""
+
+_TERMINATION_MESSAGE: Final = "/dev/termination-log"
+"""What the API server writes where a container does not say it: the kubelet mounts an empty file there."""
+
+_TERMINAL: Final = ("stdin", "stdinOnce", "tty")
 _PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
 _HOOKS: Final = ("postStart", "preStop")
 
@@ -50,13 +57,20 @@ class Container(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     command: tuple[str, ...]
     args: tuple[str, ...]
     environment_sha256: str
-    """Of its variables, without their order; no value of one is told."""
+    """Of its variables, in their order where that makes a difference; no value of one is told."""
 
     commands_sha256: str
     """Of what the kubelet runs in it beside: commands of hooks and probes."""
 
     files_sha256: str
     """Of the volumes that it sees, where it sees them, and its working directory."""
+
+    termination_message_path: str
+    terminal: tuple[str, ...]
+    """By which fields somebody may type into it."""
+
+    restart_policy: str
+    """Its own, by which an init container runs on beside those after it."""
 
 
 class Pods(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -87,18 +101,30 @@ def pods_of(template: Mapping[str, Any]) -> Pods:
 
 
 def _container(body: Body, volumes: Mapping[str, Any], annotations: Mapping[str, Any]) -> Container:
-    variables = {name_of(each): _value(each, annotations) for each in objects(body, "env")}
-    told = {name: value for name, value in variables.items() if not name.startswith(_OF_GROUPS)}
-    sources = objects(body, "envFrom")
     return Container(
         name_of(body),
         str(body.get("image")),
         tuple(texts(body, "command")),
         tuple(texts(body, "args")),
-        digest([told, sources] if sources else told),
+        digest([_variables(body, annotations), objects(body, "envFrom")]),
         digest(_commands(body)),
         digest(_files(body, volumes)),
+        str(body.get("terminationMessagePath") or _TERMINATION_MESSAGE),
+        tuple(field for field in _TERMINAL if body.get(field)),
+        str(body.get("restartPolicy") or ""),
     )
+
+
+def _variables(body: Body, annotations: Mapping[str, Any]) -> dict[str, Any] | list[tuple[str, Any]]:
+    """Return the variables; in their order where one refers to another, or of one name the last counts.
+
+    Otherwise without it: who merges a list may put what was there already first.
+    """
+    own = [each for each in objects(body, "env") if not name_of(each).startswith(_OF_GROUPS)]
+    pairs = [(name_of(each), _value(each, annotations)) for each in own]
+    by_name = dict(pairs)
+    refer = any(_REFERS in str(each.get("value")) for each in own)
+    return pairs if refer or len(by_name) < len(pairs) else by_name
 
 
 def _value(variable: Body, annotations: Mapping[str, Any]) -> Any:

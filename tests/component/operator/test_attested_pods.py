@@ -97,8 +97,9 @@ def webhook(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     webhook.start()
     yield webhook
     kinds = ("ValidatingWebhookConfiguration", "ValidatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy")
-    for kind in kinds:
-        webhook.admin.must("delete", kind, "specdecode-attestation", "--ignore-not-found")
+    for each in webhook.objects:
+        if each["kind"] in kinds:
+            webhook.admin.must("delete", each["kind"], each["metadata"]["name"], "--ignore-not-found")
     webhook.process.send_signal(signal.SIGTERM)
     assert webhook.process.wait(timeout=60) == 0, (webhook.folder / "log").read_text()[-4000:]
 
@@ -183,6 +184,57 @@ def test_rollout_and_rollback_pass_and_pods_of_others_do_not(gated: Kubectl, sig
     assert not gated.object("configmap", "tiny-attestation")["metadata"].get("ownerReferences")
 
 
+def test_what_ran_unasked_becomes_no_engine_and_what_engines_run_is_changed_by_no_way(
+    gated: Kubectl, signing: OperatorProcess
+) -> None:
+    apply(gated)
+    (running,) = engines(gated, 1)
+    template = gated.object("deployment", "tiny")["spec"]["template"]
+    attested, labels = template["spec"]["containers"][0]["image"], template["metadata"]["labels"]
+    stranger = a_pod(template)
+    stranger["metadata"]["labels"] = {}
+    stranger["spec"] |= {"schedulerName": "none"}
+    stranger["spec"]["containers"][0]["image"] = "unasked:1"
+    gated.must("create", "--filename=-", stdin=json.dumps(stranger))
+
+    never, unread = (
+        "a pod is an engine's from its creation or never",
+        "neither the status of a pod nor a Binding changes",
+    )
+    swapped = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "engine", "image": attested}]}}
+    rewritten = {"metadata": {"annotations": {"specdecode.io/engine-watch": "x"}}}
+    removed = {"metadata": {"annotations": {"specdecode.io/engine-watch": None}}}
+    status = ("--subresource=status",)
+    tried = ("patch", "pod", running, *status, "--dry-run=server", f"--patch={json.dumps(rewritten)}")
+    eventually(lambda: unread in gated(*tried).stderr, "the policy is asked")
+    for pod, change, options, says in (
+        ("by-hand", {"metadata": {"labels": labels}}, (), never),
+        ("by-hand", swapped, (), never),
+        ("by-hand", {"metadata": {"labels": labels}}, status, unread),
+        (running, {"metadata": {"labels": {"specdecode.io/deployment": None}}}, (), never),
+        (running, {"metadata": {"labels": {"specdecode.io/computes-for": "tiny"}}}, (), never),
+        (running, rewritten, status, unread),
+        (running, removed, status, unread),
+    ):
+        answer = gated("patch", "pod", pod, *options, f"--patch={json.dumps(change)}")
+        assert says in answer.stderr, (pod, change, answer)
+    for change in ({"labels": labels}, rewritten["metadata"]):
+        assert unread in bound(gated, "by-hand", "pods/by-hand/binding", **change)
+        assert unread in bound(gated, "by-hand", "bindings", **change)
+    assert bound(gated, "by-hand", "pods/by-hand/binding", annotations={"note": "x"}) == ""
+    noted = json.dumps({"metadata": {"annotations": {"note": "x"}}, "status": {"message": "x"}})
+    gated.must("patch", "pod", running, "--subresource=status", f"--patch={noted}")
+
+
+def bound(kubectl: Kubectl, pod: str, path: str, **metadata: Any) -> str:
+    """Return what is said to who binds a pod to a node as a scheduler does; empty where it is bound."""
+    target = {"apiVersion": "v1", "kind": "Node", "name": "n1"}
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod, **metadata}, "target": target}
+    place = f"--raw=/api/v1/namespaces/{kubectl.namespace}/{path}"
+    answer = kubectl("create", place, "--filename=-", stdin=json.dumps(body))
+    return answer.stderr if answer.returncode else ""
+
+
 def test_what_the_key_did_not_sign_of_this_object_lets_nobody_in(gated: Kubectl, signing: OperatorProcess) -> None:
     apply(gated)
     engines(gated, 1)
@@ -242,6 +294,8 @@ def test_while_nobody_answers_no_engine_starts_and_those_that_run_may_go(
     webhook.process.send_signal(signal.SIGSTOP)
     try:
         assert "failed calling webhook" in refusal(gated, a_pod(template))
+        # It is bound and reports, as by its scheduler and its kubelet.
+        gated.patch_pod_status(running, {"message": "x"})
         gated.must("delete", "pod", running, "--wait=false")
         gated.must("patch", "pod", running, "--type=merge", '--patch={"metadata":{"finalizers":null}}')
     finally:

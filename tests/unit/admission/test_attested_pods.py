@@ -75,6 +75,9 @@ CHANGES: dict[str, Callable[[Body], object]] = {
         lifecycle={"postStart": {"exec": {"command": ["sh"]}}}
     ),
     "container engine: volumes and workingDir (SHA-256)": lambda pod: engine(pod).update(workingDir="/x"),
+    "container engine: terminationMessagePath": lambda pod: engine(pod).update(terminationMessagePath="/x.py"),
+    "container engine: stdin, stdinOnce, tty": lambda pod: engine(pod).update(stdin=True),
+    "container engine: restartPolicy": lambda pod: engine(pod).update(restartPolicy="Always"),
     "container sniffer": lambda pod: pod["spec"]["containers"].append({"name": "sniffer", "image": "evil:1"}),
     "container debugger": lambda pod: pod["spec"].update(ephemeralContainers=[{"name": "debugger", "image": "sh"}]),
 }
@@ -110,7 +113,7 @@ def test_changes_that_say_nothing_of_what_runs_pass_whatever_became_of_the_attes
     assert asked(pod, None, before=a_pod()) == ""
 
 
-def test_a_pod_that_becomes_an_engines_is_asked() -> None:
+def test_a_pod_without_an_engines_label_is_told_why_it_is_none() -> None:
     stranger = a_pod()
     del stranger["metadata"]["labels"]["specdecode.io/deployment"]
     assert "the pod has no label specdecode.io/deployment" in asked(stranger, None)
@@ -121,10 +124,39 @@ def test_a_pod_that_becomes_an_engines_is_asked() -> None:
         stranger["metadata"]["labels"][f"specdecode.io/{label}"] = "llama"
         assert words in asked(stranger, None)
         del stranger["metadata"]["labels"][f"specdecode.io/{label}"]
-    engine(stranger)["image"] = "evil:1"
-    labelled = copy.deepcopy(stranger)
-    labelled["metadata"]["labels"]["specdecode.io/deployment"] = "llama"
-    assert "image: evil:1" in asked(labelled, config_map(), before=stranger)
+
+
+BORN = "a pod is an engine's from its creation or never: its labels"
+
+
+@pytest.mark.parametrize("labels", [{}, {"computes-for": "llama"}, {"deployment": "other"}], ids=str)
+def test_no_pod_becomes_an_engines_or_ceases_to_be_one(labels: dict[str, str]) -> None:
+    other = a_pod()
+    del other["metadata"]["labels"]["specdecode.io/deployment"]
+    other["metadata"]["labels"] |= {f"specdecode.io/{name}": value for name, value in labels.items()}
+    for image in (engine(other)["image"], "evil:1"):
+        engine(other)["image"] = image
+        assert BORN in asked(a_pod(), config_map(), before=other)
+        assert BORN in asked(other, config_map(), before=a_pod())
+
+
+def test_what_was_not_attested_before_becomes_nothing_that_is() -> None:
+    before = a_pod()
+    engine(before)["image"] = "evil:1"
+    refusal = asked(a_pod(), config_map(), before)
+    assert "what it was before the change is not as attested" in refusal
+    assert "container engine: image: evil:1: delete the pod" in refusal
+
+
+def test_an_engine_may_become_one_of_another_rollout() -> None:
+    first = config_map()
+    changed = parent(pair_70b(engine={"image": "vllm/other:1"}), generation=2)
+    second = config_map(changed, seen=Seen(first["data"], [], []))
+    pod = a_pod()
+    for each in (*pod["spec"]["initContainers"], engine(pod)):
+        each["image"] = "vllm/other:1"
+    assert asked(pod, second, before=a_pod()) == ""
+    assert "what it was before the change is not as attested" in asked(pod, config_map(changed), before=a_pod())
 
 
 def test_workers_of_a_group_are_attested_too() -> None:
@@ -208,7 +240,8 @@ def test_whatever_stands_in_a_pod_is_answered_and_nothing_that_is_attested_may_b
             pod |= {"apiVersion": "v1", "kind": "Pod"}
             if isinstance(pod["metadata"], dict):
                 pod["metadata"]["labels"] = labels
-            refusal = asked(pod, kept, before={"metadata": odd})
+            before = {"metadata": {"labels": labels, "annotations": odd}, "spec": odd}
+            refusal = asked(pod, kept, before)
             if path[:2] == ("spec", "containers") and len(path) > 3 and path[3] in ATTESTED:
                 assert refusal, (path, odd)
 

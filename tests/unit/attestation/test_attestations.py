@@ -276,6 +276,40 @@ def test_a_variable_is_the_same_with_what_the_api_server_and_leader_worker_set_w
     assert pods_of(a_pod(env=live)) != pods[0]
 
 
+BASE, CODE = {"name": "BASE", "value": "/good"}, {"name": "CODE", "value": "$(BASE)/lib"}
+PLAIN, LED = {"name": "PLAIN", "value": "x"}, {"name": "LWS_LEADER_ADDRESS", "value": "a"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_the_same"),
+    [
+        ([BASE, PLAIN], [PLAIN, BASE], True),
+        ([BASE, CODE], [LED, BASE, CODE], True),
+        ([BASE, CODE], [CODE, BASE], False),
+        ([BASE, CODE], [{**BASE, "value": "/evil"}, CODE, BASE], False),
+        ([BASE, PLAIN], [{**BASE, "value": "/evil"}, PLAIN, BASE], False),
+    ],
+)
+def test_the_order_of_variables_counts_where_the_kubelet_reads_it(
+    one: list[Body], other: list[Body], are_the_same: bool
+) -> None:
+    assert (pods_of(a_pod(env=one)) == pods_of(a_pod(env=other))) == are_the_same
+
+
+def test_who_may_type_into_a_container_what_covers_its_files_and_what_runs_on_is_attested() -> None:
+    plain = pods_of(a_pod())
+    written = {"terminationMessagePath": "/dev/termination-log", "stdin": False, "tty": False}
+    assert pods_of(a_pod(**written)) == plain
+    for field, value in (
+        ("terminationMessagePath", "/usr/lib/python3/site.py"),
+        ("stdin", True),
+        ("stdinOnce", True),
+        ("tty", True),
+        ("restartPolicy", "Always"),
+    ):
+        assert pods_of(a_pod(**{field: value})) != plain, field
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not here")
 def test_openssl_verifies_the_same_bytes(tmp_path: Path) -> None:
     document = json.loads(served()[0])
