@@ -93,12 +93,14 @@ def _push_chart(release: Release, folder: Path, name: str) -> str:
         # Helm writes the time of the file, in this machine's time zone.
         target = f"oci://{release.registry}/charts"
         run("helm", "push", *_plain(release, "--plain-http"), str(folder / release.chart(name)), target, TZ="UTC")
+    # By its digest: a tag may name another one a moment later, and what was looked at is what is signed.
+    published = f"{remote}@{_digest(tagged)}"
     with TemporaryDirectory(prefix="specdecode-release-") as pulled:
-        options = (f"--version={release.version}", f"--destination={pulled}")
-        run("helm", "pull", f"oci://{remote}", *options, *_plain(release, "--plain-http"))
-        if (Path(pulled) / release.chart(name)).read_bytes() != (folder / release.chart(name)).read_bytes():
+        run("helm", "pull", f"oci://{published}", f"--destination={pulled}", *_plain(release, "--plain-http"))
+        (chart_file,) = Path(pulled).iterdir()
+        if chart_file.read_bytes() != (folder / release.chart(name)).read_bytes():
             raise ClusterError(f"{tagged} is another chart there than here: a version is published once")
-    return f"{remote}@{_digest(tagged)}"
+    return published
 
 
 def _identity(key: str | None) -> list[str]:

@@ -76,12 +76,16 @@ def test_no_step_keeps_the_token_or_runs_what_a_stranger_writes(file: Path) -> N
         assert not re.search(r"\$\{\{\s*(github\.(event|head_ref|ref_name)|inputs)\b", step.get("run", "")), step
 
 
-@pytest.mark.parametrize("name", ["docs.yml", "release.yml"])
-def test_what_publishes_runs_actions_by_their_commit(name: str) -> None:
-    used = [step["uses"] for step in steps(WORKFLOWS / name) if "uses" in step]
-    foreign = [each for each in used if not each.startswith("./")]
-    assert foreign
-    assert [each for each in foreign if not re.search(r"@[0-9a-f]{40}$", each)] == []
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_actions_are_named_by_their_commit(file: Path) -> None:
+    used = [step["uses"] for step in steps(file) if not step.get("uses", "./").startswith("./")]
+    assert [each for each in used if not re.search(r"@[0-9a-f]{40}$", each)] == []
+
+
+def test_what_signs_takes_no_programs_that_other_jobs_have_left() -> None:
+    release = jobs(WORKFLOWS / "release.yml")["release"]
+    assert [step["uses"] for step in release["steps"] if "cache" in step.get("uses", "")] == []
+    assert release["environment"] == "release", "somebody looks before anything is published"
 
 
 def test_a_release_waits_for_the_long_tests_and_runs_the_recipes_of_people() -> None:
