@@ -26,6 +26,7 @@ _LIBRARIES: Final = {
 """Go module of `devcluster/tools/health`, and what it stands for."""
 
 _MONITORS: Final = "github.com/prometheus-operator/prometheus-operator"
+_GITOPS_ENGINE: Final = "github.com/argoproj/gitops-engine"
 _CONFORMANCE: Final = "`tests/component/admission/test_conformance.py`"
 
 
@@ -100,6 +101,8 @@ def _tools() -> Iterator[_Row]:
     libraries = _pinned("health")
     for module, name in _LIBRARIES.items():
         yield name, f"{libraries[module]} of `{module}`", CONTRACT, "`tests/component/admission/gitops`"
+    argo = "its own diff and sync, `tests/component/admission/gitops/test_argo.py`, every night"
+    yield "Argo CD, sync", f"{_pinned('argo')[_GITOPS_ENGINE]} of `{_GITOPS_ENGINE}`", CONTRACT, argo
     yield "Kueue, cert-manager, Gateway API", "any", CLAIMED, "objects for them are written; none of them ran"
 
 

@@ -219,6 +219,7 @@ The cluster stays up. Try:
   kubectl describe sdd {DEPLOYMENT}
   kubectl patch sdd {DEPLOYMENT} --type=merge -p '{{"spec":{{"speculation":{{"numSpeculativeTokens":5}}}}}}'
   kubectl patch sdd {DEPLOYMENT} --type=merge -p '{{"spec":{{"suspend":true}}}}'
+  ./just cluster-nodes --add 2xH100:8   # simulated machines, for the next line
   kubectl apply -f examples/llama-70b.yaml && kubectl describe sdd llama-70b
   ./just down""")
 

@@ -193,3 +193,12 @@ def test_values_of_another_type_are_refused_each_by_its_name(tmp_path: Path) -> 
 def test_a_value_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ClusterError, match=r"additional properties 'replica' not allowed"):
         chart.template("--set=replica=2")
+
+
+@pytest.mark.parametrize(("image", "is_told"), [("localhost/specdecode/operator", True), ("r.example/operator", False)])
+def test_who_installs_an_image_that_no_registry_has_is_told(image: str, *, is_told: bool) -> None:
+    options = ["--dry-run=client", f"--set=image.repository={image}", "--kubeconfig=/dev/null"]
+    command = [program("helm"), "install", NAME, str(chart.CHART), *options]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert (f"{image}:dev, is in no registry" in answer.stdout) is is_told

@@ -127,5 +127,9 @@ def test_objects_outlive_upgrade_rollback_and_removal(
     # Of those that kubectl has installed, as of those that a release of another name has.
     kubectl.must("apply", "--server-side", f"--kustomize={REPOSITORY / 'crds'}")
     must(helm("install", "kinds", chart.CRDS, "--take-ownership"))
+    must(helm("install", CRDS, chart.CRDS, "--take-ownership"))
+    assert "kinds" in must(helm("list"))
+    must(helm("uninstall", "kinds"))
+    assert kept() == before
     must(helm("install", chart.RELEASE, chart.CHART))
     assert (replicas(), kept()) == (1, before)
