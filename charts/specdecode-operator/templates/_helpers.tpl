@@ -46,6 +46,15 @@ annotations:
 {{- end -}}
 {{- end -}}
 
+{{/* What is told after an installation whose image can be pulled from nowhere; nothing of a release's. */}}
+{{- define "specdecode.toldOfImage" -}}
+{{- if hasPrefix "localhost/" .Values.image.repository }}
+
+Its image, {{ include "specdecode.image" . }}, is in no registry: only the demo's cluster has it. Elsewhere build it, push it and set
+image.repository and image.tag (docs/how-to/install.md#from-a-checkout).
+{{- end }}
+{{- end -}}
+
 {{/* Refuses an API server without ValidatingAdmissionPolicy: (list ROOT VALUE), VALUE being what would not be
 held. Offline Helm knows no kinds, not even pods, and nothing is told. */}}
 {{- define "specdecode.needsPolicies" -}}
