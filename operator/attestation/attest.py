@@ -41,6 +41,8 @@ ENTRY_SUFFIX: Final = ".intoto.json"
 MOST_ROLLOUTS: Final = 4
 """Rollouts that are kept: pods of an earlier one run on while the next comes up, or are put back when it fails."""
 
+_MOST_LOOKED_AT: Final = 4 * MOST_ROLLOUTS
+
 _MOST_REMEMBERED: Final = 256
 """Envelopes whose signature is not looked at again at each look, of some kilobytes each."""
 
@@ -72,9 +74,12 @@ def attested(parent: Parent, desired: DesiredState, seen: Seen, key: SigningKey,
     outcome, workload = desired.outcome, desired.workload
     if isinstance(outcome, NotLaunched) or workload is None:
         return desired
-    signed = _signed(parent, seen.entries, key)
     pods = _pods(workload)
     name = _entry(pods)
+    # What served last is put back after any number of attempts that failed.
+    served_last = _served_last(parent, desired)
+    needed = {name, _entry(_pods(served_last))} if served_last else {name}
+    signed = _signed(parent, _looked_at(seen.entries, needed), key)
     if isinstance(outcome, Launch) and parent.suspended_for is None:
         before = signed[name][1].predicate if name in signed else None
         rollout = Rollout(
@@ -94,9 +99,6 @@ def attested(parent: Parent, desired: DesiredState, seen: Seen, key: SigningKey,
             # One that nobody would read is none: it would be signed anew at each look.
             if len(text) <= MOST_BYTES:
                 signed[name] = (text, statement)
-    # What served last is put back after any number of attempts that failed.
-    served_last = _served_last(parent, desired)
-    needed = {name, _entry(_pods(served_last))} if served_last else {name}
     order = sorted(signed, key=lambda each: (each in needed, signed[each][1].predicate.age), reverse=True)
     newest = order[:MOST_ROLLOUTS]
     if not newest:
@@ -120,6 +122,12 @@ def _pods(workload: Body) -> tuple[Pods, ...]:
 
 def _entry(pods: tuple[Pods, ...]) -> str:
     return f"{digest(pods)[:16]}{ENTRY_SUFFIX}"
+
+
+def _looked_at(entries: Mapping[str, str], needed: set[str]) -> Mapping[str, str]:
+    """Return the entries that are needed and a few more: to verify all that others may write there takes seconds."""
+    names = sorted(entries, key=lambda name: name not in needed)[:_MOST_LOOKED_AT]
+    return {name: entries[name] for name in names}
 
 
 def _signed(parent: Parent, entries: Mapping[str, str], key: SigningKey) -> dict[str, tuple[str, Statement]]:

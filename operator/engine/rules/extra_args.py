@@ -20,6 +20,9 @@ from specdecode_operator.problems import Problem
 _NEGATIVE_NUMBER = re.compile(r"-\d+")
 """argparse takes -0.5 for a number as well, but vLLM sees a dotted path first: only --flag=-0.5 works."""
 
+_MOST_PARTS = 32
+"""Of a dotted path: vLLM's own have three at most, and each is an object in the one before."""
+
 _MOST_HINTS = 8
 """Problems of which the first are told which flag was meant: to look for one takes 20 ms, and the operator has one
 thread for all objects."""
@@ -128,7 +131,7 @@ def json_value(given: Sequence[Option]) -> Mapping[str, Any] | None:
             whole = _json(option.value)
             continue
         place = dotted
-        *parents, last = option.path.split(".")
+        *parents, last = option.path.split(".")[:_MOST_PARTS]
         for parent in parents:
             inner = place.setdefault(parent, {})
             place = inner if isinstance(inner, dict) else {}
@@ -165,6 +168,12 @@ def _read(extra_args: Sequence[str], index: int, profile: EngineProfile, *, hint
     found = _find(token.name, profile)
     if found is None:
         return _why_unknown(token.name, profile, hints=hints), token.name, 1 + following
+    if token.path.count(".") >= _MOST_PARTS:
+        return (
+            f"has a dotted path of more than {_MOST_PARTS} parts, which nothing of use has: write fewer",
+            token.name,
+            1,
+        )
     advice = refusal(found.name) or refusal(f"{found.name}.{token.path}")
     problem, taken = _take_values(token, found, following, len(extra_args) - index - 1)
     if advice is None:

@@ -100,6 +100,16 @@ def test_what_served_last_stays_attested_after_any_number_of_attempts_that_faile
     assert len(kept) == MOST_ROLLOUTS
 
 
+def test_of_thousands_of_entries_that_others_wrote_few_are_verified_and_that_in_use_is_among_them() -> None:
+    earlier = entries(attest(parent(pair_70b(serving={"maxModelLen": 4096})), KEY))
+    body = parent(pair_70b(), generation=2)
+    its = entries(attest(body, KEY))
+    others = {f"{number:016x}.intoto.json": "{}" for number in range(3_000)}
+    kept = entries(attest(body, KEY, Seen({**others, **earlier, **its}, [], []), NOW + timedelta(days=1)))
+    assert kept == its, "as it was signed first; what is not in use and lost among them is forgotten"
+    assert len(entries(attest(body, KEY, Seen({**earlier, **its}, [], [])))) == 2
+
+
 def test_an_attestation_of_another_object_says_nothing_of_this_one() -> None:
     body, _, pod = serving()
     its = entries(attest(body, KEY, Seen({}, [pod], [])))

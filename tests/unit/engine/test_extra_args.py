@@ -219,6 +219,11 @@ def test_a_dotted_path_at_the_end_of_a_list_needs_its_value() -> None:
     assert (problem.field, problem.message) == ("spec.engine.extraArgs[2]", "needs a value")
 
 
+def test_a_dotted_path_of_thousands_of_parts_is_refused() -> None:
+    (problem,) = extra_args_problems([f"--hf-overrides{'.a' * 2_000}=1"], PROFILE)
+    assert problem.message == "has a dotted path of more than 32 parts, which nothing of use has: write fewer"
+
+
 def test_hundreds_of_unknown_flags_do_not_hold_up_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """To look for what was meant takes 20 ms a flag, in the one thread that serves all objects."""
     looked_for: list[str] = []
