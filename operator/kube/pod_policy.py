@@ -30,13 +30,13 @@ _CONTAINER_SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "allowPrivilegeEscalation": ((False,), "lets processes gain rights that the container was not given"),
     "procMount": (("Default", None), "shows /proc of the node unmasked"),
 }
-_PROFILES: Final[Mapping[str, tuple[Any, ...]]] = {
+PROFILES: Final[Mapping[str, tuple[Any, ...]]] = {
     "seccompProfile": ("RuntimeDefault", "Localhost"),
     "appArmorProfile": ("RuntimeDefault", "Localhost"),
 }
-_SELINUX_TYPES: Final = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
-_CAPABILITIES: Final = ("NET_BIND_SERVICE",)
-_SYSCTLS: Final = frozenset(
+SELINUX_TYPES: Final = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
+CAPABILITIES: Final = ("NET_BIND_SERVICE",)
+SYSCTLS: Final = frozenset(
     {
         "kernel.shm_rmid_forced",
         *(f"net.ipv4.{name}" for name in ("ip_local_port_range", "ip_unprivileged_port_start", "ping_group_range")),
@@ -44,7 +44,7 @@ _SYSCTLS: Final = frozenset(
         *(f"net.ipv4.{name}" for name in ("ip_local_reserved_ports", "tcp_keepalive_probes", "tcp_rmem", "tcp_wmem")),
     }
 )
-_VOLUMES: Final = frozenset(
+VOLUMES: Final = frozenset(
     {
         *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected"),
         # Judged by its path (--allow-host-path).
@@ -61,9 +61,9 @@ _PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
 GRANTS: Final = (
     *(name for name in _SWITCHES if name != "serviceAccount"),
     *_CONTAINER_SWITCHES,
-    *_PROFILES,
+    *PROFILES,
     *("seLinuxOptions", "windowsOptions", "capabilities", "sysctls", "hostPort", "probeHost", "priorityClassName"),
-    *("serviceAccountToken", "volumes"),
+    *("serviceAccountToken", "volumes", "volumeName"),
 )
 """What may be allowed by name."""
 
@@ -74,7 +74,7 @@ _WITH_PART: Final = ("capabilities", "sysctls", "volumes")
 def is_grant(name: str) -> bool:
     """Whether something can be allowed by this name; volumes.hostPath would allow nothing."""
     whole, dot, part = name.partition(".")
-    return name in GRANTS or (whole in _WITH_PART and bool(dot and part) and part not in _VOLUMES)
+    return name in GRANTS or (whole in _WITH_PART and bool(dot and part) and part not in VOLUMES)
 
 
 def pod_problems(pod: Mapping[str, Any], where: str, allowed: frozenset[str] = NONE_ALLOWED) -> list[Problem]:
@@ -117,7 +117,7 @@ def _of_pod(spec: Mapping[str, Any]) -> Iterator[_Found]:
         yield "spec.priorityClassName", spec["priorityClassName"], why, "priorityClassName"
     yield from _of_security("spec.securityContext", spec)
     for index, sysctl in enumerate(objects(mapping(spec, "securityContext"), "sysctls")):
-        if (name := name_of(sysctl)) not in _SYSCTLS:
+        if (name := name_of(sysctl)) not in SYSCTLS:
             yield f"spec.securityContext.sysctls[{index}]", name, "may change the kernel for others", f"sysctls.{name}"
     for index, volume in enumerate(objects(spec, "volumes")):
         for place, *rest in _of_volume(volume):
@@ -125,13 +125,18 @@ def _of_pod(spec: Mapping[str, Any]) -> Iterator[_Found]:
 
 
 def _of_volume(volume: Mapping[str, Any]) -> Iterator[_Found]:
-    for kind in volume.keys() - _VOLUMES - {"name"}:
+    for kind in volume.keys() - VOLUMES - {"name"}:
         why = "mounts what no PersistentVolume of the cluster's administrators stands for: use a persistentVolumeClaim"
         yield kind, "set", why, f"volumes.{kind}"
     for index, source in enumerate(objects(mapping(volume, "projected"), "sources")):
         for token in _TOKENS:
             if token in source:
                 yield f"projected.sources[{index}].{token}", "set", "gives the pod an identity", "serviceAccountToken"
+    claim = mapping(mapping(mapping(volume, "ephemeral"), "volumeClaimTemplate"), "spec")
+    for field in ("volumeName", "selector"):
+        if claim.get(field) not in ("", None):
+            why = "takes a PersistentVolume that may be meant for another namespace: name its storageClassName"
+            yield f"ephemeral.volumeClaimTemplate.spec.{field}", claim[field], why, "volumeName"
 
 
 def _of_annotations(annotations: Mapping[str, Any]) -> Iterator[_Found]:
@@ -161,7 +166,7 @@ def _of_container(container: Mapping[str, Any]) -> Iterator[_Found]:
 
 def _of_capabilities(given: Mapping[str, Any]) -> Iterator[_Found]:
     for name in texts(given, "add"):
-        if name.upper().removeprefix("CAP_") not in _CAPABILITIES:
+        if name.upper().removeprefix("CAP_") not in CAPABILITIES:
             grant = f"capabilities.{name.upper().removeprefix('CAP_')}"
             yield "securityContext.capabilities.add", name, "gives the container rights of the kernel's", grant
     if "drop" in given or not given:
@@ -178,11 +183,11 @@ def _of_security(where: str, holder: Mapping[str, Any]) -> Iterator[_Found]:
     if holder["securityContext"] is None:
         yield where, None, "takes away what the operator sets", "seccompProfile"
     context = mapping(holder, "securityContext")
-    for field, types in _PROFILES.items():
+    for field, types in PROFILES.items():
         if field in context and mapping(context, field).get("type") not in types:
             yield f"{where}.{field}", mapping(context, field).get("type"), "takes the profile away", field
     options = mapping(context, "seLinuxOptions")
-    if options.get("user") or options.get("role") or options.get("type", "") not in _SELINUX_TYPES:
+    if options.get("user") or options.get("role") or options.get("type", "") not in SELINUX_TYPES:
         yield f"{where}.seLinuxOptions", "set", "leaves the domain of containers", "seLinuxOptions"
     if mapping(context, "windowsOptions").get("hostProcess"):
         yield f"{where}.windowsOptions.hostProcess", True, "runs on the node itself", "windowsOptions"

@@ -21,6 +21,13 @@ def projected(**source: Any) -> Body:
     return volume(projected={"sources": [{"configMap": {"name": "c"}}, source]})
 
 
+_CLAIM: Body = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+
+
+def ephemeral(**fields: Any) -> Body:
+    return volume(ephemeral={"volumeClaimTemplate": {"spec": {**_CLAIM, **fields}}})
+
+
 REFUSED: list[tuple[Body, str, str]] = [
     ({"hostNetwork": True}, "hostNetwork", "hostNetwork"),
     ({"hostNetwork": "true"}, "hostNetwork", "hostNetwork"),
@@ -146,6 +153,16 @@ REFUSED: list[tuple[Body, str, str]] = [
         "volumes[0].projected.sources[1].podCertificate",
         "serviceAccountToken",
     ),
+    (
+        ephemeral(volumeName="somebodys"),
+        "volumes[0].ephemeral.volumeClaimTemplate.spec.volumeName",
+        "volumeName",
+    ),
+    (
+        ephemeral(selector={"matchLabels": {"for": "somebody"}}),
+        "volumes[0].ephemeral.volumeClaimTemplate.spec.selector",
+        "volumeName",
+    ),
 ]
 
 LET_THROUGH: list[Body] = [
@@ -161,6 +178,7 @@ LET_THROUGH: list[Body] = [
     volume(emptyDir={}),
     volume(persistentVolumeClaim={"claimName": "c"}),
     projected(secret={"name": "s"}),
+    ephemeral(storageClassName="fast", volumeName=""),
     {"containers": [{"name": "more", "image": "i", "readinessProbe": {"httpGet": {"path": "/", "port": 1}}}]},
     {"containers": "none", "volumes": [3], "securityContext": {}},
 ]

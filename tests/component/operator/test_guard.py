@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from specdecode_operator.api.crd.cel_expression import evaluator
+from specdecode_operator.kube.pod_policy import CAPABILITIES, PROFILES, SELINUX_TYPES, SYSCTLS, VOLUMES
 from tests.support.conditions import wait_for
 from tests.support.guard import guard, refusal
 from tests.support.kubectl import Kubectl
@@ -126,8 +127,14 @@ def test_a_stolen_token_takes_no_volume_by_its_name(stolen: Kubectl) -> None:
     }
     claim["spec"] = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     assert refusal(stolen, claim) == ""
-    claim["spec"]["volumeName"] = "somebodys"
-    assert "by its name" in refusal(stolen, claim)
+    named = {**claim, "spec": {**claim["spec"], "volumeName": "somebodys"}}
+    assert "by its name" in refusal(stolen, named)
+    assert "by its labels" in refusal(stolen, {**claim, "spec": {**claim["spec"], "selector": {"matchLabels": OURS}}})
+    stolen.must("create", "--filename=-", stdin=json.dumps(claim))
+    assert "by its name" in refusal(stolen, named), "nor once it is there"
+    stolen.must("patch", "pvc", "x", "--type=merge", '--patch={"spec":{"volumeName":"bound"}}')
+    claim["metadata"]["labels"] = {**OURS, "changed": "later"}
+    assert refusal(stolen, claim) == "", "one that is bound is still changed"
 
 
 def test_what_somebody_added_may_stay_while_its_fields_are_taken_over_but_not_grow(stolen: Kubectl) -> None:
@@ -159,10 +166,36 @@ def test_groups_of_pods_are_held_like_others_in_both_their_templates(reaching: s
     assert not holds(policy, {**body, "spec": {"leaderWorkerTemplate": templates}})
 
 
+def test_a_group_of_pods_brings_no_claims() -> None:
+    (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
+    templates: dict[str, Any] = {"workerTemplate": {"spec": pod_with({})}}
+    body = {"kind": "LeaderWorkerSet", "metadata": {"name": "x", "labels": OURS}}
+    assert holds(policy, {**body, "spec": {"leaderWorkerTemplate": templates}})
+    templates["volumeClaimTemplates"] = [{"spec": {"volumeName": "somebodys"}}]
+    assert not holds(policy, {**body, "spec": {"leaderWorkerTemplate": templates}})
+
+
 def test_the_guard_lets_through_what_podtemplate_may_ask_for_and_no_more() -> None:
     (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
     for template in (*SAFE, *UNSAFE):
         assert holds(policy, workload("Deployment", pod_with(template))) == (template in SAFE), template
+
+
+def test_the_lists_of_the_guard_are_those_by_which_podtemplate_is_judged() -> None:
+    (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
+    rules = [each["expression"] for each in policy["spec"]["validations"]]
+    lists = [set(yaml.safe_load(found)) for rule in rules for found in re.findall(r" in (\[[^]]*\])", rule)]
+    accounts = [{"", "default"}] * 2
+    wanted = [
+        {"kube-system", "kube-public", "kube-node-lease"},
+        *accounts,
+        {f"{prefix}{each}" for prefix in ("", "CAP_") for each in CAPABILITIES},
+        *map(set, PROFILES.values()),
+        {*SELINUX_TYPES},
+        {*SYSCTLS},
+        {*VOLUMES, "name"},
+    ]
+    assert lists == wanted
 
 
 def holds(policy: dict[str, Any], body: dict[str, Any]) -> bool:
@@ -188,8 +221,37 @@ def test_a_stolen_token_writes_nothing_but_the_operators_children(stolen: Kubect
     theirs["metadata"]["name"] = "theirs"
     assert "changes and deletes nothing" in refusal(stolen, theirs)
     assert "changes and deletes nothing" in stolen("delete", "configmap", "theirs", f"--as={USER}").stderr
-    capture = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeCapture", "metadata": {"name": "x"}}
-    assert "of a SpecDecodeDeployment alone" in refusal(stolen, {**capture, "spec": {"deployment": "tiny"}})
+    assert "of a SpecDecodeDeployment alone" in refusal(stolen, capture("x"))
+
+
+def capture(name: str, **spec: Any) -> dict[str, Any]:
+    kind = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeCapture"}
+    return {**kind, "metadata": {"name": name}, "spec": {"deployment": "nobody", **spec}}
+
+
+def test_a_stolen_token_deletes_nobodys_capture_but_one_that_may_outlive_its_time(stolen: Kubectl) -> None:
+    stolen.must("create", "--filename=-", stdin=json.dumps(capture("kept")))
+    stolen.must("create", "--filename=-", stdin=json.dumps(capture("passing", ttlSecondsAfterFinished=99)))
+    for name in ("kept", "passing"):
+        assert "changes and deletes nothing" in refusal(stolen, capture(name, suspend=True))
+    deletion = ("delete", "specdecodecapture", "--dry-run=server", f"--as={USER}")
+    assert "changes and deletes nothing" in stolen(*deletion, "kept").stderr
+    stolen.must(*deletion, "passing")
+
+
+def test_a_stolen_token_tells_of_our_kinds_alone(stolen: Kubectl) -> None:
+    def event(kind: str, version: str) -> str:
+        about = {"kind": kind, "apiVersion": version, "name": "x", "namespace": stolen.namespace}
+        return json.dumps(
+            {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "x"}, "involvedObject": about, "reason": "R"}
+        )
+
+    creation = ("create", "--filename=-", "--dry-run=server", f"--as={USER}")
+    stolen.must(*creation, stdin=event("SpecDecodeCapture", "specdecode.io/v1alpha1"))
+    assert "of its own kinds alone" in stolen(*creation, stdin=event("Pod", "v1")).stderr
+    system = stolen.within("kube-system")
+    said = system(*creation, stdin=event("Pod", "v1").replace(stolen.namespace, "kube-system")).stderr
+    assert "where the cluster itself runs" in said
 
 
 def test_a_stolen_token_evicts_nobody_where_the_cluster_runs(stolen: Kubectl) -> None:
