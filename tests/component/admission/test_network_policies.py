@@ -63,6 +63,7 @@ LET_THROUGH = {
     "metrics of the operator": (PROMETHEUS, OPERATOR, 8081),
     "figures, asked of Prometheus": (OPERATOR, PROMETHEUS, 9090),
     "probes of the operator": (NODE, OPERATOR, 8080),
+    "whether the operator works, asked by anybody": (STRANGER, OPERATOR, 8080),
     "probes of engines": (NODE, ENGINE, 8000),
     "the API server": (OPERATOR, API_SERVER, 6443),
     "a leader to its worker": (ENGINE, WORKER, 29500),
