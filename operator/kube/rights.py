@@ -82,8 +82,16 @@ OPERATOR_RIGHTS: Final = (
 
 
 def permissions(*scopes: Scope) -> tuple[str, ...]:
-    """Return what is asked for there, such as ``patch deployments.apps``; of all scopes where none is named."""
-    return tuple(f"{verb} {right.resource}" for right in rights_in(*scopes) for verb in right.verbs)
+    """Return what is asked for there, such as ``patch deployments.apps``; of all scopes where none is named.
+
+    What is asked of single objects alone carries their names: ``list leases.coordination.k8s.io specdecode-serves``.
+    """
+    return tuple(
+        f"{verb} {right.resource} {name}".rstrip()
+        for right in rights_in(*scopes)
+        for verb in right.verbs
+        for name in right.names or ("",)
+    )
 
 
 def rights_in(*scopes: Scope) -> tuple[Right, ...]:

@@ -9,7 +9,7 @@ import asyncio
 import copy
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -33,6 +33,7 @@ from specdecode_operator.kube.resources import (
 )
 from tests.support.api_objects import after_apply, after_merge, matches, with_server_fields
 from tests.support.objects import Body
+from tests.support.rights import right_for
 
 CRD = CUSTOM_RESOURCE_DEFINITION
 NAMESPACE = Resource("v1", "Namespace", "namespaces")
@@ -83,7 +84,7 @@ class ApiServer:
         self.requests: list[str] = []
         """What was asked, in order, such as ``patch services llama``."""
         self.used: set[str] = set()
-        """Rights that were used, such as ``patch services``."""
+        """Rights that were used, such as ``patch services``; with a name where the operator has them of that alone."""
         self.places: set[str] = set()
         """Namespaces that were asked about; an empty text is the whole cluster."""
         self.granted: frozenset[str] | None = None
@@ -192,7 +193,7 @@ class ApiServer:
             self.places.add(call.namespace)
             if act := self.before.pop(call.permission, None):
                 act()
-            self._authorize(call.permission)
+            self._authorize(call.permission, call.name or _wanted_name(request))
             if call.verb == "watch":
                 return await self._watch(request, call)
             body = json.loads(text) if (text := await request.text()) else {}
@@ -298,9 +299,9 @@ class ApiServer:
             self._watches.remove(queue)
         return response
 
-    def _authorize(self, permission: str) -> None:
-        self.used.add(permission)
-        if self.granted is not None and permission not in self.granted:
+    def _authorize(self, permission: str, name: str = "") -> None:
+        self.used.add(right_for(permission, name))
+        if self.granted is not None and not self.granted & {permission, f"{permission} {name}"}:
             verb, _, resource = permission.partition(" ")
             raise RefusalError(403, f'User "operator" cannot {verb} resource "{resource}"')
         if permission in self.refusals:
@@ -348,16 +349,9 @@ class ApiServer:
         return None
 
 
-def role_rights(rules: Iterable[Body]) -> frozenset[str]:
-    """Return what the rules of a role grant, as `ApiServer.granted` has it."""
-    return frozenset(
-        f"{verb} {plural}{'.' if group else ''}{group}{slash}{subresource}"
-        for rule in rules
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for plural, slash, subresource in [resource.partition("/")]
-        for verb in rule["verbs"]
-    )
+def _wanted_name(request: web.Request) -> str:
+    """The name that RBAC sees in a list of one object."""
+    return request.query.get("fieldSelector", "").removeprefix("metadata.name=")
 
 
 def _described(resource: Resource) -> Body:

@@ -7,6 +7,7 @@ from typing import Any
 
 from devcluster.cluster.cluster import Cluster
 from devcluster.cluster.control_plane import audit_log
+from tests.support.rights import right_for
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Asked:
     """One request, as RBAC sees it."""
 
     permission: str
-    """Such as ``patch specdecodedeployments.specdecode.io/status``."""
+    """Such as ``patch specdecodedeployments.specdecode.io/status``; with the name where it is of that alone."""
 
     namespace: str
     allowed: bool
@@ -25,7 +26,7 @@ class Asked:
     @property
     def rights(self) -> set[str]:
         """What RBAC must have granted for it."""
-        created = f"create {self.permission.partition(' ')[2]}"
+        created = f"create {self.permission.split()[1]}"
         return {self.permission, created} if self.made else {self.permission}
 
     @property
@@ -46,7 +47,7 @@ def _asked(event: dict[str, Any]) -> Asked:
     group = f".{about['apiGroup']}" if about.get("apiGroup") else ""
     subresource = f"/{about['subresource']}" if about.get("subresource") else ""
     return Asked(
-        f"{event['verb']} {about['resource']}{group}{subresource}",
+        right_for(f"{event['verb']} {about['resource']}{group}{subresource}", about.get("name", "")),
         about.get("namespace", ""),
         verdict == "allow",
         event.get("responseStatus", {}).get("code") == HTTPStatus.CREATED,

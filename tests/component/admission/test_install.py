@@ -18,8 +18,8 @@ from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.kube.pod_policy import GRANTS
 from specdecode_operator.kube.rights import SERVES, Scope, permissions
 from specdecode_operator.version import __version__
-from tests.support.api_server import role_rights
 from tests.support.kubectl import program
+from tests.support.rights import role_rights
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "specdecode-operator"

@@ -79,6 +79,8 @@ OTHER_WORDS = {
     # What it is told.
     *("Always", "ConfigMap", "Directory", "Exists", "Gi", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteOncePod"),
     *("FallbackToLogsOnError", "RollingUpdate"),
+    # What `/metrics` says is served.
+    *("Cluster", "Namespaced"),
     # Classes of models, what the hub's library raises, a header of HTTP, and what a sentence begins with.
     *("GatedRepoError", "RepositoryNotFoundError"),
     *("RevisionNotFoundError", "Range", "Volume"),

@@ -40,11 +40,12 @@ from specdecode_operator.kube.resources import (
     SPECDECODE_DEPLOYMENT,
     WATCHED,
 )
-from specdecode_operator.kube.rights import SERVES, Scope, permissions
-from tests.support.api_server import ApiServer, role_rights
+from specdecode_operator.kube.rights import RELEASE, SERVES, Scope, permissions
+from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import H100, H200, Body, pair_70b, tiny_cpu
+from tests.support.rights import role_rights
 from tests.unit.deployment.pods.groups import WIDE, spec_at
 from tests.unit.deployment.spec.test_model_facts import undescribed
 
@@ -55,8 +56,7 @@ LISTED = frozenset(permissions())
 ELSEWHERE = {
     "create pods/eviction",
     "create leases.coordination.k8s.io",
-    "get leases.coordination.k8s.io",
-    "patch leases.coordination.k8s.io",
+    *(f"{verb} leases.coordination.k8s.io {name}" for verb in ("get", "patch") for name in (RELEASE, SERVES)),
 }
 """Used after a quarter of an hour of watching engines at the earliest: test_policy.py. By several operators:
 test_leadership.py."""

@@ -24,9 +24,10 @@ from specdecode_operator.handlers.leadership.leadership import Leadership, leade
 from specdecode_operator.handlers.leadership.lease import LEASE_S, Candidate, LeaseName
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.resources import LEASE
-from tests.support.api_server import ApiServer, role_rights
+from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 from tests.support.objects import Body
+from tests.support.rights import role_rights
 
 ROOT = Path(__file__).parents[4]
 NAME = "specdecode-operator"
