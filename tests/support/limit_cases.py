@@ -102,6 +102,11 @@ REFUSED: dict[str, tuple[str, Body, str]] = {
         ),
         f"spec.podTemplate: engine: in this namespace GPUs are {H100}, by spec.accelerator.product alone: ask for none",
     ),
+    "GPUs by the name of a device class": (
+        SMALL,
+        with_pod(containers=[{"name": "s", "resources": {"limits": {"deviceclass.resource.kubernetes.io/gpu": "8"}}}]),
+        "spec.podTemplate: s: in this namespace",
+    ),
     "another image": (
         SMALL,
         small(engine={"image": "docker.io/other/vllm:1"}),
