@@ -203,6 +203,7 @@ OURS = {
     "--": "says nothing, as the last argument",
     "--tensor-parallel-size 4": "a field says it",
     "--tensor-par 4": "a field says it",
+    f"--hf-overrides{'.a' * 40} 1": "objects in one another, of which thousands would end what reads them here",
 }
 """Arguments that vLLM's parser takes, and why we do not."""
 
