@@ -140,6 +140,10 @@ cp examples/llama-70b-fp8.yaml pairs
         },
         exits={"specdecode doctor": 4},  # no node has GPUs
     ),
+    "docs/how-to/back-up.md": Page(
+        cluster=True,
+        before={"helm install": "mkdir pairs; cp examples/llama-70b.yaml pairs; echo '{}' >values.yaml"},
+    ),
     "docs/how-to/calibrate.md": Page(
         cluster=True,
         before={
