@@ -165,8 +165,9 @@ def looked_at(kubectl: Kubectl, prefix: str, but: str = "") -> str:
     """Return the name of a capture once the operator has said something of it, which it would write over ours."""
 
     def look() -> list[str]:
-        found = [(body["metadata"]["name"], body.get("status")) for body in kubectl.objects("sdc")]
-        return [name for name, status in found if name.startswith(prefix) and name != but and status]
+        # A status there is from the start, by the CRD's default.
+        found = [(body["metadata"]["name"], body["status"].get("conditions")) for body in kubectl.objects("sdc")]
+        return [name for name, said in found if name.startswith(prefix) and name != but and said]
 
     return eventually(look, f"the operator looked at capture {prefix}")[0]
 
