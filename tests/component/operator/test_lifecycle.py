@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
-from tests.support.conditions import current, wait_for, wait_for_all
+from tests.support.conditions import condition, current, wait_for, wait_for_all
 from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import OperatorProcess
@@ -307,14 +307,15 @@ def test_pods_that_a_kubelet_rejects_are_told_and_no_more_are_made(kubectl: Kube
             if pod["status"]["phase"] == "Pending":
                 kubectl.patch_pod_status(pod["metadata"]["name"], rejected)
         deployment = kubectl.object("deployment", "tiny")
-        return deployment["spec"]["replicas"] == 0 and not deployment["status"].get("replicas")
+        _, reason, message = condition(kubectl, "tiny", "Ready")
+        is_told = reason == "PodRejected" and "in a row" in message
+        return is_told and deployment["spec"]["replicas"] == 0 and not deployment["status"].get("replicas")
 
-    # One that the scheduler finds no node for makes no others, so it is let be: this node takes, and rejects, it too.
-    eventually(reject, "no more are made, and none is left")
+    # One that the scheduler finds no node for makes no others, so it is let be, and one more may be asked for where the
+    # operator saw it last: this node takes, and rejects, it too.
+    eventually(reject, "no more are made, none is left, and their number is told")
     made = len(kubectl.objects("pods", ENGINES))
     assert made <= 9, "three, and what was made before the operator looked"
-    # The first look may have told of one of them before the operator held back the others.
-    eventually(lambda: "in a row" in wait_for(kubectl, "tiny", "Ready", "PodRejected"), "their number is told")
     wait_for_all(kubectl, "tiny", Ready="Unknown", Reconciling="True", Available="False")
     # The last of them may have been going when they were counted.
     assert len(kubectl.objects("pods", ENGINES)) <= made
