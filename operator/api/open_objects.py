@@ -5,6 +5,8 @@ from typing import Any, Final
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from specdecode_operator.documents.limits import inner_values
+
 _MOST_VALUES: Final = 10_000
 """The largest config.json in use, with a list of layers that are not quantized, has some thousand."""
 
@@ -13,14 +15,11 @@ _DEEPEST: Final = 32
 
 
 def _bounded(whole: dict[str, Any]) -> dict[str, Any]:
-    """Look level by level: what is nested deep must not be walked by recursion, and all that follows takes its time."""
-    count, level = 0, [whole]
+    """Return it, or say how it is too much: all that follows takes its time with each value."""
+    count = 0
+    level: list[Any] = [whole]
     for _ in range(_DEEPEST):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
-        ]
+        level = inner_values(level)
         count += len(level)
         if count > _MOST_VALUES:
             raise PydanticCustomError(

@@ -5,7 +5,14 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final
 
-from specdecode_operator.documents.limits import MAX_BYTES, MAX_DEPTH, MAX_DIGITS, UnreadableTextError, check_size
+from specdecode_operator.documents.limits import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    UnreadableTextError,
+    check_size,
+    inner_values,
+)
 from specdecode_operator.problems import shown
 
 _SPACE: Final = " \t\r\n"
@@ -67,15 +74,9 @@ def _next(text: str, position: int) -> int:
 
 
 def _check_depth(value: Any) -> None:
-    """Look level by level: what is nested deep must not be walked by recursion."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
-            if isinstance(inner, dict | list)
-        ]
+        level = [inner for inner in inner_values(level) if isinstance(inner, dict | list)]
         if not level:
             return
     raise _too_deep()

@@ -1,6 +1,7 @@
 """How large a text from others may be, and what is said of one that cannot be read."""
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 MAX_BYTES: Final = 32 * 2**20
 """Of a text: a list of a thousand nodes as kubectl prints it has 15 MB; one object has 1.5 MB at most, says etcd."""
@@ -42,3 +43,12 @@ def too_large(most_bytes: int = MAX_BYTES) -> UnreadableTextError:
     """Return what is said of a text that is too large."""
     size = f"{most_bytes // 2**20} MiB" if most_bytes >= 2**20 else f"{most_bytes // 2**10} KiB"
     return UnreadableTextError(f"has more than {size}: write less, or split it")
+
+
+def inner_values(level: Iterable[Any]) -> list[Any]:
+    """Return what lies in objects and lists, one level deeper: what is nested deep must not be walked by recursion."""
+    return [
+        inner
+        for outer in level
+        for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+    ]
