@@ -1,7 +1,7 @@
 """The only code that calls the Kubernetes API on the operator's behalf."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -15,6 +15,7 @@ from specdecode_operator.cluster.errors import (
     ForbiddenError,
     InvalidObjectError,
     NotFoundError,
+    NotLeadingError,
     RefusedForNowError,
 )
 from specdecode_operator.cluster.http import error_message, send
@@ -35,21 +36,24 @@ _TEMPORARY = ("is being terminated", "exceeded quota", "status unknown for quota
 class Cluster:
     """Reads and writes objects; every failure becomes a `ClusterError`."""
 
-    def __init__(self, api: client.ApiClient, namespaces: Sequence[str] = ()) -> None:
+    def __init__(
+        self, api: client.ApiClient, namespaces: Sequence[str] = (), may_write: Callable[[], bool] = lambda: True
+    ) -> None:
         self._api = api
         self._namespaces = namespaces
+        self._may_write = may_write
 
     @classmethod
-    async def connect(cls, namespaces: Sequence[str] = ()) -> "Cluster":
+    async def connect(cls, namespaces: Sequence[str] = (), may_write: Callable[[], bool] = lambda: True) -> "Cluster":
         """Connect as the pod's service account, or as KUBECONFIG says outside a cluster.
 
-        With ``namespaces`` nothing is listed but what lies in these.
+        With ``namespaces`` nothing is listed but what lies in these. ``may_write`` is asked before each write.
         """
         if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
             config.load_incluster_config()
         else:
             await config.load_kube_config()
-        return cls(client.ApiClient(), namespaces)
+        return cls(client.ApiClient(), namespaces, may_write)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -165,6 +169,8 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Body:
+        if request.method != "GET" and not self._may_write():
+            raise NotLeadingError(f"{request}: not written, for this replica does not hold the Lease now")
         try:
             status, text = await send(
                 self._api,

@@ -27,3 +27,7 @@ class InvalidObjectError(ClusterError):
 
 class RefusedForNowError(ClusterError):
     """Refused for a quota, or a namespace that is being deleted: it may pass without a change of the object."""
+
+
+class NotLeadingError(ClusterError):
+    """Without the Lease by which it may write, this replica does not."""
