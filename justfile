@@ -136,18 +136,10 @@ engine-versions: setup
 engine-new *arguments: setup
     @{{ python }} -m tests.engine.new_version.command "$@"
 
-# Print the figures: accuracy and speed of sizing, cost of reading files, time to render an object and a report, and to answer an admission review, cost of the recorder, speed of replay
+# Measure and print one table of figures, each with its limit or peer (--only sizing,capture.report, --all, --json FILE)
 [group('checks')]
-bench: setup
-    @{{ python }} bench/accuracy.py
-    @{{ python }} bench/speed.py
-    @{{ python }} -m bench.input
-    @{{ python }} -m bench.rendering
-    @{{ python }} -m bench.admission
-    @{{ python }} -m bench.report
-    @{{ python }} -m bench.recorder
-    @{{ python }} -m bench.recorder_overhead
-    @{{ python }} -m bench.replay
+bench *arguments: setup
+    @{{ python }} -m bench.command "$@"
 
 # Count small wrong changes that unit tests let pass: a sample of each area, PATHs, or --all
 [group('checks')]
@@ -187,7 +179,7 @@ cluster-logs *arguments: setup
 # Write anew what is generated in the documents: output of commands, fields, reasons, tables of models and versions
 [group('maintenance')]
 docs: setup
-    @{{ python }} -m bench.documents
+    @{{ python }} -m bench.documents.refresh
 
 # Build the docs site into site/, strictly; --serve [PORT] shows it on this machine
 [group('maintenance')]

@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.monitoring import dashboard
+from bench.documents.monitoring import dashboard
 from specdecode_operator.monitoring.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT, find_figure
 from specdecode_operator.monitoring.growth import read_page
 from specdecode_operator.monitoring.measures import Gauge

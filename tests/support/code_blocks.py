@@ -22,7 +22,7 @@ _COMMAND: Final = re.compile(
     r"^(?:\$ |[A-Z_]+=\S+ )*"
     r"(?:\./just|\.venv/bin/\S+|python3?|specdecode|kubectl|helm|docker|curl|uv|pipx?|cosign|vllm)\s"
 )
-_GENERATED: Final = re.compile(r"\$ (?:\.venv/bin/)?(?:specdecode |python bench/accuracy\.py)")
+_GENERATED: Final = re.compile(r"\$ (?:\.venv/bin/)?(?:specdecode |python -m bench\.sizing\.accuracy)")
 PAIR: Final = ROOT / "examples/llama-70b.yaml"
 _EXAMPLES: Final = (PAIR, ROOT / "examples/capture-llama-70b.yaml")
 _FIELDS: Final = tuple(

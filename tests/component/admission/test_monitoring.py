@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.monitoring import FOLDER, files
+from bench.documents.monitoring import FOLDER, files
 from devcluster import chart
 from devcluster.host.errors import ClusterError
 from specdecode_operator.admission.metrics import AdmissionCollector

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from bench.monitoring import FOLDER
+from bench.documents.monitoring import FOLDER
 from devcluster.cluster.settings import free_ports
 from devcluster.host.packages import which
 from specdecode_operator.api.key import Key

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from bench.option_tables import commands, option_table
+from bench.documents.option_tables import commands, option_table
 from specdecode_operator.cli.options import ExitCode
 from specdecode_operator.estimate.names import CASE_NAMES
 from tests.support.documents import ROOT, sections, table

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.accuracy import mean_error, memory_rows, token_rows, worst_row
-from bench.documents import refreshed, schema_file
-from bench.rights import TEMPLATE, rights_template
+from bench.documents.refresh import refreshed, schema_file
+from bench.documents.rights import TEMPLATE, rights_template
+from bench.sizing.accuracy import mean_error, memory_rows, token_rows, worst_row
 from specdecode_operator.cli.outputs.schema import Printed, schema_text
 from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.base.units import GIB
@@ -19,8 +19,9 @@ from tests.support.llama import ARTICLE_LIMITS
 
 PRODUCTS = {"H100": "NVIDIA-H100-80GB-HBM3", "H200": "NVIDIA-H200"}
 GENERATED = {
+    "docs/reference/benchmarks.md": "<!-- generated: benchmarks -->\n",
     "README.md": "```console\n$ .venv/bin/specdecode plan -f llama-70b.yaml\n",
-    "docs/explanation/accuracy.md": "```console\n$ .venv/bin/python bench/accuracy.py\n",
+    "docs/explanation/accuracy.md": "```console\n$ .venv/bin/python -m bench.sizing.accuracy\n",
     "docs/how-to/h100.md": "<!-- generated: a node of H100 -->\n",
     "docs/how-to/h200.md": "<!-- generated: a node of H200 -->\n",
     "docs/reference/capture-fields.md": "<!-- generated: fields of SpecDecodeCapture -->\n",

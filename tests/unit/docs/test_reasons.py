@@ -12,7 +12,7 @@ from itertools import chain
 
 import pytest
 
-from bench.reason_tables import FILE, read_conditions, read_reasons
+from bench.documents.reason_tables import FILE, read_conditions, read_reasons
 from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.deployment import KIND as DEPLOYMENT
 from specdecode_operator.api.golden import Regressed

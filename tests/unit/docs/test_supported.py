@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from bench.support_matrix import oldest_kubernetes
+from bench.documents.support_matrix import oldest_kubernetes
 from devcluster.builds.binaries import KUBERNETES, NEWEST, OLDEST, USUAL
 from specdecode_operator.doctor.install import NEWEST_MINOR, OLDEST_MINOR
 from tests.support.documents import ROOT

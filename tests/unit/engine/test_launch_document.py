@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from bench.launch_tables import with_launch_tables
+from bench.documents.launch_tables import with_launch_tables
 from specdecode_operator.engine import profiles
 from specdecode_operator.engine.arguments import ARGUMENTS
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile

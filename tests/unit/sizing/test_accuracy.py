@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.accuracy import MemoryRow, TokenRow, mean_error, memory_rows, other_rows, token_rows, worst_row
+from bench.sizing.accuracy import MemoryRow, TokenRow, mean_error, memory_rows, other_rows, token_rows, worst_row
 
 MEMORY = memory_rows()
 OTHER = other_rows()

@@ -1,18 +1,19 @@
 """How long the admission webhook takes for an answer: of every example, and of what fits nowhere."""
 
 import statistics
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from bench.figures import Figure
 from specdecode_operator.admission.judgement import Terms
 from specdecode_operator.admission.review import answer
 from specdecode_operator.api.deployment import KIND
 
-EXAMPLES: Final = Path(__file__).parents[1] / "examples"
+EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 ROUNDS: Final = 200
 
 
@@ -28,16 +29,16 @@ def answer_s(body: dict[str, Any]) -> tuple[float, float]:
     return statistics.median(times), max(times)
 
 
-def main() -> None:
-    """Print the figures of each, the slowest last."""
+def figures() -> Iterator[Figure]:
+    """Yield the median of all examples, and the slowest."""
     bodies = {path.stem: body for path in EXAMPLES.glob("*.yaml") for body in yaml.safe_load_all(path.read_text())}
     large = bodies["llama-405b-two-nodes"]
     bodies["llama-405b-two-nodes, of one GPU"] = {**large, "spec": {**large["spec"], "parallelism": {"tensor": 1}}}
     times = {name: answer_s(body) for name, body in bodies.items() if body["kind"] == KIND}
-    for name, (median, longest) in sorted(times.items(), key=lambda entry: entry[1]):
-        figures = f"median of {ROUNDS}: {median * 1000:.1f} ms, longest: {longest * 1000:.1f} ms"
-        sys.stdout.write(f"answering a review of {name}, CPU time, {figures}\n")
-
-
-if __name__ == "__main__":
-    main()
+    slowest = max(times, key=times.__getitem__)
+    of = f"CPU time, median of {ROUNDS} each"
+    middle = 1000 * statistics.median(median for median, _ in times.values())
+    yield Figure("answer to an admission review, median example", middle, "ms", None, of)
+    median, longest = times[slowest]
+    remark = f"{slowest}; {of}, longest {1000 * longest:.1f} ms"
+    yield Figure("answer to an admission review, slowest example", 1000 * median, "ms", None, remark)

@@ -1,13 +1,14 @@
 """How long the operator takes to render the objects of one SpecDecodeDeployment, its plan given."""
 
 import statistics
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from bench.figures import Figure
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.blocked import Blocked
@@ -16,7 +17,7 @@ from specdecode_operator.deployment.plan.planning import full_matrix, make_plan
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.kube.nodes import NodeFacts
 
-EXAMPLES: Final = Path(__file__).parents[1] / "examples"
+EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 NODES: Final = (
     *(NodeFacts(f"h100-{number}", "NVIDIA-H100-80GB-HBM3", 8) for number in (0, 1)),
     *(NodeFacts(f"h200-{number}", "NVIDIA-H200", 8) for number in (0, 1)),
@@ -40,13 +41,11 @@ def rendering_s(spec: dict[str, Any]) -> float:
     return statistics.median(times)
 
 
-def main() -> None:
-    """Print the figure of every example, the slowest last."""
+def figures() -> Iterator[Figure]:
+    """Yield the median of all examples, and the slowest."""
     bodies = {path.stem: body for path in EXAMPLES.glob("*.yaml") for body in yaml.safe_load_all(path.read_text())}
-    times = {name: rendering_s(body["spec"]) for name, body in bodies.items() if body["kind"] == KIND}
-    for name, seconds in sorted(times.items(), key=lambda entry: entry[1]):
-        sys.stdout.write(f"rendering all objects of {name}, plan given, median of {ROUNDS}: {seconds * 1000:.1f} ms\n")
-
-
-if __name__ == "__main__":
-    main()
+    times = {name: 1000 * rendering_s(body["spec"]) for name, body in bodies.items() if body["kind"] == KIND}
+    slowest = max(times, key=times.__getitem__)
+    of = f"plan given, median of {ROUNDS} each"
+    yield Figure("rendering of all objects, median example", statistics.median(times.values()), "ms", None, of)
+    yield Figure("rendering of all objects, slowest example", times[slowest], "ms", None, f"{slowest}; {of}")

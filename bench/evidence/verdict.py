@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from typer.testing import CliRunner
 
-from bench.block_series import goodput
-from bench.verdict_methods import METHODS, first_decided
+from bench.evidence.block_series import goodput
+from bench.evidence.verdict_methods import METHODS, first_decided
 from specdecode_operator.cli.main import app
 from specdecode_operator.evidence.series import PairedSeries, Verdict
 from tests.support.paired_blocks import autocorrelated, normal
@@ -26,7 +26,7 @@ LOOKS: Final = 100
 POWER_RUNS: Final = 200
 MOST_BLOCKS: Final = 2000
 REQUESTS_A_BLOCK: Final = 32
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 RECORDED: Final = ROOT / "tests/data/block_series/recorded.json"
 
 Pairs = list[tuple[float, float]]

@@ -1,21 +1,15 @@
-"""What the command line takes to read: one object, a folder of them, and files of a megabyte that are made to hurt.
-
-    python -m bench.input
-
-CPU time and memory are those of whole processes, the start of Python included.
-"""
+"""What the command line takes to read: a folder of objects, and files of a megabyte that are made to hurt."""
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[1]
+from bench.figures import Figure
+from bench.machine import ROOT
+from bench.processes import run_command
+
 EXAMPLE: Final = "examples/llama-70b.yaml"
 MEGABYTE: Final = 1_000_000
 
@@ -52,10 +46,8 @@ HOSTILE: Final[Mapping[str, str]] = {
 }
 
 
-def main() -> None:
-    """Print a line for each."""
-    print(f"{'read':<44}{'CPU s':>8}{'wall s':>8}{'MB':>6}{'exit':>6}")
-    _measure("plan of one object", "plan", EXAMPLE)
+def figures() -> Iterator[Figure]:
+    """Yield the CPU time of each."""
     with tempfile.TemporaryDirectory() as folder:
         manifests = Path(folder, "manifests")
         manifests.mkdir()
@@ -64,30 +56,18 @@ def main() -> None:
             (manifests / f"{number}.yaml").write_text(
                 text.replace("name: llama-70b", f"name: llama-{number}"), encoding="utf-8"
             )
-        _measure("plan of a folder of 55", "plan", str(manifests))
+        yield _figure("plan of a folder of 55", "plan", str(manifests))
         for name, content in HOSTILE.items():
             file = Path(folder, name)
             file.write_text(content, encoding="utf-8")
-            _measure(f"plan {name}, {len(content) / MEGABYTE:.1f} MB", "plan", str(file))
+            yield _figure(f"plan {name}, {len(content) / MEGABYTE:.1f} MB", "plan", str(file))
         config = f"my/model={folder}/nested.json"
-        _measure("plan --model-config nested.json", "plan", EXAMPLE, "--model-config", config)
-        _measure("plan --nodes keys.yaml", "plan", EXAMPLE, "--nodes", f"{folder}/keys.yaml")
-        _measure("import -f nested.yaml", "import", "-f", f"{folder}/nested.yaml")
+        yield _figure("plan --model-config nested.json", "plan", EXAMPLE, "--model-config", config)
+        yield _figure("plan --nodes keys.yaml", "plan", EXAMPLE, "--nodes", f"{folder}/keys.yaml")
+        yield _figure("import -f nested.yaml", "import", "-f", f"{folder}/nested.yaml")
 
 
-def _measure(what: str, *arguments: str) -> None:
-    began_s = time.perf_counter()
-    process = subprocess.Popen(  # noqa: S603  the command is ours
-        [sys.executable, "-m", "specdecode_operator", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=ROOT,
-    )
-    _, status, used = os.wait4(process.pid, 0)
-    cpu_s, wall_s = used.ru_utime + used.ru_stime, time.perf_counter() - began_s
-    code = os.waitstatus_to_exitcode(status)
-    print(f"{what:<44}{cpu_s:>8.2f}{wall_s:>8.2f}{used.ru_maxrss / 1024:>6.0f}{code:>6}")
-
-
-if __name__ == "__main__":
-    main()
+def _figure(name: str, *arguments: str) -> Figure:
+    used = run_command(*arguments, exit_code=None)
+    remark = f"{used.wall_s:.2f} s of wall time, {used.memory_mib:.0f} MiB, exit {used.exit_code}"
+    return Figure(name, used.cpu_s, "s of CPU", None, remark)

@@ -1,4 +1,4 @@
-"""What a policy costs against an oracle that knows the whole day: `python -m bench.policy`.
+"""What a policy costs against an oracle that knows the whole day: `python -m bench.evidence.policy`.
 
 Goodput of each setting at each load is measured on replay engines in virtual time; the policy looks every 15 seconds.
 """

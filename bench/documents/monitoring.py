@@ -11,7 +11,7 @@ from specdecode_operator.engine.settings_watch import LABEL, METRIC
 from specdecode_operator.monitoring.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT, Figure, find_figure
 from specdecode_operator.monitoring.measures import DEPLOYMENT_LABEL, DEPLOYMENT_LEVEL, Scope
 
-FOLDER: Final = Path(__file__).parents[1] / "charts/specdecode-operator/files"
+FOLDER: Final = Path(__file__).parents[2] / "charts/specdecode-operator/files"
 _HEAD: Final = "# Written by ./just docs from operator/monitoring/figures.py, which says what each figure means.\n"
 _WIDTH: Final = 24
 _HEIGHT: Final = 8

@@ -1,7 +1,5 @@
 """What the recorder costs an API server: CPU time of the event loop's thread, and of its own thread beside it.
 
-    .venv/bin/python -m bench.recorder
-
 Messages are objects of vLLM's own classes where the development cluster's vLLM is installed, stand-ins otherwise.
 Each figure is the difference between a loop with the hooks and the same loop without them, so what vLLM itself
 does with a message is in neither. CPU time of one thread does not depend on what else the machine does,
@@ -19,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from bench.figures import Figure, at_most, growth
 from devcluster.host.paths import engine_environment
 from specdecode_operator.capture.recorder.block_hashes import block_hashes
 from specdecode_operator.capture.recorder.bounded_queue import BoundedQueue
@@ -222,26 +221,19 @@ def _hour_mb(cost: Cost) -> float:
     return 3600 * STEPS_A_SECOND * (cost.step_bytes + AT_ONCE * chunk_bytes) / 1e6
 
 
-def main() -> None:
-    """Print the figures."""
+def figures() -> Iterator[Figure]:
+    """Yield the cost of a step, what is written, and the cost of hashing prompts."""
     classes, origin = _classes()
-    print(f"recorder, CPU a step, {origin} messages of {TOKENS_OF_A_STEP} tokens, median of {ROUNDS} x {STEPS} steps:")
-    print("  batch   event loop      target   writer thread")
+    of = f"{origin} messages of {TOKENS_OF_A_STEP} tokens, median of {ROUNDS} x {STEPS} steps"
     for batch in BATCHES:
         cost = _measure(classes, batch)
-        target_us = TARGET_US + TARGET_EACH_US * batch
-        print(f"  {batch:5}   {cost.event_loop_us:7.1f} us  {target_us:7.1f} us   {cost.writer_us:10.1f} us")
-    per_chunk = cost.request_bytes / STEPS_OF_A_REQUEST
-    print(
-        f"  a line: step {cost.step_bytes:.0f} bytes; request of {STEPS_OF_A_REQUEST} chunks and {PROMPT_TOKENS} ",
-        end="",
-    )
-    print(f"prompt tokens {cost.request_bytes:.0f} bytes ({per_chunk:.0f} a chunk)")
-    rate = f"{STEPS_A_SECOND} steps a second and {AT_ONCE} requests at once"
-    print(f"  an hour of {rate}: {_hour_mb(cost):.0f} MB, not compressed")
-    hashes = ", ".join(f"{tokens} tokens {_hash_ms(tokens):.1f} ms" for tokens in LONG_PROMPTS)
-    print(f"  block hashes in the writer's thread: {hashes}")
-
-
-if __name__ == "__main__":
-    main()
+        limit = at_most(TARGET_US + TARGET_EACH_US * batch, f"our aim: {TARGET_US} + {TARGET_EACH_US} a request")
+        remark = f"thread CPU time; writer's thread {cost.writer_us:.1f} us; {of}"
+        yield Figure(f"recorder in the event loop, a step of {batch}", cost.event_loop_us, "us", limit, remark)
+    yield Figure("recorder's line of a step", cost.step_bytes, "bytes")
+    of = f"{STEPS_OF_A_REQUEST} chunks, {PROMPT_TOKENS} prompt tokens"
+    yield Figure("recorder's line of a request", cost.request_bytes, "bytes", None, of)
+    rate = f"{STEPS_A_SECOND} steps a second, {AT_ONCE} requests at once, not compressed"
+    yield Figure("recorder's files of an hour", _hour_mb(cost), "MB", None, rate)
+    hashes = {tokens: _hash_ms(tokens) for tokens in LONG_PROMPTS}
+    yield growth("block hashes of a prompt, in the writer's thread", "ms", hashes)

@@ -7,7 +7,7 @@ from typing import Final
 
 from specdecode_operator.kube.rights import OPERATOR_RIGHTS, RELEASE, Right, Scope
 
-TEMPLATE: Final = Path(__file__).parents[1] / "charts/specdecode-operator/templates/_rights.tpl"
+TEMPLATE: Final = Path(__file__).parents[2] / "charts/specdecode-operator/templates/_rights.tpl"
 _NAME: Final = '{{ include "specdecode.name" . }}'
 _WIDTH: Final = 120
 

@@ -1,7 +1,5 @@
 """What the recorder costs a real engine: the same load on two of them in turns, one recording and one not.
 
-    .venv/bin/python -m bench.recorder_overhead
-
 Both run on this machine and are idle by turns, so what else the machine does hits both alike. The main figure is CPU
 time for each 1000 tokens, of the API server alone, which the recorder is a part of, and of all processes of the engine:
 unlike throughput it does not depend on who else wants the cores. A figure is the geometric mean of the ratios of the
@@ -14,19 +12,20 @@ share that the recorder takes is smaller.
 import math
 import os
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bench.figures import Figure, at_most
 from devcluster.host.errors import ClusterError
 from devcluster.images.engine_environment import install_engine_environment
 from specdecode_operator.evidence.student import student_quantile
 from tests.engine.engine_process import Engine
+from tests.engine.engine_versions import SERVED
 from tests.engine.recorder_clients import ask_all, repetitive
 from tests.engine.recorder_server import Server, make_models, serving
 
@@ -128,30 +127,24 @@ def change_percent(ratios: Sequence[float]) -> tuple[float, float, float]:
     return 100 * math.expm1(mean), 100 * math.expm1(mean - margin), 100 * math.expm1(mean + margin)
 
 
-def line(name: str, unit: str, pairs: list[tuple[Round, Round]], of: Callable[[Round], float]) -> str:
-    """Return what is printed of one figure."""
+def _worse(name: str, unit: str, pairs: list[tuple[Round, Round]], of: Callable[[Round], float]) -> Figure:
+    """Return by how much a cost of the engine is higher with the recorder."""
     on, off = (statistics.median(of(each) for each in column) for column in zip(*pairs, strict=True))
     change, low, high = change_percent([of(with_it) / of(without) for with_it, without in pairs])
-    return f"  {name:<24} {on:7.1f} {unit} on, {off:.1f} off: {change:+.1f} % ({low:+.1f} to {high:+.1f} %)\n"
+    limit = at_most(max(1.0, (high - low) / 2), "our aim: 1 %, or the noise where that is more")
+    remark = f"{on:.1f} {unit} on, {off:.1f} off; 95 % interval {low:+.1f} to {high:+.1f} %, {len(pairs)} pairs"
+    return Figure(f"recorder on a real engine, more {name}", change, "%", limit, remark, (f"vLLM {SERVED} on the CPU",))
 
 
-def main() -> None:
-    """Print the figures."""
+def figures() -> Iterator[Figure]:
+    """Yield how much more CPU time and wall time the same load takes, each with its interval."""
     try:
         engine = Engine.at(install_engine_environment())
     except ClusterError as error:
-        sys.stdout.write(f"recorder on a real engine: not measured, {error}\n")
+        yield Figure("recorder on a real engine", None, remark=str(error))
         return
     with tempfile.TemporaryDirectory() as folder:
         pairs = measure(engine, Path(folder))
-    sys.stdout.write(
-        f"recorder on a real engine (vLLM for the CPU, tiny model, ngram, {AT_ONCE} at once), {len(pairs)} pairs of "
-        f"{REQUESTS * MAX_TOKENS} tokens;\n  medians, then the mean change of the pairs with its 95 % interval:\n"
-    )
-    sys.stdout.write(line("CPU of the API server", "ms a 1000 tokens", pairs, lambda each: each.server_ms))
-    sys.stdout.write(line("CPU of all its processes", "ms a 1000 tokens", pairs, lambda each: each.engine_ms))
-    sys.stdout.write(line("throughput", "tokens/s", pairs, lambda each: each.tokens_per_second))
-
-
-if __name__ == "__main__":
-    main()
+    yield _worse("CPU of the API server", "ms a 1000 tokens", pairs, lambda each: each.server_ms)
+    yield _worse("CPU of all its processes", "ms a 1000 tokens", pairs, lambda each: each.engine_ms)
+    yield _worse("time a token", "us", pairs, lambda each: 1e6 / each.tokens_per_second)

@@ -1,4 +1,4 @@
-"""How far sizing is from what vLLM printed in public start-up logs."""
+"""How far sizing is from what vLLM printed in public start-up logs; all cases: `python -m bench.sizing.accuracy`."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench.figures import Figure, at_most
 from specdecode_operator.sizing.base.devices import Device, find_device
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION
 from specdecode_operator.sizing.base.units import GIB, ceil_div, gib_to_bytes
@@ -21,7 +22,7 @@ from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair,
 from specdecode_operator.vocabulary import DTYPE_BYTES, Dtype, Precision
 from tests.support.kv_logs import printed_tokens
 
-LOGS: Final = Path(__file__).parents[1] / "tests/unit/sizing/groundtruth"
+LOGS: Final = Path(__file__).parents[2] / "tests/unit/sizing/groundtruth"
 H100: Final = "NVIDIA-H100-80GB-HBM3"
 ROUNDING_GIB: Final = 0.005
 """vLLM prints memory with two decimals."""
@@ -239,8 +240,36 @@ def _token_row(run: dict[str, Any]) -> TokenRow:
     )
 
 
+def figures() -> Iterator[Figure]:
+    """Yield the errors of all cases in a few figures."""
+    rows, others, tokens = memory_rows(), other_rows(), token_rows()
+    published = "our aim; llm-d-planner publishes 6.62 for vLLM 0.19 on H100"
+    yield Figure(
+        "KV memory from flags alone, mean absolute error",
+        100 * mean_error(rows),
+        "%",
+        at_most(3, published),
+        f"{len(rows)} public logs, vLLM 0.19 on H100; they gave the few measured coefficients",
+    )
+    worst = worst_row(rows)
+    yield Figure("its worst case", 100 * abs(worst.error), "%", None, worst.case)
+    for name, of in (("vLLM 0.19 on H100", rows), ("other GPUs and versions", others)):
+        over = [row.case for row in of if row.promised_gib > row.measured_gib]
+        yield Figure(
+            f"more promised than was there, {name}", len(over), f"of {len(of)} logs", at_most(0), ", ".join(over)
+        )
+    inexact = [row.case for row in tokens if not row.exact]
+    yield Figure(
+        "KV tokens from logged memory, not exact",
+        len(inexact),
+        f"of {len(tokens)} logs",
+        at_most(0),
+        ", ".join(inexact),
+    )
+
+
 def report() -> Iterator[str]:
-    """Return the lines that this program prints."""
+    """Return the lines that this program prints: every case."""
     rows, tokens = memory_rows(), token_rows()
     yield "Available KV cache memory, GiB per GPU, vLLM 0.19.0 on H100 80GB"
     yield f"{'case':52}{'log':>8}{'estimate':>10}{'error':>9}{'promised':>10}{'log tokens':>12}{'tokens':>12}"

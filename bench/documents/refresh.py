@@ -11,26 +11,27 @@ from typing import Any, Final
 
 from typer.testing import CliRunner
 
-from bench import monitoring
-from bench.accuracy import report
-from bench.field_tables import capture_fields, deployment_fields
-from bench.figure_table import figure_table
-from bench.launch_tables import with_launch_tables
-from bench.node_plans import node_plans
-from bench.option_tables import commands, exit_table, option_table
-from bench.reason_tables import condition_table, reason_tables
-from bench.rights import TEMPLATE, rights_table, rights_template
+from bench.documents import monitoring
+from bench.documents.bench_table import bench_table
+from bench.documents.field_tables import capture_fields, deployment_fields
+from bench.documents.figure_table import figure_table
+from bench.documents.launch_tables import with_launch_tables
+from bench.documents.node_plans import node_plans
+from bench.documents.option_tables import commands, exit_table, option_table
+from bench.documents.reason_tables import condition_table, reason_tables
+from bench.documents.rights import TEMPLATE, rights_table, rights_template
+from bench.documents.support_matrix import support_matrix
+from bench.documents.trace_example import trace_example
+from bench.documents.version_table import version_table
 from bench.site import architecture
-from bench.support_matrix import support_matrix
-from bench.trace_example import trace_example
-from bench.version_table import version_table
+from bench.sizing.accuracy import report
 from specdecode_operator.cli.main import app
 from specdecode_operator.cli.outputs.schema import Printed, schema_text
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.families.catalogue import find_geometry, published_heads
 from specdecode_operator.sizing.weights.weights import parameter_count
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 MODELS: Final = ROOT / "operator/sizing/data/models"
 _BLOCK: Final = re.compile(r"^```console\n\$ (?P<command>.+)\n(?P<output>(?:.*\n)*?)```$", re.MULTILINE)
 _YAML: Final = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -91,11 +92,13 @@ def _accuracy() -> str:
     return "".join(f"{line}\n" for line in report())
 
 
-_OUTPUTS: Final[dict[str, Callable[[], str]]] = {".venv/bin/python bench/accuracy.py": _accuracy}
+_OUTPUTS: Final[dict[str, Callable[[], str]]] = {".venv/bin/python -m bench.sizing.accuracy": _accuracy}
 _PARTS: Final[dict[str, Callable[[], str]]] = {
     "fields of SpecDecodeDeployment": deployment_fields,
     "fields of SpecDecodeCapture": capture_fields,
     "engine-versions": version_table,
+    "benchmarks": partial(bench_table, held=False),
+    "benchmarks with a limit or a peer": partial(bench_table, held=True),
     "reasons of SpecDecodeDeployment": partial(reason_tables, "SpecDecodeDeployment"),
     "figures": figure_table,
     "support matrix": support_matrix,

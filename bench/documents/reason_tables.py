@@ -8,7 +8,7 @@ from typing import Final
 Explained = dict[str, list[str]]
 """What each reason means, and what to do where there is something to do."""
 
-FILE: Final = Path(__file__).parents[1] / "operator/api/reasons.toml"
+FILE: Final = Path(__file__).parents[2] / "operator/api/reasons.toml"
 
 _REFERENCE: Final = "../reference/reasons.md"
 """The page of the reasons, from that of the conditions: docs/how-to/troubleshoot.md."""

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-_TRACE: Final = Path(__file__).parents[1] / "tests/data/captures/draft_model/trace.jsonl.gz"
+_TRACE: Final = Path(__file__).parents[2] / "tests/data/captures/draft_model/trace.jsonl.gz"
 _SHOWN: Final = 4
 
 

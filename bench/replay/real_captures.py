@@ -1,6 +1,6 @@
 """Captures of a real vLLM on the CPU, made without a cluster: what replay's fits and forecasts are measured with.
 
-    .venv/bin/python -m bench.real_captures FOLDER [SET …] [--rounds 8] [--seconds 3]
+    .venv/bin/python -m bench.replay.real_captures FOLDER [SET …] [--rounds 8] [--seconds 3]
 
 Below FOLDER each capture gets a folder as `specdecode capture fetch` leaves it. The engine is unmodified; the recorder,
 the load generator and the Job's own code do the rest. The pair is larger than the tiny one of the examples, so that a
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from bench.turns import Turns
+from bench.replay.turns import Turns
 from devcluster.images.engine_environment import install_engine_environment
 from specdecode_operator.capture.job.main import Job
 from specdecode_operator.capture.load.runner import run_load

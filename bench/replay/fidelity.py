@@ -1,13 +1,13 @@
 """How near replay comes to a real engine under loads that it was not fitted to.
 
-    .venv/bin/python -m bench.replay_fidelity FOLDER [--sets draft ngram] [--rounds 8] [--seconds 3]
+    .venv/bin/python -m bench.replay.fidelity FOLDER [--sets draft ngram] [--rounds 8] [--seconds 3]
 
-Captures that are not in FOLDER yet are made there (`bench/real_captures.py`): a real vLLM for the CPU whose loads take
-turns of some seconds, so that a machine that is faster in one minute than in the next is so for all of them. Some loads
-are fitted, 4 and 8 clients; held out are half and twice as many, prompts four times as long, and another K. How far
-one half of the rounds is from the other is the floor (``again``), which no forecast can beat. Then every load that was
-held out is forecast in virtual time from the fitted step times and acceptance (``steps``), by the donors of
-`replay fit` (``modelled``), and sent to vLLM with the emulated executor (``emulated``).
+Captures that are not in FOLDER yet are made there (`bench/replay/real_captures.py`): a real vLLM for the CPU whose
+loads take turns of some seconds, so that a machine that is faster in one minute than in the next is so for all of
+them. Some loads are fitted, 4 and 8 clients; held out are half and twice as many, prompts four times as long, and
+another K. How far one half of the rounds is from the other is the floor (``again``), which no forecast can beat. Then
+every load that was held out is forecast in virtual time from the fitted step times and acceptance (``steps``), by the
+donors of `replay fit` (``modelled``), and sent to vLLM with the emulated executor (``emulated``).
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from bench.real_captures import (
+from bench.replay.real_captures import (
     AGAIN,
     MAX_NUM_SEQS,
     OUTPUT_TOKENS,

@@ -1,4 +1,4 @@
-"""How fast the replay server is: python -m bench.replay.
+"""How fast the replay server is.
 
 Events a second against the same ASGI stack that sends prebuilt events and nothing else; error of gaps at 200 streams,
 and with a thousand. Server and client are processes of their own. Ratios are of CPU time of the server's process, in
@@ -25,12 +25,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from bench.figures import Figure, at_most, peer
+
 _MIXES: Final = {"1": [1], "2.5": [1, 2, 3, 4], "5": [5]}
 """Tokens of the bursts, in turn."""
 _STREAMS: Final = 64
 _BURSTS: Final = 600
 _ROUNDS: Final = 5
 _NS_PER_S: Final = 1_000_000_000
+_AIMED_STREAMS: Final = 200
 _NAPS: Final = 800
 _NAP_S: Final = 0.005
 
@@ -148,35 +151,33 @@ def _events_per_cpu_s(server: tuple[int, int, float]) -> tuple[float, float]:
     return events / (_cpu_s(pid) - before_s), events / wall_s
 
 
-def _throughput(folder: Path) -> None:
-    print(
-        f"{_STREAMS} streams of {_BURSTS} bursts without gaps, medians of {_ROUNDS} alternating rounds; events by CPU s"
-    )
-    print("tokens/burst   replay   bare stack   ratio   worst round   tokens by CPU s   events by s")
+def _throughput(folder: Path) -> Iterator[Figure]:
     for name, tokens in _MIXES.items():
         trace = _write(folder / f"{name}.jsonl", [[0.0] * _BURSTS] * _STREAMS, tokens)
-        bare = ("-m", "bench.replay", "--bare", json.dumps(tokens), "--bursts", str(_BURSTS))
+        bare = ("-m", "bench.replay.speed", "--bare", json.dumps(tokens), "--bursts", str(_BURSTS))
         with _process(*_replay(trace)) as ours, _process(*bare) as theirs:
             rounds = [(_events_per_cpu_s(ours), _events_per_cpu_s(theirs)) for _ in range(_ROUNDS)]
         mine = statistics.median(mine for (mine, _), _ in rounds)
         other = statistics.median(other for _, (other, _) in rounds)
-        ratios = [mine / other for (mine, _), (other, _) in rounds]
+        worst = min(mine / other for (mine, _), (other, _) in rounds)
         by_s = statistics.median(by_s for (_, by_s), _ in rounds)
         mean = sum(tokens) / len(tokens)
-        print(
-            f"{name:>12} {mine:8,.0f} {other:12,.0f} {100 * statistics.median(ratios):6.0f} %"
-            f" {100 * min(ratios):11.0f} % {mean * mine:17,.0f} {by_s:13,.0f}"
+        remark = (
+            f"{_STREAMS} streams, medians of {_ROUNDS} rounds in turns, worst round {100 * worst:.0f} % of the peer; "
+            f"{mean * mine:,.0f} tokens by CPU s, {by_s:,.0f} events by s"
         )
+        bound = peer(other, "the same ASGI stack with prebuilt events, same run")
+        yield Figure(f"replay without gaps, {name} tokens a burst", mine, "events by CPU s", bound, remark)
 
 
-def _gap_errors(folder: Path, streams: int, bursts: int, gap_ms: float) -> None:
+def _gap_errors(folder: Path, streams: int, bursts: int, gap_ms: float) -> Figure:
     draw = random.Random(1)  # noqa: S311  not for secrets
     gaps_ms = [[draw.uniform(gap_ms / 2, gap_ms * 1.5) for _ in range(bursts)] for _ in range(streams)]
     trace = _write(folder / f"{streams}.jsonl", gaps_ms, [1, 2, 3, 4])
     record = folder / f"recorded-{streams}"
     with _process(*_replay(trace, "--record", str(record))) as (pid, port, ready_s):
         sleeper = subprocess.Popen(  # noqa: S603  ours
-            [sys.executable, "-m", "bench.replay", "--naps", str(_NAPS)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "bench.replay.speed", "--naps", str(_NAPS)], stdout=subprocess.PIPE, text=True
         )
         before_s, began_s = _cpu_s(pid), time.monotonic()
         found = _read_streams(port, streams, stamps=True)
@@ -185,12 +186,13 @@ def _gap_errors(folder: Path, streams: int, bursts: int, gap_ms: float) -> None:
     lines = (record / "trace.jsonl").read_text().splitlines()[1:]
     by_arrival = sorted((json.loads(line) for line in lines), key=lambda line: line["arrival_ms"])
     of_server = _errors(gaps_ms, [line["itl_ms"] for line in by_arrival])
-    rate = 1000 * streams / gap_ms
-    print(
-        f"{streams} streams, {rate:,.0f} events/s, {100 * share:.0f} % of a core, ready in {ready_s:.2f} s;"
-        f" error of gaps P50 / P99: {_percentiles(of_server)} ms as sent, {_percentiles(of_client)} ms as received,"
-        f" of a process that only sleeps beside them {sleeper.communicate()[0].strip()} ms"
+    remark = (
+        f"{1000 * streams / gap_ms:,.0f} events/s, {100 * share:.0f} % of a core, ready in {ready_s:.2f} s; P50 / P99 "
+        f"{_percentiles(of_server)} ms as sent, {_percentiles(of_client)} ms as received, "
+        f"{sleeper.communicate()[0].strip()} ms of a process that only sleeps beside them"
     )
+    limit = at_most(1) if streams == _AIMED_STREAMS else None
+    return Figure(f"replay at {streams:,} streams, error of gaps as sent, P99", _p99(of_server), "ms", limit, remark)
 
 
 def _gaps(stamps_s: Sequence[float]) -> list[float]:
@@ -218,8 +220,12 @@ def _nap_error_ms() -> float:
     return 1000 * (time.monotonic() - end_s)
 
 
+def _p99(errors_ms: Sequence[float]) -> float:
+    return errors_ms[len(errors_ms) * 99 // 100]
+
+
 def _percentiles(errors_ms: Sequence[float]) -> str:
-    return f"{errors_ms[len(errors_ms) // 2]:.2f} / {errors_ms[len(errors_ms) * 99 // 100]:.2f}"
+    return f"{errors_ms[len(errors_ms) // 2]:.2f} / {_p99(errors_ms):.2f}"
 
 
 def _serve_bare(tokens: Sequence[int], bursts: int) -> None:
@@ -260,25 +266,27 @@ def _serve_bare(tokens: Sequence[int], bursts: int) -> None:
         runner.run(serve())
 
 
+def figures() -> Iterator[Figure]:
+    """Yield events by CPU second, and how far gaps are off."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        yield from _throughput(folder)
+        _go_first()
+        yield _gap_errors(folder, streams=_AIMED_STREAMS, bursts=200, gap_ms=40.0)
+        yield _gap_errors(folder, streams=1000, bursts=100, gap_ms=100.0)
+
+
 def main() -> None:
-    """Print all figures, or serve the bare stack for them."""
+    """Be one of the processes beside the server: the bare stack, or one that sleeps."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--bare", help=argparse.SUPPRESS)
-    parser.add_argument("--bursts", type=int, default=_BURSTS, help=argparse.SUPPRESS)
-    parser.add_argument("--naps", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--bare")
+    parser.add_argument("--bursts", type=int)
+    parser.add_argument("--naps", type=int)
     options = parser.parse_args()
     if options.naps:
         print(_percentiles(sorted(_nap_error_ms() for _ in range(options.naps))))
-        return
-    if options.bare:
+    else:
         _serve_bare(json.loads(options.bare), options.bursts)
-        return
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        _throughput(folder)
-        _go_first()
-        _gap_errors(folder, streams=200, bursts=200, gap_ms=40.0)
-        _gap_errors(folder, streams=1000, bursts=100, gap_ms=100.0)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from specdecode_operator.versions.table import LAUNCHED_VERSIONS
 from tests.engine.engine_versions import NEWEST, SERVED
 from tests.support.prometheus import OLDEST
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 _Row = tuple[str, str, str, str]
 _PATHS: Final = re.compile(r"`((?:tests|\.github|charts|operator)/[\w/.-]+)`")
 TESTED, CONTRACT, CLAIMED = "tested", "contract", "claimed"

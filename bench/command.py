@@ -1,0 +1,110 @@
+"""Measures what `./just bench` tells, and prints it as one table.
+
+    ./just bench [--only sizing,capture.report] [--all] [--json FILE]
+
+Each part is a module whose `figures()` yields its figures, and runs in a process of its own: what one imported or
+computed, another does not find.
+"""
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+from bench.figures import Figure, Row, Run, text_table, write_run
+from bench.machine import described, facts
+
+PARTS: Final = (
+    "sizing.accuracy",
+    "sizing.speed",
+    "command_line.input",
+    "operator.rendering",
+    "operator.admission",
+    "capture.recorder",
+    "capture.recorder_overhead",
+    "capture.report",
+    "replay.speed",
+)
+"""Modules of `bench`, in the order of the table."""
+
+LONG_PARTS: Final[tuple[str, ...]] = ()
+"""Parts that take longer than all others together: measured with --all, or where they are named."""
+
+
+class UnknownPartError(Exception):
+    """A name that is neither an area nor a part."""
+
+
+def chosen(only: str | None, *, every: bool = False) -> list[str]:
+    """Return the parts to measure: those of areas and parts that are named, or all but the long ones.
+
+    Raises
+    ------
+    UnknownPartError
+        Naming what is wrong, and what there is.
+    """
+    known = (*PARTS, *LONG_PARTS)
+    if only is None:
+        return list(known if every else PARTS)
+    areas = dict.fromkeys(part.partition(".")[0] for part in known)
+    names = [name.strip() for name in only.split(",")]
+    for name in names:
+        if name not in areas and name not in known:
+            meant = difflib.get_close_matches(name, (*areas, *known), n=1)
+            hint = f"did you mean {meant[0]}?" if meant else f"use some of {', '.join((*areas, *known))}"
+            raise UnknownPartError(f"{name!r} is no area and no part: {hint}")
+    return [part for part in known if part in names or part.partition(".")[0] in names]
+
+
+def measure(part: str) -> list[Figure]:
+    """Return the figures of a part, measured in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as own:
+        return own.submit(figures_of, part).result()
+
+
+def figures_of(part: str) -> list[Figure]:
+    """Return the figures of a part, measured in this process."""
+    return list(importlib.import_module(f"bench.{part}").figures())
+
+
+def measured(parts: Iterable[str]) -> list[Row]:
+    """Return the rows of all parts; one that fails gets a row that says so."""
+    rows = []
+    for part in parts:
+        print(f"bench: {part} …", file=sys.stderr, flush=True)
+        try:
+            found = measure(part)
+        except Exception as error:  # noqa: BLE001  the others are measured all the same
+            found = [Figure("failed", None, remark=f"{type(error).__name__}: {error}")]
+        rows += [Row(part, figure) for figure in found]
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; return 1 where a part failed."""
+    parser = argparse.ArgumentParser(prog="./just bench")
+    parser.add_argument("--only", metavar="NAME,…", help=f"areas or parts: {', '.join((*PARTS, *LONG_PARTS))}")
+    parser.add_argument("--all", action="store_true", help=f"also what takes long: {', '.join(LONG_PARTS)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="add the run to FILE, with what the machine is")
+    asked = parser.parse_args(arguments)
+    try:
+        parts = chosen(asked.only, every=asked.all)
+    except UnknownPartError as error:
+        parser.error(f"--only: {error}")
+    machine = facts()
+    rows = measured(parts)
+    print("\n".join(text_table(rows)))
+    print(f"\n{described(machine, (each for row in rows for each in row.figure.parts))}")
+    print("One part alone: ./just bench --only PART")
+    if asked.json:
+        write_run(asked.json, Run(machine, rows))
+    return int(any(row.figure.name == "failed" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""The figures of `./just bench` in the documents, as a committed run has them: docs/reference/benchmarks.json."""
+
+from itertools import chain
+from typing import Final
+
+from bench.figures import markdown_table, read_runs
+from bench.machine import ROOT, described
+
+FILE: Final = ROOT / "docs/reference/benchmarks.json"
+
+
+def bench_table(*, held: bool) -> str:
+    """Return the rows of the file and when they were measured; of rows alone that have a limit or a peer, if asked."""
+    runs = read_runs(FILE)
+    rows = [row for run in runs for row in run.rows if row.figure.against or not held]
+    facts = (
+        f"- {', '.join(dict.fromkeys(row.part for row in run.rows))}: "
+        + described(dict(run.machine), chain.from_iterable(row.figure.parts for row in run.rows))
+        for run in runs
+    )
+    return "\n".join([*markdown_table(rows), "", "Measured:", "", *facts, ""])

@@ -1,0 +1,42 @@
+"""What a command of `specdecode` takes, as people run it: a process of its own, the start of Python included."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from bench.machine import ROOT
+
+
+@dataclass(frozen=True)
+class Used:
+    """What one process took, and how it ended."""
+
+    wall_s: float
+    cpu_s: float
+    memory_mib: float
+    exit_code: int
+
+
+def run_command(*arguments: str, exit_code: int | None = 0) -> Used:
+    """Run a command of `specdecode` in the root of the project; its output goes nowhere.
+
+    Raises
+    ------
+    RuntimeError
+        When it ends with another exit code than is expected; None expects none.
+    """
+    began_s = time.perf_counter()
+    process = subprocess.Popen(  # noqa: S603  our own command
+        [sys.executable, "-m", "specdecode_operator", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if exit_code not in (None, process.returncode):
+        raise RuntimeError(f"specdecode {' '.join(arguments)} ended with {process.returncode}")
+    wall_s = time.perf_counter() - began_s
+    return Used(wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**10, process.returncode)
