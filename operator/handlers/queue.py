@@ -1,8 +1,10 @@
-"""A work queue that holds each key once and works on each key once at a time."""
+"""A work queue that holds each key once and works on each key once at a time, for all namespaces in turn."""
 
 import asyncio
 import logging
+import random
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from specdecode_operator.api.key import Key
@@ -12,16 +14,54 @@ Work = Callable[[Key], Awaitable[None]]
 _FIRST_RETRY_S = 1.0
 _LAST_RETRY_S = 60.0
 _MOST_DOUBLINGS = 10
+_LEAST_OF_DELAY = 0.75
+"""Of a delay, drawn for each: what failed at one moment, for one cause, does not all come back at one moment."""
+
+_CALM_TURN = 4
+"""Each so many turns are of keys that have time, also while others have none."""
 
 _logger = logging.getLogger(__name__)
 
 
+class _Line:
+    """Keys that wait, taken from each namespace in turn: who fills one of them holds up no other."""
+
+    def __init__(self) -> None:
+        self._namespaces: OrderedDict[str, dict[Key, None]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._namespaces)
+
+    def add(self, key: Key) -> None:
+        self._namespaces.setdefault(key.namespace, {})[key] = None
+
+    def take(self) -> Key:
+        """Return the oldest key of the namespace whose turn it is."""
+        key = next(iter(next(iter(self._namespaces.values()))))
+        self.discard(key)
+        if key.namespace in self._namespaces:
+            self._namespaces.move_to_end(key.namespace)
+        return key
+
+    def discard(self, key: Key) -> None:
+        keys = self._namespaces.get(key.namespace, {})
+        keys.pop(key, None)
+        if not keys:
+            self._namespaces.pop(key.namespace, None)
+
+
 class WorkQueue:
-    """Runs one coroutine a key, again after a failure, and again when the key came back meanwhile."""
+    """Runs one coroutine a key, again after a failure, and again when the key came back meanwhile.
+
+    What somebody changed goes ahead of what is only looked at once more: a change that is made while all objects are
+    looked at, such as after a start, need not wait for the last of them.
+    """
 
     def __init__(self, workers: int = 16) -> None:
         self._workers = workers
-        self._queue: asyncio.Queue[Key] = asyncio.Queue()
+        self._urgent, self._calm = _Line(), _Line()
+        self._turns = 0
+        self._to_take = asyncio.Semaphore(0)
         self._waiting: dict[Key, float] = {}
         self._running: set[Key] = set()
         self._again: set[Key] = set()
@@ -33,14 +73,28 @@ class WorkQueue:
         """Ask for work on a key; asking twice before it starts is asking once."""
         if key in self._running:
             self._again.add(key)
+            return
+        self._calm.discard(key)
+        self._urgent.add(key)
+        self._count(key)
+
+    def add_calmly(self, key: Key) -> None:
+        """Ask for work on a key of which nobody has changed anything, as far as is known."""
+        if key in self._running:
+            self._again.add(key)
         elif key not in self._waiting:
-            self._waiting[key] = time.monotonic()
-            self._queue.put_nowait(key)
+            self._calm.add(key)
+            self._count(key)
 
     def add_unless_failing(self, key: Key) -> None:
-        """Ask for work on a key, but leave one that keeps failing to its own slower rhythm."""
+        """Ask for such work, but leave a key that keeps failing to its own slower rhythm."""
         if key not in self._retries:
-            self.add(key)
+            self.add_calmly(key)
+
+    def _count(self, key: Key) -> None:
+        if key not in self._waiting:
+            self._waiting[key] = time.monotonic()
+            self._to_take.release()
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a key that is gone."""
@@ -65,7 +119,8 @@ class WorkQueue:
 
     async def _run_worker(self, work: Work) -> None:
         while True:
-            key = await self._queue.get()
+            await self._to_take.acquire()
+            key = self._take()
             del self._waiting[key]
             self._running.add(key)
             self._cancel_retry(key)
@@ -82,13 +137,19 @@ class WorkQueue:
                 self._again.discard(key)
                 self.add(key)
 
+    def _take(self) -> Key:
+        self._turns += 1
+        is_calm = self._calm and (not self._urgent or self._turns % _CALM_TURN == 0)
+        return (self._calm if is_calm else self._urgent).take()
+
     def _retry_later(self, key: Key, error: Exception) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         # The exponent is bounded too: an object may fail for days.
         delay_s = min(_FIRST_RETRY_S * 2 ** min(failures - 1, _MOST_DOUBLINGS), _LAST_RETRY_S)
+        delay_s *= random.uniform(_LEAST_OF_DELAY, 1)  # noqa: S311  no secret
         kind = type(error).__name__
         _logger.warning("%s: %s: %s; next try in %.0f s", key, kind, error, delay_s, exc_info=failures == 1)
-        self._retries[key] = asyncio.get_running_loop().call_later(delay_s, self.add, key)
+        self._retries[key] = asyncio.get_running_loop().call_later(delay_s, self.add_calmly, key)
 
     def _cancel_retry(self, key: Key) -> None:
         if handle := self._retries.pop(key, None):

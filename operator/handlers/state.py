@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 
 from prometheus_client.registry import Collector
@@ -170,21 +171,21 @@ class OperatorState:
         """Ask for a look at every SpecDecodeDeployment, or at every one of a namespace."""
         for key in self.cache.parents(deployment.KIND):
             if namespace in (None, key.namespace):
-                self.queue.add(key)
+                self.queue.add_calmly(key)
 
-    def add_related(self, key: Key) -> None:
+    def add_related(self, key: Key, ask: Callable[[Key], None]) -> None:
         """Ask for a look at a SpecDecodeDeployment and its captures: they wait for each other."""
         for body in self.cache.captures_of(key):
-            self.queue.add(Key(key.namespace, body["metadata"]["name"], capture.KIND))
+            ask(Key(key.namespace, body["metadata"]["name"], capture.KIND))
         if self.cache.parent(key) is not None:
-            self.queue.add(key)
+            ask(key)
 
     def add_keeping_captures(self) -> None:
         """Ask for a look at every capture that keeps its deployment's engines, and has not ended."""
         for key in self.cache.parents(capture.KIND):
             body = self.cache.parent(key)
             if body is not None and not borrows(body.get("spec") or {}) and read_capture(body).ended is None:
-                self.queue.add(key)
+                self.queue.add_calmly(key)
 
     async def _list_everything(self, cluster: Cluster) -> None:
         """See nodes, children, pods and objects in full.

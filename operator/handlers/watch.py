@@ -5,6 +5,7 @@ finalizers: create, update, resume and child events all end in the same
 reconcile.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import kopf
@@ -21,7 +22,7 @@ from specdecode_operator.kube.resources import WATCHED
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Look at an object that appeared, changed or went away."""
     key = _seen(event, deployment.KIND, memo)
-    memo.add_related(key)
+    memo.add_related(key, _asking(event, memo))
 
 
 async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
@@ -29,7 +30,7 @@ async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> Non
     key = _seen(event, capture.KIND, memo)
     name = (event["object"].get("spec") or {}).get("deployment")
     if name:
-        memo.add_related(Key(key.namespace, name))
+        memo.add_related(Key(key.namespace, name), _asking(event, memo))
     if borrows(event["object"].get("spec") or {}):
         memo.add_keeping_captures()  # they make room for engines that lend their GPUs, and for their coming back
 
@@ -43,8 +44,13 @@ def _seen(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key:
         memo.queue.forget(key)
     else:
         key = memo.cache.put_parent(kind, body)
-    memo.queue.add(key)  # also one that is gone, so that the reconciler forgets it
+    _asking(event, memo)(key)  # also for one that is gone, so that the reconciler forgets it
     return key
+
+
+def _asking(event: kopf.RawEvent, memo: OperatorState) -> Callable[[Key], None]:
+    """Return how to ask for a look: of what is only listed, such as at the start, nothing need have changed."""
+    return memo.queue.add_calmly if event["type"] is None else memo.queue.add
 
 
 async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
@@ -60,9 +66,9 @@ async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: Operator
     remember = memo.cache.drop if event["type"] == "DELETED" else memo.cache.put
     key = remember(resource.kind or "", body)
     if key is not None and key.kind == deployment.KIND:
-        memo.add_related(key)
+        memo.add_related(key, _asking(event, memo))
     elif key is not None and memo.cache.parent(key) is not None:
-        memo.queue.add(key)
+        _asking(event, memo)(key)
     if is_model_facts(body):
         memo.add_all(body["metadata"]["namespace"])
 

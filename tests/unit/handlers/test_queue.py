@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.key import Key
+from specdecode_operator.handlers import queue as module
 from specdecode_operator.handlers.queue import Work, WorkQueue
 
 A, B = Key("default", "a"), Key("default", "b")
@@ -87,10 +88,16 @@ async def test_a_failure_is_tried_again_and_does_not_stop_the_others() -> None:
     assert attempts == [A, B, A]
 
 
+def longest_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each delay be the longest of those that it is drawn from."""
+    monkeypatch.setattr(module.random, "uniform", lambda _, longest: longest)
+
+
 class Retries:
     """Virtual time: retries are armed as the queue asks, and fired only by the test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        longest_delays(monkeypatch)
         self.delays: list[float] = []
         self._loop = asyncio.get_running_loop()
         self._handles: list[tuple[asyncio.TimerHandle, Callable[..., None], tuple[Any, ...]]] = []
@@ -210,6 +217,7 @@ async def test_a_key_that_keeps_failing_for_days_neither_floods_nor_breaks_the_q
         queue.add_unless_failing(A)
         raise RuntimeError
 
+    longest_delays(monkeypatch)
     queue = WorkQueue(workers=1)
     async with running(queue, work):
         monkeypatch.setattr(loop, "call_later", call_later)

