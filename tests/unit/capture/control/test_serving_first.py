@@ -124,6 +124,10 @@ class TestOthers:
         servings = [serving(PLACED), serving(name="a", namespace="a"), serving(name="z")]
         assert "deployment z has 0 of 1" in str(first(*servings))
 
+    def test_may_be_several_in_one_place_the_first_by_name_is_named(self) -> None:
+        servings = [serving(PLACED), serving(name="z"), serving(name="y")]
+        assert "deployment y has 0 of 1" in str(first(*servings))
+
 
 class TestTheCapture:
     def test_is_not_begun(self) -> None:
