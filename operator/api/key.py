@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from specdecode_operator.api import deployment
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Key:
     """Namespace, name and kind of one object of ours."""
 

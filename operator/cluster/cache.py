@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Final
 
@@ -49,15 +49,20 @@ class Cache:
         self.has_groups = False
         """Whether the cluster has LeaderWorkerSets."""
         self._deleted: OrderedDict[str, None] = OrderedDict()
+        self.on_change: Callable[[Key], None] = lambda _: None
+        """Called with a deployment of which the object, a child, a capture or a child of one is another now."""
 
     def put_parent(self, kind: str, body: Body) -> Key:
         """Store an object of one of our kinds; return its key."""
         key = _key(kind, body)
         newest = self._newest(self._parents[kind].get(key), body)
         if newest is not None:
+            before = self._about(key)
             self._parents[kind][key] = newest
             if kind == capture.KIND:
                 self._captures.put(key, _deployment_named(newest))
+            for about in {before, self._about(key)}:
+                self._tell(about)
         return key
 
     def drop_parent(self, kind: str, body: Body) -> Key:
@@ -65,8 +70,10 @@ class Cache:
         key = _key(kind, body)
         self._remember_deletion(body)
         if _uid(self._parents[kind].get(key)) == _uid(body):
+            about = self._about(key)
             del self._parents[kind][key]
             self._captures.drop(key)
+            self._tell(about)
         return key
 
     def parent(self, key: Key) -> Body | None:
@@ -105,6 +112,7 @@ class Cache:
                 self._children[key][identity] = newest
                 if key.kind == capture.KIND and kind == PERSISTENT_VOLUME_CLAIM.kind:
                     self._captured_claims.put((key, identity[1]), _deployment_labelled(newest))
+                self._tell(self._about(key))
         return key
 
     def drop(self, kind: str, body: Body) -> Key | None:
@@ -122,6 +130,7 @@ class Cache:
                 del self._children[key][identity]
                 if kind == PERSISTENT_VOLUME_CLAIM.kind:
                     self._captured_claims.drop((key, identity[1]))
+                self._tell(self._about(key))
             if not self._children[key]:
                 del self._children[key]
         return key
@@ -195,6 +204,14 @@ class Cache:
         if known is None or _uid(known) != _uid(seen):
             return seen
         return known if _version(known) > _version(seen) else seen
+
+    def _about(self, key: Key) -> Key | None:
+        """Return the deployment that an object of ours is, or is a capture of."""
+        return self._captures.owner(key) if key.kind == capture.KIND else key
+
+    def _tell(self, about: Key | None) -> None:
+        if about is not None:
+            self.on_change(about)
 
     def _remember_deletion(self, body: Body) -> None:
         self._deleted[str(_uid(body))] = None

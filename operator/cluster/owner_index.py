@@ -34,6 +34,10 @@ class OwnerIndex(Generic[Member]):
         if not self._members[owner]:
             del self._members[owner]
 
+    def owner(self, member: Member) -> Key | None:
+        """Return the owner of a member, if it has one."""
+        return self._owners.get(member)
+
     def members(self, owner: Key) -> frozenset[Member]:
         """Return the members of an owner."""
         return frozenset(self._members.get(owner, ()))

@@ -2,13 +2,13 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
-from specdecode_operator.api import base, deployment
+from specdecode_operator.api import base
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import KIND, SpecDecodeCaptureSpec
 from specdecode_operator.api.key import Key
@@ -26,20 +26,20 @@ from specdecode_operator.capture.control.decision import (
 from specdecode_operator.capture.control.job_status import is_to_start
 from specdecode_operator.capture.control.observation import CaptureObservation, ObservedDeployment
 from specdecode_operator.capture.control.preemption import borrows, holds_gpus
-from specdecode_operator.capture.control.serving_first import read_serving, serving_goes_first
+from specdecode_operator.capture.control.serving_first import serving_goes_first
 from specdecode_operator.capture.control.status import compose_status, is_outlived
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.models.jobs import is_model_pod
 from specdecode_operator.deployment.spec.engine_fields import engine_word
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.metrics import EndedCaptures
 from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
 from specdecode_operator.handlers.reconcile.inventory import BlockedError, Inventory, what_blocks
 from specdecode_operator.handlers.reconcile.reporter import Reporter
+from specdecode_operator.handlers.reconcile.servings import Servings, engine_pods
 from specdecode_operator.kube.drift import is_owned
 from specdecode_operator.kube.resources import (
     CAPTURE_CHILDREN,
@@ -74,6 +74,7 @@ class CaptureReconciler:
         self._desired_state_of = desired_state_of
         self._ended = ended
         self._operator_image = operator_image
+        self._servings = Servings(cache)
         self._inventory = Inventory(cluster, cache, CAPTURE_CHILDREN)
         self._reporter = Reporter(cluster, cache)
         self._arms: defaultdict[Key, defaultdict[int, DecisionCache]] = defaultdict(lambda: defaultdict(DecisionCache))
@@ -157,7 +158,7 @@ class CaptureReconciler:
             if isinstance(parent.spec, InvalidSpecError)
             else engine_word(parent.spec, desired.outcome.plan_status),
             engines_wanted=sum(each["spec"].get("replicas", 1) for each in engines),
-            pods=[pod for pod in self._engine_pods(key) if holds_gpus(pod, now)],
+            pods=[pod for pod in engine_pods(self._cache, key) if holds_gpus(pod, now)],
         )
 
     def _arm_states(self, capture: Capture, body: Body, desired: DesiredState) -> list[DesiredState]:
@@ -175,22 +176,8 @@ class CaptureReconciler:
         """Return for whom a capture that keeps its deployment's engines has to wait."""
         if borrows(capture.spec) or capture.ended is not None:
             return None
-        servings = [
-            read_serving(
-                body, self._engine_pods(key), captures := self._cache.captures_of(key), self._pods_of(captures)
-            )
-            for key in self._cache.parents(deployment.KIND)
-            if (body := self._cache.parent(key)) is not None and "deletionTimestamp" not in body["metadata"]
-        ]
         own = Key(capture.key.namespace, str(capture.spec.get("deployment")))
-        return serving_goes_first(own, servings, datetime.now(UTC))
-
-    def _pods_of(self, captures: Sequence[Body]) -> list[Body]:
-        keys = [Key(each["metadata"]["namespace"], each["metadata"]["name"], KIND) for each in captures]
-        return [pod for key in keys for pod in self._cache.children_of(key, POD.kind)]
-
-    def _engine_pods(self, key: Key) -> list[Body]:
-        return [pod for pod in self._cache.children_of(key, POD.kind) if not is_model_pod(pod)]
+        return serving_goes_first(own, self._servings.now(), datetime.now(UTC))
 
     async def _write(self, capture: Capture, writes: Writes) -> None:
         """Create, start, stop and remove what is decided."""
