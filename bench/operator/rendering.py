@@ -13,6 +13,7 @@ from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.objects.children import render_children
+from specdecode_operator.deployment.objects.plan_config_map import plan_data
 from specdecode_operator.deployment.plan.planning import full_matrix, make_plan
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.kube.nodes import NodeFacts
@@ -31,12 +32,12 @@ def rendering_s(spec: dict[str, Any]) -> float:
     plan = make_plan(facts, NODES, None, groups=True)
     if isinstance(plan, Blocked):
         raise LookupError(plan.message)  # noqa: TRY004  no node is no wrong type
-    matrix = full_matrix(facts, NODES, plan)
+    texts = plan_data(plan, full_matrix(facts, NODES, plan))
     facts = facts.at(plan.chosen.target_precision, plan.chosen.draft_precision)
     times = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
-        render_children(Key("default", "llama"), "uid", facts, plan, matrix)
+        render_children(Key("default", "llama"), "uid", facts, plan, texts)
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 

@@ -46,6 +46,8 @@ class Cache:
         """Claims of captures, each by its capture and its own name, by the deployment of their label."""
         self._model_facts: dict[str, Body] = {}
         self._nodes: dict[str, tuple[NodeFacts, int]] = {}
+        self._sorted_nodes: tuple[NodeFacts, ...] | None = None
+        """The same tuple until a node changes: thousands of them are in each question for a plan."""
         self.has_groups = False
         """Whether the cluster has LeaderWorkerSets."""
         self._deleted: OrderedDict[str, None] = OrderedDict()
@@ -150,22 +152,31 @@ class Cache:
         """Store a node; return whether anything changed that plans depend on."""
         name, facts = body["metadata"]["name"], node_facts(body)
         if facts is None:
-            return self._nodes.pop(name, None) is not None
+            return self.drop_node(body)
         known = self._nodes.get(name)
         self._nodes[name] = (facts, _version(body))
-        return known is None or known[0] != facts
+        is_news = known is None or known[0] != facts
+        if is_news:
+            self._sorted_nodes = None
+        return is_news
 
     def drop_node(self, body: Body) -> bool:
         """Remove a node that is gone; return whether plans may depend on it."""
-        return self._nodes.pop(body["metadata"]["name"], None) is not None
+        is_news = self._nodes.pop(body["metadata"]["name"], None) is not None
+        if is_news:
+            self._sorted_nodes = None
+        return is_news
 
     def nodes(self) -> tuple[NodeFacts, ...]:
         """Nodes with GPUs, by name."""
-        return tuple(self._nodes[name][0] for name in sorted(self._nodes))
+        if self._sorted_nodes is None:
+            self._sorted_nodes = tuple(self._nodes[name][0] for name in sorted(self._nodes))
+        return self._sorted_nodes
 
     def give_nodes(self, nodes: Iterable[NodeFacts]) -> None:
         """Take nodes from the operator's configuration, where it may not look at those of the cluster."""
         self._nodes = {node.name: (node, 0) for node in nodes}
+        self._sorted_nodes = None
 
     def retain_parents(self, kind: str, listed: Iterable[Body], version: int) -> None:
         """Drop the objects of a kind that a full list of this version lacks: their deletion was missed."""
@@ -191,7 +202,7 @@ class Cache:
         present = {body["metadata"]["name"] for body in listed}
         for name, (_, seen) in [*self._nodes.items()]:
             if seen <= version and name not in present:
-                del self._nodes[name]
+                self.drop_node({"metadata": {"name": name}})
 
     def _newest(self, known: Body | None, seen: Body) -> Body | None:
         """The later of two versions: the answer to a write may overtake older watch events.

@@ -4,7 +4,9 @@ No I/O: the reconciler brings what it saw of the cluster and carries out what is
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
@@ -18,7 +20,7 @@ from specdecode_operator.deployment.models.jobs import RESOLVING, WITHOUT_POD
 from specdecode_operator.deployment.models.model_facts import facts_entry, read_entries
 from specdecode_operator.deployment.models.reading import READER, reading_jobs
 from specdecode_operator.deployment.objects.children import render_children
-from specdecode_operator.deployment.objects.plan_config_map import plan_config_map
+from specdecode_operator.deployment.objects.plan_config_map import plan_config_map, plan_data
 from specdecode_operator.deployment.objects.workload import pod_templates
 from specdecode_operator.deployment.plan.planning import full_matrix, make_plan, passed_over
 from specdecode_operator.deployment.plan.status import plan_status, planned_condition
@@ -37,22 +39,66 @@ from specdecode_operator.deployment.spec.validation import (
     valid_facts,
 )
 from specdecode_operator.deployment.spec.warnings import lossy_answers, plan_notes, plan_warnings, untested_version
-from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.kube.nodes import NodeFacts, NodesFrom
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.choice.plan import Plan
-from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
+from specdecode_operator.sizing.pair.calibration import Calibration
 
 _ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the spec holds together")
+
+
+_PLANS_KEPT: Final = 32
+"""Specs whose plans are kept for other objects of the same spec: each is some hundred kilobytes."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What a plan depends on: equal ones have one answer, whichever object asks."""
+
+    spec: SpecDecodeDeploymentSpec = field(compare=False)
+    spec_text: str
+    previous: PlanStatus | None = field(compare=False)
+    previous_text: str | None
+    models: frozenset[tuple[str, str]]
+    nodes: tuple[NodeFacts, ...]
+    nodes_from: NodesFrom
+    has_groups: bool
+    calibration: Calibration
+    operator_image: str | None
+
+    @classmethod
+    def of(cls, spec: SpecDecodeDeploymentSpec, parent: Parent, cluster: ClusterState) -> "_Question":
+        """Return the question of one object; comparing and hashing its texts is cheaper than its models."""
+        previous = parent.status.plan
+        return cls(
+            spec=spec,
+            spec_text=spec.model_dump_json(),
+            previous=previous,
+            previous_text=None if previous is None else previous.model_dump_json(),
+            models=frozenset(cluster.model_facts.items()),
+            nodes=cluster.nodes,
+            nodes_from=cluster.nodes_from,
+            has_groups=cluster.has_leader_worker_sets,
+            calibration=cluster.calibration,
+            operator_image=cluster.operator_image,
+        )
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A spec that no node of the cluster can be planned for yet."""
+
+    facts: Facts
+    blocked: Blocked
 
 
 @dataclass(frozen=True)
 class _Planned:
     """A spec with its plan, before anything runs."""
 
-    parent: Parent
     facts: Facts
     plan: Plan
-    matrix: tuple[MatrixRow, ...]
+    plan_texts: Mapping[str, str]
     condition: ConditionUpdate
     plan_status: PlanStatus
 
@@ -75,15 +121,11 @@ class _Planned:
             return readiness_of(OPERATOR_IMAGE_UNKNOWN)
         return None
 
-    @property
-    def config_map(self) -> Body:
-        """The ConfigMap with the plan."""
-        return plan_config_map(self.parent.key, self.parent.uid, self.plan, self.matrix)
-
-    def not_launched(self, readiness: Readiness, *jobs: Body) -> DesiredState:
+    def not_launched(self, parent: Parent, readiness: Readiness, *jobs: Body) -> DesiredState:
         """Return the desired state in which the plan is shown, but is not in force."""
         outcome = NotLaunched(readiness, self.plan_status)
-        return DesiredState(outcome, self.conditions, [self.config_map, *jobs])
+        shown = plan_config_map(parent.key, parent.uid, self.plan_texts)
+        return DesiredState(outcome, self.conditions, [shown, *jobs])
 
 
 def newly_read_models(parent: Parent, entries: Mapping[str, str], pods: Sequence[Body]) -> dict[str, str]:
@@ -105,27 +147,19 @@ def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
         known = read_entries(spec, cluster.model_facts)
         if unknown := _unknown_models(spec, known):
             return _read_first(parent, spec, unknown, cluster.model_pods)
-        facts = replace(valid_facts(spec, known, cluster.calibration), operator_image=cluster.operator_image)
-        plan = make_plan(
-            facts,
-            cluster.nodes,
-            parent.status.plan,
-            groups=cluster.has_leader_worker_sets,
-            nodes_from=cluster.nodes_from,
-        )
-        if isinstance(plan, Blocked):
-            return _wait_for_nodes(parent, facts, plan)
-        refuse_group_name(parent.key, facts.takes_pods_of(plan))
+        planned = _plan(_Question.of(spec, parent, cluster))
+        if isinstance(planned, _Waiting):
+            return _wait_for_nodes(parent, planned.facts, planned.blocked)
+        refuse_group_name(parent.key, planned.facts.takes_pods_of(planned.plan))
     except InvalidSpecError as error:
         return _not_accepted(error)
-    planned = _planned(parent, facts, plan, cluster.nodes, known)
     if hindered := planned.hindered:
-        return planned.not_launched(hindered)
+        return planned.not_launched(parent, hindered)
     commits = {**cluster.downloads, **downloaded_commits(cluster.model_pods, planned.facts.spec)}
     if download := pending_downloads(parent.key, parent.uid, planned.facts, commits, cluster.model_pods):
         readiness, jobs = download
-        return planned.not_launched(readiness, *jobs)
-    return _launch(planned, commits, _allowed_last_good(cluster), cluster.gate)
+        return planned.not_launched(parent, readiness, *jobs)
+    return _launch(parent, planned, commits, _allowed_last_good(cluster), cluster.gate)
 
 
 def internal_error(parent: Parent, error: Exception) -> DesiredState:
@@ -175,14 +209,30 @@ def _wait_for_nodes(parent: Parent, facts: Facts, waiting: Blocked) -> DesiredSt
     return DesiredState(NotLaunched(readiness, parent.status.plan), [_ACCEPTED, planned])
 
 
-def _planned(parent: Parent, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...], known: KnownModels) -> _Planned:
+@lru_cache(maxsize=_PLANS_KEPT)
+def _plan(question: _Question) -> _Planned | _Waiting:
+    """Return the plan of a spec, which hundreds of objects may have in common.
+
+    Raises
+    ------
+    InvalidSpecError
+        When something is wrong with the spec.
+    """
+    spec, nodes = question.spec, question.nodes
+    known = read_entries(spec, dict(question.models))
+    facts = replace(valid_facts(spec, known, question.calibration), operator_image=question.operator_image)
+    plan = make_plan(facts, nodes, question.previous, groups=question.has_groups, nodes_from=question.nodes_from)
+    return _Waiting(facts, plan) if isinstance(plan, Blocked) else _planned(facts, plan, nodes, known)
+
+
+def _planned(facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...], known: KnownModels) -> _Planned:
     """Settle the facts on what the plan chose, and say what the plan is and what may be wrong with the models."""
-    matrix = full_matrix(facts, nodes, plan)
+    texts = plan_data(plan, full_matrix(facts, nodes, plan))
     facts = facts.at(plan.chosen.target_precision, plan.chosen.draft_precision)
     condition = planned_condition(facts, plan, passed_over(facts, nodes))
     remarks = [*plan_warnings(facts, known, plan.chosen.tensor), *plan_notes(facts)]
     condition = replace(condition, message="; ".join([condition.message, *remarks]))
-    return _Planned(parent, facts, plan, matrix, condition, plan_status(facts, plan))
+    return _Planned(facts, plan, texts, condition, plan_status(facts, plan))
 
 
 def _allowed_last_good(cluster: ClusterState) -> LastGood | None:
@@ -195,12 +245,14 @@ def _allowed_last_good(cluster: ClusterState) -> LastGood | None:
     return last_good if allowed else None
 
 
-def _launch(planned: _Planned, commits: Mapping[str, str], last_good: LastGood | None, gate: GateState) -> DesiredState:
+def _launch(
+    parent: Parent, planned: _Planned, commits: Mapping[str, str], last_good: LastGood | None, gate: GateState
+) -> DesiredState:
     """Put the plan in force, or keep the workload that served last, where engines failed before or wait at the gate."""
-    key, uid, plan = planned.parent.key, planned.parent.uid, planned.plan
-    facts, kept_commits = at_commits(key, uid, planned.facts, commits, planned.parent.written_spec)
+    key, uid, plan = parent.key, parent.uid, planned.plan
+    facts, kept_commits = at_commits(key, uid, planned.facts, commits, parent.written_spec)
     launch = Launch(facts, plan, planned.plan_status)
-    *others, workload = [*kept_commits, *render_children(key, uid, facts, plan, planned.matrix)]
+    *others, workload = [*kept_commits, *render_children(key, uid, facts, plan, planned.plan_texts)]
     passed = passed_condition(key, facts.spec, workload, last_good, gate)
     if last_good is None:
         return DesiredState(launch, [*planned.conditions, *passed], [*others, workload])
@@ -210,7 +262,7 @@ def _launch(planned: _Planned, commits: Mapping[str, str], last_good: LastGood |
         rolled_back = RolledBack(facts, planned.plan_status, failure)
         return DesiredState(rolled_back, planned.conditions, [kept, *others, earlier])
     # What a policy chose, a capture with arms has measured: a golden one of other speculation has no say in it.
-    held = None if planned.parent.by_policy else held_at_gate(key, facts.spec, workload, last_good, gate)
+    held = None if parent.by_policy else held_at_gate(key, facts.spec, workload, last_good, gate)
     if held:
         gated = Gated(facts, planned.plan_status, launch, held)
         return DesiredState(gated, [*planned.conditions, held_condition(held)], [kept, *others, earlier])

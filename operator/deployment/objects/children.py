@@ -1,6 +1,6 @@
 """The objects that a SpecDecodeDeployment owns while its plan is in force."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from specdecode_operator.api.base import Body
@@ -16,15 +16,17 @@ from specdecode_operator.kube.labels import QUEUE_PREFIX, selector_labels
 from specdecode_operator.kube.manifests import owned, render_template
 from specdecode_operator.kube.resources import DEPLOYMENT, LEADER_WORKER_SET
 from specdecode_operator.sizing.choice.plan import Plan
-from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
 
 _GROUPS_LABEL: Final = "leaderworkerset.sigs.k8s.io/name"
 """On every pod of a LeaderWorkerSet: its name."""
 
 
-def render_children(key: Key, uid: str, facts: Facts, plan: Plan, matrix: Sequence[MatrixRow] = ()) -> list[Body]:
-    """Return the objects that must exist while this plan is in force, in the order of their creation."""
-    children = [plan_config_map(key, uid, plan, matrix), render_service(key, uid, facts)]
+def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Mapping[str, str]) -> list[Body]:
+    """Return the objects that must exist while this plan is in force, in the order of their creation.
+
+    ``plan_texts`` are what its ConfigMap holds (`plan_data`).
+    """
+    children = [plan_config_map(key, uid, plan_texts), render_service(key, uid, facts)]
     if wanted_replicas(facts) > 1:
         budget = render_template(
             "poddisruptionbudget", {"name": key.name, "selector": _disruption_selector(key, facts, plan)}

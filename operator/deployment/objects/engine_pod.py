@@ -98,6 +98,8 @@ def rendered_pod(spec: SpecDecodeDeploymentSpec, values: Mapping[str, Any]) -> B
 
 def _merged(spec: SpecDecodeDeploymentSpec, values: Mapping[str, Any]) -> Body:
     pod = render_template("engine-pod", dict(values))
+    # In the template they would make another text for each object of a spec.
+    pod["metadata"] = {"labels": dict(values["labels"]), **(pod["metadata"] or {})}
     template = spec.pod_template
     return pod if template is None else merge(pod, template.model_dump(by_alias=True, exclude_none=True))
 

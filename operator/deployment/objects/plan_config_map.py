@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,18 +35,22 @@ class MatrixTable:
     """Rows that the limit left no room for: first those that cannot be launched, then those that do not fit."""
 
 
-def plan_config_map(key: Key, uid: str, plan: Plan, matrix: Sequence[MatrixRow] = ()) -> Body:
+def plan_config_map(key: Key, uid: str, data: Mapping[str, str]) -> Body:
     """Return the ConfigMap that holds the plan, wanted also where nothing fits."""
+    body = render_template("configmap", {"name": key.name})
+    # Long texts take ten times as long to write as YAML and to read again as all the rest.
+    body["data"] = dict(data)
+    return owned(body, key, uid)
+
+
+def plan_data(plan: Plan, matrix: Sequence[MatrixRow] = ()) -> dict[str, str]:
+    """Return what the ConfigMap of a plan holds."""
     table = matrix_table(matrix, plan.chosen.budget)
     content = msgspec.to_builtins(plan) | {"matrixRowsLeftOut": table.rows_left_out}
     for row in (content["chosen"], *content["rows"]):
         del row["spread"]["tensor"]  # of the plan's choosing: the row itself has it
-    body = render_template("configmap", {"name": key.name})
-    # Long texts take ten times as long to write as YAML and to read again as all the rest.
-    body["data"] = {"plan.json": msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=2).decode()}
-    if table.csv:
-        body["data"]["matrix.csv"] = table.csv
-    return owned(body, key, uid)
+    data = {"plan.json": msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=2).decode()}
+    return data | ({"matrix.csv": table.csv} if table.csv else {})
 
 
 def matrix_table(
