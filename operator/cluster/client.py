@@ -19,7 +19,7 @@ from specdecode_operator.cluster.errors import (
     RefusedForNowError,
 )
 from specdecode_operator.cluster.http import error_message, send
-from specdecode_operator.documents.deep_json import read_json
+from specdecode_operator.documents.api_answers import read_answer
 from specdecode_operator.kube.field_managers import with_fields_taken_over
 from specdecode_operator.kube.resources import EVENT, POD, Resource, written_resource
 
@@ -185,7 +185,7 @@ class Cluster:
             raise ClusterError(f"{request}: the API server cannot be reached ({type(error).__name__})") from error
         if status >= HTTPStatus.BAD_REQUEST:
             raise _error(request, status, error_message(text, _MESSAGE_LIMIT))
-        result: Body = read_json(text)
+        result: Body = read_answer(text)
         return result
 
 

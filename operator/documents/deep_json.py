@@ -37,9 +37,14 @@ def without_deep(text: bytes) -> bytes:
     return b"null".join([*kept, text[position:]])
 
 
+def without_strings(text: bytes) -> bytes:
+    """Return JSON without what stands in quotes."""
+    return _STRING.sub(b"", text)
+
+
 def _is_deep(text: bytes) -> bool:
     """Take away what is innermost, again and again: much faster than counting, which nearly no text needs."""
-    brackets = _STRING.sub(b"", text).translate(None, _NO_BRACKETS)
+    brackets = without_strings(text).translate(None, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):
         if not brackets:
             return False

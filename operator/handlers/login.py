@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import kopf
 
-from specdecode_operator.documents.deep_json import read_json, without_deep
+from specdecode_operator.documents.api_answers import bounded_event, read_answer
 
 
 async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
@@ -24,7 +24,7 @@ async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
 
 
 def _session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
-    """Return what kopf would make of it, but that objects of any depth can be read: kopf ends at one that cannot."""
+    """Return what kopf would make of it, but that it reads objects of any depth and size, at which it would end."""
     return kopf.AiohttpSession(
         server=info.server,
         priority=info.priority,
@@ -49,11 +49,11 @@ class _Answer(aiohttp.ClientResponse):
         return self
 
     async def json(self, **_: Any) -> Any:
-        return read_json(await self.read())
+        return read_answer(await self.read())
 
 
 class _Lines:
-    """A stream whose lines anybody can read as JSON."""
+    """A stream of watch events that anybody can read as JSON."""
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content
@@ -69,6 +69,6 @@ class _Lines:
             if b"\n" in chunk:
                 *lines, tail = bytes(rest).split(b"\n")
                 rest = bytearray(tail)
-                yield b"".join(without_deep(line) + b"\n" for line in lines)
+                yield b"".join(bounded_event(line) + b"\n" for line in lines)
         if rest:
-            yield without_deep(bytes(rest))
+            yield bounded_event(bytes(rest))

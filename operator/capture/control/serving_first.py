@@ -82,7 +82,7 @@ def serving_goes_first(own: Key, servings: Iterable[Serving], now: datetime) -> 
     rivals = (each for each in by_key.values() if each.product == captured.product)
     others = (each for each in rivals if _goes_first(each, now, near=each.key.namespace == own.namespace))
     # Its own namespace's before others: their names can be told.
-    first = min(others, key=lambda each: (each.key.namespace != own.namespace, str(each.key)), default=None)
+    first = min(others, key=lambda each: (each.key.namespace != own.namespace, each.key), default=None)
     return None if first is None else _waits_for(first, own)
 
 

@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.patterns import MEANINGS
+from specdecode_operator.documents.api_answers import MOST_VALUES, TOO_LARGE
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, shown_or_missing
 
 _Spec = TypeVar("_Spec", bound=ApiModel)
@@ -53,6 +54,9 @@ def parsed_spec(kind: type[_Spec], document: Any, *, newer: bool = False) -> _Sp
     InvalidSpecError
         With what is wrong with it.
     """
+    if newer and TOO_LARGE in document:
+        message = f"has more than {MOST_VALUES:,} values: leave out what is not needed"
+        raise InvalidSpecError([Problem("the object", document[TOO_LARGE], message)])
     try:
         return kind.parse(document, newer=newer)
     except ValidationError as error:

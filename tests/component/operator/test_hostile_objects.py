@@ -17,9 +17,10 @@ from tests.support.waiting import eventually
     [
         ("[" * 150 + "]" * 150, "is nested more than 32 deep"),
         ('{"a":' * 9_900 + "1" + "}" * 9_900, "is nested more than 32 deep"),
-        (json.dumps([{}] * 400_000, separators=(",", ":")), "has more than 10,000 values"),
+        (json.dumps([{}] * 20_000, separators=(",", ":")), "has more than 10,000 values"),
+        (json.dumps([{}] * 450_000, separators=(",", ":")), "bytes: has more than 50,000 values"),
     ],
-    ids=["deep", "as deep as the API server takes", "wide"],
+    ids=["deep", "as deep as the API server takes", "wide", "as wide as etcd takes"],
 )
 def test_an_object_that_is_made_to_hurt_is_told_and_harms_no_other(
     operator: OperatorProcess, kubectl: Kubectl, tmp_path: Path, added: str, said: str

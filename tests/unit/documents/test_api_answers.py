@@ -1,0 +1,104 @@
+"""Answers of the API server: what anybody put into an object takes no more memory than objects of use do."""
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from specdecode_operator.documents.api_answers import bounded_event, read_answer
+
+WIDE = [[] for _ in range(450_000)]
+OWNER = {"kind": "SpecDecodeDeployment", "name": "llama", "uid": "uid-1"}
+
+
+def body(name: str, **parts: Any) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "team", "uid": f"uid-{name}", "resourceVersion": "7", "generation": 2}
+    metadata |= {"labels": {"a": "b"}, "ownerReferences": [OWNER], "managedFields": [{"manager": "kubectl"}]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Thing",
+        "metadata": metadata,
+        "spec": {"replicas": 1},
+        "status": {"phase": "Up"},
+    } | parts
+
+
+def stub(name: str, size_bytes: int) -> dict[str, Any]:
+    whole = body(name, spec={"tooLarge": f"{size_bytes:,} bytes"})
+    del whole["metadata"]["managedFields"]
+    return whole
+
+
+def text(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def listed(*bodies: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "ThingList", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "items": [*bodies]}
+
+
+@pytest.mark.parametrize(
+    "wide",
+    [body("wide", spec={"lists": WIDE}), body("wide", data={str(key): "" for key in range(60_000)})],
+    ids=["lists", "data"],
+)
+def test_an_object_of_too_many_values_is_read_as_who_it_is_and_how_it_stands(wide: dict[str, Any]) -> None:
+    size_bytes = len(text(wide))
+    seen = {key: value for key, value in stub("wide", size_bytes).items() if key != "data"}
+    assert read_answer(text(wide)) == seen
+    assert read_answer(text(listed(body("a"), wide, body("b")))) == listed(body("a"), seen, body("b"))
+    event = json.loads(bounded_event(text({"type": "MODIFIED", "object": wide})))
+    assert event == {"type": "MODIFIED", "object": seen}
+
+
+def test_what_others_wrote_into_metadata_and_status_is_no_way_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = body("wide", status={"lists": WIDE})
+    wide["metadata"] |= {
+        "labels": {f"l{number}": "" for number in range(100_000)},
+        "ownerReferences": [OWNER] * 1000,
+        "managedFields": WIDE,
+    }
+    seen = read_answer(text(wide))
+    assert seen["status"] == {}
+    assert {len(seen["metadata"]["labels"]), len(seen["metadata"]["ownerReferences"])} == {64, 16}
+    assert "managedFields" not in seen["metadata"]
+
+
+def test_large_texts_are_read_whole() -> None:
+    data = {"config.json": "{,[" * 300_000, "quoted": '\\"' * 100_000}
+    whole = body("facts", data=data)
+    assert read_answer(text(whole)) == whole
+    assert read_answer(text(listed(whole, body("a")))) == listed(whole, body("a"))
+    line = text({"type": "ADDED", "object": whole})
+    assert bounded_event(line) == line
+
+
+def test_what_is_no_list_of_objects_is_read_as_it_is() -> None:
+    discovery = {"kind": "APIResourceList", "resources": [{"name": f"n{number}"} for number in range(9000)]}
+    assert read_answer(text(discovery)) == discovery
+    assert read_answer(b'{"kind":"Status","code":404}') == {"kind": "Status", "code": 404}
+
+
+def test_deep_objects_of_too_many_values_are_read_too() -> None:
+    deep = text(body("deep", spec={"a": "HERE", "lists": WIDE})).replace(b'"HERE"', b"[" * 9000 + b"]" * 9000)
+    assert read_answer(deep)["spec"].keys() == {"tooLarge"}
+    event = b'{"type":"ADDED","object":' + deep + b"}"
+    assert json.loads(bounded_event(event))["object"]["spec"].keys() == {"tooLarge"}
+
+
+@pytest.mark.parametrize("torn", [b"", b"{", text(listed(body("wide", spec={"lists": WIDE})))[:-200_000]])
+def test_a_torn_answer_is_an_error_of_one_kind(torn: bytes) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        read_answer(torn)
+
+
+def test_many_of_them_take_the_memory_of_few() -> None:
+    answer = text(listed(*(body(f"wide-{number}", spec={"lists": WIDE}) for number in range(8))))
+    tracemalloc.start()
+    try:
+        read_answer(answer)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2 * len(answer)
