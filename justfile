@@ -141,6 +141,11 @@ engine-new *arguments: setup
 bench *arguments: setup
     @{{ python }} -m bench.command "$@"
 
+# Measure the operator with many objects (--objects 100,1000,5000) on a real API server, beside LeaderWorkerSets; needs root
+[group('checks')]
+bench-operator *arguments: setup
+    @{{ python }} -m bench.operator.scale "$@"
+
 # Count small wrong changes that unit tests let pass: a sample of each area, PATHs, or --all
 [group('checks')]
 mutants *arguments: setup

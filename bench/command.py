@@ -32,7 +32,7 @@ PARTS: Final = (
 )
 """Modules of `bench`, in the order of the table."""
 
-LONG_PARTS: Final[tuple[str, ...]] = ()
+LONG_PARTS: Final = ("operator.scale",)
 """Parts that take longer than all others together: measured with --all, or where they are named."""
 
 

@@ -156,6 +156,11 @@ class Cluster:
         command = [*self._enter(self._settings()), *argv]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
+    def start_beside(self, component: str, argv: Sequence[str]) -> int:
+        """Start a daemon that is the caller's own inside the cluster's namespaces; it goes with the cluster."""
+        log = self.state / "logs" / f"{component}.log"
+        return processes.start(self.state, component, [*self._enter(self._settings()), *argv], log)
+
     def load_image(self, archive: Path) -> bool:
         """Import an image archive (OCI or Docker layout); return False where the same file was imported before."""
         with archive.open("rb") as content:

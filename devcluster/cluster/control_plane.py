@@ -24,9 +24,14 @@ AUDIT_POLICY = {
     "kind": "Policy",
     "omitStages": ["RequestReceived"],
     "omitManagedFields": True,
-    "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts:specdecode-system"]}, {"level": "None"}],
+    "rules": [
+        {"level": "Metadata", "userGroups": ["system:serviceaccounts:specdecode-system"]},
+        {"level": "Metadata", "users": ["lws"]},
+        {"level": "None"},
+    ],
 }
-"""What the operator asks the API server for is written down, whoever it was that sent it away: no bodies, no others."""
+"""What the operator asks the API server for is written down, whoever it was that sent it away, and what the controller
+of LeaderWorkerSets asks for, which it is measured against: no bodies, no others."""
 
 STORAGE_CLASS = {
     "apiVersion": "storage.k8s.io/v1",
@@ -71,7 +76,7 @@ def write_files(state: Path, settings: Settings) -> None:
 
 
 def audit_log(state: Path) -> Path:
-    """File to which the API server writes each request of the operator, one a line."""
+    """File to which the API server writes each request of the operator and of LeaderWorkerSets, one a line."""
     return state / "logs" / "operator-audit.jsonl"
 
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from devcluster.builds import binaries
 from devcluster.cluster.api import is_established
@@ -79,7 +79,7 @@ class Kubectl:
             raise ClusterError(f"kubectl {' '.join(arguments)}: {answer.stderr.strip() or answer.stdout.strip()}")
         return answer.stdout
 
-    def within(self, namespace: str) -> "Kubectl":
+    def within(self, namespace: str) -> Self:
         """Return the same cluster's kubectl in another namespace."""
         return replace(self, namespace=namespace)
 

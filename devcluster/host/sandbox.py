@@ -72,13 +72,13 @@ class Addresses:
 
     @property
     def services(self) -> str:
-        """Return the range of Service addresses."""
-        return f"10.203.{self.index}.0/24"
+        """Return the range of Service addresses: more than 10,000, of which each object that is served takes one."""
+        return f"10.{240 + self.index // 4}.{64 * (self.index % 4)}.0/18"
 
     @property
     def api_service(self) -> str:
         """Return the Service address of the API server: the first of the range."""
-        return f"10.203.{self.index}.1"
+        return str(ipaddress.ip_network(self.services)[1])
 
     @property
     def fake_pods(self) -> str:

@@ -51,7 +51,7 @@ _OUR_KINDS = (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPTURE)
 _STUCK_S = 300.0
 _BEAT_S = 1.0
 _ROUNDS_TO_RELIST = 20
-_RESYNC_S = 15.0
+RESYNC_S = 15.0
 """How often engines are asked what they do, and everything is looked at again."""
 
 _logger = logging.getLogger(__name__)
@@ -249,7 +249,7 @@ class OperatorState:
     async def _resync(self, cluster: Cluster, claims: Claims) -> None:
         """One task for all objects: kopf's timers and daemons would put finalizers on them."""
         for round_ in itertools.count(1):
-            await asyncio.sleep(_RESYNC_S)
+            await asyncio.sleep(RESYNC_S)
             await claims.look()
             try:
                 if round_ % _ROUNDS_TO_RELIST == 0:

@@ -23,6 +23,8 @@ Body = dict[str, Any]
 
 _DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 """One answer for all groups: https://kubernetes.io/docs/concepts/overview/kubernetes-api/#aggregated-discovery."""
+_ROWS = "application/json;as=Table;g=meta.k8s.io;v=v1"
+"""What `kubectl get` shows, which says enough where there are thousands."""
 _TIMEOUT_S = 60.0
 
 
@@ -108,6 +110,23 @@ class ApiClient:
                     event = json.loads(line)
                     if event["type"] in {"ADDED", "MODIFIED"}:
                         yield event["object"]
+        except (httpx.HTTPError, ValueError) as error:
+            raise ClusterError(f"watch of {kind}: {type(error).__name__}: {error}") from error
+
+    def watch_rows(self, kind: str, selector: str) -> Iterator[tuple[str, Body]]:
+        """Yield what happens to the objects of all namespaces, and each with its columns, until the API server ends it.
+
+        Those that are there are ADDED first.
+        """
+        query = {"watch": "true", "labelSelector": selector, "timeoutSeconds": "86400"}
+        patient = httpx.Timeout(_TIMEOUT_S, read=None)
+        try:
+            with self._client.stream(
+                "GET", self._path("", kind), params=query, headers={"Accept": _ROWS}, timeout=patient
+            ) as answer:
+                for line in answer.iter_lines():
+                    event = json.loads(line)
+                    yield from ((event["type"], row) for row in event["object"].get("rows") or [])
         except (httpx.HTTPError, ValueError) as error:
             raise ClusterError(f"watch of {kind}: {type(error).__name__}: {error}") from error
 

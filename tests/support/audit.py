@@ -39,7 +39,11 @@ def asked(cluster: Cluster) -> list[Asked]:
     """Return what service accounts of the operator's namespace asked for; discovery, which all may do, is left out."""
     log = audit_log(cluster.state)
     events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    return [_asked(event) for event in events if "objectRef" in event]
+    return [
+        _asked(event)
+        for event in events
+        if "objectRef" in event and event["user"]["username"].startswith("system:serviceaccount:")
+    ]
 
 
 def _asked(event: dict[str, Any]) -> Asked:

@@ -51,6 +51,12 @@ class OperatorProcess:
         self._health_port = port
         eventually(self.health, "the operator is healthy")
 
+    @property
+    def pid(self) -> int:
+        """Its process id, while it runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def ensure(self) -> None:
         """Start it where a test before has left it killed.
 
@@ -118,6 +124,7 @@ def may(kubectl: Kubectl, verb: str, resource: str) -> bool:
 def service_account_kubeconfig(kubectl: Kubectl, destination: Path, account: str = SERVICE_ACCOUNT) -> Path:
     """Write a kubeconfig of the operator's own service account, with the rights that it is installed with."""
     token = kubectl.must("create", "token", account, f"--namespace={NAMESPACE}", "--duration=3h").strip()
+    assert kubectl.kubeconfig
     config = yaml.safe_load(kubectl.kubeconfig.read_text())
     config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
     destination.write_text(yaml.safe_dump(config))

@@ -61,7 +61,7 @@ async def test_it_is_told_once_and_again_when_it_changes(
     api: ApiServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specdecode_operator.api.crd.skew.__version__", "1.10.0")
-    monkeypatch.setattr(state_module, "_RESYNC_S", 0.01)
+    monkeypatch.setattr(state_module, "RESYNC_S", 0.01)
     monkeypatch.setattr(state_module, "_ROUNDS_TO_RELIST", 1)
     install(api, "1.9.0")
     state = OperatorState()

@@ -88,7 +88,7 @@ async def test_what_cannot_be_told_changes_nothing(
 async def test_objects_of_a_namespace_that_another_serves_are_left_alone_until_it_is_gone(
     api: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdecode_operator.handlers.state._RESYNC_S", 0.05)
+    monkeypatch.setattr("specdecode_operator.handlers.state.RESYNC_S", 0.05)
     named = Claims(cluster, ["team"], "team/ours")
     await named.look()
     meta = {"namespace": "team", "name": "tiny"}

@@ -1,0 +1,72 @@
+"""What one user asked the API server for, as the API server wrote it down."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, Final
+
+STATUS_WRITE: Final = "patch specdecodedeployments/status"
+_LEASES: Final = " leases"
+_READS: Final = ("get ", "list ", "watch ")
+_COUNTED: Final = frozenset({"ResponseComplete", "Panic"})
+"""A watch is written down when it begins and when it ends: it counts once, when it ends."""
+
+
+class AuditCounts:
+    """Counts of one user's requests, such as ``patch services``; read on from where it was read before."""
+
+    def __init__(self, file: Path, user: str) -> None:
+        self._file, self._user = file, user
+        self._open: BinaryIO | None = None
+        self._rest = b""
+        self._counts: Counter[str] = Counter()
+
+    def read(self) -> Counter[str]:
+        """Return the counts of all requests until now."""
+        while self._open is not None or self._file.exists():
+            if self._open is None:
+                self._open = self._file.open("rb")
+            lines = (self._rest + self._open.read()).split(b"\n")
+            self._rest = lines.pop()
+            self._counts.update(calls(lines, self._user))
+            if self._file.exists() and self._file.stat().st_ino == _inode(self._open):
+                break
+            self._open.close()  # the API server began a new file at 100 MB
+            self._open = None
+        return self._counts.copy()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._open is not None:
+            self._open.close()
+
+
+def calls(lines: Iterable[bytes], user: str) -> Counter[str]:
+    """Return how often a user asked for what, by the lines of an audit log."""
+    mark = f'"username":"{user}"'.encode()
+    found: Counter[str] = Counter()
+    for line in lines:
+        if mark not in line:
+            continue
+        event = json.loads(line)
+        if event["stage"] in _COUNTED and event["user"]["username"] == user and "objectRef" in event:
+            about = event["objectRef"]
+            subresource = f"/{about['subresource']}" if about.get("subresource") else ""
+            found[f"{event['verb']} {about['resource']}{subresource}"] += 1
+    return found
+
+
+def total(counts: Counter[str]) -> int:
+    """Return how many calls there were beside those that hold a Lease."""
+    return sum(number for call, number in counts.items() if _LEASES not in call)
+
+
+def writes(counts: Counter[str]) -> int:
+    """Return how many of them write."""
+    return sum(n for call, n in counts.items() if _LEASES not in call and not call.startswith(_READS))
+
+
+def _inode(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_ino

@@ -1,0 +1,95 @@
+"""All simulated engines of a cluster in one process: each pod's address answers /metrics and /version.
+
+    python -m bench.operator.engines PORT
+
+Runs in the cluster's network namespace, where a route makes every address of simulated pods its own. The page has
+all that vLLM says there and never changes: engines that serve evenly, of which nothing new is to be told.
+"""
+
+import asyncio
+import json
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from specdecode_operator.replay.server.exposition import Exposition
+from specdecode_operator.replay.server.meter import Meter
+
+ACCEPTED: Final = [200, 300, 200, 200, 100]
+"""Drafts of up to four tokens, by how many of them were accepted."""
+
+_BLOCKS: Final = "28400"
+
+
+@dataclass(frozen=True)
+class _EvenLoad:
+    """What the engine says of its load."""
+
+    running: int = 8
+    waiting: int = 0
+    kv_cache_usage: float = 0.2
+    prefix_cache_queries: int = 1000
+    prefix_cache_hits: int = 500
+    preemptions: int = 0
+
+    def load(self) -> "_EvenLoad":
+        """Return it."""
+        return self
+
+    def now_ms(self) -> float:
+        """Return a time that stands still."""
+        return 0.0
+
+
+def page() -> bytes:
+    """Return what every engine says at /metrics: some 20 kB, with all of vLLM's histograms."""
+    still = cast("Any", _EvenLoad())
+    meter = Meter(still, len(ACCEPTED) - 1)
+    meter.drafts_by_accepted = ACCEPTED
+    meter.draft_tokens = sum(ACCEPTED) * (len(ACCEPTED) - 1)
+    meter.generation_tokens = sum(ACCEPTED) + sum(place * drafts for place, drafts in enumerate(ACCEPTED))
+    labels = {"block_size": "16", "num_gpu_blocks": _BLOCKS}
+    return Exposition(meter, still, "meta-llama/Llama-3.1-8B-Instruct", 1.0, labels).text()
+
+
+class _Connection(asyncio.Protocol):
+    """One client; a request is a line and headers, and has no body."""
+
+    answers: dict[bytes, bytes]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._received = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Answer what was asked wholly."""
+        self._received += data
+        while (end := self._received.find(b"\r\n\r\n")) >= 0:
+            head, self._received = self._received[:end], self._received[end + 4 :]
+            path = head.split(b" ", 2)[1]
+            self._transport.write(self.answers.get(path, _answer(b"404 Not Found", b"text/plain", b"")))
+
+
+def _answer(status: bytes, kind: bytes, body: bytes) -> bytes:
+    head = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n" % (status, kind, len(body))
+    return head + body
+
+
+async def serve(port: int) -> None:
+    """Answer until a signal ends the process."""
+    version = json.dumps({"version": "0.33.0"}).encode()
+    _Connection.answers = {
+        b"/metrics": _answer(b"200 OK", b"text/plain; version=0.0.4", page()),
+        b"/version": _answer(b"200 OK", b"application/json", version),
+    }
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    server = await asyncio.get_running_loop().create_server(_Connection, "0.0.0.0", port, backlog=1024)  # noqa: S104
+    async with server:
+        await ended.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1])))

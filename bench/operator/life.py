@@ -1,0 +1,83 @@
+"""The life of many objects, from their creation to their deletion, as it is measured."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bench.operator.phases import Cost, Measured
+from bench.operator.process_use import Memory
+from bench.operator.subjects import LeaderWorkerSets, Operator
+from tests.support.waiting import eventually
+
+CHILDREN, SETTLED, IDLE, RESTART, UPDATE, DELETE = "children", "settled", "idle", "restart", "update", "delete"
+
+
+@dataclass
+class Life:
+    """What one controller took for one number of objects."""
+
+    objects: int
+    idle_s: float
+    costs: dict[str, Cost] = field(default_factory=dict)
+    """By phase; ``settled`` begins with ``children``, and ends when all is at rest."""
+
+    reactions_s: list[float] = field(default_factory=list)
+    restart_s: float = 0.0
+    """From its start until changes that were made meanwhile are acted on."""
+
+    ready: int = 0
+    ready_s: float = 0.0
+    memory: dict[str, Memory] = field(default_factory=dict)
+    """After phases."""
+
+
+def operator_life(operator: Operator, objects: int, idle_s: float, say: Callable[[str], None]) -> Life:
+    """Measure this operator."""
+    life, measured = Life(objects, idle_s), Measured(operator, objects, say)
+    with measured.running():
+        with measured.costing(life.costs, SETTLED):
+            started_s = time.monotonic()
+            with measured.costing(life.costs, CHILDREN):
+                measured.create()
+            life.ready = measured.wait_until_ready()
+            life.ready_s = time.monotonic() - started_s
+            measured.rest()
+        life.memory[SETTLED] = measured.memory()
+        _steady(life, measured)
+        with measured.costing(life.costs, UPDATE):
+            measured.update(operator.update)
+        measured.wait_until_ready()
+        measured.rest()
+        life.memory[UPDATE] = measured.memory()
+        with measured.costing(life.costs, DELETE):
+            measured.delete()
+    return life
+
+
+def groups_life(groups: LeaderWorkerSets, objects: int, idle_s: float, say: Callable[[str], None]) -> Life:
+    """Measure the controller of LeaderWorkerSets."""
+    eventually(lambda: not groups.stand.has_pods(), "no pods are left", 300.0 + objects)
+    groups.start()  # its kind must be there before it is watched
+    life, measured = Life(objects, idle_s), Measured(groups, objects, say)
+    with measured.running():
+        with measured.costing(life.costs, SETTLED):
+            with measured.costing(life.costs, CHILDREN):
+                measured.create()
+            measured.rest()
+        life.memory[SETTLED] = measured.memory()
+        _steady(life, measured)
+        with measured.costing(life.costs, DELETE):
+            measured.delete()
+    return life
+
+
+def _steady(life: Life, measured: Measured) -> None:
+    """Measure what is done with all objects present: nothing, single changes, and a restart."""
+    with measured.costing(life.costs, IDLE):
+        time.sleep(life.idle_s)
+    life.reactions_s = measured.reactions_s()
+    measured.rest()
+    with measured.costing(life.costs, RESTART):
+        life.restart_s = measured.restart()
+        measured.rest()
+    life.memory[RESTART] = measured.memory()

@@ -1,0 +1,197 @@
+"""A life of many objects under one controller, phase by phase, and what each phase cost."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from bench.operator import histogram
+from bench.operator.audit_counts import AuditCounts, writes
+from bench.operator.process_use import Memory, cpu_s, memory
+from bench.operator.subjects import Operator, Subject
+from bench.operator.watching import Name, NotInTimeError, Seen, Watched
+from devcluster.cluster.control_plane import audit_log
+from devcluster.host.errors import ClusterError
+from tests.support.waiting import eventually
+
+_AT_ONCE: Final = 4
+"""Requests of the bench at the same time."""
+_QUIET_S: Final = 15.0
+"""Longer than from one look of the operator at its objects to the next would be, were there something to write."""
+_LOOK_S: Final = 0.5
+_REACTIONS: Final = 10
+_DURATION: Final = "specdecode_reconcile_duration_seconds"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What was taken from one moment to another."""
+
+    wall_s: float
+    cpu_s: float
+    calls: Counter[str]
+    wire_bytes: int
+    etcd_writes: int
+    reconciles: dict[float, float]
+    """Buckets of the operator's own histogram; empty for others."""
+
+
+class Measured:
+    """One controller with its objects, and counters that are read between phases."""
+
+    def __init__(self, subject: Subject, objects: int, say: Callable[[str], None]) -> None:
+        self.subject, self.say = subject, say
+        self.names = subject.names(objects)
+        self.deadline_s = 300.0 + 2 * objects
+        kubeconfig = subject.stand.cluster.kubeconfig
+        self.children = {kind: Watched(kubeconfig, kind, subject.selector) for kind in subject.children}
+        self.parents = Watched(kubeconfig, subject.kind)
+        self._audit = AuditCounts(audit_log(subject.stand.cluster.state), subject.user)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the controller run in the block."""
+        try:
+            self.subject.start()
+            yield
+        finally:
+            self.subject.stop()
+            for watched in (self.parents, *self.children.values()):
+                watched.end()
+            self._audit.close()
+
+    @contextmanager
+    def costing(self, costs: dict[str, Cost], phase: str) -> Iterator[None]:
+        """Keep what the block costs under the name of the phase."""
+        pid, before = self.subject.pid, self._moment()
+        yield
+        after, is_same = self._moment(), self.subject.pid == pid
+        costs[phase] = Cost(
+            after.wall_s - before.wall_s,
+            after.cpu_s - before.cpu_s * is_same,
+            after.calls - before.calls,
+            after.wire_bytes - before.wire_bytes,
+            after.etcd_writes - before.etcd_writes,
+            histogram.since(before.reconciles if is_same else {}, after.reconciles),
+        )
+        self.say(f"{phase}: {costs[phase].wall_s:.1f} s, {costs[phase].cpu_s:.1f} s CPU")
+
+    def memory(self) -> Memory:
+        """Return what memory the controller has, and had at most since its start."""
+        return memory(self.subject.pid)
+
+    def create(self) -> None:
+        """Create all objects, and wait for their children."""
+        self.for_each(self.subject.create, self.names)
+        for kind, each in self.subject.children.items():
+            wanted = each * len(self.names)
+            self.children[kind].wait(lambda seen, n=wanted: len(seen) >= n, f"all {kind} are there", self.deadline_s)  # type: ignore[misc]
+
+    def wait_until_ready(self) -> int:
+        """Wait until all objects are Ready, and return how many are: fewer than all when time is over."""
+        with suppress(NotInTimeError):
+            self.parents.wait(
+                lambda seen: len(seen) == len(self.names) and all(map(_is_ready, seen.values())),
+                "all are Ready",
+                self.deadline_s,
+            )
+        return self.parents.count(_is_ready)
+
+    def rest(self) -> None:
+        """Wait until the controller has written nothing for a while, but its Lease."""
+        written, since_s = writes(self._audit.read()), time.monotonic()
+        end_s = since_s + self.deadline_s
+        while time.monotonic() - since_s < _QUIET_S:
+            time.sleep(_LOOK_S)
+            now = writes(self._audit.read())
+            if now != written:
+                written, since_s = now, time.monotonic()
+            if time.monotonic() > end_s:
+                raise NotInTimeError(f"{self.subject.title} does not come to rest")
+
+    def reactions_s(self) -> list[float]:
+        """Change some objects, one after the other; return how long each change took to reach its workload."""
+        return [self._reaction_s(name) for name in _spread(self.names, _REACTIONS)]
+
+    def restart(self) -> float:
+        """Restart the controller with changes that nobody has seen, and return when all of them were acted on."""
+        subject, changed = self.subject, _spread(self.names[1:], 3)
+        before = self.children[subject.workload].generations()
+        subject.stop()
+        if subject.takes_changes_while_down:
+            for name in changed:
+                subject.change(name)
+        started_s = time.monotonic()
+        subject.start()
+        if not subject.takes_changes_while_down:
+            for name in changed:
+                eventually(lambda each=name: self._is_changed(each), f"{name} can be changed")  # type: ignore[misc]
+        return max(self._moved_s(name, before[name]) for name in changed) - started_s
+
+    def update(self, change: Callable[[Name], None]) -> None:
+        """Change all objects, and wait until the change has reached all workloads."""
+        before = self.children[self.subject.workload].generations()
+        self.for_each(change, self.names)
+        self.children[self.subject.workload].wait(
+            lambda seen: all(name in seen and seen[name].generation > before[name] for name in self.names),
+            "all are updated",
+            self.deadline_s,
+        )
+
+    def delete(self) -> None:
+        """Delete all objects, and wait until their children are gone."""
+        self.subject.delete_all()
+        for kind, watched in self.children.items():
+            watched.wait(lambda seen: not seen, f"all {kind} are gone", self.deadline_s)
+
+    def for_each(self, act: Callable[[Name], None], names: Iterable[Name]) -> None:
+        """Do something to objects, some at the same time."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for _ in pool.map(act, names):
+                pass
+
+    def _moment(self) -> Cost:
+        stand, subject = self.subject.stand, self.subject
+        is_operator = isinstance(subject, Operator)
+        labels = {"kind": "SpecDecodeDeployment"}
+        return Cost(
+            time.monotonic(),
+            cpu_s(subject.pid),
+            self._audit.read(),
+            stand.operator_bytes() if is_operator else 0,
+            stand.etcd_writes(),
+            histogram.buckets(subject.metrics(), _DURATION, labels) if isinstance(subject, Operator) else {},
+        )
+
+    def _reaction_s(self, name: Name) -> float:
+        before = self.children[self.subject.workload].generations()[name]
+        started_s = time.monotonic()
+        self.subject.change(name)
+        return self._moved_s(name, before) - started_s
+
+    def _moved_s(self, name: Name, before: int) -> float:
+        """Return when the spec of an object's workload was first seen to be another."""
+        workloads = self.children[self.subject.workload]
+        workloads.wait(lambda seen: seen[name].generation > before, f"{name} is acted on", self.deadline_s)
+        return workloads.seen(name).at_s
+
+    def _is_changed(self, name: Name) -> bool:
+        try:
+            self.subject.change(name)
+        except ClusterError:  # its webhook does not answer yet
+            return False
+        return True
+
+
+def _is_ready(seen: Seen) -> bool:
+    return bool(seen.cells[1] == "True")
+
+
+def _spread(names: list[Name], count: int) -> list[Name]:
+    """Return so many of some names, from the first to the last."""
+    count = min(count, len(names))
+    last = len(names) - 1
+    return [names[round(place * last / max(1, count - 1))] for place in range(count)]

@@ -1,0 +1,32 @@
+"""What a process took of the machine, as the kernel counts it."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
+_KIB: Final = 1024
+_USER, _SYSTEM = 14, 15
+"""Fields of /proc/PID/stat, counted as in proc_pid_stat(5)."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Resident memory of a process now, and the most that it had."""
+
+    now_bytes: int
+    peak_bytes: int
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time that a process has taken until now."""
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(after_name[_USER - 3]) + int(after_name[_SYSTEM - 3])) / _TICKS_A_SECOND
+
+
+def memory(pid: int) -> Memory:
+    """Return its resident memory."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    values = {name: rest.split()[0] for name, _, rest in (line.partition(":") for line in lines) if rest.strip()}
+    return Memory(int(values["VmRSS"]) * _KIB, int(values["VmHWM"]) * _KIB)

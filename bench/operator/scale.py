@@ -1,0 +1,206 @@
+"""The operator with many objects, beside the controller of LeaderWorkerSets on the same API server.
+
+    ./just bench-operator [--objects 100,1000,5000] [--json FILE]
+
+The API server is real; nodes and pods are simulated by KWOK, and every pod's address answers as an engine does. The
+operator has its own service account, its rights and its Lease, as where it is installed. Calls are counted in the API
+server's audit log, bytes by the kernel. The other controller has its webhooks, and makes a leader and a worker of each
+object. Absolute times are of this machine, with all of the control plane on it; ratios within a run are what counts.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from bench.figures import Figure, Row, Run, at_most, growth, peer, text_table, write_run
+from bench.machine import described, facts
+from bench.operator import histogram
+from bench.operator.audit_counts import STATUS_WRITE, total
+from bench.operator.life import CHILDREN, DELETE, IDLE, RESTART, SETTLED, UPDATE, Life, groups_life, operator_life
+from bench.operator.stand import stand
+from bench.operator.subjects import LeaderWorkerSets, Operator
+from devcluster.builds import binaries
+from specdecode_operator.handlers.state import RESYNC_S
+
+PART: Final = "operator.scale"
+OBJECTS: Final = (100, 1000)
+IDLE_S: Final = 60.0
+"""Four looks of the operator at everything."""
+
+MOST_MEMORY_MB: Final = 250.0
+MOST_IDLE_PERCENT: Final = 2.0
+_MB: Final = 1_000_000
+_KB: Final = 1000
+_MS: Final = 1000
+
+
+def _version(name: str) -> str:
+    return next(group.version for group in binaries.GROUPS if group.name == name)
+
+
+_PEER: Final = f"LeaderWorkerSet {_version('lws')}, same run"
+
+Lives = tuple[Life, Life]
+"""The operator's, and that of LeaderWorkerSets."""
+
+
+def figures() -> Iterator[Figure]:
+    """Yield the figures of the numbers of objects that are measured unless others are asked for."""
+    yield from figures_of_sizes(OBJECTS, IDLE_S)
+
+
+def figures_of_sizes(sizes: Iterable[int], idle_s: float) -> Iterator[Figure]:
+    """Yield the figures of each number of objects, then how each cost grows with it."""
+    lives = {}
+    for objects in sizes:
+        lives[objects] = _lives(objects, idle_s)
+        yield from _of_size(objects, *lives[objects])
+    if len(lives) > 1:
+        yield from _growth({objects: pair[0] for objects, pair in lives.items()})
+
+
+def _lives(objects: int, idle_s: float) -> Lives:
+    started_s = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"  {objects} objects, {time.monotonic() - started_s:.0f} s: {text}", file=sys.stderr, flush=True)
+
+    with stand(f"bench-operator-{os.getpid()}", objects) as cluster:
+        ours = operator_life(Operator(cluster), objects, idle_s, say)
+        say("LeaderWorkerSets")
+        return ours, groups_life(LeaderWorkerSets(cluster), objects, idle_s, say)
+
+
+def _of_size(objects: int, ours: Life, groups: Life) -> Iterator[Figure]:
+    def named(text: str) -> str:
+        return f"{objects:,} objects: {text}"
+
+    for figure in (
+        *_beside(ours, groups),
+        *_counted(ours),
+        *_reconciles(ours),
+        *_rest(ours, groups),
+        *_changes(ours, groups),
+    ):
+        yield Figure(named(figure.name), figure.value, figure.unit, figure.against, figure.remark, figure.parts)
+
+
+def _beside(ours: Life, groups: Life) -> Iterator[Figure]:
+    """Creation until all children are there."""
+    mine, theirs = ours.costs[CHILDREN], groups.costs[CHILDREN]
+    made = "3 children an object, as many as there are of a group"
+    parts = tuple(f"{title} {_version(title.lower())}" for title in ("Kubernetes", "KWOK", "etcd"))
+    yield Figure("create, until all children are there", mine.wall_s, "s", peer(theirs.wall_s, _PEER), made, parts)
+    yield Figure("ratio of these", mine.wall_s / theirs.wall_s, "", at_most(1.0))
+    yield Figure("CPU time for it", mine.cpu_s, "s", peer(theirs.cpu_s, _PEER))
+    yield Figure("writes to etcd for it, of all controllers", mine.etcd_writes / ours.objects, "an object",
+                 peer(theirs.etcd_writes / ours.objects, _PEER))  # fmt: skip
+    yield Figure("create, until all are Ready", ours.ready_s, "s", None, f"{ours.ready} are; KWOK takes its time")
+    yield Figure("CPU time until all is at rest", ours.costs[SETTLED].cpu_s, "s",
+                 peer(groups.costs[SETTLED].cpu_s, _PEER), "engines answer; pods of groups serve nothing")  # fmt: skip
+
+
+def _counted(ours: Life) -> Iterator[Figure]:
+    """What the API server was asked for until all was at rest."""
+    cost = ours.costs[SETTLED]
+    calls = ", ".join(f"{number / ours.objects:.2f} {call}" for call, number in cost.calls.most_common(7))
+    yield Figure("API calls", total(cost.calls) / ours.objects, "an object", None, f"until all are Ready: {calls}")
+    yield Figure("status writes", cost.calls[STATUS_WRITE] / ours.objects, "an object", None, "until all are Ready")
+    yield Figure("bytes to and from the API server", cost.wire_bytes / ours.objects / _KB, "kB an object", None,
+                 "until all are Ready; TLS and headers in them")  # fmt: skip
+
+
+def _reconciles(ours: Life) -> Iterator[Figure]:
+    """How long the operator takes for one look, as it says itself."""
+    for phase, what in ((SETTLED, "create to Ready"), (IDLE, "idle"), (RESTART, "restart"), (UPDATE, "update")):
+        observed = ours.costs[phase].reconciles
+        p50, p99 = (histogram.quantile(observed, share) for share in (0.5, 0.99))
+        if p50 is not None and p99 is not None:
+            remark = (
+                f"P50 {p50 * _MS:.0f} ms; {observed[float('inf')]:,.0f} of them; bounds of the operator's histogram"
+            )
+            yield Figure(f"reconcile P99, {what}", p99 * _MS, "ms", None, remark)
+
+
+def _rest(ours: Life, groups: Life) -> Iterator[Figure]:
+    """What is taken while nothing happens, and memory."""
+    mine, theirs = ours.costs[IDLE], groups.costs[IDLE]
+    remark = f"every engine asked each {RESYNC_S:.0f} s, 35 kB each; {mine.wall_s:.0f} s"
+    yield Figure("idle CPU", 100 * mine.cpu_s / mine.wall_s, "% of a core", at_most(MOST_IDLE_PERCENT), remark)
+    yield Figure("idle CPU, beside the peer", 100 * mine.cpu_s / mine.wall_s, "% of a core",
+                 peer(100 * theirs.cpu_s / theirs.wall_s, _PEER), "which asks no engine")  # fmt: skip
+    yield Figure("idle, API calls", 60 * total(mine.calls) / mine.wall_s, "a minute", None, "Leases not counted")
+    yield Figure("idle, status writes", 60 * mine.calls[STATUS_WRITE] / mine.wall_s, "a minute", at_most(0.0))
+    for phase, what in ((SETTLED, "all Ready"), (RESTART, "after a restart")):
+        now, then = ours.memory[phase], groups.memory[phase]
+        yield Figure(f"memory, {what}", now.now_bytes / _MB, "MB", peer(then.now_bytes / _MB, _PEER))
+        yield Figure(f"memory at most, {what}", now.peak_bytes / _MB, "MB", at_most(MOST_MEMORY_MB))
+
+
+def _changes(ours: Life, groups: Life) -> Iterator[Figure]:
+    """Single changes, a restart, a change of all, and the end."""
+    mine, theirs = (statistics.median(life.reactions_s) * _MS for life in (ours, groups))
+    worst = (
+        f"worst {max(ours.reactions_s) * _MS:.0f}, of the peer {max(groups.reactions_s) * _MS:.0f}; one after the other"
+    )
+    yield Figure(f"one change amid them, median of {len(ours.reactions_s)}", mine, "ms", peer(theirs, _PEER), worst)
+    yield Figure("restart, until 3 changes are acted on", ours.restart_s, "s", peer(groups.restart_s, _PEER),
+                 "made meanwhile; of groups when its webhook answers again")  # fmt: skip
+    yield Figure("CPU time of a restart, until all is at rest", ours.costs[RESTART].cpu_s, "s",
+                 peer(groups.costs[RESTART].cpu_s, _PEER))  # fmt: skip
+    yield Figure("API calls of a restart", total(ours.costs[RESTART].calls) / ours.objects, "an object",
+                 peer(total(groups.costs[RESTART].calls) / ours.objects, _PEER))  # fmt: skip
+    update, delete = ours.costs[UPDATE], ours.costs[DELETE]
+    yield Figure("update of all, until all workloads have it", update.wall_s, "s", None, f"{update.cpu_s:.1f} s of CPU")
+    yield Figure("delete of all, until no child is left", delete.wall_s, "s", peer(groups.costs[DELETE].wall_s, _PEER),
+                 f"{delete.cpu_s:.1f} s of CPU")  # fmt: skip
+
+
+def _growth(lives: Mapping[int, Life]) -> Iterator[Figure]:
+    """How costs grow with the number of objects."""
+    costs = {
+        "CPU time until all children are there": {n: life.costs[CHILDREN].cpu_s for n, life in lives.items()},
+        "create, until all children are there": {n: life.costs[CHILDREN].wall_s for n, life in lives.items()},
+        "CPU time until all is at rest": {n: life.costs[SETTLED].cpu_s for n, life in lives.items()},
+        "idle CPU time": {n: life.costs[IDLE].cpu_s for n, life in lives.items()},
+        "restart": {n: life.restart_s for n, life in lives.items()},
+        "memory": {n: life.memory[SETTLED].now_bytes / _MB for n, life in lives.items()},
+    }
+    for name, values in costs.items():
+        if all(values.values()):
+            yield growth(name, "MB" if name == "memory" else "s", values)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="./just bench-operator")
+    parser.add_argument("--objects", type=_sizes, default=OBJECTS, metavar="N,…", help="default: %(default)s")
+    parser.add_argument("--idle", type=float, default=IDLE_S, metavar="SECONDS", help="how long nothing is done")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="add the run to FILE, with what the machine is")
+    asked = parser.parse_args(arguments)
+    machine = facts()
+    rows = [Row(PART, figure) for figure in figures_of_sizes(asked.objects, asked.idle)]
+    print("\n".join(text_table(rows)))
+    print(f"\n{described(machine, (each for row in rows for each in row.figure.parts))}")
+    if asked.json:
+        write_run(asked.json, Run(machine, rows))
+    return 0
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(each) for each in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers of objects such as 100,1000")
+    return sizes
+
+
+if __name__ == "__main__":
+    sys.exit(main())

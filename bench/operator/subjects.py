@@ -1,0 +1,175 @@
+"""What is measured: this operator, and the controller of LeaderWorkerSets beside it."""
+
+import os
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from bench.operator.stand import NAMESPACES, Stand, scrape
+from bench.operator.watching import Name
+from devcluster.cluster import lws
+from devcluster.cluster.settings import free_ports
+from devcluster.host import processes
+from devcluster.host.errors import ClusterError
+from specdecode_operator.api.base import API_VERSION
+from specdecode_operator.api.deployment import KIND
+from tests.support.operator_process import USER, OperatorProcess
+
+Body = dict[str, Any]
+
+_TOLERATIONS: Final = [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]
+_LOOK_S: Final = 0.01
+
+
+class Subject(ABC):
+    """A controller, the kind that it serves, and what it makes of an object."""
+
+    title: str
+    user: str
+    """Under which name it asks the API server."""
+    kind: str
+    children: ClassVar[Mapping[str, int]]
+    """Kinds that `kubectl get` knows, with how many there are of each for one object."""
+    selector: str
+    """Which the children have."""
+    workload: str
+    """The child of the object's own name, whose spec follows the object's."""
+    takes_changes_while_down: bool
+    """Whether an object can be changed while nobody runs: a webhook of its own may keep it from that."""
+
+    def __init__(self, stand: Stand) -> None:
+        self.stand = stand
+        self._replicas: dict[Name, int] = {}
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it; return when it works."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it as the kubelet would."""
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """Its process."""
+
+    @abstractmethod
+    def body(self, name: Name) -> Body:
+        """Return an object."""
+
+    def create(self, name: Name) -> None:
+        """Create an object."""
+        self.stand.api.create(name[0], self.kind, self.body(name))
+
+    def change(self, name: Name) -> None:
+        """Ask for one replica more."""
+        replicas = self._replicas.get(name, 1) + 1
+        self.stand.api.patch(name[0], self.kind, name[1], {"spec": {"replicas": replicas}})
+        self._replicas[name] = replicas
+
+    def delete_all(self) -> None:
+        """Delete all objects, namespace by namespace."""
+        for namespace in NAMESPACES:
+            self.stand.api.delete(namespace, self.kind)
+
+    @staticmethod
+    def names(objects: int) -> list[Name]:
+        """Return the names of so many objects, spread over the namespaces."""
+        return [(NAMESPACES[number % len(NAMESPACES)], f"bench-{number}") for number in range(objects)]
+
+
+class Operator(Subject):
+    """The operator, as it is installed: its own service account, with leader election."""
+
+    title = "operator"
+    user = USER
+    kind = "specdecodedeployments"
+    children: ClassVar[Mapping[str, int]] = {"deployments": 1, "services": 1, "configmaps": 1}
+    selector = "app.kubernetes.io/managed-by=specdecode-operator"
+    workload = "deployments"
+    takes_changes_while_down = True
+
+    def __init__(self, stand: Stand) -> None:
+        super().__init__(stand)
+        (self._metrics_port,) = free_ports(1)
+        arguments = (f"--metrics-port={self._metrics_port}",)
+        self.process = OperatorProcess(stand.operator_kubeconfig, stand.folder / "operator.log", "bench-1", arguments)
+
+    def start(self) -> None:
+        """Start it; return when it is healthy."""
+        self.process.start()
+
+    def stop(self) -> None:
+        """End it as the kubelet would."""
+        self.process.stop()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self.process.pid
+
+    def metrics(self) -> str:
+        """Return what it says at /metrics."""
+        return scrape(self._metrics_port)
+
+    def body(self, name: Name) -> Body:
+        """Return Llama-3.1-8B with n-grams, on nodes that are simulated."""
+        spec = {
+            "target": {"model": "meta-llama/Llama-3.1-8B-Instruct"},
+            "speculation": {
+                "method": "ngram",
+                "numSpeculativeTokens": 4,
+                "ngram": {"promptLookupMin": 2, "promptLookupMax": 4},
+            },
+            "serving": {"maxModelLen": 16384},
+            "podTemplate": {"spec": {"tolerations": _TOLERATIONS}},
+        }
+        return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name[1]}, "spec": spec}
+
+    def update(self, name: Name) -> None:
+        """Change what the engines are started with."""
+        patch = {"spec": {"speculation": {"numSpeculativeTokens": 3}}}
+        self.stand.api.patch(name[0], self.kind, name[1], patch)
+
+
+class LeaderWorkerSets(Subject):
+    """The controller of LeaderWorkerSets, with its webhooks: a leader and a worker an object, its smallest group."""
+
+    title = "LeaderWorkerSet"
+    user = "lws"
+    kind = "leaderworkersets"
+    children: ClassVar[Mapping[str, int]] = {"statefulsets": 2, "services": 1}
+    selector = "leaderworkerset.sigs.k8s.io/name"
+    workload = "statefulsets"
+    takes_changes_while_down = False
+
+    def start(self) -> None:
+        """Start it; return when its webhooks answer."""
+        self.stand.cluster.add_lws()
+
+    def stop(self) -> None:
+        """End it as the kubelet would."""
+        pid = self.stand.cluster.component_pid(lws.COMPONENT)
+        if pid is not None:
+            os.kill(pid, signal.SIGTERM)
+            while processes.alive(pid):
+                time.sleep(_LOOK_S)
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        pid = self.stand.cluster.component_pid(lws.COMPONENT)
+        if pid is None:
+            raise ClusterError(f"{lws.COMPONENT} has ended: {self.stand.cluster.logs(lws.COMPONENT)[-500:]}")
+        return pid
+
+    def body(self, name: Name) -> Body:
+        """Return one group of two pods."""
+        container = {"name": "main", "image": "localhost/none", "ports": [{"containerPort": 8000}]}
+        template = {"spec": {"containers": [container], "tolerations": _TOLERATIONS}}
+        spec = {"replicas": 1, "leaderWorkerTemplate": {"size": 2, "workerTemplate": template}}
+        api_version = "leaderworkerset.x-k8s.io/v1"
+        return {"apiVersion": api_version, "kind": "LeaderWorkerSet", "metadata": {"name": name[1]}, "spec": spec}

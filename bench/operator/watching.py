@@ -1,0 +1,103 @@
+"""What a cluster has of some kinds, seen by watches that bring what `kubectl get` shows."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from devcluster.host.errors import ClusterError
+from tests.support.api_client import ApiClient
+
+Name = tuple[str, str]
+"""Namespace and name."""
+
+_LOOK_S: Final = 0.05
+"""How often a condition over all objects is looked at."""
+_PAUSE_S: Final = 0.5
+"""Before an API server is asked again whose watch has ended."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One object, as it was seen last."""
+
+    generation: int
+    cells: tuple[Any, ...]
+    """Its columns, the name first."""
+    at_s: float
+    """When that came, on the monotonic clock."""
+
+
+class NotInTimeError(Exception):
+    """What was waited for did not come."""
+
+
+class Watched:
+    """The objects of one kind in all namespaces."""
+
+    def __init__(self, kubeconfig: Path, kind: str, selector: str = "") -> None:
+        # A connection of its own, which is closed to end the watch.
+        self._client = ApiClient(kubeconfig.read_text())
+        self._kind, self._selector = kind, selector
+        self._objects: dict[Name, Seen] = {}
+        self._changing = threading.Lock()
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def end(self) -> None:
+        """Watch no longer."""
+        self._ended.set()
+
+    def wait(self, reached: Callable[[dict[Name, Seen]], bool], what: str, deadline_s: float) -> None:
+        """Return when the objects are so.
+
+        Raises
+        ------
+        NotInTimeError
+            When they are not in time.
+        """
+        end = time.monotonic() + deadline_s
+        while time.monotonic() < end:
+            with self._changing:
+                if reached(self._objects):
+                    return
+            time.sleep(_LOOK_S)
+        raise NotInTimeError(f"{what}: not within {deadline_s:.0f} s; there are {len(self._objects)} {self._kind}")
+
+    def count(self, chosen: Callable[[Seen], bool]) -> int:
+        """Return how many objects are so."""
+        with self._changing:
+            return sum(map(chosen, self._objects.values()))
+
+    def seen(self, name: Name) -> Seen:
+        """Return one object that is there."""
+        with self._changing:
+            return self._objects[name]
+
+    def generations(self) -> dict[Name, int]:
+        """Return the generation of each: the API server counts the changes of a spec."""
+        with self._changing:
+            return {name: seen.generation for name, seen in self._objects.items()}
+
+    def _watch(self) -> None:
+        while not self._ended.is_set():
+            with suppress(ClusterError):
+                with self._changing:
+                    self._objects.clear()
+                for event, row in self._client.watch_rows(self._kind, self._selector):
+                    if self._ended.is_set():
+                        return
+                    self._take(event, row)
+            self._ended.wait(_PAUSE_S)
+
+    def _take(self, event: str, row: dict[str, Any]) -> None:
+        metadata = row["object"]["metadata"]
+        name = (metadata["namespace"], metadata["name"])
+        with self._changing:
+            if event == "DELETED":
+                self._objects.pop(name, None)
+            else:
+                self._objects[name] = Seen(metadata.get("generation", 0), tuple(row["cells"]), time.monotonic())

@@ -1,0 +1,131 @@
+"""The pure parts of `./just bench-operator`: what is counted, quantiles, and the rows."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench.operator import histogram, scale
+from bench.operator.audit_counts import STATUS_WRITE, AuditCounts, total, writes
+from bench.operator.life import CHILDREN, DELETE, IDLE, RESTART, SETTLED, UPDATE, Life
+from bench.operator.phases import Cost
+from bench.operator.process_use import Memory, cpu_s, memory
+from tests.support.operator_process import USER
+
+PAGE = """
+# TYPE specdecode_reconcile_duration_seconds histogram
+specdecode_reconcile_duration_seconds_bucket{kind="SpecDecodeDeployment",outcome="done",le="0.1"} 50
+specdecode_reconcile_duration_seconds_bucket{kind="SpecDecodeDeployment",outcome="done",le="1.0"} 90
+specdecode_reconcile_duration_seconds_bucket{kind="SpecDecodeDeployment",outcome="done",le="+Inf"} 100
+specdecode_reconcile_duration_seconds_bucket{kind="SpecDecodeDeployment",outcome="failed",le="0.1"} 0
+specdecode_reconcile_duration_seconds_bucket{kind="SpecDecodeDeployment",outcome="failed",le="1.0"} 10
+specdecode_reconcile_duration_seconds_bucket{kind="SpecDecodeDeployment",outcome="failed",le="+Inf"} 10
+specdecode_reconcile_duration_seconds_bucket{kind="SpecDecodeCapture",outcome="done",le="0.1"} 7
+specdecode_reconcile_duration_seconds_bucket{kind="SpecDecodeCapture",outcome="done",le="1.0"} 7
+specdecode_reconcile_duration_seconds_bucket{kind="SpecDecodeCapture",outcome="done",le="+Inf"} 7
+"""
+
+
+def observed() -> dict[float, float]:
+    return histogram.buckets(PAGE, "specdecode_reconcile_duration_seconds", {"kind": "SpecDecodeDeployment"})
+
+
+def test_buckets_of_all_outcomes_of_a_kind_are_one_histogram() -> None:
+    assert observed() == {0.1: 50, 1.0: 100, float("inf"): 110}
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.25, 0.055), (50 / 110, 0.1), (75 / 110, 0.55), (100 / 110, 1.0), (0.99, 1.0)]
+)
+def test_a_quantile_lies_evenly_within_its_bucket_as_prometheus_has_it(share: float, expected: float) -> None:
+    assert histogram.quantile(observed(), share) == pytest.approx(expected)
+
+
+def test_nothing_observed_has_no_quantile() -> None:
+    nothing = histogram.since(observed(), observed())
+    assert nothing == {0.1: 0, 1.0: 0, float("inf"): 0}
+    assert histogram.quantile(nothing, 0.5) is None
+    assert histogram.quantile({}, 0.5) is None
+
+
+def line(verb: str, resource: str, stage: str = "ResponseComplete", user: str = USER, subresource: str = "") -> bytes:
+    about = {"resource": resource} | ({"subresource": subresource} if subresource else {})
+    event = {"verb": verb, "stage": stage, "user": {"username": user}, "objectRef": about}
+    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+
+def test_calls_of_one_user_are_counted_once_and_read_on_when_the_file_is_another(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    counts = AuditCounts(file, USER)
+    assert counts.read() == Counter(), "the API server has written nothing yet"
+
+    half = line("patch", "services")
+    file.write_bytes(
+        line("watch", "pods", "ResponseStarted") + line("watch", "pods") + line("get", "pods", user="lws") + half[:20]
+    )
+    assert counts.read() == {"watch pods": 1}
+    with file.open("ab") as log:
+        log.write(half[20:] + line("patch", "specdecodedeployments", subresource="status"))
+    assert counts.read() == {"watch pods": 1, "patch services": 1, STATUS_WRITE: 1}
+
+    with file.open("ab") as log:
+        log.write(line("patch", "leases"))
+    file.rename(tmp_path / "audit-1.jsonl")
+    file.write_bytes(line("patch", "services"))
+    found = counts.read()
+    assert found == {"watch pods": 1, "patch services": 2, STATUS_WRITE: 1, "patch leases": 1}
+    assert total(found) == 4, "who leads is nobody's object"
+    assert writes(found) == 3
+    counts.close()
+
+
+def test_a_process_is_what_the_kernel_says_of_it() -> None:
+    before = cpu_s(os.getpid())
+    while cpu_s(os.getpid()) == before:
+        sum(range(10_000))
+    used = memory(os.getpid())
+    assert 1_000_000 < used.now_bytes <= used.peak_bytes
+
+
+def life(objects: int, seconds: float) -> Life:
+    buckets = {0.1: 90.0, 1.0: 100.0, float("inf"): 100.0}
+    calls = Counter({"patch services": objects, STATUS_WRITE: 3 * objects, "patch leases": 50})
+    cost = Cost(seconds, seconds / 2, calls, 5000 * objects, 10 * objects, buckets)
+    still = Cost(60.0, 0.6, Counter(), 0, 0, buckets)
+    costs = dict.fromkeys((CHILDREN, SETTLED, RESTART, UPDATE, DELETE), cost) | {IDLE: still}
+    used = Memory(100_000_000, 300_000_000)
+    return Life(objects, 60.0, costs, [0.1, 0.3, 0.2], 4.0, objects, seconds + 1, {SETTLED: used, RESTART: used})
+
+
+def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "_lives", lambda objects, _: (life(objects, objects / 10), life(objects, objects / 20)))
+    rows = {figure.name: figure for figure in scale.figures_of_sizes((100, 200), 60.0)}
+
+    create = rows["100 objects: create, until all children are there"]
+    assert create.against is not None
+    assert (create.value, create.against.value) == (10.0, 5.0)
+    ratio = rows["100 objects: ratio of these"]
+    assert ratio.against is not None
+    assert ratio.value == 2.0
+    assert ratio.against.holds(2.0) is False, "our aim is to be no slower"
+    assert rows["200 objects: API calls"].value == 4.0
+    assert rows["200 objects: status writes"].value == 3.0
+    assert rows["200 objects: bytes to and from the API server"].value == 5.0
+    assert rows["200 objects: idle CPU"].value == pytest.approx(1.0)
+    assert "each 15 s" in rows["200 objects: idle CPU"].remark
+    assert rows["200 objects: one change amid them, median of 3"].value == 200.0
+    assert "worst 300" in rows["200 objects: one change amid them, median of 3"].remark
+    assert rows["200 objects: reconcile P99, update"].value == pytest.approx(910.0)
+    assert rows["create, until all children are there: growth"].value == pytest.approx(1.0)
+    assert rows["memory: growth"].value == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("text", ["", "many", "100,", "0", "-5"])
+def test_numbers_of_objects_that_are_none_are_refused_with_an_example(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        scale.main([f"--objects={text}"])
+    assert f"{text!r}: numbers of objects such as 100,1000" in capsys.readouterr().err
