@@ -1,6 +1,6 @@
 """`specdecode estimate`: the budget of many engine configurations, one a line."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
@@ -12,7 +12,6 @@ from specdecode_operator.cli.options import CalibrationOption, ExitCode, HubOpti
 from specdecode_operator.cli.outputs.printing import json_text
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import DocumentError
-from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.problems import shown
 
@@ -59,27 +58,40 @@ class Lookup:
     hub: "HubModels | None" = None
     unknown: dict[str, None] = field(default_factory=dict)
 
-    def describe(self, case: Any) -> None:
-        """Put the config.json of the hub into a case, for each model that needs one.
+    def described(self, case: Any) -> Any:
+        """Return a case with the config.json of the hub in it, for each model that needs one.
 
         Raises
         ------
         ValueError
             When the hub does not give it.
         """
+        if not isinstance(case, dict):
+            return case
+        found = self._described(case)
+        for key in ("speculative", "speculative_config"):
+            part = found.get(key)
+            if isinstance(part, dict) and (known := self._described(part)) is not part:
+                found = {**found, key: known}
+        return found
+
+    def _described(self, part: dict[str, Any]) -> dict[str, Any]:
+        from specdecode_operator.sizing.families.catalogue import find_entry  # noqa: PLC0415
+
+        model, revision = _model(part), part.get("revision")
+        if not model or part.get("model_config") is not None or find_entry(model) is not None:
+            return part
+        self.unknown[model] = None
+        if self.hub is None:
+            return part
         from specdecode_operator.resolver.read_model_facts import CheckpointError  # noqa: PLC0415
 
-        for part in _undescribed(case):
-            model, revision = _model(part), part.get("revision")
-            self.unknown[model] = None
-            if self.hub is None:
-                continue
-            try:
-                found = self.hub.find(model, revision if isinstance(revision, str) else None)
-            except CheckpointError as error:
-                raise ValueError(f"model: {shown(model)}: {error.message}") from error
-            part["model_config"] = found.config
-            del self.unknown[model]
+        try:
+            found = self.hub.find(model, revision if isinstance(revision, str) else None)
+        except CheckpointError as error:
+            raise ValueError(f"model: {shown(model)}: {error.message}") from error
+        del self.unknown[model]
+        return {**part, "model_config": found.config}
 
     def name_unknown(self) -> None:
         """Say on standard error all models at once that stayed unknown, and what would help."""
@@ -88,15 +100,6 @@ class Lookup:
             names = ", ".join(map(shown, islice(self.unknown, _MOST_NAMED))) + (f" and {more} more" if more > 0 else "")
             fix = "add --hub, or give model_config" if self.hub is None else "give model_config"
             say_line(f"not in the catalogue: {names}: {fix}", err=True)
-
-
-def _undescribed(case: Any) -> Iterator[dict[str, Any]]:
-    """The parts of a case that name a model of which nothing is known here."""
-    from specdecode_operator.sizing.families.catalogue import find_entry  # noqa: PLC0415
-
-    parts = [case, *(case.get(key) for key in ("speculative", "speculative_config"))] if isinstance(case, dict) else []
-    named = (part for part in parts if isinstance(part, dict) and _model(part))
-    yield from (part for part in named if part.get("model_config") is None and find_entry(_model(part)) is None)
 
 
 def _model(part: dict[str, Any]) -> str:
@@ -110,11 +113,23 @@ def estimated(
 ) -> Iterator[dict[str, Any]]:
     """Return the result of each line that is not blank."""
     # Sizing takes longer to load than the rest of the command line.
+    from specdecode_operator.documents.json_lines import JsonLines  # noqa: PLC0415
+    from specdecode_operator.estimate.estimate import size_case  # noqa: PLC0415
     from specdecode_operator.sizing.pair.calibration import UNCALIBRATED  # noqa: PLC0415
+
+    objects, measured, models = JsonLines(_MOST_LINE_BYTES), calibration or UNCALIBRATED, lookup or Lookup()
+
+    def sized(case: Any) -> dict[str, Any]:
+        return size_case(models.described(case), measured)
 
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield _estimated(number, line, calibration or UNCALIBRATED, lookup or Lookup())
+            try:
+                case = objects.parse(line)
+            except UnreadableTextError as error:
+                yield {"id": None, "error": f"line {number}: {error}"}
+            else:
+                yield _estimated(case, sized)
 
 
 def _read_calibration(file: str | None) -> "Calibration | None":
@@ -137,17 +152,10 @@ def _write(results: Iterator[dict[str, Any]], target: TextIO) -> tuple[int, int]
     return total, bad
 
 
-def _estimated(number: int, line: str | bytes, calibration: "Calibration", lookup: Lookup) -> dict[str, Any]:
-    from specdecode_operator.estimate.estimate import size_case  # noqa: PLC0415
-
-    try:
-        case = parse_json(line, _MOST_LINE_BYTES)
-    except UnreadableTextError as error:
-        return {"id": None, "error": f"line {number}: {error}"}
+def _estimated(case: Any, size: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     identity = _identity(case)
     try:
-        lookup.describe(case)
-        return {"id": identity, **size_case(case, calibration)}
+        return {"id": identity, **size(case)}
     except ValueError as error:
         return {"id": identity, "error": str(error)}
     except Exception as error:  # noqa: BLE001  one case must never stop the batch, whatever it brings to light

@@ -5,16 +5,16 @@ All that batches need of sizing passes through here.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
 from specdecode_operator.estimate.fields import CaseError, CaseFields
 from specdecode_operator.estimate.gpu_names import find_named_gpu
 from specdecode_operator.estimate.limits import refuse_unstartable
 from specdecode_operator.estimate.models import target_geometry, wanted_precision
-from specdecode_operator.estimate.names import CASE_NAMES, REMARKS, SPECULATIVE_NAMES, SPECULATIVE_REMARKS
-from specdecode_operator.estimate.speculation import MOST_TOKENS, with_speculation
+from specdecode_operator.estimate.names import CASE_SPELLINGS, REMARKS, SPECULATIVE_REMARKS, SPECULATIVE_SPELLINGS
+from specdecode_operator.estimate.speculation import MOST_TOKENS, NO_SPECULATION, read_speculation
 from specdecode_operator.sizing.base.devices import Device
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION, caches_prefixes, find_era
 from specdecode_operator.sizing.base.errors import SizingError
@@ -32,7 +32,6 @@ from specdecode_operator.vocabulary import (
     FP8_ELEMENT_BYTES,
     KV_ELEMENT_BYTES,
     Dtype,
-    Method,
 )
 
 _MOST_GPUS: Final = 1024
@@ -93,8 +92,7 @@ def size_case(values: object, calibration: Calibration = UNCALIBRATED) -> dict[s
     if not isinstance(values, dict):
         raise CaseError("case", values, "must be a JSON object")
     try:
-        case = read_case(values)
-        case = replace(case, pair=replace(case.pair, calibration=calibration))
+        case = read_case(values, calibration)
         return _kv_result(case) if case.available_kv_bytes is not None else _result(_budget(case))
     except SizingError as error:
         raise CaseError(_KEY_OF.get(error.field, error.field), error.value, error.message) from error
@@ -115,15 +113,15 @@ _KEY_OF: Final = {
 """Keys of a case by the fields that sizing names."""
 
 
-def read_case(values: Mapping[str, Any]) -> Case:
-    """Return a case with its defaults filled in.
+def read_case(values: Mapping[str, Any], calibration: Calibration = UNCALIBRATED) -> Case:
+    """Return a case with its defaults filled in, whose estimates measurements correct.
 
     Raises
     ------
     CaseError
         Naming the first key that is wrong.
     """
-    fields = CaseFields(values).named(CASE_NAMES, REMARKS)
+    fields = CaseFields(values).named(CASE_SPELLINGS, REMARKS)
     _refuse_uncounted_gpus(values, fields)
     version = _version(fields)
     available_gib = fields.number("available_kv_gib", _MOST_GIB)
@@ -131,28 +129,23 @@ def read_case(values: Mapping[str, Any]) -> Case:
     target = target_geometry(fields)
     speculative = fields.section("speculative")
     if speculative is not None:
-        speculative = speculative.named(SPECULATIVE_NAMES, SPECULATIVE_REMARKS)
+        speculative = speculative.named(SPECULATIVE_SPELLINGS, SPECULATIVE_REMARKS)
     pair = Pair(
         target=target,
         target_precision=wanted_precision(fields, target),
-        draft=None,
-        draft_precision=None,
-        method=Method.NONE,
-        num_speculative_tokens=0,
         limits=_limits(fields, target, version, engine_defaults(version, device)),
+        calibration=calibration,
+        **(NO_SPECULATION if speculative is None else read_speculation(speculative)),
     )
-    if speculative is not None:
-        pair = with_speculation(pair, speculative)
     refuse_unstartable(fields, speculative, pair)
     return Case(
         pair=pair,
         device=device,
         split=Parallelism(
-            tensor=fields.whole("tp", _MOST_GPUS) or 1,
             pipeline=fields.whole("pp", _MOST_GPUS) or 1,
             data=fields.whole("dp", _MOST_GPUS) or 1,
             expert=fields.flag("enable_expert_parallel"),
-        ),
+        ).at(fields.whole("tp", _MOST_GPUS) or 1),
         available_kv_bytes=None if available_gib is None else gib_to_bytes(available_gib),
     )
 
@@ -267,7 +260,7 @@ def _kv_element_bytes(fields: CaseFields) -> int | None:
 def _utilization_percent(fields: CaseFields, defaults: EngineDefaults) -> float:
     given = fields.number("gpu_memory_utilization", 1.0)
     # 0.29 is 29 percent, and not 28.999999999999996 as floats have it.
-    return defaults.utilization_percent if given is None else float(Fraction(str(given)) * 100)
+    return defaults.utilization_percent if given is None else float(Decimal(str(given)) * 100)
 
 
 def _refuse_uncounted_gpus(values: Mapping[str, Any], fields: CaseFields) -> None:

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,8 +33,8 @@ class CaseFields:
     # How the case itself calls a key, where that is another name
     spelled: Mapping[str, str] = field(default_factory=dict)
 
-    def named(self, names: Mapping[str, Iterable[str]], remarks: Iterable[str] = ()) -> "CaseFields":
-        """Return the values by our names, each of which may have others; remarks are left out.
+    def named(self, spellings: Mapping[str, str], remarks: Container[str] = ()) -> "CaseFields":
+        """Return the values by our names, given all spellings of these; remarks are left out.
 
         Names are taken as Python, JSON and the command line write them: tensor_parallel_size, --tensor-parallel-size.
 
@@ -43,16 +43,13 @@ class CaseFields:
         CaseError
             For a key that is none, and for two that contradict each other.
         """
-        ours = {other: name for name, others in names.items() for other in (name, *others)}
         values: dict[str, Any] = {}
         spelled: dict[str, str] = {}
-        passed = frozenset(remarks)
         for key, value in self.values.items():
-            plain = key.removeprefix("--").replace("-", "_")
-            name = ours.get(plain)
+            name = spellings.get(key) or spellings.get(_plain(key))
             if name is None:
-                if plain not in passed:
-                    raise self.error(key, _unknown(plain, ours))
+                if (plain := _plain(key)) not in remarks:
+                    raise self.error(key, _unknown(plain, spellings))
             elif values.get(name) is None:
                 values[name], spelled[name] = value, key
             elif value is not None and (value != values[name] or type(value) is not type(values[name])):
@@ -118,6 +115,10 @@ class CaseFields:
     def error(self, key: str, message: str) -> CaseError:
         """Return an error about a key."""
         return CaseError(f"{self.prefix}{self.spelled.get(key, key)}", self.values.get(key), message)
+
+
+def _plain(key: str) -> str:
+    return key.removeprefix("--").replace("-", "_")
 
 
 def _unknown(key: str, known: Mapping[str, str]) -> str:

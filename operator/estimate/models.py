@@ -4,6 +4,7 @@ from typing import Final
 
 from specdecode_operator.engine.rules.config_overrides import overridden
 from specdecode_operator.estimate.fields import CaseError, CaseFields
+from specdecode_operator.estimate.read_once import read_once
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
@@ -33,6 +34,7 @@ def model_geometry(fields: CaseFields, method: str = Method.NONE) -> ModelGeomet
     return geometry
 
 
+@read_once("model", "model_config", "hf_overrides")
 def target_geometry(fields: CaseFields) -> ModelGeometry:
     """Return the target as its config.json and what the engine is told of that make it."""
     overrides = fields.section("hf_overrides")
@@ -66,10 +68,10 @@ def wanted_precision(fields: CaseFields, geometry: ModelGeometry) -> Precision:
             message = f"{geometry.name} is not quantized: name the checkpoint that is, or give its model_config"
             raise fields.error("quantization", message)
         return held
-    known = ", ".join(precision.value.lower() for precision in Precision)
     try:
         precision = Precision(text.upper())
     except ValueError:
+        known = ", ".join(precision.value.lower() for precision in Precision)
         raise fields.error("quantization", f"is not known: use one of {known}, or null for the checkpoint's") from None
     if held is not None and precision is not held:
         raise fields.error("quantization", f"the config says {held.value.lower()}: use that or null")

@@ -1,6 +1,6 @@
 """The keys of a case: ours, vLLM's own names for them, and what is no setting."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 CASE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -62,3 +62,12 @@ SPECULATIVE_REMARKS: Final = (
     *("fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k"),
 )
 """Keys of vLLM's --speculative-config that change no memory, and one of collected logs."""
+
+
+def _spellings(names: Mapping[str, Iterable[str]]) -> Mapping[str, str]:
+    return {spelling: name for name, others in names.items() for spelling in (name, *others)}
+
+
+CASE_SPELLINGS: Final = _spellings(CASE_NAMES)
+SPECULATIVE_SPELLINGS: Final = _spellings(SPECULATIVE_NAMES)
+"""Our key for each name that a key has."""

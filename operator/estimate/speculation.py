@@ -1,7 +1,8 @@
 """What a case says of speculation: vLLM's --speculative-config, under the names that `names.py` has."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from specdecode_operator.api.values import (
     METHODS_WITH_TARGETS_HEAD,
@@ -12,8 +13,8 @@ from specdecode_operator.api.values import (
 from specdecode_operator.estimate.fields import CaseFields
 from specdecode_operator.estimate.limits import REJECTION_KEY
 from specdecode_operator.estimate.models import model_geometry, wanted_precision
+from specdecode_operator.estimate.read_once import read_once
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import Pair
 from specdecode_operator.vocabulary import METHODS_IN_PARALLEL, METHODS_WITH_DRAFT, Method
 
 MOST_TOKENS: Final = 2**31 - 1
@@ -24,8 +25,9 @@ _MADE_UP: Final = "synthetic"
 """A check of drafted tokens that no spec may ask for; it takes what standard takes."""
 
 
-def with_speculation(pair: Pair, speculative: CaseFields) -> Pair:
-    """Return a pair without speculation with all that a case says of it.
+@read_once()
+def read_speculation(speculative: CaseFields) -> Mapping[str, Any]:
+    """Return what a pair has of speculation, by its fields.
 
     Raises
     ------
@@ -35,20 +37,28 @@ def with_speculation(pair: Pair, speculative: CaseFields) -> Pair:
     method = _method(speculative)
     draft = _draft(speculative, method) if method in METHODS_WITH_DRAFT else None
     tokens = 0 if method is Method.NONE else _num_speculative_tokens(speculative)
-    return replace(
-        pair,
-        draft=draft,
-        draft_precision=None if draft is None else wanted_precision(speculative, draft),
-        method=method,
-        num_speculative_tokens=tokens,
-        samples_drafts=_samples_drafts(speculative),
-        draft_head_quantization=_draft_head_quantization(speculative, method),
-        refined_candidates=_refined_candidates(speculative, draft),
-        maps_vocabulary=speculative.flag("use_heterogeneous_vocab"),
-        adaptive_verification=speculative.flag("enable_adaptive_verification"),
-        checks_by_entropy=_checks_by_entropy(speculative),
-        other_draft_lengths=_other_draft_lengths(speculative, tokens),
-    )
+    return {
+        "draft": draft,
+        "draft_precision": None if draft is None else wanted_precision(speculative, draft),
+        "method": method,
+        "num_speculative_tokens": tokens,
+        "samples_drafts": _samples_drafts(speculative),
+        "draft_head_quantization": _draft_head_quantization(speculative, method),
+        "refined_candidates": _refined_candidates(speculative, draft),
+        "maps_vocabulary": speculative.flag("use_heterogeneous_vocab"),
+        "adaptive_verification": speculative.flag("enable_adaptive_verification"),
+        "checks_by_entropy": _checks_by_entropy(speculative),
+        "other_draft_lengths": _other_draft_lengths(speculative, tokens),
+    }
+
+
+NO_SPECULATION: Final[Mapping[str, Any]] = {
+    "draft": None,
+    "draft_precision": None,
+    "method": Method.NONE,
+    "num_speculative_tokens": 0,
+}
+"""What a pair has of it where a case says nothing."""
 
 
 def _method(speculative: CaseFields) -> Method:

@@ -1,7 +1,7 @@
 """What all families of decoders share when their config.json is read."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from specdecode_operator.sizing.base.fields import Fields
@@ -54,7 +54,7 @@ def assemble(fields: Fields, architecture: str, decoder: Decoder) -> ModelGeomet
     """Return the geometry of a model whose layers a family has described."""
     checkpoint = read_checkpoint(fields)
     size = fields.size("hidden_size")
-    layers = tuple(_layer(decoder, checkpoint, index) for index in range(fields.size("num_hidden_layers")))
+    layers = _layers(decoder, checkpoint, fields.size("num_hidden_layers"))
     # Latent attention does not read what compressed-tensors says of the cache (vLLM, mla_attention.py).
     has_heads = any(isinstance(mixer, SelfAttention) for layer in layers for mixer in layer.mixers)
     follows = has_heads or checkpoint.format is None or checkpoint.format.method is not Method.COMPRESSED_TENSORS
@@ -78,12 +78,25 @@ def assemble(fields: Fields, architecture: str, decoder: Decoder) -> ModelGeomet
     )
 
 
-def _layer(decoder: Decoder, checkpoint: Checkpoint, index: int) -> Layer:
-    layer = Layer(
-        decoder.mixer(index), decoder.feed_forward(index), decoder.norms, own_input_size=decoder.own_input_size
-    )
-    unquantized = checkpoint.unquantized_modules(index)
-    return replace(layer, unquantized=unquantized) if unquantized else layer
+def _layers(decoder: Decoder, checkpoint: Checkpoint, count: int) -> tuple[Layer, ...]:
+    """Return the layers from first to last; those that a family makes of the same parts are one object."""
+    made: dict[tuple[int, int, frozenset[str]], Layer] = {}
+    layers = []
+    for index in range(count):
+        mixer, feed_forward = decoder.mixer(index), decoder.feed_forward(index)
+        unquantized = checkpoint.unquantized_modules(index)
+        # A layer keeps its parts, so that no other part gets their place in memory.
+        key = (id(mixer), id(feed_forward), unquantized)
+        if key not in made:
+            made[key] = Layer(
+                mixer,
+                feed_forward,
+                decoder.norms,
+                unquantized=unquantized,
+                own_input_size=decoder.own_input_size,
+            )
+        layers.append(made[key])
+    return tuple(layers)
 
 
 def with_defaults(fields: Fields, defaults: Mapping[str, object]) -> Fields:

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -95,7 +95,7 @@ class Checkpoint:
 
     def unquantized_modules(self, layer_index: int) -> frozenset[str]:
         """Return the modules of one layer that stay in 16 bits."""
-        return self._unquantized([f"{prefix}.{layer_index}" for prefix in _PREFIXES])
+        return self._unquantized(f"{prefix}.{layer_index}" for prefix in _PREFIXES)
 
     def unquantized_prediction_modules(self, num_layers: int) -> frozenset[str]:
         """Return the modules of a layer for multi-token prediction that stay in 16 bits.
@@ -104,9 +104,10 @@ class Checkpoint:
         """
         return self._unquantized([*(f"{prefix}.{num_layers}" for prefix in _PREFIXES), _PREDICTION_LAYER])
 
-    def _unquantized(self, layers: list[str]) -> frozenset[str]:
+    def _unquantized(self, layers: Iterable[str]) -> frozenset[str]:
         if not self.excluded:
             return frozenset()
+        layers = tuple(layers)
         exclusions = _exclusions(self.excluded)
         return frozenset(
             module

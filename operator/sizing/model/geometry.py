@@ -1,6 +1,5 @@
 """The shape of a model, as far as memory depends on it."""
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -13,6 +12,7 @@ from specdecode_operator.sizing.model.layers import (
     LatentAttention,
     Layer,
     SelfAttention,
+    counted,
 )
 from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS, WeightFormat
 from specdecode_operator.sizing.model.rope import RopeTable
@@ -119,7 +119,7 @@ class ModelGeometry:
     @cached_property
     def distinct_layers(self) -> tuple[tuple[Layer, int], ...]:
         """Layers that differ, each with how often it occurs."""
-        return tuple(Counter(self.layers).items())
+        return counted(self.layers)
 
     @cached_property
     def attentions(self) -> tuple[SelfAttention | LatentAttention, ...]:

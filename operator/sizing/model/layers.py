@@ -1,5 +1,7 @@
 """The layers that decoder models are made of, as far as memory depends on them."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -183,3 +185,14 @@ class Layer:
                 return both.attention, both.state_space
             case mixer:
                 return (mixer,)
+
+
+def counted(layers: Sequence[Layer]) -> tuple[tuple[Layer, int], ...]:
+    """Return layers that differ, each with how often it occurs, in their order."""
+    objects = {id(layer): layer for layer in layers}
+    counts: dict[Layer, int] = {}
+    # To compare layers takes far longer than to see that two are one object.
+    for place, count in Counter(map(id, layers)).items():
+        layer = objects[place]
+        counts[layer] = counts.get(layer, 0) + count
+    return tuple(counts.items())

@@ -1,12 +1,11 @@
 """Pipeline stages: which layers a rank holds."""
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.layers import Layer
+from specdecode_operator.sizing.model.layers import Layer, counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +20,7 @@ class Stage:
     @cached_property
     def distinct_layers(self) -> tuple[tuple[Layer, int], ...]:
         """Layers that differ, each with how often it occurs."""
-        return tuple(Counter(self.layers).items())
+        return counted(self.layers)
 
 
 def whole_model(geometry: ModelGeometry) -> Stage:

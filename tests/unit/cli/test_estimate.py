@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.estimate.models import target_geometry
+from specdecode_operator.estimate.speculation import read_speculation
 from tests.support.llama import LLAMA_8B_CONFIG
 from tests.unit.cli.conftest import Specdecode
 
@@ -394,3 +396,39 @@ def test_what_no_kernel_of_the_gpu_reads_is_refused(estimate: Estimate) -> None:
     assert on_a100["error"].startswith("kv_cache_dtype: fp8: on NVIDIA-A100-SXM4-80GB vLLM has no kernel")
     assert on_h100["error"] is None
     assert sparse["error"].startswith("gpu: NVIDIA-A100-SXM4-80GB: vLLM has no kernel on it for the sparse attention")
+
+
+def described(**changes: Any) -> dict[str, Any]:
+    """A case that holds its config.json, and that of its draft."""
+    drafting = {"method": "draft_model", "num_speculative_tokens": 1, "model_config": LLAMA_8B_CONFIG}
+    case = {"gpu": "H100", "tp": 2, "model_config": LLAMA_8B_CONFIG, "speculative": drafting}
+    return {**case, **{key: value for key, value in changes.items() if key != "drafting"}} | (
+        {"speculative": {**drafting, **changes["drafting"]}} if "drafting" in changes else {}
+    )
+
+
+def test_a_line_is_answered_as_alone_whatever_lines_before_it_said(estimate: Estimate) -> None:
+    wide = {**LLAMA_8B_CONFIG, "intermediate_size": 16_384}
+    cases = [
+        described(),
+        described(max_model_len=4096),
+        described(model_config=wide),
+        described(model_config={**LLAMA_8B_CONFIG, "num_hidden_layers": True}),
+        described(model_config={**LLAMA_8B_CONFIG, "tie_word_embeddings": 1}),
+        described(drafting={"num_speculative_tokens": True}),
+        described(drafting={"num_speculative_tokens": 1.0}),
+        described(drafting={"model_config": wide}),
+        described(hf_overrides={"num_hidden_layers": 16}),
+        described(),
+    ]
+    together = estimate(*cases, *reversed(cases))
+    for case, result in zip([*cases, *reversed(cases)], together, strict=True):
+        read_once_again()
+        assert [result] == estimate(case)
+    assert len({json.dumps(result) for result in together}) > 6
+
+
+def read_once_again() -> None:
+    """Forget what was read of any case."""
+    target_geometry.cache_clear()  # type: ignore[attr-defined]
+    read_speculation.cache_clear()  # type: ignore[attr-defined]
