@@ -11,6 +11,7 @@ from typing import Final
 from bench.operator import histogram
 from bench.operator.audit_counts import AuditCounts, writes
 from bench.operator.process_use import Memory, cpu_s, memory
+from bench.operator.slowest import Look, looks
 from bench.operator.subjects import Operator, Subject
 from bench.operator.watching import Name, NotInTimeError, Seen, Watched
 from devcluster.cluster.control_plane import audit_log
@@ -37,6 +38,10 @@ class Cost:
     etcd_writes: int
     reconciles: dict[float, float]
     """Buckets of the operator's own histogram; empty for others."""
+    server_s: float
+    """What the API server took for the calls."""
+    looks: list[Look]
+    """What the operator says of its reconciles; empty for others."""
 
 
 class Measured:
@@ -76,6 +81,8 @@ class Measured:
             after.wire_bytes - before.wire_bytes,
             after.etcd_writes - before.etcd_writes,
             histogram.since(before.reconciles if is_same else {}, after.reconciles),
+            after.server_s - before.server_s,
+            after.looks[len(before.looks) :],
         )
         self.say(f"{phase}: {costs[phase].wall_s:.1f} s, {costs[phase].cpu_s:.1f} s CPU")
 
@@ -164,6 +171,8 @@ class Measured:
             stand.operator_bytes() if is_operator else 0,
             stand.etcd_writes(),
             histogram.buckets(subject.metrics(), _DURATION, labels) if isinstance(subject, Operator) else {},
+            self._audit.server_s,
+            looks(subject.process.log.read_text()) if isinstance(subject, Operator) else [],
         )
 
     def _reaction_s(self, name: Name) -> float:

@@ -22,6 +22,7 @@ from bench.machine import described, facts
 from bench.operator import histogram
 from bench.operator.audit_counts import STATUS_WRITE, total
 from bench.operator.life import CHILDREN, DELETE, IDLE, RESTART, SETTLED, UPDATE, Life, groups_life, operator_life
+from bench.operator.slowest import slowest_tenth
 from bench.operator.stand import stand
 from bench.operator.subjects import LeaderWorkerSets, Operator
 from devcluster.builds import binaries
@@ -84,6 +85,7 @@ def _of_size(objects: int, ours: Life, groups: Life) -> Iterator[Figure]:
         *_beside(ours, groups),
         *_counted(ours),
         *_reconciles(ours),
+        *_slowest(ours),
         *_rest(ours, groups),
         *_changes(ours, groups),
     ):
@@ -125,6 +127,21 @@ def _reconciles(ours: Life) -> Iterator[Figure]:
                 f"P50 {p50 * _MS:.0f} ms; {observed[float('inf')]:,.0f} of them; bounds of the operator's histogram"
             )
             yield Figure(f"reconcile P99, {what}", p99 * _MS, "ms", None, remark)
+
+
+def _slowest(ours: Life) -> Iterator[Figure]:
+    """What the slowest tenth of looks was busy with."""
+    for phase, what in ((SETTLED, "create to Ready"), (IDLE, "idle"), (RESTART, "restart"), (UPDATE, "update")):
+        cost = ours.costs[phase]
+        if (slowest := slowest_tenth(cost.looks)) is None:
+            continue
+        server_ms = _MS * cost.server_s / max(1, total(cost.calls))
+        remark = (
+            f"{slowest.api_share:.0%} of it {slowest.calls:.1f} calls of the API server "
+            f"({slowest.calls_of_others:.1f} of the others) of {slowest.call_s * _MS:.0f} ms, "
+            f"of which it worked {server_ms:.0f}; {slowest.engines_share:.0%} engines"
+        )
+        yield Figure(f"slowest tenth of reconciles, {what}: from", slowest.from_s * _MS, "ms", None, remark)
 
 
 def _rest(ours: Life, groups: Life) -> Iterator[Figure]:

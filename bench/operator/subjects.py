@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
+from bench.operator.slowest import OPTION
 from bench.operator.stand import NAMESPACES, Stand, scrape
 from bench.operator.watching import Name
 from devcluster.cluster import lws
@@ -95,7 +96,7 @@ class Operator(Subject):
     def __init__(self, stand: Stand) -> None:
         super().__init__(stand)
         (self._metrics_port,) = free_ports(1)
-        arguments = (f"--metrics-port={self._metrics_port}",)
+        arguments = (f"--metrics-port={self._metrics_port}", OPTION)
         self.process = OperatorProcess(stand.operator_kubeconfig, stand.folder / "operator.log", "bench-1", arguments)
 
     def start(self) -> None:

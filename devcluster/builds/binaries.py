@@ -148,16 +148,23 @@ def find(*names: str, kubernetes: str = USUAL) -> dict[str, Path]:
 def kwok_stages() -> list[Path]:
     """Return KWOK's stage files: how simulated nodes and pods become ready (the program has none built in)."""
     directory = next(group.directory for group in GROUPS if group.name == "kwok")
-    stages = directory / "stages"
+    stages = directory / "stages-with-ids"
     if not stages.exists():
         say("reading KWOK's stage files from its Go module")
         source = golang.module_dir(TOOLS / "kwok", "sigs.k8s.io/kwok") / "kustomize" / "stage"
         partial = directory / f"stages.partial-{os.getpid()}"
         partial.mkdir(parents=True)
         for file in [source / "node/fast/node-initialize.yaml", *(source / "pod/general").glob("pod-*.yaml")]:
-            shutil.copyfile(file, partial / file.name)
+            (partial / file.name).write_text(_with_container_ids(file.read_text()))
         partial.rename(stages)
     return sorted(stages.glob("*.yaml"))
+
+
+def _with_container_ids(stage: str) -> str:
+    """Give containers that run an ID, as kubelets do: by it the operator tells starts of an engine apart."""
+    runs = "name: {{ $item.name | Quote }}\n        ready: true\n        restartCount: 0\n        started: true"
+    of_pod = 'containerID: {{ printf "kwok://%s/%s" $root.metadata.uid $item.name | Quote }}'
+    return stage.replace(runs, f"{of_pod}\n        {runs}")
 
 
 def lws_sources() -> Path:

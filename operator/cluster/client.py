@@ -9,6 +9,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.cluster import waits
 from specdecode_operator.cluster.errors import (
     ClusterError,
     ConflictError,
@@ -172,15 +173,16 @@ class Cluster:
         if request.method != "GET" and not self._may_write():
             raise NotLeadingError(f"{request}: not written, for this replica does not hold the Lease now")
         try:
-            status, text = await send(
-                self._api,
-                request.method,
-                request.path,
-                body,
-                query,
-                content_type=content_type,
-                timeout_s=_REQUEST_TIMEOUT_S,
-            )
+            with waits.for_api_server():
+                status, text = await send(
+                    self._api,
+                    request.method,
+                    request.path,
+                    body,
+                    query,
+                    content_type=content_type,
+                    timeout_s=_REQUEST_TIMEOUT_S,
+                )
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ClusterError(f"{request}: the API server cannot be reached ({type(error).__name__})") from error
         if status >= HTTPStatus.BAD_REQUEST:

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from specdecode_operator.cluster import waits
 from specdecode_operator.cluster.engine_page import PageTooLongError, read_page
 from specdecode_operator.engine.image_version import read_version
 from specdecode_operator.engine.metrics import Reading, Unreachable, UnreadableMetricsError, read_metrics
@@ -64,7 +65,8 @@ class EngineProbe:
         """
         question = _Question("https" if tls else "http", port, profile, asyncio.Semaphore(_AT_ONCE), looks)
         ready = [pod for pod in pods if is_ready(pod)]
-        readings = await asyncio.gather(*(self._read(pod, question) for pod in ready))
+        with waits.for_engines():
+            readings = await asyncio.gather(*(self._read(pod, question) for pod in ready))
         if looks is not None:
             looks.retain({str(pod["metadata"].get("uid")) for pod in pods})
         return {pod["metadata"]["name"]: reading for pod, reading in zip(ready, readings, strict=True)}

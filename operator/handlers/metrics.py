@@ -1,5 +1,6 @@
 """What the operator itself publishes at /metrics."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status.capture import CapturePhase
 from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.waits import Waits, counted
 from specdecode_operator.deployment.proof.residual import BudgetResidual
 from specdecode_operator.http_server import BoundedHandler, BoundedServer
 from specdecode_operator.policy.decision import Action, Outcome
@@ -30,6 +32,8 @@ _ENDED: Final = (CapturePhase.SUCCEEDED, CapturePhase.FAILED)
 
 _MOST_CONDITIONS: Final = 200
 """Series of conditions: more than there are reasons. A reason of a pod's own is a word that others may write."""
+
+_logger = logging.getLogger(__name__)
 
 _RECONCILE_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
@@ -159,9 +163,10 @@ class PolicyDecisions(Collector):
 
 
 class ReconcileTimes(Collector):
-    """How long reconciles take, and how many of them fail."""
+    """How long reconciles take, and how many of them fail; those that take long are told in the log, if asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, told_from_s: float | None = None) -> None:
+        self._told_from_s = told_from_s
         self._seconds = prometheus_client.Histogram(
             "specdecode_reconcile_duration_seconds",
             "Time of one look at one object; one that failed is tried again.",
@@ -174,20 +179,35 @@ class ReconcileTimes(Collector):
                 self._seconds.labels(kind, outcome)
 
     @contextmanager
-    def measured(self, kind: str) -> Iterator[None]:
+    def measured(self, key: Key) -> Iterator[None]:
         """Measure the block as one reconcile; an error is its failure, and goes on."""
         started_s, outcome = time.perf_counter(), "done"
-        try:
-            yield
-        except Exception:
-            outcome = "failed"
-            raise
-        finally:
-            self._seconds.labels(kind, outcome).observe(time.perf_counter() - started_s)
+        with counted() as waits:
+            try:
+                yield
+            except Exception:
+                outcome = "failed"
+                raise
+            finally:
+                took_s = time.perf_counter() - started_s
+                self._seconds.labels(key.kind, outcome).observe(took_s)
+                if self._told_from_s is not None and took_s >= self._told_from_s:
+                    _logger.info("%s", told(key, outcome, took_s, waits))
 
     def collect(self) -> Iterator[Metric]:
         """Yield the samples of one scrape."""
         yield from self._seconds.collect()
+
+
+def told(key: Key, outcome: str, took_s: float, waits: Waits) -> str:
+    """Return what one reconcile was busy with, as the log has it."""
+    api, engines = waits.api_server, waits.engines
+    rest_s = took_s - api.seconds - engines.seconds
+    return (
+        f"{key}: reconcile {outcome} in {took_s:.3f} s: "
+        f"{api.seconds:.3f} s for {api.questions} calls of the API server, "
+        f"{engines.seconds:.3f} s for engines, {rest_s:.3f} s for the rest"
+    )
 
 
 def serve_metrics(port: int, *collectors: Collector) -> int:

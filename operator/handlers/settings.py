@@ -58,6 +58,9 @@ class Settings:
     signing_key: SigningKey | None = None
     """Signs what is attested of each rollout."""
 
+    reconciles_told_from_s: float | None = None
+    """Reconciles that take so long are told in the log."""
+
     @property
     def identity(self) -> str:
         """By what operators know each other: the replicas of one installation are one."""

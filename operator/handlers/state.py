@@ -73,7 +73,7 @@ class OperatorState:
         self.residuals = ResidualCollector()
         self.ended_captures = EndedCaptures()
         self.policy_decisions = PolicyDecisions()
-        self.reconcile_times = ReconcileTimes()
+        self.reconcile_times = ReconcileTimes(self._settings.reconciles_told_from_s)
         self.watched: set[str] = set()
         """Kinds of which a watch has brought an object. kopf may miss a CRD that is made after its
         start, when the API server serves it later than it says so: until then objects are listed."""
@@ -121,7 +121,7 @@ class OperatorState:
         async def reconcile(key: Key) -> None:
             if not claims.serves(key.namespace):
                 return
-            with self.reconcile_times.measured(key.kind):
+            with self.reconcile_times.measured(key):
                 await (captures if key.kind == capture.KIND else reconciler).reconcile(key)
 
         self._beat()

@@ -32,7 +32,9 @@ def test_leader_worker_sets_have_their_files() -> None:
 
 
 def test_simulated_nodes_have_their_stages() -> None:
-    assert {"node-initialize.yaml", "pod-ready.yaml"} <= {path.name for path in binaries.kwok_stages()}
+    stages = {path.name: path.read_text() for path in binaries.kwok_stages()}
+    assert {"node-initialize.yaml", "pod-ready.yaml"} <= stages.keys()
+    assert "containerID: " in stages["pod-ready.yaml"], "as kubelets say it"
 
 
 @pytest.mark.parametrize("group", binaries.GROUPS, ids=lambda group: group.name)

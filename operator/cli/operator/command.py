@@ -78,6 +78,12 @@ def operator_command(  # noqa: PLR0913  each is an option
             help="Public key that signed before; may be given several times. What it signed is signed anew.",
         ),
     ] = None,
+    log_reconciles_from: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0, help="Log each reconcile that takes so long, with what it waited for; 0: all."
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
 ) -> None:
     """Run the operator: in a cluster as its service account, elsewhere as KUBECONFIG says."""
@@ -102,6 +108,7 @@ def operator_command(  # noqa: PLR0913  each is an option
         namespaces=namespaces,
         nodes=None if nodes is None else _given_nodes(nodes),
         signing_key=_given_key(signing_key, signing_key_password_file, former_key or []),
+        reconciles_told_from_s=log_reconciles_from,
     )
     run_operator(settings, health_port=health_port, metrics_port=metrics_port, verbose=verbose)
 

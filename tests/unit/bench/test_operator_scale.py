@@ -12,6 +12,10 @@ from bench.operator.audit_counts import STATUS_WRITE, AuditCounts, total, writes
 from bench.operator.life import CHILDREN, DELETE, IDLE, RESTART, SETTLED, UPDATE, Life
 from bench.operator.phases import Cost
 from bench.operator.process_use import Memory, cpu_s, memory
+from bench.operator.slowest import Look, looks, slowest_tenth
+from specdecode_operator.api.key import Key
+from specdecode_operator.cluster.waits import Wait, Waits
+from specdecode_operator.handlers.metrics import told
 from tests.support.operator_process import USER
 
 PAGE = """
@@ -53,6 +57,10 @@ def test_nothing_observed_has_no_quantile() -> None:
 def line(verb: str, resource: str, stage: str = "ResponseComplete", user: str = USER, subresource: str = "") -> bytes:
     about = {"resource": resource} | ({"subresource": subresource} if subresource else {})
     event = {"verb": verb, "stage": stage, "user": {"username": user}, "objectRef": about}
+    event |= {
+        "requestReceivedTimestamp": "2026-11-23T15:00:00.000000Z",
+        "stageTimestamp": f"2026-11-23T15:0{9 if verb == 'watch' else 0}:00.250000Z",
+    }
     return json.dumps(event, separators=(",", ":")).encode() + b"\n"
 
 
@@ -78,6 +86,7 @@ def test_calls_of_one_user_are_counted_once_and_read_on_when_the_file_is_another
     assert found == {"watch pods": 1, "patch services": 2, STATUS_WRITE: 1, "patch leases": 1}
     assert total(found) == 4, "who leads is nobody's object"
     assert writes(found) == 3
+    assert counts.server_s == 0.75, "of three calls; a watch takes as long as it is wanted"
     counts.close()
 
 
@@ -89,11 +98,19 @@ def test_a_process_is_what_the_kernel_says_of_it() -> None:
     assert 1_000_000 < used.now_bytes <= used.peak_bytes
 
 
+def test_looks_are_read_as_the_operator_tells_of_them() -> None:
+    waits = Waits(Wait(6, 0.25), Wait(1, 0.125))
+    lines = [told(Key("team", "llama"), outcome, 0.5, waits) for outcome in ("done", "failed")]
+    assert looks("\n".join(lines)) == [Look(0.5, 0.25, 6, 0.125)]
+    assert slowest_tenth(looks("\n".join(lines))) is None
+
+
 def life(objects: int, seconds: float) -> Life:
     buckets = {0.1: 90.0, 1.0: 100.0, float("inf"): 100.0}
     calls = Counter({"patch services": objects, STATUS_WRITE: 3 * objects, "patch leases": 50})
-    cost = Cost(seconds, seconds / 2, calls, 5000 * objects, 10 * objects, buckets)
-    still = Cost(60.0, 0.6, Counter(), 0, 0, buckets)
+    looks = [Look(0.1, 0.05, 1, 0.0)] * 18 + [Look(2.0, 1.0, 5, 0.5)] * 2
+    cost = Cost(seconds, seconds / 2, calls, 5000 * objects, 10 * objects, buckets, 0.04 * objects, looks)
+    still = Cost(60.0, 0.6, Counter(), 0, 0, buckets, 0.0, [])
     costs = dict.fromkeys((CHILDREN, SETTLED, RESTART, UPDATE, DELETE), cost) | {IDLE: still}
     used = Memory(100_000_000, 300_000_000)
     return Life(objects, 60.0, costs, [0.1, 0.3, 0.2], 4.0, objects, seconds + 1, {SETTLED: used, RESTART: used})
@@ -118,6 +135,11 @@ def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(mon
     assert rows["200 objects: one change amid them, median of 3"].value == 200.0
     assert "worst 300" in rows["200 objects: one change amid them, median of 3"].remark
     assert rows["200 objects: reconcile P99, update"].value == pytest.approx(910.0)
+    slow = rows["200 objects: slowest tenth of reconciles, update: from"]
+    assert slow.value == 2000.0
+    assert slow.remark == (
+        "50% of it 5.0 calls of the API server (1.0 of the others) of 200 ms, of which it worked 10; 25% engines"
+    )
     assert rows["create, until all children are there: growth"].value == pytest.approx(1.0)
     assert rows["memory: growth"].value == pytest.approx(0.0)
 

@@ -1,6 +1,8 @@
 """What the operator says of its objects and its own work at /metrics."""
 
 import asyncio
+import logging
+import re
 from typing import Any, cast
 
 import pytest
@@ -8,11 +10,15 @@ from prometheus_client.registry import Collector
 
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.key import Key
 from specdecode_operator.api.status.capture import CapturePhase
+from specdecode_operator.cluster import waits
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.waits import for_api_server, for_engines
 from specdecode_operator.handlers.metrics import DeploymentCollector, EndedCaptures, ReconcileTimes
 from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
+from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.resources import SPECDECODE_DEPLOYMENT
 from tests.support.api_server import ApiServer
@@ -81,9 +87,9 @@ def test_a_capture_is_counted_once_when_it_ends() -> None:
 
 def test_reconciles_are_measured_by_outcome() -> None:
     times = ReconcileTimes()
-    with times.measured(deployment.KIND):
+    with times.measured(Key("team", "llama")):
         pass
-    with pytest.raises(OSError, match="gone"), times.measured(capture.KIND):
+    with pytest.raises(OSError, match="gone"), times.measured(Key("team", "night", capture.KIND)):
         raise OSError("gone")
     counts = {key[1:]: value for key, value in samples(times).items() if key[0].endswith("_count")}
     assert counts == {
@@ -92,6 +98,39 @@ def test_reconciles_are_measured_by_outcome() -> None:
         (capture.KIND, "done"): 0,
         (capture.KIND, "failed"): 1,
     }
+
+
+@pytest.mark.parametrize(("from_s", "lines"), [(None, 0), (0.0, 1), (3600.0, 0)])
+async def test_a_reconcile_is_told_with_what_it_waited_for_where_that_is_asked_for(
+    from_s: float | None, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask() -> None:
+        with for_api_server():
+            await asyncio.sleep(0)
+
+    caplog.set_level(logging.INFO)
+    with for_api_server(), ReconcileTimes(from_s).measured(Key("team", "llama")):
+        await asyncio.gather(ask(), ask())
+        with for_engines():
+            pass
+    assert len(caplog.messages) == lines
+    for message in caplog.messages:
+        assert re.fullmatch(
+            r"team/llama: reconcile done in 0\.\d{3} s: 0\.\d{3} s for 2 calls of the API server, "
+            r"0\.\d{3} s for engines, 0\.\d{3} s for the rest",
+            message,
+        )
+
+
+def test_questions_side_by_side_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 14.0, 20.0, 21.0])
+    monkeypatch.setattr(waits.time, "perf_counter", lambda: next(clock))
+    wait = waits.Wait()
+    with wait.one(), wait.one():
+        pass
+    with wait.one():
+        pass
+    assert (wait.questions, wait.seconds) == (3, 5.0)
 
 
 def test_a_capture_whose_job_failed_is_counted_at_its_first_look_and_not_again() -> None:
@@ -106,8 +145,9 @@ def test_a_capture_whose_job_failed_is_counted_at_its_first_look_and_not_again()
     assert samples(ended)["specdecode_captures_ended_total", "Failed"] == 1
 
 
-async def test_a_running_operator_measures_its_looks(api: ApiServer) -> None:
-    state = OperatorState()
+async def test_a_running_operator_measures_its_looks(api: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    state = OperatorState(Settings(reconciles_told_from_s=0.0))
     body = {"metadata": {"namespace": "team", "name": "llama"}, "spec": tiny_cpu(suspend=True)}
     api.create(SPECDECODE_DEPLOYMENT, body)
     try:
@@ -117,5 +157,6 @@ async def test_a_running_operator_measures_its_looks(api: ApiServer) -> None:
         await until(lambda: samples(state.reconcile_times)[looks] > 0, lambda: "it was looked at")
     finally:
         await state.stop()
+    assert re.search(r"team/llama: reconcile done in .* for [1-9]\d* calls of the API server", caplog.text)
     named = {family.name for collector in state.collectors() for family in collector.collect()}
     assert {"specdecode_deployments", "specdecode_plans", "specdecode_captures", "specdecode_captures_ended"} <= named
