@@ -1,5 +1,7 @@
 """Start, stop and health of the operator process."""
 
+import asyncio
+import signal
 from http import HTTPStatus
 from typing import Any
 
@@ -20,6 +22,9 @@ _HEALTH_PATHS = ("/livez", "/readyz", "/healthz")
 async def start(settings: kopf.OperatorSettings, memo: OperatorState, **_: Any) -> None:
     """Set up kopf, connect and begin to work."""
     configure(settings)
+    # kopf ends its watches and workers first, which takes seconds: then it would be too late for whoever waits.
+    for each in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(each, memo.end)
     # In named namespaces nothing is asked of the cluster as a whole: kinds that come later are listed, not watched.
     settings.scanning.disabled = bool(memo.namespaces)
     try:
@@ -85,8 +90,10 @@ def _health(state: OperatorState, leadership: Leadership | None) -> tuple[HTTPSt
         state.check()
     except OperatorStuckError as error:
         return HTTPStatus.INTERNAL_SERVER_ERROR, str(error)
-    if leadership is not None and leadership.stands_by:
-        return HTTPStatus.OK, "ok: another one works, and this one waits for its Lease"
-    if not state.works:
+    if not state.has_started:
         return HTTPStatus.SERVICE_UNAVAILABLE, "it has not connected yet"
-    return HTTPStatus.OK, "ok"
+    if leadership is None or leadership.may_write():
+        return HTTPStatus.OK, "ok"
+    if leadership.stands_by:
+        return HTTPStatus.OK, "ok: another one works; this one sees everything, and waits for its Lease"
+    return HTTPStatus.SERVICE_UNAVAILABLE, "nobody answers what it asks about the Lease: it writes nothing"

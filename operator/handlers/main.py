@@ -13,7 +13,7 @@ from specdecode_operator.admission.review import answer
 from specdecode_operator.admission.server import VALIDATE, serve_admission
 from specdecode_operator.api.base import Body
 from specdecode_operator.handlers import lifecycle, watch
-from specdecode_operator.handlers.leadership.leadership import Leadership, end_at_once, leader_gauge, working
+from specdecode_operator.handlers.leadership.leadership import LeaderCollector, Leadership, end_at_once, holding
 from specdecode_operator.handlers.logs import OneLine
 from specdecode_operator.handlers.metrics import serve_metrics
 from specdecode_operator.handlers.settings import Settings
@@ -31,18 +31,16 @@ def run_operator(settings: Settings, *, health_port: int, metrics_port: int, ver
     if not verbose:
         for name in _CHATTY_LOGGERS:
             logging.getLogger(name).setLevel(logging.WARNING)
-    state = OperatorState(settings)
+    leadership = Leadership(settings.lease, end_at_once) if settings.lease else None
+    state = OperatorState(settings, leadership)
     registry = kopf.OperatorRegistry()
     lifecycle.register(registry)
     watch.register(registry, nodes=not settings.namespaces)
-    leader = leader_gauge()
-    leads = leader.labels("Namespaced" if settings.namespaces else "Cluster")
-    leads.set(settings.lease is None)
-    leadership = Leadership(settings.lease, leads, end_at_once) if settings.lease else None
+    leader = LeaderCollector(leadership, "Namespaced" if settings.namespaces else "Cluster")
     lifecycle.serve_health(health_port, state, leadership)
     port = serve_metrics(metrics_port, leader, *state.collectors(), *_serve_webhook(settings, state))
     logging.getLogger(__name__).info("/metrics is served on port %d", port)
-    with working(leadership):
+    with holding(leadership):
         kopf.run(
             registry=registry,
             clusterwide=not settings.namespaces,
@@ -51,6 +49,7 @@ def run_operator(settings: Settings, *, health_port: int, metrics_port: int, ver
             # kopf would ask for the name of the process's user, which a container need not have.
             identity="specdecode-operator",  # type: ignore[arg-type]  # its type is private to kopf
             memo=state,
+            stop_flag=state.ended,
         )
 
 

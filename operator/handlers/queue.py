@@ -68,9 +68,13 @@ class WorkQueue:
         self._failures: dict[Key, int] = {}
         self._retries: dict[Key, asyncio.TimerHandle] = {}
         self._last_done_s = time.monotonic()
+        self.is_open = True
+        """Whether it takes keys. A replica that waits for the Lease lets them pass: when it leads, it adds all."""
 
     def add(self, key: Key) -> None:
         """Ask for work on a key; asking twice before it starts is asking once."""
+        if not self.is_open:
+            return
         if key in self._running:
             self._again.add(key)
             return
@@ -80,6 +84,8 @@ class WorkQueue:
 
     def add_calmly(self, key: Key) -> None:
         """Ask for work on a key of which nobody has changed anything, as far as is known."""
+        if not self.is_open:
+            return
         if key in self._running:
             self._again.add(key)
         elif key not in self._waiting:

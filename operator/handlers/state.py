@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 from prometheus_client.registry import Collector
 
 from specdecode_operator.api import capture, deployment
-from specdecode_operator.api.base import PART_OF, PART_OF_LABEL
+from specdecode_operator.api.base import PART_OF, PART_OF_LABEL, Body
 from specdecode_operator.api.crd.skew import INSTALL_CRD, crd_skew
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.capture import read_capture
@@ -22,6 +22,7 @@ from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, Not
 from specdecode_operator.cluster.figures_source import FiguresReader
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.leadership.claims import Claims
+from specdecode_operator.handlers.leadership.leadership import Leadership
 from specdecode_operator.handlers.metrics import (
     CaptureCollector,
     DeploymentCollector,
@@ -31,7 +32,7 @@ from specdecode_operator.handlers.metrics import (
     ResidualCollector,
 )
 from specdecode_operator.handlers.own_image import own_image
-from specdecode_operator.handlers.queue import WorkQueue
+from specdecode_operator.handlers.queue import Work, WorkQueue
 from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
 from specdecode_operator.handlers.reconcile.reconciler import Reconciler
 from specdecode_operator.handlers.settings import Settings
@@ -62,14 +63,23 @@ class OperatorStuckError(Exception):
 
 
 class OperatorState:
-    """Cache, queue and connections, from start-up to clean-up."""
+    """Cache, queue and connections, from start-up to clean-up.
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    A replica that waits for the Lease sees everything and does nothing about it: when it leads, it begins at once.
+    """
+
+    def __init__(self, settings: Settings | None = None, leadership: Leadership | None = None) -> None:
         self._settings = settings or Settings()
+        self._leadership = leadership
+        self._leads = False
+        """Whether it has had the Lease, or needs none; whether it may write now the client asks before each write."""
+        self.ended = asyncio.Event()
+        """Set when the work has ended and the process is to end, too."""
         self.cache = Cache()
         self.calibration = CalibrationFile(self._settings.calibration)
         self.figures = FiguresReader(self._settings.prometheus)
         self.queue = WorkQueue()
+        self.queue.is_open = leadership is None
         self.residuals = ResidualCollector()
         self.ended_captures = EndedCaptures()
         self.policy_decisions = PolicyDecisions()
@@ -83,9 +93,10 @@ class OperatorState:
         """When the event loop turned last, on the monotonic clock."""
         self._next_beat: asyncio.TimerHandle | None = None
         self._connections = AsyncExitStack()
+        self._end: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Connect, and begin to work.
+        """Connect, see everything, and begin to work or to wait for the Lease.
 
         Raises
         ------
@@ -93,13 +104,12 @@ class OperatorState:
             When the cluster cannot be reached or looked at; may be called again.
         """
         await self._connections.aclose()
-        cluster = await Cluster.connect(self.namespaces)
+        may_write = (lambda: True) if self._leadership is None else self._leadership.may_write
+        cluster = await Cluster.connect(self.namespaces, may_write)
         self._connections.push_async_callback(cluster.close)
         probe = EngineProbe()
         self._connections.push_async_callback(probe.close)
         claims = Claims(cluster, self.namespaces, self._settings.identity)
-        self._connections.push_async_callback(claims.release)
-        await claims.look()
         await self._list_everything(cluster)
         image = await own_image(cluster)
         reconciler = Reconciler(
@@ -126,18 +136,32 @@ class OperatorState:
 
         self._beat()
         self._tasks = [
-            asyncio.create_task(self.queue.run(reconcile)),
+            asyncio.create_task(self._work(claims, reconcile)),
             asyncio.create_task(self._resync(cluster, claims)),
         ]
 
+    def end(self) -> None:
+        """Begin to end: first the work and the Lease, for which another waits, then the process."""
+
+        async def end() -> None:
+            try:
+                await self.stop()
+            finally:
+                self.ended.set()
+
+        self._end = self._end or asyncio.create_task(end())
+
     async def stop(self) -> None:
-        """End the work and close all connections."""
+        """End the work, give claims and Lease back, and close all connections; twice is once."""
         if self._next_beat is not None:
             self._next_beat.cancel()
-        for task in self._tasks:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._connections.aclose()
+        if self._leadership is not None:
+            await asyncio.to_thread(self._leadership.stop)
 
     def collectors(self) -> tuple[Collector, ...]:
         """Return all that is said at /metrics."""
@@ -163,8 +187,8 @@ class OperatorState:
         return self._settings.namespaces
 
     @property
-    def works(self) -> bool:
-        """Whether it has connected and begun to work."""
+    def has_started(self) -> bool:
+        """Whether it has connected and seen everything."""
         return bool(self._tasks)
 
     def add_all(self, namespace: str | None = None) -> None:
@@ -186,6 +210,18 @@ class OperatorState:
             body = self.cache.parent(key)
             if body is not None and not borrows(body.get("spec") or {}) and read_capture(body).ended is None:
                 self.queue.add_calmly(key)
+
+    async def _work(self, claims: Claims, work: Work) -> None:
+        """Work off the queue once this replica leads: first what nobody has looked at as it is now, then the rest."""
+        if self._leadership is not None:
+            await self._leadership.led()
+        self._leads = self.queue.is_open = True
+        self._connections.push_async_callback(claims.release)
+        await claims.look()
+        for key in self.cache.parents() if self._leadership else ():  # else watches bring them
+            body = self.cache.parent(key)
+            (self.queue.add_calmly if body is None or _is_settled(body) else self.queue.add)(key)
+        await self.queue.run(work)
 
     async def _list_everything(self, cluster: Cluster) -> None:
         """See nodes, children, pods and objects in full.
@@ -250,7 +286,8 @@ class OperatorState:
         """One task for all objects: kopf's timers and daemons would put finalizers on them."""
         for round_ in itertools.count(1):
             await asyncio.sleep(RESYNC_S)
-            await claims.look()
+            if self._leads:
+                await claims.look()
             try:
                 if round_ % _ROUNDS_TO_RELIST == 0:
                     await self._list_everything(cluster)
@@ -261,5 +298,10 @@ class OperatorState:
                             await self._list_objects(cluster, resource)
             except ClusterError as error:
                 _logger.warning("a list is put off: %s", error)
-            for key in self.cache.parents():
+            for key in self.cache.parents() if self._leads else ():
                 self.queue.add_unless_failing(key)
+
+
+def _is_settled(body: Body) -> bool:
+    """Whether the status of an object speaks of its spec as it is now."""
+    return bool((body.get("status") or {}).get("observedGeneration") == body["metadata"]["generation"])

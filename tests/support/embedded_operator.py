@@ -23,7 +23,7 @@ class EmbeddedOperator:
     def __init__(self, arguments: dict[str, Any], health_port: int) -> None:
         self.state: OperatorState = arguments["memo"]
         self.health_port = health_port
-        self.stopped = asyncio.Event()
+        self.stopped: asyncio.Event = arguments["stop_flag"]
 
 
 @asynccontextmanager
@@ -41,8 +41,7 @@ async def embedded_operator(
     of_kopf = kopf.OperatorSettings()
     of_kopf.queueing.idle_timeout = 0.05  # kopf waits so long for each of its workers when it stops
     running, ready = EmbeddedOperator(arguments, port), asyncio.Event()
-    flags = {"stop_flag": running.stopped, "ready_flag": ready}
-    task = asyncio.create_task(kopf.operator(**arguments, **flags, settings=of_kopf))
+    task = asyncio.create_task(kopf.operator(**arguments, ready_flag=ready, settings=of_kopf))
     try:
         async with asyncio.timeout(DEADLINE_S):
             await ready.wait()

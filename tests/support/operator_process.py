@@ -72,6 +72,23 @@ class OperatorProcess:
         if self._process is None:
             self.start()
 
+    def freeze(self) -> None:
+        """Stop it in the middle of whatever it does."""
+        self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Let a frozen one go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Return the exit status of one that ends by itself."""
+        assert self._process is not None
+        return self._process.wait(timeout=_STOP_DEADLINE_S)
+
     def kill(self) -> None:
         """End it as an out-of-memory killer would."""
         assert self._process is not None

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from specdecode_operator.handlers.leadership.lease import LeaseName
     from specdecode_operator.kube.nodes import NodeFacts
 
+_LEASE_S: Final = 6
+_SHORTEST_LEASE_S: Final = 4
+"""It is renewed six times as often, and a busy machine or API server may need a second for that."""
+_LONGEST_LEASE_S: Final = 300
+
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -51,6 +56,15 @@ def operator_command(  # noqa: PLR0913  each is an option
     leader_election: Annotated[
         str | None,
         typer.Option(metavar="LEASE", help="Work only while this Lease of the operator's namespace is held."),
+    ] = None,
+    lease_duration: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=_SHORTEST_LEASE_S,
+            max=_LONGEST_LEASE_S,
+            help=f"With --leader-election: after so long without a renewal another one may work. Absent: {_LEASE_S}.",
+        ),
     ] = None,
     namespace: Annotated[
         list[str] | None,
@@ -104,7 +118,7 @@ def operator_command(  # noqa: PLR0913  each is an option
         webhook=None
         if webhook_port is None or webhook_certificate is None
         else Webhook(webhook_port, webhook_certificate, refuse_does_not_fit),
-        lease=None if leader_election is None else _lease(leader_election),
+        lease=_lease(leader_election, lease_duration),
         namespaces=namespaces,
         nodes=None if nodes is None else _given_nodes(nodes),
         signing_key=_given_key(signing_key, signing_key_password_file, former_key or []),
@@ -113,8 +127,14 @@ def operator_command(  # noqa: PLR0913  each is an option
     run_operator(settings, health_port=health_port, metrics_port=metrics_port, verbose=verbose)
 
 
-def _lease(name: str) -> "LeaseName":
+def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":
     """The Lease in the namespace of the operator's pod, asked for in the pod's name."""
+    if name is None:
+        if duration_s is not None:
+            raise typer.BadParameter(
+                "is for --leader-election alone: give both or neither", param_hint="--lease-duration"
+            )
+        return None
     from specdecode_operator.handlers.leadership.lease import LeaseName  # noqa: PLC0415
     from specdecode_operator.handlers.settings import own_name  # noqa: PLC0415
 
@@ -122,7 +142,7 @@ def _lease(name: str) -> "LeaseName":
     if not namespace or not name:
         fix = "set POD_NAMESPACE, as the pod of the operator has it" if name else "name a Lease"
         raise typer.BadParameter(f"{name or 'an empty name'}: {fix}", param_hint="--leader-election")
-    return LeaseName(namespace, name, own_name())
+    return LeaseName(namespace, name, own_name(), duration_s or _LEASE_S)
 
 
 def _check(prometheus: str | None, prometheus_token_file: Path | None) -> None:

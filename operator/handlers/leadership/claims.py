@@ -4,6 +4,7 @@ An operator of named namespaces holds a Lease in each of them. One of the whole 
 that name the same namespace the one works there that has its Lease.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -11,11 +12,16 @@ from typing import Final
 
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.handlers.leadership.lease import LEASE_S, Candidate, LeaseName, Silence
+from specdecode_operator.handlers.leadership.lease import Candidate, LeaseName, Silence
 from specdecode_operator.kube.resources import LEASE
 from specdecode_operator.kube.rights import SERVES
 from specdecode_operator.kube.untyped import mapping
 from specdecode_operator.problems import printable
+
+CLAIM_S: Final = 30
+"""A namespace whose Lease nobody has renewed for so long is served by others; it is renewed each 15 s."""
+
+_RELEASE_S: Final = 2.0
 
 _NOBODY: Final = ""
 _logger = logging.getLogger(__name__)
@@ -28,7 +34,8 @@ class Claims:
         self, cluster: Cluster, namespaces: Sequence[str], identity: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cluster, self._identity, self._clock = cluster, identity, clock
-        self._candidates = {each: Candidate(cluster, LeaseName(each, SERVES, identity), clock) for each in namespaces}
+        leases = {each: LeaseName(each, SERVES, identity, CLAIM_S) for each in namespaces}
+        self._candidates = {each: Candidate(cluster, lease, clock) for each, lease in leases.items()}
         self._silences: dict[str, Silence] = {}
         """Of the Lease of each namespace that has one."""
         self._others: dict[str, str] = {}
@@ -49,11 +56,13 @@ class Claims:
         self._others = others
 
     async def release(self) -> None:
-        """Give the claims back, so that another need not wait for their end."""
+        """Give the claims back, so that another need not wait for their end; who waits for the Lease is not kept."""
+        until_s = asyncio.get_running_loop().time() + _RELEASE_S
         for candidate in self._candidates.values():
             try:
-                await candidate.release()
-            except ClusterError as error:
+                async with asyncio.timeout_at(until_s):
+                    await candidate.release()
+            except (ClusterError, TimeoutError) as error:
                 _logger.warning("the claim of a namespace ends by itself: %s", error)
 
     async def _claim(self) -> dict[str, str]:
@@ -80,8 +89,8 @@ class Claims:
         for body in bodies:
             namespace = body["metadata"]["namespace"]
             holder = printable(str(mapping(body, "spec").get("holderIdentity") or _NOBODY))
-            silences[namespace] = self._silences.get(namespace, Silence(self._clock))
-            if silences[namespace].lasts_s(body) < LEASE_S and holder not in (_NOBODY, self._identity):
+            silences[namespace] = self._silences.get(namespace, Silence(self._clock, CLAIM_S))
+            if silences[namespace].lasts_s(body) < CLAIM_S and holder not in (_NOBODY, self._identity):
                 found[namespace] = holder
         self._silences = silences
         return found

@@ -9,27 +9,30 @@ import asyncio
 import logging
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from threading import Event, Thread
-from typing import Any, Final
+from threading import Thread
+from typing import Final
 
-from prometheus_client import Gauge
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, ConflictError
 from specdecode_operator.handlers.leadership.lease import Candidate, LeaseName
 
-RENEW_WITHIN_S: Final = 20.0
-"""Whoever could not renew its Lease for so long ends, well before another may take it."""
+_RENEW_WITHIN: Final = 2 / 3
+"""Of the Lease: who could not renew it for so long writes nothing, well before another may take it."""
 
-_RETRY_S: Final = 5.0
-_REQUEST_S: Final = 10.0
+_RETRY_AFTER: Final = 1 / 6
+"""Of the Lease: how often it is renewed, and how often who waits looks at it."""
+
+_STOP_S: Final = 10.0
 
 EXIT_STATUS: Final = 3
-"""Of a process that has lost its Lease."""
+"""Of a process whose Lease another has taken."""
 
 _logger = logging.getLogger(__name__)
 
@@ -37,30 +40,44 @@ _logger = logging.getLogger(__name__)
 class Leadership:
     """A thread that holds the Lease while the operator works, however busy its event loop is.
 
-    ``lost`` is called, with the reason, when the Lease could not be renewed.
+    ``lost`` is called, with the reason, when another has had it: what this process knows is of before then.
     """
 
-    def __init__(self, lease: LeaseName, gauge: Gauge, lost: Callable[[str], None]) -> None:
-        self._lease, self._gauge, self._lost = lease, gauge, lost
+    def __init__(self, lease: LeaseName, lost: Callable[[str], None]) -> None:
+        self._lease, self._lost = lease, lost
+        self._renew_within_s = lease.duration_s * _RENEW_WITHIN
+        self._retry_s = lease.duration_s * _RETRY_AFTER
         self._loop = asyncio.new_event_loop()
-        self._ends, self._has_it = asyncio.Event(), Event()
+        self._ends = asyncio.Event()
+        self._led: Future[None] = Future()
+        self._led.set_running_or_notify_cancel()  # whoever waits for it may give up, and it comes about all the same
+        self._until_s = -math.inf
+        """Until when this process may write, as `_now_s` counts."""
         self.stands_by = False
         """Whether the API server has said that another one works."""
+        self._failure = ""
+        """Why the last look told nothing."""
+        self.transitions: int | None = None
+        """How many times the Lease changed hands; None before the first look at it."""
         self._thread = Thread(target=self._run, name="leadership", daemon=True)
 
     def start(self) -> None:
         """Begin to ask for the Lease."""
         self._thread.start()
 
-    def wait(self) -> None:
-        """Wait until this process has the Lease."""
-        self._has_it.wait()
+    def may_write(self) -> bool:
+        """Whether this process holds the Lease now; any thread may ask."""
+        return _now_s() < self._until_s
+
+    async def led(self) -> None:
+        """Wait until this process has had the Lease."""
+        await asyncio.wrap_future(self._led)
 
     def stop(self) -> None:
-        """Give the Lease back, if this process has it: nothing may be written after that."""
+        """Give the Lease back, if this process has it: nothing may be written after that. Twice is once."""
         with suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(self._ends.set)
-        self._thread.join(timeout=_REQUEST_S)
+        self._thread.join(timeout=_STOP_S)
 
     def _run(self) -> None:
         try:
@@ -76,7 +93,7 @@ class Leadership:
         try:
             candidate = Candidate(cluster, self._lease)
             if await self._renew(candidate):
-                async with asyncio.timeout(_REQUEST_S):
+                async with asyncio.timeout(self._renew_within_s):
                     await candidate.release()
         except (ClusterError, TimeoutError) as error:
             _logger.warning("the Lease was not given back, and ends by itself: %s", error)
@@ -85,74 +102,95 @@ class Leadership:
 
     async def _renew(self, candidate: Candidate) -> bool:
         """Ask for the Lease and renew it until the end is asked for; return whether it is to be given back."""
-        until_s = math.inf
+        led = False
         while not self._ends.is_set():
-            asked_s = time.monotonic()
-            holds, why = await self._look(candidate, min(_REQUEST_S, until_s - asked_s))
+            asked_s = _now_s()
+            holds, why = await self._look(candidate)
+            self.transitions = self.transitions if holds is None else candidate.transitions
             if holds:
-                until_s = asked_s + RENEW_WITHIN_S
-                self._begin()
-            pause_s = min(_RETRY_S, until_s - time.monotonic())
-            if self._has_it.is_set() and (holds is False or pause_s <= 0):
-                self._gauge.set(0)
+                self._until_s = asked_s + self._renew_within_s
+            elif holds is False and self._led.done():
+                self._until_s = -math.inf
                 self._lost(why)
                 return False
+            led = self._say(led, why)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._ends.wait(), pause_s)
-        return self._has_it.is_set()
+                await asyncio.wait_for(self._ends.wait(), max(0.0, asked_s + self._retry_s - _now_s()))
+        self._until_s = -math.inf
+        return self._led.done()
 
-    async def _look(self, candidate: Candidate, within_s: float) -> tuple[bool | None, str]:
+    async def _look(self, candidate: Candidate) -> tuple[bool | None, str]:
         """Return whether the Lease is held, None where that cannot be told, and why not."""
+        has_led = self._led.done()
         try:
-            async with asyncio.timeout(max(0.0, within_s)):
-                holds = await candidate.take()
+            # Half of what there is: a connection that hangs leaves time for another.
+            async with asyncio.timeout(self._renew_within_s / 2):
+                holds = await candidate.take(only_renew=has_led)
         except (ClusterError, TimeoutError) as error:
             why = str(error) or "the API server did not answer in time"
-            if not isinstance(error, ConflictError):  # or somebody wrote in between: the next look tells who
+            if why != self._failure and not isinstance(error, ConflictError):  # of which the next look tells more
                 _logger.warning("Lease %s/%s: %s", self._lease.namespace, self._lease.name, why)
-            self.stands_by = False
+            self.stands_by, self._failure = False, why
             return None, why
-        if not (holds or self.stands_by or self._has_it.is_set()):
+        self._failure = ""
+        if not (holds or self.stands_by or has_led):
             _logger.info("%s works; this one waits for its Lease", candidate.holder)
         self.stands_by = not holds
-        return holds, f"{candidate.holder} has it"
+        return holds, f"{candidate.holder or 'nobody'} has it"
 
-    def _begin(self) -> None:
-        if not self._has_it.is_set():
+    def _say(self, led: bool, why: str) -> bool:
+        """Tell, where it changed, whether this process may write, and return it."""
+        leads = self.may_write()
+        if led and not leads:
+            _logger.warning("nothing is written until the Lease can be renewed: %s", why)
+        elif leads and not self._led.done():
             _logger.info("this one works: it has the Lease %s/%s", self._lease.namespace, self._lease.name)
-            self._gauge.set(1)
-            self._has_it.set()
+            self._led.set_result(None)
+        elif leads and not led:
+            _logger.info("the Lease is renewed, and nobody else had it: this one goes on")
+        return leads
 
 
-def leader_gauge() -> Gauge:
-    """Return what /metrics says of it, by what is served: the whole `Cluster`, or named namespaces (`Namespaced`)."""
-    text = "1 where this replica works, 0 where it waits for the Lease."
-    return Gauge("specdecode_leader", text, ("scope",), registry=None)
+class LeaderCollector(Collector):
+    """What /metrics says of it, by what is served: the whole ``Cluster``, or named namespaces (``Namespaced``)."""
+
+    def __init__(self, leadership: Leadership | None = None, scope: str = "Cluster") -> None:
+        self._leadership, self._scope = leadership, scope
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the samples of one scrape; who works alone leads."""
+        leads = self._leadership is None or self._leadership.may_write()
+        transitions = None if self._leadership is None else self._leadership.transitions
+        for name, text, value in (
+            ("specdecode_leader", "1 where this replica works, 0 where it waits for the Lease.", leads),
+            ("specdecode_lease_transitions", "How many times the Lease of the replicas changed hands.", transitions),
+        ):
+            family = GaugeMetricFamily(name, text, labels=("scope",))
+            if value is not None:
+                family.add_metric((self._scope,), value)
+            yield family
 
 
 def end_at_once(why: str) -> None:
-    """End the process, whatever it is about: another one may work from now on."""
+    """End the process, whatever it is about: another one works."""
     _logger.critical("the Lease is lost, and this process ends: %s", why)
     logging.shutdown()
     os._exit(EXIT_STATUS)
 
 
 @contextmanager
-def working(leadership: Leadership | None) -> Iterator[None]:
-    """Wait for the Lease, let the block work while it is held, and give it back."""
+def holding(leadership: Leadership | None) -> Iterator[None]:
+    """Ask for the Lease while the block runs, and give it back."""
     if leadership is None:
         yield
         return
-    # Until kopf sets its own: a process that is the first of its container ignores what it has no handler for.
-    before = signal.signal(signal.SIGTERM, _exit)
     leadership.start()
     try:
-        leadership.wait()
         yield
     finally:
         leadership.stop()
-        signal.signal(signal.SIGTERM, before)
 
 
-def _exit(*_: Any) -> None:
-    raise SystemExit(0)
+def _now_s() -> float:
+    """Seconds on a clock that nobody sets, and that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

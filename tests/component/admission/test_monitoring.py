@@ -16,7 +16,7 @@ from devcluster import chart
 from devcluster.host.errors import ClusterError
 from specdecode_operator.admission.metrics import AdmissionCollector
 from specdecode_operator.engine.settings_watch import METRIC
-from specdecode_operator.handlers.leadership.leadership import leader_gauge
+from specdecode_operator.handlers.leadership.leadership import LeaderCollector
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.monitoring.figures import FIGURES
 from tests.component.admission.test_install import NAME, helm
@@ -55,7 +55,7 @@ def dashboard_expressions() -> list[str]:
 
 def series_of_the_operator() -> set[str]:
     """Names of all series that the operator publishes."""
-    collectors = (*OperatorState().collectors(), leader_gauge(), AdmissionCollector(lambda: None))
+    collectors = (*OperatorState().collectors(), LeaderCollector(), AdmissionCollector(lambda: None))
     families = list(chain.from_iterable(collector.collect() for collector in collectors))
     return {each.name for each in families} | {sample.name for each in families for sample in each.samples}
 

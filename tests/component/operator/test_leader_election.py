@@ -1,42 +1,132 @@
-"""Two operators with the rights that they are installed with: one works, and the other takes over."""
+"""Of several operators one works, with the rights that they are installed with, and the next one takes over."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
+from specdecode_operator.handlers.leadership.leadership import EXIT_STATUS
+from tests.support.conditions import condition
+from tests.support.faults.calls import Call, Moment
+from tests.support.faults.faults import Delay, Fault
+from tests.support.faults.proxy import FaultProxy
 from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
 from tests.support.waiting import eventually
 
 
-def apply(kubectl: Kubectl, name: str) -> None:
-    body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment"}
-    answer = kubectl.apply(yaml.safe_dump({**body, "metadata": {"name": name}, "spec": tiny_cpu(suspend=True)}))
+def write(kubectl: Kubectl, name: str, replicas: int = 1) -> None:
+    body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": name}}
+    answer = kubectl.write(yaml.safe_dump(body | {"spec": tiny_cpu(replicas=replicas)}))
     assert answer.returncode == 0, answer.stderr
-    eventually(lambda: "plan" in kubectl.object("sdd", name).get("status", {}), f"{name} is planned")
+
+
+def wanted(kubectl: Kubectl, name: str) -> object:
+    """How many engines the operator asks for."""
+    return kubectl.object("deployment", name)["spec"]["replicas"]
+
+
+def is_carried_out(kubectl: Kubectl, name: str, replicas: int = 1) -> None:
+    eventually(lambda: wanted(kubectl, name) == replicas, f"somebody has seen to {name}")
+
+
+def holder(kubectl: Kubectl) -> object:
+    return kubectl.within(NAMESPACE).object("lease", SERVICE_ACCOUNT)["spec"]["holderIdentity"]
 
 
 def test_the_second_waits_and_takes_over_from_the_first(
     operator: OperatorProcess, kubectl: Kubectl, tmp_path: Path
 ) -> None:
-    lease = kubectl.within(NAMESPACE)
-
-    def holder() -> object:
-        return lease.object("lease", SERVICE_ACCOUNT)["spec"]["holderIdentity"]
-
     second = OperatorProcess(operator.kubeconfig, tmp_path / "log", "pod-2")
     second.start()
     try:
         assert "waits for its Lease" in second.health()
-        apply(kubectl, "before")
-        assert holder() == "pod-1"
+        write(kubectl, "before")
+        is_carried_out(kubectl, "before")
+        assert holder(kubectl) == "pod-1"
         assert operator.stop() == 0
-        apply(kubectl, "after")
-        assert holder() == "pod-2"
+        write(kubectl, "after")
+        is_carried_out(kubectl, "after")
+        assert holder(kubectl) == "pod-2"
         operator.start()
         assert "waits for its Lease" in operator.health()
-        assert operator.stop() == 0, "one that waits ends as well as one that works"
+        second.kill()
+        write(kubectl, "after", replicas=2)
+        is_carried_out(kubectl, "after", replicas=2)
+        assert holder(kubectl) == "pod-1"
     finally:
         assert second.stop() == 0
-    assert holder() == ""
+
+
+@contextmanager
+def behind_a_proxy(kubeconfig: Path, folder: Path, name: str) -> Iterator[tuple[OperatorProcess, FaultProxy]]:
+    """An operator whose calls are seen, started and ended."""
+    with FaultProxy(kubeconfig) as proxy:
+        through = proxy.write_kubeconfig(kubeconfig, folder / name)
+        process = OperatorProcess(through, folder / f"{name}.log", name)
+        try:
+            process.start()
+            yield process, proxy
+        finally:
+            process.kill()
+
+
+class HeldCall:
+    """The first call of a kind, held back on its way to the server until it may go on."""
+
+    def __init__(self, permission: str, name: str) -> None:
+        self._what = (permission, name)
+        self.call: Call | None = None
+        self._may_go = threading.Event()
+
+    def __call__(self, call: Call, moment: Moment) -> bool:
+        if self.call is None and moment == "before" and (call.permission, call.name) == self._what:
+            self.call = call
+            self._may_go.wait()
+        return False
+
+    def let_go(self) -> None:
+        self._may_go.set()
+
+
+def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes_and_what_it_had_sent_is_repaired(
+    operator: OperatorProcess, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    assert operator.stop() == 0
+    with (
+        behind_a_proxy(operator.kubeconfig, tmp_path, "frozen") as (first, its_calls),
+        behind_a_proxy(operator.kubeconfig, tmp_path, "other") as (second, _),
+    ):
+        for name in ("early", "held"):
+            write(kubectl, name)
+            is_carried_out(kubectl, name)
+        assert holder(kubectl) == "frozen"
+        # It has looked at the Lease, has sent a write, and is frozen before that arrives.
+        its_calls.hook = held = HeldCall("patch deployments.apps", "held")
+        write(kubectl, "held", replicas=2)
+        eventually(lambda: held.call, "it writes")
+        first.freeze()
+        write(kubectl, "held", replicas=3)
+        is_carried_out(kubectl, "held", replicas=3)
+        assert holder(kubectl) == "other"
+        for name in ("early", "late"):
+            write(kubectl, name, replicas=4)
+            is_carried_out(kubectl, name, replicas=4)
+        held.let_go()
+        eventually(lambda: held.call and held.call.status, "the late write has arrived")
+        is_carried_out(kubectl, "held", replicas=3)
+
+        # It has much to do when it wakes, and is not told soon that it lost the Lease.
+        its_calls.faults = [Fault(Delay(1), "* leases*")]
+        its_calls.calls.clear()
+        first.wake()
+        assert first.wait() == EXIT_STATUS
+        asked = [call.permission for call in its_calls.calls]
+        assert any(permission.startswith("get leases") for permission in asked), asked
+        assert [str(call) for call in its_calls.calls if call.writes and "leases" not in call.resource] == []
+        assert wanted(kubectl, "held") == 3
+        assert condition(kubectl, "held", "Planned")[0] == "True"
+        assert "ok" in second.health()

@@ -203,6 +203,7 @@ async def test_a_deletion_that_no_watch_told_of_is_seen_in_named_namespaces(api:
     await state.start()
     assert [key.name for key in state.cache.parents()] == ["llama"]
     api.remove(SPECDECODE_DEPLOYMENT, "llama")
+    await state.stop()
     await state.start()
     assert not state.cache.parents()
     await state.stop()
