@@ -1,14 +1,16 @@
 """How the operator knows its own words again that lie in ConfigMaps, where others can write too.
 
 Whoever may write ConfigMaps in a namespace can write one with our labels, our owner and our name. So the status, which
-only the operator may write, holds the SHA-256 of each entry that it reads back: another text is not believed.
+only the operator may write, holds the SHA-256 of each entry that it reads back: another text is not believed. It holds
+that of each child, too, as the API server made it at the last apply: the next operator applies only what is another.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.status.deployment import KeptEntry
+from specdecode_operator.kube.drift import Identity
 
 
 def digests(config_map: str, entries: Mapping[str, str]) -> dict[str, str]:
@@ -28,6 +30,22 @@ def believed(config_map: str, entries: Mapping[str, str], proofs: Mapping[str, s
 def proofs_in(body: Body) -> dict[str, str]:
     """Return the digests in the status of an object as the API server has it."""
     return {each["entry"]: each["sha256"] for each in (body.get("status") or {}).get("kept") or []}
+
+
+def own_proofs(kept: Iterable[KeptEntry]) -> dict[str, str]:
+    """Return the digests of entries in a status, without those of children."""
+    return {each.entry: each.sha256 for each in kept if not each.entry[:1].isupper()}
+
+
+def child_entry(child: Identity) -> str:
+    """Return the entry of a child; kinds have capitals, which names of ConfigMaps have not."""
+    return "/".join(child)
+
+
+def children_proofs(kept: Iterable[KeptEntry]) -> dict[Identity, str]:
+    """Return the digests of children in a status."""
+    split = [(each.entry.partition("/"), each.sha256) for each in kept]
+    return {(kind, name): digest for (kind, _, name), digest in split if kind[:1].isupper()}
 
 
 def kept_entries(proofs: Mapping[str, str]) -> list[KeptEntry]:

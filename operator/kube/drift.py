@@ -19,7 +19,7 @@ def needs_apply(desired: Body, live: Body, applied: str | None) -> bool:
     ``applied`` is the `content_digest` of the API server's answer when it was last
     applied: values come back in other words (1024Mi as 1Gi), so the live
     object is compared with that answer and not with what was sent. Without an
-    answer, after a start, it is applied once; that changes nothing.
+    answer it is applied once; that changes nothing.
     """
     return not is_same_wish(desired, live) or applied is None or content_digest(live) != applied
 

@@ -275,13 +275,13 @@ class AcceptanceStatus(ApiModel):
 
 
 class KeptEntry(ApiModel):
-    """An entry of a ConfigMap that the operator wrote: another text there is not believed."""
+    """What the operator wrote, by which it is known again: an entry of a ConfigMap, or a child."""
 
     entry: str = Field(max_length=512)
-    """ConfigMap/entry."""
+    """ConfigMap/entry, or Kind/name of a child."""
 
     sha256: Word
-    """Of its text."""
+    """Of an entry's text, or of a child's content as the API server made it: another is not believed, or repaired."""
 
 
 class SpecDecodeDeploymentStatus(ApiModel):
@@ -323,7 +323,7 @@ class SpecDecodeDeploymentStatus(ApiModel):
     """Schedules of captures."""
 
     kept: list[KeptEntry] = Field(default=[], max_length=64)
-    """What the operator keeps in ConfigMaps and reads back."""
+    """What the operator keeps in ConfigMaps and reads back, and how it left its children."""
 
     replicas: int | None = None
     """Engine pods that exist."""

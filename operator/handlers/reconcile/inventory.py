@@ -5,7 +5,8 @@ Nothing is taken over that belongs to somebody else.
 
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from specdecode_operator.api import base
 from specdecode_operator.api.base import Body
@@ -53,6 +54,25 @@ class ChildNameTakenError(BlockedError):
         )
 
 
+@dataclass
+class _Applied:
+    """What the API server made of a child when it was applied last."""
+
+    digest: str
+    version: str = ""
+    """The latest version that was seen to have it."""
+
+    def needs_another(self, child: Body, live: Body) -> bool:
+        """Whether applying the child again would change the live one."""
+        version = live["metadata"]["resourceVersion"]
+        if version == self.version:
+            return not is_same_wish(child, live)
+        if needs_apply(child, live, self.digest):
+            return True
+        self.version = version
+        return False
+
+
 class Inventory:
     """Children of the objects of one of our kinds, and how they are written."""
 
@@ -60,8 +80,8 @@ class Inventory:
         self._cluster = cluster
         self._cache = cache
         self._kinds = kinds
-        self._applied: defaultdict[Key, dict[str, str]] = defaultdict(dict)
-        """Digests of what the API server made of the children when they were last applied, by their UIDs."""
+        self._applied: defaultdict[Key, dict[Identity, _Applied]] = defaultdict(dict)
+        """What the API server made of the children when they were last applied."""
         self._repairs: defaultdict[Key, Repairs] = defaultdict(Repairs)
 
     def owned(self, key: Key, uid: str) -> dict[Identity, Body]:
@@ -72,6 +92,16 @@ class Inventory:
             for child in self._cache.children_of(key, resource.kind)
             if is_owned(child, uid)
         }
+
+    def believe(self, key: Key, proofs: Mapping[Identity, str]) -> None:
+        """Take over what an earlier operator knew of the children of an object: digests of them as it left them."""
+        if key not in self._applied:
+            self._applied[key] = {child: _Applied(digest) for child, digest in proofs.items()}
+
+    def proofs(self, key: Key, uid: str) -> dict[Identity, str]:
+        """Return the digests of the children as they were left, for the next operator."""
+        applied = self._applied.get(key, {})
+        return {child: applied[child].digest for child in self.owned(key, uid) if child in applied}
 
     async def check_names(self, key: Key, uid: str, missing: Iterable[Body]) -> None:
         """Make sure that no child that is still missing has the name of something else.
@@ -108,13 +138,13 @@ class Inventory:
             await self._apply(key, child)
             return
         uid, managers, now_s = live["metadata"]["uid"], foreign_managers(live, kept_managers), time.monotonic()
-        applied = self._applied[key].get(uid)
-        if not managers and not needs_apply(child, live, applied):
+        applied = self._applied[key].get(identity(child))
+        if not managers and applied is not None and not applied.needs_another(child, live):
             return
         is_drift = is_same_wish(child, live)
         if is_drift and not self._repairs[key].may_repair(uid, now_s):
             return
-        if is_drift and (managers or applied):  # after a start all is applied once, and hardly any has changed
+        if is_drift and (managers or applied):  # what nobody knows is applied once, and hardly any has changed
             live = await self._read_again(key, live)
             managers = foreign_managers(live, kept_managers)
         if managers:
@@ -143,7 +173,7 @@ class Inventory:
             When the API server refuses or cannot be reached.
         """
         await self._cluster.delete(child)
-        self._applied[key].pop(child["metadata"]["uid"], None)
+        self._applied[key].pop(identity(child), None)
         self._repairs[key].forget(child["metadata"]["uid"])
 
     def forget(self, key: Key) -> None:
@@ -156,7 +186,7 @@ class Inventory:
         answer = await self._cluster.apply(child)
         # The live object comes from the cache, so what it is compared with must be as slim.
         slimmed = slim(child["kind"], answer)
-        self._applied[key][answer["metadata"]["uid"]] = content_digest(slimmed)
+        self._applied[key][identity(child)] = _Applied(content_digest(slimmed), answer["metadata"]["resourceVersion"])
         self._cache.put(child["kind"], answer)
         return slimmed
 

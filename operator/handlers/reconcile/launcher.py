@@ -19,6 +19,7 @@ from specdecode_operator.deployment.changes import (
     workloads_to_scale,
 )
 from specdecode_operator.deployment.desired_state import DesiredState
+from specdecode_operator.deployment.kept import child_entry, children_proofs
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
@@ -66,6 +67,7 @@ class Launcher:
         ClusterError
             When the API server refuses or cannot be reached.
         """
+        self._inventory.believe(parent.key, children_proofs(parent.status.kept))
         owned = self.owned(parent)
         desired = self._attested(parent, desired, owned)
         live, pods = self.workload(parent, desired.workload), self._cache.children_of(parent.key, POD.kind)
@@ -112,6 +114,10 @@ class Launcher:
             When the API server refuses or cannot be reached.
         """
         await self._inventory.apply(parent.key, parent.uid, [child], parent.kept_managers)
+
+    def proofs(self, parent: Parent) -> dict[str, str]:
+        """Return the digests of the children as they were left, as the status holds them."""
+        return {child_entry(child): digest for child, digest in self._inventory.proofs(parent.key, parent.uid).items()}
 
     def repairs(self, parent: Parent) -> Repairs:
         """Return what was repaired of the children of an object."""

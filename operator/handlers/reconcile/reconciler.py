@@ -24,7 +24,7 @@ from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.deployment.history import update_group_history, update_last_good
-from specdecode_operator.deployment.kept import believed, digests, kept_entries, proofs_in
+from specdecode_operator.deployment.kept import believed, digests, kept_entries, own_proofs, proofs_in
 from specdecode_operator.deployment.models.download import downloads_name, read_downloads
 from specdecode_operator.deployment.models.jobs import is_model_pod
 from specdecode_operator.deployment.models.model_facts import believed_entries
@@ -235,7 +235,7 @@ class Reconciler:
     def _proofs(self, parent: Parent) -> Mapping[str, str]:
         """Return the digests of what the operator keeps in ConfigMaps for an object."""
         kept = self._record(parent).kept
-        return {each.entry: each.sha256 for each in parent.status.kept} if kept is None else kept
+        return own_proofs(parent.status.kept) if kept is None else kept
 
     def _believed(self, parent: Parent, name: str) -> Body:
         """Return a ConfigMap of an object as far as the operator wrote it."""
@@ -386,7 +386,8 @@ class Reconciler:
     ) -> None:
         """Write the status where it says something new, and tell of it in Events."""
         status = compose_status(parent, desired, observation, self._now(), schedules, policy=policy)
-        status = status.model_copy(update={"kept": kept_entries(self._proofs(parent))})
+        proofs = {**self._proofs(parent), **self._launcher.proofs(parent)}
+        status = status.model_copy(update={"kept": kept_entries(proofs)})
         if status == parent.status:
             return
         if not await self._reporter.write(parent.key, parent.uid, status):

@@ -52,12 +52,31 @@ class TestSteps:
         await world.reconciler.reconcile(read_parent(world.object).key)
         assert world.api.requests == [], "of what is there nothing is asked either"
 
-    async def test_another_process_applies_all_once_for_it_does_not_know_what_was_answered(self, world: World) -> None:
+    async def test_another_process_writes_nothing_where_all_is_as_the_one_before_left_it(self, world: World) -> None:
         world.add(tiny_cpu())
         await world.look()
         world.restart()
+        assert await world.look() == []
+
+    async def test_what_changed_while_no_operator_was_there_is_undone_and_told(self, world: World) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        service = world.api.find(SERVICE, "llama") or {}
+        world.api.change(SERVICE, "llama", spec={**service["spec"], "ports": []})
+        world.restart()
+        assert await world.look() == ["patch services llama"]
+        assert (world.api.find(SERVICE, "llama") or {})["spec"] == service["spec"]
+        assert "DriftRepaired" in world.told()
+
+    async def test_without_its_status_all_is_applied_once_for_nobody_knows_what_was_answered(
+        self, world: World
+    ) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        world.api.change(SPECDECODE_DEPLOYMENT, "llama", status={})
+        world.restart()
         versions = [body["metadata"]["resourceVersion"] for each in CHILDREN for body in world.all(each)]
-        assert await world.look() == CHILD_WRITES
+        assert await world.look() == [*CHILD_WRITES, STATUS]
         assert versions == [body["metadata"]["resourceVersion"] for each in CHILDREN for body in world.all(each)]
         assert await world.look() == []
 
