@@ -49,6 +49,10 @@ QUEUE_LABEL = f"{QUEUE_PREFIX}queue-name"
 QUEUE_PRIORITY_LABEL = f"{QUEUE_PREFIX}priority-class"
 """Beside it: a WorkloadPriorityClass."""
 
+CAPTURED_ENGINE_ANNOTATION = "specdecode.io/captured-engine"
+ACCEPTED_ANNOTATION = "specdecode.io/accepted"
+"""On the Job of a capture: what its status says of engine and arms, should the operator end before it is written."""
+
 TEMPLATE_HASH_ANNOTATION = "specdecode.io/template-hash"
 OWNED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
 

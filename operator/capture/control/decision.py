@@ -43,7 +43,9 @@ from specdecode_operator.capture.control.volume import (
 from specdecode_operator.deployment.blocked import OPERATOR_IMAGE_UNKNOWN, Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.pods.readiness import Readiness, place_word, readiness_of, stalled, working
+from specdecode_operator.deployment.spec.engine_fields import is_engine_word
 from specdecode_operator.deployment.spec.pydantic_problems import parsed_spec
+from specdecode_operator.kube.labels import ACCEPTED_ANNOTATION, CAPTURED_ENGINE_ANNOTATION
 from specdecode_operator.problems import InvalidSpecError
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -83,7 +85,7 @@ class Decision:
     finished_at: str | None = None
     claim: str | None = None
     engine: str | None = None
-    """What tells the engines that are measured from others; None where no Job is created."""
+    """What tells the engines that are measured from others; None before its Job is created."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,23 @@ def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> Dec
     decision = _next_step(capture, spec, observed)
     if decision.succeeded.status is not UNKNOWN and decision.finished_at is None:
         decision = replace(decision, finished_at=now.strftime(_TIME))
-    if decision.accepted is _ACCEPTED and capture.accepted is not None:
+    engine, words = _noted(capture, observed.job)
+    if decision.accepted is _ACCEPTED and words:
         # What was noted of its arms when it began is still so.
-        decision = replace(decision, accepted=replace(_ACCEPTED, message=capture.accepted.message))
+        decision = replace(decision, accepted=replace(_ACCEPTED, message=words))
+    decision = replace(decision, engine=decision.engine or engine)
     changes = _claim_changes(capture, spec.storage, observed.claim, decision)
     return replace(decision, claim=claim, writes=replace(decision.writes, claim_metadata=changes))
+
+
+def _noted(capture: Capture, job: Body | None) -> tuple[str | None, str | None]:
+    """Return the engine and what was said of the arms when a capture began; its Job tells if the status never did."""
+    notes = ((job or {}).get("metadata") or {}).get("annotations") or {}
+    engine = notes.get(CAPTURED_ENGINE_ANNOTATION, "")
+    return (
+        capture.status.engine or (engine if is_engine_word(engine) else None),
+        capture.accepted.message if capture.accepted else notes.get(ACCEPTED_ANNOTATION),
+    )
 
 
 def internal_error(capture: Capture, error: Exception) -> Decision:
@@ -304,16 +318,22 @@ def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: Captur
     if observed.goes_first is not None:
         return _waiting(observed)
     wants_claim = spec.storage.existing_claim is None and observed.claim is None
-    writes = Writes(
-        claim=render_claim(capture, spec.deployment, spec.storage) if wants_claim else None,
-        job=with_golden(
-            render_job(capture, spec, source, arms, observed.operator_image), capture, spec, observed.golden
-        ),
-    )
-    pending = _queued(capture) if capture.queue_labels else _pending("Starting", "the Job is created")
     words = "; ".join([_ACCEPTED.message, *arm_notes(arms)])
     engine = observed.deployment.engine if observed.deployment else None
+    job = with_golden(render_job(capture, spec, source, arms, observed.operator_image), capture, spec, observed.golden)
+    writes = Writes(
+        claim=render_claim(capture, spec.deployment, spec.storage) if wants_claim else None,
+        job=_with_notes(job, engine, words),
+    )
+    pending = _queued(capture) if capture.queue_labels else _pending("Starting", "the Job is created")
     return replace(pending, accepted=replace(_ACCEPTED, message=words), writes=writes, engine=engine)
+
+
+def _with_notes(job: Body, engine: str | None, words: str) -> Body:
+    """Return a Job that says what the status is to say of its beginning: the operator may end between the two."""
+    notes = {CAPTURED_ENGINE_ANNOTATION: engine, ACCEPTED_ANNOTATION: words if words != _ACCEPTED.message else None}
+    annotations = (job["metadata"].get("annotations") or {}) | {name: each for name, each in notes.items() if each}
+    return {**job, "metadata": {**job["metadata"], "annotations": annotations}}
 
 
 def _blocked(blocked: Blocked) -> Decision:

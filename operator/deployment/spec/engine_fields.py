@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from typing import Any, Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
@@ -25,6 +26,11 @@ def engine_word(spec: SpecDecodeDeploymentSpec, plan: PlanStatus | None = None) 
     place = (plan.product, plan.tensor, plan.gpus_per_replica, plan.nodes_per_replica) if plan else ()
     text = json.dumps([engine_fields(spec), *place], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_engine_word(text: object) -> bool:
+    """Whether a text that others may have written has the form of such a word."""
+    return isinstance(text, str) and re.fullmatch(r"[0-9a-f]{16}", text) is not None
 
 
 def with_policy(spec: SpecDecodeDeploymentSpec, status: PolicyStatus | None) -> SpecDecodeDeploymentSpec:

@@ -1,6 +1,7 @@
 """Calls of the Kubernetes API, as they pass."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Literal
 
 from aiohttp import web
@@ -33,6 +34,9 @@ class Call:
     caller: str
     """How it calls itself: its user agent."""
 
+    at_s: float = field(default_factory=time.monotonic)
+    """When it came, on the monotonic clock."""
+
     faults: str = ""
     """What went wrong on purpose."""
 
@@ -40,7 +44,10 @@ class Call:
     """Whether it came to the server."""
 
     status: int = 0
-    """What the caller was answered; 0 where it was not."""
+    """Of the answer; 0 where there was none."""
+
+    cut: bool = False
+    """Whether the connection was reset, so that the caller got no answer."""
 
     @property
     def permission(self) -> str:
@@ -54,7 +61,7 @@ class Call:
 
     def __str__(self) -> str:
         where = "/".join(part for part in (self.namespace, self.name) if part)
-        words = (str(self.number), self.verb, self.resource, where, str(self.status), self.faults)
+        words = (str(self.number), self.verb, self.resource, where, str(self.status), "cut" * self.cut, self.faults)
         return " ".join(filter(None, words))
 
 

@@ -120,20 +120,20 @@ class FaultProxy:
         faults = self._armed.of_call(call.permission, call.name)
         call.faults = " ".join(map(str, faults))
         if self.hook and self.hook(call, "before"):
-            return _reset(request)
+            return _reset(request, call)
         for fault in faults:
             match fault:
                 case Delay(seconds):
                     await asyncio.sleep(seconds)
                 case Reset(after=False):
-                    return _reset(request)
+                    return _reset(request, call)
                 case Refuse(status, retry_after_s):
                     call.status = status
                     return _refusal(status, retry_after_s)
         try:
             return await self._pass_on(request, call, faults)
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):  # one of both sides is gone
-            return _reset(request)
+            return _reset(request, call)
 
     async def _pass_on(self, request: web.Request, call: Call, faults: list[OfCall]) -> web.StreamResponse:
         remembered = self._answers.get(call.path) if Stale() in faults and call.verb in {"get", "list"} else None
@@ -150,9 +150,9 @@ class FaultProxy:
                 call.status = answer.status
                 return await self._watch(request, call, answer, kind)
             body = await answer.read()
-        if (self.hook and self.hook(call, "after")) or Reset(after=True) in faults:
-            return _reset(request)
         call.status = answer.status
+        if (self.hook and self.hook(call, "after")) or Reset(after=True) in faults:
+            return _reset(request, call)
         if call.verb in {"get", "list"} and answer.ok:
             self._remember(call.path, answer.status, body)
         passed_back = {name: answer.headers[name] for name in ("Retry-After", "Warning") if name in answer.headers}
@@ -215,8 +215,9 @@ def _refusal(status: int, retry_after_s: int | None) -> web.Response:
     return web.json_response(_status(status), status=status, headers=headers)
 
 
-def _reset(request: web.Request) -> web.Response:
+def _reset(request: web.Request, call: Call) -> web.Response:
     """End the connection as a machine does that knows nothing of it: by a TCP RST, not in order."""
+    call.cut = True
     if request.transport is not None:
         connection = request.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,5 +1,6 @@
 """From a capture and what was seen to objects: what is refused, waited for, borrowed and cleaned up."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from specdecode_operator.capture.control.decision import blocked_by_cluster
 from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.capture.control.status import compose_status, is_outlived
 from specdecode_operator.deployment.pods.readiness import stalled
-from specdecode_operator.kube.labels import QUEUE_LABEL
+from specdecode_operator.kube.labels import CAPTURED_ENGINE_ANNOTATION, QUEUE_LABEL
 from tests.support.capture_decisions import NOW, after, decided, words
 from tests.support.captures import (
     capture,
@@ -225,3 +226,15 @@ def test_a_spec_of_another_version_of_the_crd_is_refused_by_name() -> None:
     assert words(status)["Accepted"] == ("False", "Invalid")
     (message,) = (each.message for each in status.conditions if each.type == "Accepted")
     assert "spec.seed" in message
+
+
+def test_an_operator_that_ended_before_it_wrote_the_status_says_what_was_measured_all_the_same() -> None:
+    first = surroundings(deployment=replace(observed_deployment(), engine="0123456789abcdef"))
+    decision, status = decided(capture(), first)
+    made = decision.writes.job
+    assert made is not None
+    again = {**job(), "metadata": {**job()["metadata"], "annotations": made["metadata"]["annotations"]}}
+    _, later = decided(capture(), surroundings(deployment=None, job=again))
+    assert later.engine == status.engine == "0123456789abcdef"
+    forged = {**again, "metadata": {**again["metadata"], "annotations": {CAPTURED_ENGINE_ANNOTATION: "x" * 300}}}
+    assert decided(capture(), surroundings(job=forged))[1].engine is None

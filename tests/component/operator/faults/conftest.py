@@ -1,0 +1,43 @@
+"""The operator behind the fault proxy, as a process that is killed and started again."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.faults.forked_operator import ForkedOperator
+from tests.support.faults.proxy import FaultProxy
+from tests.support.operator_process import OperatorProcess
+
+
+@dataclass
+class Faulty:
+    """An operator and what stands between it and the API server."""
+
+    proxy: FaultProxy
+    operator: ForkedOperator
+
+
+@pytest.fixture(scope="session")
+def faulty(operator_process: OperatorProcess) -> Iterator[Faulty]:
+    """An operator behind the proxy, with the rights that it is installed with; the session's own one does not run."""
+    folder = operator_process.log.parent
+    with FaultProxy(operator_process.kubeconfig) as proxy:
+        through = proxy.write_kubeconfig(operator_process.kubeconfig, folder / "through-proxy")
+        operator = ForkedOperator(through, operator_process.log)
+        try:
+            yield Faulty(proxy, operator)
+        finally:
+            operator.kill()
+
+
+@pytest.fixture
+def behind_proxy(faulty: Faulty, operator_process: OperatorProcess) -> Iterator[Faulty]:
+    """The same, fresh and without faults."""
+    assert operator_process.stop() == 0
+    faulty.proxy.faults = ()
+    faulty.proxy.calls.clear()
+    faulty.operator.start()
+    yield faulty
+    faulty.operator.kill()
+    faulty.proxy.faults = ()
