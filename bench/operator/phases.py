@@ -1,5 +1,6 @@
 """A life of many objects under one controller, phase by phase, and what each phase cost."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -10,11 +11,12 @@ from typing import Final
 
 from bench.operator import histogram
 from bench.operator.audit_counts import AuditCounts, writes
-from bench.operator.process_use import Memory, cpu_s, memory
+from bench.operator.process_use import Memory, cpu_of_all_s, cpu_s, machine_cpu_s, memory
 from bench.operator.slowest import Look, looks
 from bench.operator.subjects import Operator, Subject
 from bench.operator.watching import Name, NotInTimeError, Seen, Watched
 from devcluster.cluster.control_plane import audit_log
+from devcluster.host import processes
 from devcluster.host.errors import ClusterError
 from tests.support.waiting import eventually
 
@@ -42,6 +44,13 @@ class Cost:
     """What the API server took for the calls."""
     looks: list[Look]
     """What the operator says of its reconciles; empty for others."""
+    others_s: float
+    """CPU time that others took of the machine: what does not belong to the bench and its cluster."""
+
+    @property
+    def others_cores(self) -> float:
+        """How many cores others took all the while: where they take more, everything takes longer."""
+        return max(0.0, self.others_s / self.wall_s)
 
 
 class Measured:
@@ -83,6 +92,7 @@ class Measured:
             histogram.since(before.reconciles if is_same else {}, after.reconciles),
             after.server_s - before.server_s,
             after.looks[len(before.looks) :],
+            after.others_s - before.others_s,
         )
         self.say(f"{phase}: {costs[phase].wall_s:.1f} s, {costs[phase].cpu_s:.1f} s CPU")
 
@@ -173,6 +183,7 @@ class Measured:
             histogram.buckets(subject.metrics(), _DURATION, labels) if isinstance(subject, Operator) else {},
             self._audit.server_s,
             looks(subject.process.log.read_text()) if isinstance(subject, Operator) else [],
+            machine_cpu_s() - cpu_of_all_s(processes.marked(stand.cluster.state) | {subject.pid, os.getpid()}),
         )
 
     def _reaction_s(self, name: Name) -> float:

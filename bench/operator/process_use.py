@@ -1,6 +1,8 @@
 """What a process took of the machine, as the kernel counts it."""
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +25,22 @@ def cpu_s(pid: int) -> float:
     """Return the CPU time that a process has taken until now."""
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(after_name[_USER - 3]) + int(after_name[_SYSTEM - 3])) / _TICKS_A_SECOND
+
+
+def machine_cpu_s() -> float:
+    """Return the CPU time that all processes of the machine have taken."""
+    # As in proc_stat(5): user, nice, system; idle, iowait; irq, softirq.
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / _TICKS_A_SECOND
+
+
+def cpu_of_all_s(pids: Iterable[int]) -> float:
+    """Return the CPU time that processes have taken, those that still run."""
+    used = 0.0
+    for pid in pids:
+        with suppress(OSError):
+            used += cpu_s(pid)
+    return used
 
 
 def memory(pid: int) -> Memory:

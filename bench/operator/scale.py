@@ -95,7 +95,10 @@ def _of_size(objects: int, ours: Life, groups: Life) -> Iterator[Figure]:
 def _beside(ours: Life, groups: Life) -> Iterator[Figure]:
     """Creation until all children are there."""
     mine, theirs = ours.costs[CHILDREN], groups.costs[CHILDREN]
-    made = "3 children an object, as many as there are of a group"
+    made = (
+        f"3 children an object, as many as of a group; "
+        f"others took {mine.others_cores:.1f} cores meanwhile, {theirs.others_cores:.1f} in the peer's turn"
+    )
     parts = tuple(f"{title} {_version(title.lower())}" for title in ("Kubernetes", "KWOK", "etcd"))
     yield Figure("create, until all children are there", mine.wall_s, "s", peer(theirs.wall_s, _PEER), made, parts)
     yield Figure("ratio of these", mine.wall_s / theirs.wall_s, "", at_most(1.0))
@@ -201,11 +204,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the run to FILE, with what the machine is")
     asked = parser.parse_args(arguments)
     machine = facts()
-    rows = [Row(PART, figure) for figure in figures_of_sizes(asked.objects, asked.idle)]
+    rows: list[Row] = []
+    for figure in figures_of_sizes(asked.objects, asked.idle):
+        rows.append(Row(PART, figure))
+        if asked.json:  # what is measured is kept, should the next size come to nothing
+            write_run(asked.json, Run(machine, rows))
     print("\n".join(text_table(rows)))
     print(f"\n{described(machine, (each for row in rows for each in row.figure.parts))}")
-    if asked.json:
-        write_run(asked.json, Run(machine, rows))
     return 0
 
 

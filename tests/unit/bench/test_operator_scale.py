@@ -109,8 +109,8 @@ def life(objects: int, seconds: float) -> Life:
     buckets = {0.1: 90.0, 1.0: 100.0, float("inf"): 100.0}
     calls = Counter({"patch services": objects, STATUS_WRITE: 3 * objects, "patch leases": 50})
     looks = [Look(0.1, 0.05, 1, 0.0)] * 18 + [Look(2.0, 1.0, 5, 0.5)] * 2
-    cost = Cost(seconds, seconds / 2, calls, 5000 * objects, 10 * objects, buckets, 0.04 * objects, looks)
-    still = Cost(60.0, 0.6, Counter(), 0, 0, buckets, 0.0, [])
+    cost = Cost(seconds, seconds / 2, calls, 5000 * objects, 10 * objects, buckets, 0.04 * objects, looks, seconds / 4)
+    still = Cost(60.0, 0.6, Counter(), 0, 0, buckets, 0.0, [], 0.0)
     costs = dict.fromkeys((CHILDREN, SETTLED, RESTART, UPDATE, DELETE), cost) | {IDLE: still}
     used = Memory(100_000_000, 300_000_000)
     return Life(objects, 60.0, costs, [0.1, 0.3, 0.2], 4.0, objects, seconds + 1, {SETTLED: used, RESTART: used})
@@ -123,6 +123,7 @@ def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(mon
     create = rows["100 objects: create, until all children are there"]
     assert create.against is not None
     assert (create.value, create.against.value) == (10.0, 5.0)
+    assert "others took 0.2 cores meanwhile, 0.2 in the peer's turn" in create.remark
     ratio = rows["100 objects: ratio of these"]
     assert ratio.against is not None
     assert ratio.value == 2.0
