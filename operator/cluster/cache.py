@@ -21,7 +21,7 @@ from specdecode_operator.kube.labels import (
     READS_FOR_LABEL,
 )
 from specdecode_operator.kube.nodes import NodeFacts, node_facts
-from specdecode_operator.kube.resources import CONFIG_MAP, PERSISTENT_VOLUME_CLAIM, POD
+from specdecode_operator.kube.resources import CONFIG_MAP, NODE, PERSISTENT_VOLUME_CLAIM, POD
 
 _REMEMBERED_DELETIONS = 10_000
 
@@ -53,9 +53,12 @@ class Cache:
         self._deleted: OrderedDict[str, None] = OrderedDict()
         self.on_change: Callable[[Key], None] = lambda _: None
         """Called with a deployment of which the object, a child, a capture or a child of one is another now."""
+        self.on_seen: Callable[[str, Body], None] = lambda *_: None
+        """Called with the kind and body of all that is stored, wherever it was seen."""
 
     def put_parent(self, kind: str, body: Body) -> Key:
         """Store an object of one of our kinds; return its key."""
+        self.on_seen(kind, body)
         key = _key(kind, body)
         newest = self._newest(self._parents[kind].get(key), body)
         if newest is not None:
@@ -100,6 +103,7 @@ class Cache:
 
     def put(self, kind: str, body: Body) -> Key | None:
         """Store a labelled child or pod; return the key of its owner."""
+        self.on_seen(kind, body)
         if is_model_facts(body):
             namespace = body["metadata"]["namespace"]
             facts = self._newest(self._model_facts.get(namespace), body)
@@ -150,6 +154,7 @@ class Cache:
 
     def put_node(self, body: Body) -> bool:
         """Store a node; return whether anything changed that plans depend on."""
+        self.on_seen(NODE.kind, body)
         name, facts = body["metadata"]["name"], node_facts(body)
         if facts is None:
             return self.drop_node(body)

@@ -36,6 +36,7 @@ from specdecode_operator.handlers.queue import Work, WorkQueue
 from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
 from specdecode_operator.handlers.reconcile.reconciler import Reconciler
 from specdecode_operator.handlers.settings import Settings
+from specdecode_operator.handlers.watch_progress import WatchProgress
 from specdecode_operator.kube.labels import OWNED_SELECTOR
 from specdecode_operator.kube.nodes import NodesFrom
 from specdecode_operator.kube.resources import (
@@ -76,6 +77,8 @@ class OperatorState:
         self.ended = asyncio.Event()
         """Set when the work has ended and the process is to end, too."""
         self.cache = Cache()
+        self.progress = WatchProgress(by_namespace=bool(self._settings.namespaces))
+        self.cache.on_seen = self.progress.knows
         self.calibration = CalibrationFile(self._settings.calibration)
         self.figures = FiguresReader(self._settings.prometheus)
         self.queue = WorkQueue()
@@ -177,6 +180,8 @@ class OperatorState:
             raise OperatorStuckError("a background task of the operator has ended")
         if self._tasks and time.monotonic() - self._last_beat_s > _STUCK_S:
             raise OperatorStuckError(f"the event loop has not turned for more than {_STUCK_S:.0f} s")
+        if stalled := self.progress.stalled():
+            raise OperatorStuckError(stalled)
         # A long queue that gets shorter is work.
         if min(self.queue.longest_wait_s(), self.queue.idle_s()) > _STUCK_S:
             raise OperatorStuckError(f"an object has waited for more than {_STUCK_S:.0f} s, and nothing was done")

@@ -16,7 +16,7 @@ from specdecode_operator.capture.control.preemption import borrows
 from specdecode_operator.cluster.cache import is_model_facts
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER
-from specdecode_operator.kube.resources import WATCHED
+from specdecode_operator.kube.resources import NODE, WATCHED
 
 
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
@@ -39,6 +39,7 @@ def _seen(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key:
     """Remember an object of ours as it is now, and ask for a look at it."""
     memo.watched.add(kind)
     body: dict[str, Any] = dict(event["object"])
+    memo.progress.brings(kind, body)
     if event["type"] == "DELETED":
         key = memo.cache.drop_parent(kind, body)
         memo.queue.forget(key)
@@ -56,6 +57,7 @@ def _asking(event: kopf.RawEvent, memo: OperatorState) -> Callable[[Key], None]:
 async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Plan anew when the GPUs of the cluster changed."""
     body: dict[str, Any] = dict(event["object"])
+    memo.progress.brings(NODE.kind, body)
     if memo.cache.drop_node(body) if event["type"] == "DELETED" else memo.cache.put_node(body):
         memo.add_all()
 
@@ -63,6 +65,7 @@ async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
 async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: OperatorState, **_: Any) -> None:
     """Look at the object that a child or a pod belongs to, or at all that share what is known of models."""
     body: dict[str, Any] = dict(event["object"])
+    memo.progress.brings(resource.kind or "", body)
     remember = memo.cache.drop if event["type"] == "DELETED" else memo.cache.put
     key = remember(resource.kind or "", body)
     if key is not None and key.kind == deployment.KIND:

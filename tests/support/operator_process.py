@@ -113,6 +113,10 @@ class OperatorProcess:
         """Return the end of its log; nothing where it was never started."""
         return self.log.read_text(errors="replace")[-characters:] if self.log.exists() else ""
 
+    def address(self, path: str) -> str:
+        """Return where it answers probes."""
+        return f"http://127.0.0.1:{self._health_port}{path}"
+
     def health(self) -> str:
         """Return what a healthy operator says of itself; nothing while it is not healthy."""
         assert self._process is not None
@@ -120,7 +124,7 @@ class OperatorProcess:
             raise EarlyEndError(status, self.tail())
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(f"http://127.0.0.1:{self._health_port}/healthz", timeout=5) as response:
+            with opener.open(self.address("/healthz"), timeout=5) as response:
                 return str(response.read().decode())
         except (OSError, http.client.HTTPException):  # it does not listen yet, or not fast enough
             return ""
