@@ -22,11 +22,16 @@ from bench.machine import described, facts
 PARTS: Final = (
     "sizing.accuracy",
     "sizing.speed",
+    "sizing.lines",
+    "sizing.processes",
+    "sizing.peers",
     "command_line.input",
     "operator.rendering",
     "operator.admission",
     "capture.recorder",
     "capture.recorder_overhead",
+    "capture.load_generator",
+    "capture.validator",
     "capture.report",
     "replay.speed",
 )

@@ -4,9 +4,20 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 from bench.machine import ROOT
+
+
+def apart(make: Callable[..., object], *arguments: object, **options: object) -> None:
+    """Call a function in a process of its own: a child counts as large as the process that started it."""
+    process = get_context("spawn").Process(target=make, args=arguments, kwargs=options)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"{make} ended with {process.exitcode}")
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,32 @@
-"""Times `specdecode capture report` for 100,000 requests, and measures its memory and its page."""
+"""What `specdecode capture report` takes, and how large its page is."""
 
 import tempfile
 from collections.abc import Iterator
-from multiprocessing import get_context
 from pathlib import Path
+from typing import Final
 
-from bench.figures import Figure, at_most
-from bench.processes import run_command
+from bench.figures import Figure, at_most, growth
+from bench.processes import Used, apart, run_command
 from tests.support.drawn_captures import write_capture
 
-REQUESTS = 100_000
-BURSTS = 40
+SIZES: Final = (10_000, 30_000, 100_000)
+BURSTS: Final = 40
 """Of each request; beside that two steps of the engine and a line of the client's log."""
 
 
 def figures() -> Iterator[Figure]:
-    """Yield time, memory, and size of the page."""
-    with tempfile.TemporaryDirectory(prefix="specdecode-bench-") as folder:
-        capture, page = Path(folder) / "capture", Path(folder) / "report.html"
-        # In a process of its own: a child is said to have had as much memory as the one that started it.
-        writer = get_context("spawn").Process(target=write_capture, args=(capture, REQUESTS), kwargs={"bursts": BURSTS})
-        writer.start()
-        writer.join()
-        size_bytes = sum(path.stat().st_size for path in capture.iterdir())
-        used = run_command("capture", "report", str(capture), "-o", str(page))
-        of = f"{REQUESTS:,} requests of {BURSTS} steps, {size_bytes / 2**20:.0f} MiB of files"
-        yield Figure("report, CPU time", used.cpu_s, "s", at_most(20), f"{of}; {used.wall_s:.1f} s of wall time")
-        yield Figure("report, memory", used.memory_mib, "MiB", at_most(500))
-        yield Figure("report, page", page.stat().st_size / 2**20, "MiB", at_most(5))
+    """Yield time, memory and page of the largest capture, and how time grows."""
+    with tempfile.TemporaryDirectory(prefix="specdecode-bench-") as name:
+        folder = Path(name)
+        runs = {size: _run(folder / str(size), size) for size in SIZES}
+        largest = runs[SIZES[-1]]
+        of = f"{SIZES[-1]:,} requests of {BURSTS} steps; {largest.wall_s:.1f} s of wall time"
+        yield Figure("report, CPU time", largest.cpu_s, "s", at_most(20), of)
+        yield Figure("report, memory", largest.memory_mib, "MiB", at_most(500))
+        yield Figure("report, page", (folder / f"{SIZES[-1]}/report.html").stat().st_size / 2**20, "MiB", at_most(5))
+        yield growth("report, CPU by requests", "s", {size: used.cpu_s for size, used in runs.items()})
+
+
+def _run(folder: Path, requests: int) -> Used:
+    apart(write_capture, folder, requests, bursts=BURSTS)
+    return run_command("capture", "report", str(folder), "-o", str(folder / "report.html"))

@@ -100,7 +100,7 @@ def _cpu_s(pid: int) -> float:
 
 
 @contextmanager
-def _process(*command: str) -> Iterator[tuple[int, int, float]]:
+def server_process(*command: str) -> Iterator[tuple[int, int, float]]:
     """Start a server; yields its process, its port, and how long it took until it said it."""
     began_s = time.monotonic()
     process = subprocess.Popen(  # noqa: S603  ours
@@ -117,11 +117,12 @@ def _process(*command: str) -> Iterator[tuple[int, int, float]]:
         process.wait()
 
 
-def _replay(trace: Path, *options: str) -> Sequence[str]:
+def replay_command(trace: Path, *options: str) -> Sequence[str]:
+    """Return what Python runs to serve a trace."""
     return ("-m", "specdecode_operator", "replay", "serve", str(trace), "--port", "0", *options)
 
 
-def _write(path: Path, gaps_ms: Sequence[Sequence[float]], tokens: Sequence[int]) -> Path:
+def write_trace(path: Path, gaps_ms: Sequence[Sequence[float]], tokens: Sequence[int]) -> Path:
     """Write a trace of requests with these gaps."""
     with path.open("w") as stream:
         k = max(tokens) - 1
@@ -153,9 +154,9 @@ def _events_per_cpu_s(server: tuple[int, int, float]) -> tuple[float, float]:
 
 def _throughput(folder: Path) -> Iterator[Figure]:
     for name, tokens in _MIXES.items():
-        trace = _write(folder / f"{name}.jsonl", [[0.0] * _BURSTS] * _STREAMS, tokens)
+        trace = write_trace(folder / f"{name}.jsonl", [[0.0] * _BURSTS] * _STREAMS, tokens)
         bare = ("-m", "bench.replay.speed", "--bare", json.dumps(tokens), "--bursts", str(_BURSTS))
-        with _process(*_replay(trace)) as ours, _process(*bare) as theirs:
+        with server_process(*replay_command(trace)) as ours, server_process(*bare) as theirs:
             rounds = [(_events_per_cpu_s(ours), _events_per_cpu_s(theirs)) for _ in range(_ROUNDS)]
         mine = statistics.median(mine for (mine, _), _ in rounds)
         other = statistics.median(other for _, (other, _) in rounds)
@@ -173,9 +174,9 @@ def _throughput(folder: Path) -> Iterator[Figure]:
 def _gap_errors(folder: Path, streams: int, bursts: int, gap_ms: float) -> Figure:
     draw = random.Random(1)  # noqa: S311  not for secrets
     gaps_ms = [[draw.uniform(gap_ms / 2, gap_ms * 1.5) for _ in range(bursts)] for _ in range(streams)]
-    trace = _write(folder / f"{streams}.jsonl", gaps_ms, [1, 2, 3, 4])
+    trace = write_trace(folder / f"{streams}.jsonl", gaps_ms, [1, 2, 3, 4])
     record = folder / f"recorded-{streams}"
-    with _process(*_replay(trace, "--record", str(record))) as (pid, port, ready_s):
+    with server_process(*replay_command(trace, "--record", str(record))) as (pid, port, ready_s):
         sleeper = subprocess.Popen(  # noqa: S603  ours
             [sys.executable, "-m", "bench.replay.speed", "--naps", str(_NAPS)], stdout=subprocess.PIPE, text=True
         )
@@ -192,7 +193,7 @@ def _gap_errors(folder: Path, streams: int, bursts: int, gap_ms: float) -> Figur
         f"{sleeper.communicate()[0].strip()} ms of a process that only sleeps beside them"
     )
     limit = at_most(1) if streams == _AIMED_STREAMS else None
-    return Figure(f"replay at {streams:,} streams, error of gaps as sent, P99", _p99(of_server), "ms", limit, remark)
+    return Figure(f"replay at {streams:,} streams, error of gaps as sent, P99", p99(of_server), "ms", limit, remark)
 
 
 def _gaps(stamps_s: Sequence[float]) -> list[float]:
@@ -208,7 +209,7 @@ def _errors(recorded_ms: Sequence[Sequence[float]], found_ms: Sequence[Sequence[
     )
 
 
-def _go_first() -> None:
+def go_first() -> None:
     """Let this process and those that it starts run before others, where the kernel lets them."""
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
@@ -220,12 +221,18 @@ def _nap_error_ms() -> float:
     return 1000 * (time.monotonic() - end_s)
 
 
-def _p99(errors_ms: Sequence[float]) -> float:
+def p99(errors_ms: Sequence[float]) -> float:
+    """Return that quantile of errors in their order."""
     return errors_ms[len(errors_ms) * 99 // 100]
 
 
+def naps(count: int = _NAPS) -> str:
+    """Return by how much a process errs that only sleeps, P50 / P99 in ms."""
+    return _percentiles(sorted(_nap_error_ms() for _ in range(count)))
+
+
 def _percentiles(errors_ms: Sequence[float]) -> str:
-    return f"{errors_ms[len(errors_ms) // 2]:.2f} / {_p99(errors_ms):.2f}"
+    return f"{errors_ms[len(errors_ms) // 2]:.2f} / {p99(errors_ms):.2f}"
 
 
 def _serve_bare(tokens: Sequence[int], bursts: int) -> None:
@@ -271,7 +278,7 @@ def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         yield from _throughput(folder)
-        _go_first()
+        go_first()
         yield _gap_errors(folder, streams=_AIMED_STREAMS, bursts=200, gap_ms=40.0)
         yield _gap_errors(folder, streams=1000, bursts=100, gap_ms=100.0)
 
@@ -284,7 +291,7 @@ def main() -> None:
     parser.add_argument("--naps", type=int)
     options = parser.parse_args()
     if options.naps:
-        print(_percentiles(sorted(_nap_error_ms() for _ in range(options.naps))))
+        print(naps(options.naps))
     else:
         _serve_bare(json.loads(options.bare), options.bursts)
 
