@@ -65,14 +65,14 @@ def calls(lines: Iterable[bytes], user: str) -> Iterator[tuple[str, float]]:
             yield f"{event['verb']} {about['resource']}{subresource}", (ended - began).total_seconds()
 
 
-def total(counts: Counter[str]) -> int:
-    """Return how many calls there were beside those that hold a Lease."""
-    return sum(number for call, number in counts.items() if _LEASES not in call)
+def about_objects(counts: Counter[str]) -> Counter[str]:
+    """Return the calls beside those that hold a Lease."""
+    return Counter({call: number for call, number in counts.items() if _LEASES not in call})
 
 
 def writes(counts: Counter[str]) -> int:
-    """Return how many of them write."""
-    return sum(n for call, n in counts.items() if _LEASES not in call and not call.startswith(_READS))
+    """Return how many of these write."""
+    return sum(number for call, number in about_objects(counts).items() if not call.startswith(_READS))
 
 
 def _inode(file: BinaryIO) -> int:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from bench.operator.addresses import service_s
 from bench.operator.phases import Cost, Measured
 from bench.operator.process_use import Memory
 from bench.operator.subjects import LeaderWorkerSets, Operator
@@ -25,6 +26,9 @@ class Life:
     restart_s: float = 0.0
     """From its start until changes that were made meanwhile are acted on."""
 
+    service_s: tuple[float, float] = (0.0, 0.0)
+    """What the API server alone takes for a Service with an address, and for a headless one."""
+
     ready: int = 0
     ready_s: float = 0.0
     memory: dict[str, Memory] = field(default_factory=dict)
@@ -34,6 +38,7 @@ class Life:
 def operator_life(operator: Operator, objects: int, idle_s: float, say: Callable[[str], None]) -> Life:
     """Measure this operator."""
     life, measured = Life(objects, idle_s), Measured(operator, objects, say)
+    life.service_s = service_s(operator.stand, headless=False), service_s(operator.stand, headless=True)
     with measured.running():
         with measured.costing(life.costs, SETTLED):
             started_s = time.monotonic()

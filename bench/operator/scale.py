@@ -20,7 +20,7 @@ from typing import Final
 from bench.figures import Figure, Row, Run, at_most, growth, peer, text_table, write_run
 from bench.machine import described, facts
 from bench.operator import histogram
-from bench.operator.audit_counts import STATUS_WRITE, total
+from bench.operator.audit_counts import STATUS_WRITE, about_objects
 from bench.operator.life import CHILDREN, DELETE, IDLE, RESTART, SETTLED, UPDATE, Life, groups_life, operator_life
 from bench.operator.slowest import slowest_tenth
 from bench.operator.stand import stand
@@ -101,20 +101,32 @@ def _beside(ours: Life, groups: Life) -> Iterator[Figure]:
     )
     parts = tuple(f"{title} {_version(title.lower())}" for title in ("Kubernetes", "KWOK", "etcd"))
     yield Figure("create, until all children are there", mine.wall_s, "s", peer(theirs.wall_s, _PEER), made, parts)
-    yield Figure("ratio of these", mine.wall_s / theirs.wall_s, "", at_most(1.0))
+    yield Figure("create, times the peer's", mine.wall_s / theirs.wall_s, "", at_most(1.0))
     yield Figure("CPU time for it", mine.cpu_s, "s", peer(theirs.cpu_s, _PEER))
     yield Figure("writes to etcd for it, of all controllers", mine.etcd_writes / ours.objects, "an object",
                  peer(theirs.etcd_writes / ours.objects, _PEER))  # fmt: skip
     yield Figure("create, until all are Ready", ours.ready_s, "s", None, f"{ours.ready} are; KWOK takes its time")
     yield Figure("CPU time until all is at rest", ours.costs[SETTLED].cpu_s, "s",
                  peer(groups.costs[SETTLED].cpu_s, _PEER), "engines answer; pods of groups serve nothing")  # fmt: skip
+    address_s, headless_s = ours.service_s
+    yield Figure("API server alone, a Service with an address", address_s * _MS, "ms",
+                 peer(headless_s * _MS, "headless, as those of LeaderWorkerSet"),
+                 f"given one at a time: of creation at least {address_s * ours.objects:.1f} s")  # fmt: skip
 
 
 def _counted(ours: Life) -> Iterator[Figure]:
     """What the API server was asked for until all was at rest."""
     cost = ours.costs[SETTLED]
-    calls = ", ".join(f"{number / ours.objects:.2f} {call}" for call, number in cost.calls.most_common(7))
-    yield Figure("API calls", total(cost.calls) / ours.objects, "an object", None, f"until all are Ready: {calls}")
+    calls = ", ".join(
+        f"{number / ours.objects:.2f} {call}" for call, number in about_objects(cost.calls).most_common(10)
+    )
+    yield Figure(
+        "API calls",
+        about_objects(cost.calls).total() / ours.objects,
+        "an object",
+        None,
+        f"until all are Ready: {calls}",
+    )
     yield Figure("status writes", cost.calls[STATUS_WRITE] / ours.objects, "an object", None, "until all are Ready")
     yield Figure("bytes to and from the API server", cost.wire_bytes / ours.objects / _KB, "kB an object", None,
                  "until all are Ready; TLS and headers in them")  # fmt: skip
@@ -138,7 +150,7 @@ def _slowest(ours: Life) -> Iterator[Figure]:
         cost = ours.costs[phase]
         if (slowest := slowest_tenth(cost.looks)) is None:
             continue
-        server_ms = _MS * cost.server_s / max(1, total(cost.calls))
+        server_ms = _MS * cost.server_s / max(1, about_objects(cost.calls).total())
         remark = (
             f"{slowest.api_share:.0%} of it {slowest.calls:.1f} calls of the API server "
             f"({slowest.calls_of_others:.1f} of the others) of {slowest.call_s * _MS:.0f} ms, "
@@ -154,7 +166,9 @@ def _rest(ours: Life, groups: Life) -> Iterator[Figure]:
     yield Figure("idle CPU", 100 * mine.cpu_s / mine.wall_s, "% of a core", at_most(MOST_IDLE_PERCENT), remark)
     yield Figure("idle CPU, beside the peer", 100 * mine.cpu_s / mine.wall_s, "% of a core",
                  peer(100 * theirs.cpu_s / theirs.wall_s, _PEER), "which asks no engine")  # fmt: skip
-    yield Figure("idle, API calls", 60 * total(mine.calls) / mine.wall_s, "a minute", None, "Leases not counted")
+    yield Figure(
+        "idle, API calls", 60 * about_objects(mine.calls).total() / mine.wall_s, "a minute", None, "Leases not counted"
+    )
     yield Figure("idle, status writes", 60 * mine.calls[STATUS_WRITE] / mine.wall_s, "a minute", at_most(0.0))
     for phase, what in ((SETTLED, "all Ready"), (RESTART, "after a restart")):
         now, then = ours.memory[phase], groups.memory[phase]
@@ -173,8 +187,8 @@ def _changes(ours: Life, groups: Life) -> Iterator[Figure]:
                  "made meanwhile; of groups when its webhook answers again")  # fmt: skip
     yield Figure("CPU time of a restart, until all is at rest", ours.costs[RESTART].cpu_s, "s",
                  peer(groups.costs[RESTART].cpu_s, _PEER))  # fmt: skip
-    yield Figure("API calls of a restart", total(ours.costs[RESTART].calls) / ours.objects, "an object",
-                 peer(total(groups.costs[RESTART].calls) / ours.objects, _PEER))  # fmt: skip
+    yield Figure("API calls of a restart", about_objects(ours.costs[RESTART].calls).total() / ours.objects, "an object",
+                 peer(about_objects(groups.costs[RESTART].calls).total() / ours.objects, _PEER))  # fmt: skip
     update, delete = ours.costs[UPDATE], ours.costs[DELETE]
     yield Figure("update of all, until all workloads have it", update.wall_s, "s", None, f"{update.cpu_s:.1f} s of CPU")
     yield Figure("delete of all, until no child is left", delete.wall_s, "s", peer(groups.costs[DELETE].wall_s, _PEER),

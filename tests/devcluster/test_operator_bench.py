@@ -38,8 +38,11 @@ def test_a_handful_of_objects_gives_every_row_and_leaves_nothing(tmp_path: Path)
 
     assert f"{OBJECTS} are" in rows["create, until all are Ready"]["remark"], "every engine is asked, and answers"
     assert rows["create, until all children are there"]["against"]["value"] > 0
+    service = rows["API server alone, a Service with an address"]
+    assert service["value"] > 0
+    assert service["against"]["value"] > 0
     assert values["CPU time until all is at rest"] > values["CPU time for it"] > 0
-    assert "patch services" in rows["API calls"]["remark"]
+    assert "1.00 patch services" in rows["API calls"]["remark"]
     assert values["API calls"] > values["status writes"] >= 1
     assert values["bytes to and from the API server"] > 10, "a plan alone has more"
     assert values["reconcile P99, idle"] < values["reconcile P99, create to Ready"] * 100

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.operator import histogram, scale
-from bench.operator.audit_counts import STATUS_WRITE, AuditCounts, total, writes
+from bench.operator.audit_counts import STATUS_WRITE, AuditCounts, about_objects, writes
 from bench.operator.life import CHILDREN, DELETE, IDLE, RESTART, SETTLED, UPDATE, Life
 from bench.operator.phases import Cost
 from bench.operator.process_use import Memory, cpu_s, memory
@@ -84,7 +84,7 @@ def test_calls_of_one_user_are_counted_once_and_read_on_when_the_file_is_another
     file.write_bytes(line("patch", "services"))
     found = counts.read()
     assert found == {"watch pods": 1, "patch services": 2, STATUS_WRITE: 1, "patch leases": 1}
-    assert total(found) == 4, "who leads is nobody's object"
+    assert about_objects(found).total() == 4, "who leads is nobody's object"
     assert writes(found) == 3
     assert counts.server_s == 0.75, "of three calls; a watch takes as long as it is wanted"
     counts.close()
@@ -113,7 +113,17 @@ def life(objects: int, seconds: float) -> Life:
     still = Cost(60.0, 0.6, Counter(), 0, 0, buckets, 0.0, [], 0.0)
     costs = dict.fromkeys((CHILDREN, SETTLED, RESTART, UPDATE, DELETE), cost) | {IDLE: still}
     used = Memory(100_000_000, 300_000_000)
-    return Life(objects, 60.0, costs, [0.1, 0.3, 0.2], 4.0, objects, seconds + 1, {SETTLED: used, RESTART: used})
+    return Life(
+        objects,
+        60.0,
+        costs,
+        reactions_s=[0.1, 0.3, 0.2],
+        restart_s=4.0,
+        service_s=(0.02, 0.005),
+        ready=objects,
+        ready_s=seconds + 1,
+        memory={SETTLED: used, RESTART: used},
+    )
 
 
 def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +134,7 @@ def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(mon
     assert create.against is not None
     assert (create.value, create.against.value) == (10.0, 5.0)
     assert "others took 0.2 cores meanwhile, 0.2 in the peer's turn" in create.remark
-    ratio = rows["100 objects: ratio of these"]
+    ratio = rows["100 objects: create, times the peer's"]
     assert ratio.against is not None
     assert ratio.value == 2.0
     assert ratio.against.holds(2.0) is False, "our aim is to be no slower"
@@ -136,6 +146,8 @@ def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(mon
     assert rows["200 objects: one change amid them, median of 3"].value == 200.0
     assert "worst 300" in rows["200 objects: one change amid them, median of 3"].remark
     assert rows["200 objects: reconcile P99, update"].value == pytest.approx(910.0)
+    service = rows["200 objects: API server alone, a Service with an address"]
+    assert (service.value, service.remark) == (20.0, "given one at a time: of creation at least 4.0 s")
     slow = rows["200 objects: slowest tenth of reconciles, update: from"]
     assert slow.value == 2000.0
     assert slow.remark == (
