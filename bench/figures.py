@@ -137,10 +137,10 @@ def text_table(rows: Iterable[Row]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
 
 
-def markdown_table(rows: Iterable[Row]) -> Iterator[str]:
-    """Return the lines of a table for a document."""
+def markdown_table(rows: Iterable[Row], columns: int = len(_HEAD)) -> Iterator[str]:
+    """Return the lines of a table for a document, with its first columns."""
     for line in (_HEAD, ("---",) * len(_HEAD), *map(cells, rows)):
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |"
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line[:columns])} |"
 
 
 def read_runs(file: Path) -> list[Run]:

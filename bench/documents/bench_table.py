@@ -8,9 +8,11 @@ from bench.machine import ROOT, described
 
 FILE: Final = ROOT / "docs/reference/benchmarks.json"
 
+_WITHOUT_REMARK: Final = 5
+
 
 def bench_table(*, held: bool) -> str:
-    """Return the rows of the file and when they were measured; of rows alone that have a limit or a peer, if asked."""
+    """Return the rows of the file and when they were measured; in short: those with limit or peer alone."""
     runs = read_runs(FILE)
     rows = [row for run in runs for row in run.rows if row.figure.against or not held]
     facts = (
@@ -18,4 +20,5 @@ def bench_table(*, held: bool) -> str:
         + described(dict(run.machine), chain.from_iterable(row.figure.parts for row in run.rows))
         for run in runs
     )
-    return "\n".join([*markdown_table(rows), "", "Measured:", "", *facts, ""])
+    table = markdown_table(rows, columns=_WITHOUT_REMARK) if held else markdown_table(rows)
+    return "\n".join([*table, "", "Measured:", "", *facts, ""])
