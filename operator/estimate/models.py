@@ -4,7 +4,6 @@ from typing import Final
 
 from specdecode_operator.engine.rules.config_overrides import overridden
 from specdecode_operator.estimate.fields import CaseError, CaseFields
-from specdecode_operator.estimate.read_once import read_once
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
@@ -34,7 +33,6 @@ def model_geometry(fields: CaseFields, method: str = Method.NONE) -> ModelGeomet
     return geometry
 
 
-@read_once("model", "model_config", "hf_overrides")
 def target_geometry(fields: CaseFields) -> ModelGeometry:
     """Return the target as its config.json and what the engine is told of that make it."""
     overrides = fields.section("hf_overrides")

@@ -13,7 +13,7 @@ from specdecode_operator.api.values import (
 from specdecode_operator.estimate.fields import CaseFields
 from specdecode_operator.estimate.limits import REJECTION_KEY
 from specdecode_operator.estimate.models import model_geometry, wanted_precision
-from specdecode_operator.estimate.read_once import read_once
+from specdecode_operator.sizing.base.remembered import MadeOfContent
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.vocabulary import METHODS_IN_PARALLEL, METHODS_WITH_DRAFT, Method
 
@@ -25,7 +25,9 @@ _MADE_UP: Final = "synthetic"
 """A check of drafted tokens that no spec may ask for; it takes what standard takes."""
 
 
-@read_once()
+_READ: Final = MadeOfContent[Mapping[str, Any]]()
+
+
 def read_speculation(speculative: CaseFields) -> Mapping[str, Any]:
     """Return what a pair has of speculation, by its fields.
 
@@ -34,6 +36,10 @@ def read_speculation(speculative: CaseFields) -> Mapping[str, Any]:
     CaseError
         Naming the first key that is wrong.
     """
+    return _READ.get(dict(speculative.values), lambda: _read_speculation(speculative))
+
+
+def _read_speculation(speculative: CaseFields) -> Mapping[str, Any]:
     method = _method(speculative)
     draft = _draft(speculative, method) if method in METHODS_WITH_DRAFT else None
     tokens = 0 if method is Method.NONE else _num_speculative_tokens(speculative)

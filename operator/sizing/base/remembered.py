@@ -1,9 +1,43 @@
-"""How much sizing remembers of what it has worked out."""
+"""How much sizing remembers of what it has worked out, and what it made of JSON that comes again and again."""
 
-from typing import Final
+import marshal
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any, Final, Generic, TypeVar
 
 MOST_REMEMBERED: Final = 512
 """Answers that each function keeps, the last asked: a plan takes some twenty, and the operator does not grow for ever.
 
 A model's config, of at most a megabyte, comes to half a megabyte: 512 of them leave room under the chart's limit.
 """
+
+_WITHOUT_REFERENCES: Final = 2
+"""The last format of marshal in which equal values always have equal bytes."""
+
+_Made = TypeVar("_Made")
+
+
+class MadeOfContent(Generic[_Made]):
+    """What was last made of JSON, by the JSON's content: equal values of equal types. Of the JSON a digest is kept."""
+
+    def __init__(self) -> None:
+        """Remember nothing yet."""
+        self._made: dict[bytes, _Made] = {}
+
+    def get(self, content: Any, make: Callable[[], _Made]) -> _Made:
+        """Return what was made of equal content before, or make it; an error is not remembered."""
+        try:
+            key = sha256(marshal.dumps(content, _WITHOUT_REFERENCES)).digest()
+        except ValueError:  # it has more in it than JSON
+            return make()
+        # Threads may ask at once; the last asked stands at the end.
+        if (made := self._made.pop(key, None)) is None:
+            made = make()
+        self._made[key] = made
+        if len(self._made) > MOST_REMEMBERED:
+            self._made.pop(next(iter(self._made)), None)
+        return made
+
+    def cache_clear(self) -> None:
+        """Forget everything."""
+        self._made.clear()

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from specdecode_operator.sizing.base.fields import Fields
+from specdecode_operator.sizing.base.remembered import MadeOfContent
 from specdecode_operator.sizing.families import (
     block_heads,
     dense,
@@ -181,8 +182,12 @@ _UNKNOWN_TO_ENGINE: Final[Mapping[str, str]] = {
 """What is published but cannot be served, and why."""
 
 
+_MADE: Final = MadeOfContent[ModelGeometry]()
+"""Geometries are told apart as objects: what was worked out of one holds for the next of an equal file."""
+
+
 def geometry_from_config(name: str, config: Mapping[str, object]) -> ModelGeometry:
-    """Return the geometry that a Hugging Face config.json describes.
+    """Return the geometry that a Hugging Face config.json describes; the same object for the same name and content.
 
     Raises
     ------
@@ -190,7 +195,10 @@ def geometry_from_config(name: str, config: Mapping[str, object]) -> ModelGeomet
         When the architecture is not known, or a value is missing, of the
         wrong type, out of range, or contradicts another.
     """
-    fields = Fields(name, config)
+    return _MADE.get((name, dict(config)), lambda: _geometry(Fields(name, config)))
+
+
+def _geometry(fields: Fields) -> ModelGeometry:
     architecture = _architecture(fields)
     flat = _flattened(fields)
     tower = TOWERS[architecture](flat) if architecture in TOWERS else None
@@ -210,7 +218,10 @@ def head_from_config(name: str, config: Mapping[str, object], method: str) -> Mo
     GeometryError
         As geometry_from_config.
     """
-    fields = Fields(name, config)
+    return _MADE.get((name, dict(config), method), lambda: _head(Fields(name, config), method))
+
+
+def _head(fields: Fields, method: str) -> ModelGeometry:
     plain = fields.strings("architectures")[:1] == ("LlamaForCausalLM",)
     if method == "eagle" and plain:
         return heads.eagle(fields, "LlamaForCausalLMEagle")
@@ -218,7 +229,7 @@ def head_from_config(name: str, config: Mapping[str, object], method: str) -> Mo
         return heads.in_parallel(heads.eagle3(fields, "LlamaForCausalLMEagle3"), fields)
     if method == "medusa" and not fields.is_set("architectures"):
         return heads.medusa(fields, "MedusaModel")
-    return geometry_from_config(name, config)
+    return _geometry(fields)
 
 
 def _architecture(fields: Fields) -> str:

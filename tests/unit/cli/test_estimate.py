@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.estimate.models import target_geometry
-from specdecode_operator.estimate.speculation import read_speculation
+from specdecode_operator.estimate import speculation
+from specdecode_operator.sizing.base.remembered import MadeOfContent
+from specdecode_operator.sizing.families import config
 from tests.support.llama import LLAMA_8B_CONFIG
 from tests.unit.cli.conftest import Specdecode
 
@@ -423,12 +424,13 @@ def test_a_line_is_answered_as_alone_whatever_lines_before_it_said(estimate: Est
     ]
     together = estimate(*cases, *reversed(cases))
     for case, result in zip([*cases, *reversed(cases)], together, strict=True):
-        read_once_again()
+        forget_what_was_read()
         assert [result] == estimate(case)
     assert len({json.dumps(result) for result in together}) > 6
 
 
-def read_once_again() -> None:
-    """Forget what was read of any case."""
-    target_geometry.cache_clear()  # type: ignore[attr-defined]
-    read_speculation.cache_clear()  # type: ignore[attr-defined]
+def forget_what_was_read() -> None:
+    for module in (config, speculation):
+        for each in vars(module).values():
+            if isinstance(each, MadeOfContent):
+                each.cache_clear()

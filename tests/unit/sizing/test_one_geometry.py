@@ -1,0 +1,55 @@
+"""Equal configs are one geometry, so that what was worked out of one holds for the next; no other config is."""
+
+from typing import Any
+
+import pytest
+
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
+from specdecode_operator.sizing.families.config import GeometryError, geometry_from_config, head_from_config
+from tests.support.llama import LLAMA_8B_CONFIG
+
+
+def copied(**changes: Any) -> dict[str, Any]:
+    return {**LLAMA_8B_CONFIG, **changes}
+
+
+def test_equal_configs_are_one_geometry() -> None:
+    assert geometry_from_config("a", copied()) is geometry_from_config("a", copied())
+    assert head_from_config("a", copied(), "eagle") is head_from_config("a", copied(), "eagle")
+
+
+def test_other_names_methods_and_values_are_others() -> None:
+    plain = geometry_from_config("a", copied())
+    assert geometry_from_config("b", copied()).name == "b"
+    assert head_from_config("a", copied(), "eagle").head is not None
+    assert geometry_from_config("a", copied(num_hidden_layers=2)).num_layers == 2
+    assert geometry_from_config("a", copied()) is plain
+
+
+def test_a_config_that_its_owner_changes_later_is_another() -> None:
+    config = copied()
+    before = geometry_from_config("a", config)
+    config["num_hidden_layers"] = 3
+    assert geometry_from_config("a", config).num_layers == 3
+    assert before.num_layers == LLAMA_8B_CONFIG["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("value", [True, 32.0, "32"])
+def test_a_value_of_another_type_is_refused_as_ever(value: object) -> None:
+    geometry_from_config("a", copied(num_hidden_layers=32))
+    for _ in range(2):
+        with pytest.raises(GeometryError, match="num_hidden_layers"):
+            geometry_from_config("a", copied(num_hidden_layers=value))
+
+
+def test_only_so_many_are_remembered() -> None:
+    first = geometry_from_config("a", copied())
+    for number in range(MOST_REMEMBERED):
+        geometry_from_config(f"model-{number}", copied())
+    assert geometry_from_config("a", copied()) is not first
+
+
+def test_equal_layers_are_one_object() -> None:
+    geometry = geometry_from_config("a", copied())
+    assert len(set(map(id, geometry.layers))) == 1
+    assert geometry.distinct_layers == ((geometry.layers[0], geometry.num_layers),)
