@@ -183,24 +183,36 @@ class Cache:
         self._nodes = {node.name: (node, 0) for node in nodes}
         self._sorted_nodes = None
 
-    def retain_parents(self, kind: str, listed: Iterable[Body], version: int) -> None:
-        """Drop the objects of a kind that a full list of this version lacks: their deletion was missed."""
-        present = {_uid(body) for body in listed}
-        for body in [*self._parents[kind].values()]:
-            if _version(body) <= version and _uid(body) not in present:
-                self.drop_parent(kind, body)
+    def knows_parent(self, kind: str, body: Body) -> bool:
+        """Whether an object of ours was seen in this version or in a later one."""
+        return _is_as_new(self._parents[kind].get(_key(kind, body)), body)
 
-    def retain(self, kind: str, listed: Iterable[Body], version: int) -> None:
-        """Drop the children or pods of a kind that a full list of this version lacks."""
+    def knows(self, kind: str, body: Body) -> bool:
+        """Whether a labelled child or pod was seen in this version or in a later one."""
+        if is_model_facts(body):
+            return _is_as_new(self._model_facts.get(body["metadata"]["namespace"]), body)
+        owner = _owner(body)
+        found = self._children.get(owner, {}) if owner else {}
+        return _is_as_new(found.get((kind, body["metadata"]["name"])), body)
+
+    def retain_parents(self, kind: str, listed: Iterable[Body], version: int) -> list[Key]:
+        """Drop the objects of a kind that a full list of this version lacks: their deletion was missed; return them."""
+        present = {_uid(body) for body in listed}
+        missed = [
+            body for body in self._parents[kind].values() if _version(body) <= version and _uid(body) not in present
+        ]
+        return [self.drop_parent(kind, body) for body in missed]
+
+    def retain(self, kind: str, listed: Iterable[Body], version: int) -> list[Key | None]:
+        """Drop the children or pods of a kind that a full list of this version lacks; return their owners."""
         present = {_uid(body) for body in listed}
         known = [
             body for bodies in self._children.values() for (found_kind, _), body in bodies.items() if found_kind == kind
         ]
         if kind == CONFIG_MAP.kind:
             known += self._model_facts.values()
-        for body in known:
-            if _version(body) <= version and _uid(body) not in present:
-                self.drop(kind, body)
+        missed = [body for body in known if _version(body) <= version and _uid(body) not in present]
+        return [self.drop(kind, body) for body in missed]
 
     def retain_nodes(self, listed: Iterable[Body], version: int) -> None:
         """Drop the nodes that a full list of this version lacks."""
@@ -299,6 +311,10 @@ def _digest(text: str) -> str:
 
 def _uid(body: Body | None) -> str | None:
     return None if body is None else str(body["metadata"]["uid"])
+
+
+def _is_as_new(known: Body | None, seen: Body) -> bool:
+    return known is not None and _uid(known) == _uid(seen) and _version(known) >= _version(seen)
 
 
 def _version(body: Body) -> int:

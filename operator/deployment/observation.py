@@ -18,8 +18,8 @@ from specdecode_operator.deployment.proof.residual import BudgetResidual, budget
 from specdecode_operator.engine.metrics import Reading
 from specdecode_operator.kube.resources import LEADER_WORKER_SET
 
-_MISSES_BELIEVED = 3
-"""Times in a row that no engine answers before that is news."""
+_SILENCE_BELIEVED_S = 25.0
+"""How long no engine answers before that is news: at three looks in a row where engines are asked each 15 s."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Observation:
     figures_due: bool = True
     """Whether the observed figures may be written into the status again: they change with every request."""
 
-    unanswered_rounds: int = 0
-    """How many times in a row no engine answered."""
+    silent_s: float | None = None
+    """How long no engine has answered; None where one does, or none was asked."""
 
     claim_users: tuple[str, ...] = ()
     """Other objects of the namespace whose models are on a claim of this one."""
@@ -62,7 +62,7 @@ class Observation:
     @property
     def missed(self) -> bool:
         """Whether the engines missed a question, as busy ones may: what they proved stands until they stay silent."""
-        return 0 < self.unanswered_rounds < _MISSES_BELIEVED
+        return self.silent_s is not None and self.silent_s < _SILENCE_BELIEVED_S
 
 
 def observed_residual(desired: DesiredState, observation: Observation) -> BudgetResidual | None:

@@ -36,6 +36,7 @@ from specdecode_operator.handlers.queue import Work, WorkQueue
 from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
 from specdecode_operator.handlers.reconcile.reconciler import Reconciler
 from specdecode_operator.handlers.settings import Settings
+from specdecode_operator.handlers.turns import Turns
 from specdecode_operator.handlers.watch_progress import WatchProgress
 from specdecode_operator.kube.labels import OWNED_SELECTOR
 from specdecode_operator.kube.nodes import NodesFrom
@@ -48,13 +49,14 @@ from specdecode_operator.kube.resources import (
     WATCHED,
     Resource,
 )
+from specdecode_operator.sizing.pair.calibration import Calibration
 
 _OUR_KINDS = (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPTURE)
 _STUCK_S = 300.0
 _BEAT_S = 1.0
 _ROUNDS_TO_RELIST = 20
 RESYNC_S = 15.0
-"""How often engines are asked what they do, and everything is looked at again."""
+"""How often engines are asked what they do, while there are few."""
 
 _logger = logging.getLogger(__name__)
 
@@ -83,6 +85,7 @@ class OperatorState:
         self.figures = FiguresReader(self._settings.prometheus)
         self.queue = WorkQueue()
         self.queue.is_open = leadership is None
+        self.turns = Turns(RESYNC_S)
         self.residuals = ResidualCollector()
         self.ended_captures = EndedCaptures()
         self.policy_decisions = PolicyDecisions()
@@ -135,7 +138,12 @@ class OperatorState:
             if not claims.serves(key.namespace):
                 return
             with self.reconcile_times.measured(key):
-                await (captures if key.kind == capture.KIND else reconciler).reconcile(key)
+                if key.kind == deployment.KIND:
+                    is_close = await reconciler.reconcile(key)
+                else:
+                    await captures.reconcile(key)
+                    is_close = self._is_open_capture(key)
+            self.turns.looked(key, is_close=is_close)
 
         self._beat()
         self._tasks = [
@@ -169,7 +177,14 @@ class OperatorState:
     def collectors(self) -> tuple[Collector, ...]:
         """Return all that is said at /metrics."""
         of_objects = (CaptureCollector(self.cache), DeploymentCollector(self.cache))
-        return (self.residuals, self.ended_captures, self.policy_decisions, self.reconcile_times, *of_objects)
+        return (
+            self.residuals,
+            self.ended_captures,
+            self.policy_decisions,
+            self.reconcile_times,
+            self.turns,
+            *of_objects,
+        )
 
     def check(self) -> None:
         """Raise when a background task has ended or hangs: the operator is of no use then.
@@ -223,7 +238,7 @@ class OperatorState:
         self._leads = self.queue.is_open = True
         self._connections.push_async_callback(claims.release)
         await claims.look()
-        for key in self.cache.parents() if self._leadership else ():  # else watches bring them
+        for key in self.cache.parents():
             body = self.cache.parent(key)
             (self.queue.add_calmly if body is None or _is_settled(body) else self.queue.add)(key)
         await self.queue.run(work)
@@ -263,9 +278,10 @@ class OperatorState:
 
     async def _list_children(self, cluster: Cluster, resource: Resource) -> None:
         bodies, version = await cluster.list(resource, OWNED_SELECTOR)
-        for body in bodies:
-            self.cache.put(resource.kind, body)
-        self.cache.retain(resource.kind, bodies, version)
+        news = [self.cache.put(resource.kind, body) for body in bodies if not self.cache.knows(resource.kind, body)]
+        for key in {*news, *self.cache.retain(resource.kind, bodies, version)}:
+            if key is not None and self.cache.parent(key) is not None:
+                self.queue.add_calmly(key)
 
     async def _list_groups(self, cluster: Cluster) -> None:
         """See the LeaderWorkerSets, where the cluster has them; they may come at any time."""
@@ -278,9 +294,10 @@ class OperatorState:
     async def _list_objects(self, cluster: Cluster, resource: Resource) -> None:
         with suppress(NotFoundError):  # without its CRD there is no such kind
             bodies, version = await cluster.list(resource)
-            for body in bodies:
-                self.cache.put_parent(resource.kind, body)
-            self.cache.retain_parents(resource.kind, bodies, version)
+            unknown = [body for body in bodies if not self.cache.knows_parent(resource.kind, body)]
+            news = [self.cache.put_parent(resource.kind, body) for body in unknown]
+            for key in {*news, *self.cache.retain_parents(resource.kind, bodies, version)}:
+                self.queue.add_calmly(key)
 
     def _beat(self) -> None:
         """Show that the event loop turns."""
@@ -289,6 +306,7 @@ class OperatorState:
 
     async def _resync(self, cluster: Cluster, claims: Claims) -> None:
         """One task for all objects: kopf's timers and daemons would put finalizers on them."""
+        shared = self._shared()
         for round_ in itertools.count(1):
             await asyncio.sleep(RESYNC_S)
             if self._leads:
@@ -303,8 +321,22 @@ class OperatorState:
                             await self._list_objects(cluster, resource)
             except ClusterError as error:
                 _logger.warning("a list is put off: %s", error)
-            for key in self.cache.parents() if self._leads else ():
+            before, shared = shared, self._shared()
+            if before != shared:
+                self.add_all()
+            for key in self.turns.next(self.cache.parents()) if self._leads else ():
                 self.queue.add_unless_failing(key)
+
+    def _shared(self) -> tuple[Calibration, bool]:
+        """Return what decisions depend on and no watch tells of."""
+        return self.calibration.read(), self.cache.has_groups
+
+    def _is_open_capture(self, key: Key) -> bool:
+        """Whether a capture goes on, or is to be removed some time after its end."""
+        body = self.cache.parent(key)
+        if body is None:
+            return False
+        return read_capture(body).ended is None or body["spec"].get("ttlSecondsAfterFinished") is not None
 
 
 def _is_settled(body: Body) -> bool:

@@ -21,13 +21,15 @@ from specdecode_operator.kube.resources import NODE, WATCHED
 
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Look at an object that appeared, changed or went away."""
-    key = _seen(event, deployment.KIND, memo)
-    memo.add_related(key, _asking(event, memo))
+    if (key := _seen(event, deployment.KIND, memo)) is not None:
+        memo.add_related(key, _asking(event, memo))
 
 
 async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Look at a capture that appeared, changed or went away, and at the deployment that may lend it its GPUs."""
     key = _seen(event, capture.KIND, memo)
+    if key is None:
+        return
     name = (event["object"].get("spec") or {}).get("deployment")
     if name:
         memo.add_related(Key(key.namespace, name), _asking(event, memo))
@@ -35,11 +37,13 @@ async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> Non
         memo.add_keeping_captures()  # they make room for engines that lend their GPUs, and for their coming back
 
 
-def _seen(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key:
-    """Remember an object of ours as it is now, and ask for a look at it."""
+def _seen(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key | None:
+    """Remember an object of ours as it is now, and ask for a look at it; None where it was listed already as it is."""
     memo.watched.add(kind)
     body: dict[str, Any] = dict(event["object"])
     memo.progress.brings(kind, body)
+    if event["type"] is None and memo.cache.knows_parent(kind, body):
+        return None
     if event["type"] == "DELETED":
         key = memo.cache.drop_parent(kind, body)
         memo.queue.forget(key)
@@ -66,6 +70,8 @@ async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: Operator
     """Look at the object that a child or a pod belongs to, or at all that share what is known of models."""
     body: dict[str, Any] = dict(event["object"])
     memo.progress.brings(resource.kind or "", body)
+    if event["type"] is None and memo.cache.knows(resource.kind or "", body):
+        return
     remember = memo.cache.drop if event["type"] == "DELETED" else memo.cache.put
     key = remember(resource.kind or "", body)
     if key is not None and key.kind == deployment.KIND:

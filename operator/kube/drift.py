@@ -21,7 +21,7 @@ def needs_apply(desired: Body, live: Body, applied: str | None) -> bool:
     object is compared with that answer and not with what was sent. Without an
     answer it is applied once; that changes nothing.
     """
-    return not is_same_wish(desired, live) or applied is None or content_digest(live) != applied
+    return not is_same_wish(desired, live) or applied is None or content_digest(live, desired) != applied
 
 
 def is_same_wish(desired: Body, live: Body) -> bool:
@@ -73,14 +73,16 @@ def _by_key(value: Any) -> dict[str, Any] | None:
     return found if found is not None and len(found) == len(value) else None
 
 
-def content_digest(body: Body) -> str:
-    """Digest of what a person could change of an object: all but its status and its book-keeping.
+def content_digest(body: Body, desired: Body) -> str:
+    """Digest of what a person could change of an object: all but its status, its book-keeping and labels of others.
 
     It is compared and never read, and of thousands of children the content itself is much memory.
     """
     metadata = body["metadata"]
     kept = {field: value for field, value in body.items() if field not in {"apiVersion", "kind", "metadata", "status"}}
-    content = {**kept, "labels": metadata.get("labels"), "ownerReferences": metadata.get("ownerReferences")}
+    labels = metadata.get("labels") or {}
+    wanted = {name: labels.get(name) for name in desired["metadata"].get("labels") or {}}
+    content = {**kept, "labels": wanted, "ownerReferences": metadata.get("ownerReferences")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -186,7 +186,9 @@ class Inventory:
         answer = await self._cluster.apply(child)
         # The live object comes from the cache, so what it is compared with must be as slim.
         slimmed = slim(child["kind"], answer)
-        self._applied[key][identity(child)] = _Applied(content_digest(slimmed), answer["metadata"]["resourceVersion"])
+        self._applied[key][identity(child)] = _Applied(
+            content_digest(slimmed, child), answer["metadata"]["resourceVersion"]
+        )
         self._cache.put(child["kind"], answer)
         return slimmed
 

@@ -20,6 +20,7 @@ from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.cluster.figures_source import FiguresReader, KeptFigures
+from specdecode_operator.deployment.attention import changes_by_itself
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
@@ -62,10 +63,6 @@ _FIGURES_REST_S = 60.0
 """Observed figures are written at most this often."""
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 @dataclass
 class _Record:
     """What the operator remembers of one object from one look to the next; it is lost with the process."""
@@ -81,8 +78,8 @@ class _Record:
     figures_written_s: float | None = None
     """When the status got its observed figures, on the monotonic clock."""
 
-    unanswered_rounds: int = 0
-    """How many times in a row no engine answered."""
+    silent_since_s: float | None = None
+    """When no engine answered any more, on the monotonic clock; None where one does."""
 
     recent: Recent = NOTHING_RECENT
     decay: Decay = NOTHING_DECAYED
@@ -111,7 +108,7 @@ class Reconciler:
         calibration: CalibrationFile,
         *,
         policy_decisions: PolicyDecisions | None = None,
-        now: Callable[[], datetime] = _now,
+        now: Callable[[], datetime] | None = None,
         host_paths: tuple[str, ...] = (),
         pod_template: frozenset[str] = NONE_ALLOWED,
         operator_image: str | None = None,
@@ -120,6 +117,7 @@ class Reconciler:
         signing_key: SigningKey | None = None,
     ) -> None:
         self._figures = figures or FiguresReader()
+        self._now = now or partial(datetime.now, UTC)
         self._cluster = cluster
         self._cache = cache
         self._probe = probe
@@ -128,14 +126,13 @@ class Reconciler:
         self._launcher = Launcher(cluster, cache, signing_key)
         self._reporter = Reporter(cluster, cache)
         self._schedules = ScheduleKeeper(cluster, cache, self._reporter)
-        self._policies = PolicyKeeper(cluster, cache, self._reporter, policy_decisions or PolicyDecisions(), now)
-        self._now = now
+        self._policies = PolicyKeeper(cluster, cache, self._reporter, policy_decisions or PolicyDecisions(), self._now)
         self._host_paths, self._pod_template = host_paths, pod_template
         self._operator_image, self._nodes_from = operator_image, nodes_from
         self._records: dict[Key, _Record] = {}
 
-    async def reconcile(self, key: Key) -> None:
-        """Bring one SpecDecodeDeployment and its children in line.
+    async def reconcile(self, key: Key) -> bool:
+        """Bring one SpecDecodeDeployment and its children in line; return whether it changes by itself.
 
         Raises
         ------
@@ -145,7 +142,7 @@ class Reconciler:
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)
-            return
+            return False
         parent, refused = self._read(body), ""
         try:
             blocked = await self._keep_what_was_read(parent)
@@ -165,7 +162,7 @@ class Reconciler:
         for repair in self._launcher.repairs(parent).untold():
             await self._reporter.post_event(parent.key, parent.uid, "DriftRepaired", repair, warns=True)
         observation = await self._observe(parent, desired, cluster.last_good, blocked)
-        if not observation.unanswered_rounds:  # an engine that misses a question holds what it held
+        if observation.silent_s is None:  # an engine that misses a question holds what it held
             self._residuals.set(key, observed_residual(desired, observation))
         blocked = await self._keep_last_good(parent, desired, observation, cluster.last_good)
         self._record(parent).kept = self._kept(parent, desired, cluster.model_facts)
@@ -173,6 +170,7 @@ class Reconciler:
         observation = replace(observation, blocked=blocked or observation.blocked)
         policy = await self._policies.keep(parent, desired, observation, partial(self._not_had, parent), refused)
         await self._report(parent, desired, observation, kept, policy)
+        return changes_by_itself(parent, desired, observation)
 
     def _not_had(self, parent: Parent, speculation: Speculation) -> str:
         """Return why a speculation cannot take the place of the one in force; an empty text where it can."""
@@ -327,7 +325,7 @@ class Reconciler:
         pods = current_pods(self._cache.children_of(parent.key, POD.kind), workload)
         readings = await self._ask_engines(parent, desired, pods) if blocked is None else {}
         unanswered = bool(readings) and all(isinstance(reading, Unreachable) for reading in readings.values())
-        record.unanswered_rounds = record.unanswered_rounds + 1 if unanswered else 0
+        record.silent_since_s = (record.silent_since_s or now_s) if unanswered else None
         record.recent = update_recent(record.recent, readings, now_s)
         facts = desired.outcome.facts if isinstance(desired.outcome, Launch) else None
         record.figures = record.figures if facts else KeptFigures()
@@ -348,7 +346,7 @@ class Reconciler:
             if facts
             else None,
             figures_due=record.figures_written_s is None or now_s - record.figures_written_s >= _FIGURES_REST_S,
-            unanswered_rounds=record.unanswered_rounds,
+            silent_s=None if record.silent_since_s is None else now_s - record.silent_since_s,
             claim_users=self._claim_users(parent),
             replaced_workload=self._launcher.replaced_workload(parent, wanted),
             blocked=blocked,

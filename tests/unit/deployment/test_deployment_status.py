@@ -77,9 +77,9 @@ def test_a_busy_engine_that_misses_a_question_keeps_what_it_proved() -> None:
     _, before, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], proven))
     later = parent(tiny_cpu(), status=before.model_dump(by_alias=True, mode="json", exclude_none=True))
     silent = {"llama-1": Unreachable("/metrics did not answer (TimeoutError)")}
-    _, missed, _ = decide(later, Observation(SERVING, [], silent, unanswered_rounds=2))
+    _, missed, _ = decide(later, Observation(SERVING, [], silent, silent_s=15.0))
     assert missed == before
-    _, _, conditions = decide(later, Observation(SERVING, [], silent, unanswered_rounds=3))
+    _, _, conditions = decide(later, Observation(SERVING, [], silent, silent_s=30.0))
     assert conditions["SpeculationActive"].reason == "Unreachable"
 
 
@@ -343,11 +343,11 @@ def test_engines_that_miss_a_question_are_the_version_that_they_were() -> None:
     _, first, _ = decide(parent(spec), Observation(SERVING, [], {"llama-1": reading(version="0.31.0")}))
     before = parent(spec, status=first.model_dump(by_alias=True, mode="json", exclude_none=True))
     silent = {"llama-1": Unreachable("busy")}
-    _, status, conditions = decide(before, Observation(SERVING, [], silent, unanswered_rounds=1))
+    _, status, conditions = decide(before, Observation(SERVING, [], silent, silent_s=0.0))
     assert conditions["EngineDiffers"].reason == "OtherVersion"
     assert status.observed is not None
     assert status.observed.engine_version == "0.31.0"
-    assert "EngineDiffers" not in decide(before, Observation(SERVING, [], silent, unanswered_rounds=3))[2]
+    assert "EngineDiffers" not in decide(before, Observation(SERVING, [], silent, silent_s=30.0))[2]
 
 
 def test_who_undoes_repairs_is_told_for_as_long_as_it_does() -> None:

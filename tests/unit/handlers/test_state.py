@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.handlers import queue
 from specdecode_operator.handlers import state as module
+from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.state import OperatorState, OperatorStuckError
 from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER
 from specdecode_operator.kube.manifests import child_labels
@@ -24,11 +26,13 @@ from specdecode_operator.kube.resources import (
     SPECDECODE_DEPLOYMENT,
     WATCHED,
 )
+from specdecode_operator.sizing.pair.calibration import Calibration, serialize_calibration
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import DEADLINE_S, until
 from tests.support.objects import H100, Body, tiny_cpu
 from tests.unit.deployment.pods.groups import WIDE, spec_at
+from tests.unit.sizing.memory.test_calibration import ENTRY
 
 LLAMA = Key("team", "llama")
 GROUPS = LEADER_WORKER_SET.qualified_plural
@@ -215,26 +219,74 @@ class TestResync:
         await rounds.go()
         await until(lambda: reason(api) == "Suspended", lambda: "work goes on")
 
-    async def test_everything_is_looked_at_again_each_round_but_what_keeps_failing(
+    async def test_what_changes_by_itself_is_looked_at_again_each_round_but_what_keeps_failing(
         self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         looked: list[str] = []
 
-        async def reconcile(_: Any, key: Key) -> None:
+        async def reconcile(_: Any, key: Key) -> bool:
             looked.append(key.name)
             if key.name == "fails":
                 raise RuntimeError
+            return True
 
         monkeypatch.setattr(queue, "_FIRST_RETRY_S", 60.0)
         monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
         for name in ("llama", "fails"):
             add(api, name)
         await state.start()
-        await rounds.go()
         await until(lambda: sorted(looked) == ["fails", "llama"], lambda: f"both are looked at: {looked}")
         await rounds.go()
         await until(lambda: looked.count("llama") == 2, lambda: f"once more: {looked}")
         assert looked.count("fails") == 1, "it has a slower rhythm of its own"
+
+    async def test_of_what_waits_for_nothing_only_another_version_is_looked_at_before_its_turn(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looked: list[str] = []
+
+        async def reconcile(_: Any, key: Key) -> bool:
+            looked.append(key.name)
+            return False
+
+        monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
+        names = [f"llama-{number}" for number in range(20)]
+        for name in names:
+            add(api, name)
+        await state.start()
+        await until(lambda: sorted(looked) == sorted(names), lambda: f"all are looked at after the start: {looked}")
+        looked.clear()
+        await rounds.go(2)
+        await until(lambda: len(looked) == 2, lambda: f"one in each round: {looked}")
+        last = next(name for name in names if name not in looked)
+        api.change(SPECDECODE_DEPLOYMENT, last, spec=tiny_cpu())  # no watch tells of it
+        await rounds.go()
+        await until(lambda: last in looked, lambda: f"the list tells: {looked}")
+        assert len(looked) <= 4
+
+    async def test_a_calibration_that_comes_is_news_for_all(
+        self, api: ApiServer, tmp_path: Path, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looked: list[str] = []
+
+        async def reconcile(_: Any, key: Key) -> bool:
+            looked.append(key.name)
+            return False
+
+        monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
+        state = OperatorState(Settings(calibration=tmp_path / "calibration.json"))
+        names = ("a", "b", "c")
+        for name in names:
+            add(api, name)
+        try:
+            await state.start()
+            await until(lambda: sorted(looked) == list(names), lambda: f"all are looked at after the start: {looked}")
+            looked.clear()
+            (tmp_path / "calibration.json").write_text(serialize_calibration(Calibration((ENTRY,))))
+            await rounds.go()
+            await until(lambda: set(looked) == set(names), lambda: f"estimates changed: {looked}")
+        finally:
+            await stop(state)
 
 
 class TestRelations:

@@ -239,10 +239,11 @@ def answer(desired: dict[str, Any]) -> dict[str, Any]:
 def test_an_object_that_is_as_asked_for_is_not_applied_again() -> None:
     desired = render(tiny_cpu())["Deployment"]
     live = answer(desired)
-    applied = content_digest(live)
+    applied = content_digest(live, desired)
     live["status"] = {"replicas": 1}
     live["metadata"]["resourceVersion"] = "8"
     live["metadata"]["annotations"]["deployment.kubernetes.io/revision"] = "1"
+    live["metadata"]["labels"]["team"] = "somebody"
     assert not needs_apply(desired, live, applied)
 
 
@@ -253,19 +254,20 @@ def test_an_object_that_this_process_never_applied_is_applied_once() -> None:
 
 def test_drift_is_seen() -> None:
     desired = render(tiny_cpu())["Deployment"]
-    applied = content_digest(answer(desired))
-    scaled, longer, stolen = answer(desired), answer(desired), answer(desired)
+    applied = content_digest(answer(desired), desired)
+    scaled, longer, stolen, unlabelled = (answer(desired) for _ in range(4))
     scaled["spec"]["replicas"] = 5
     longer["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "X", "value": "1"})
     stolen["metadata"]["ownerReferences"] = []
-    for live in (scaled, longer, stolen):
+    unlabelled["metadata"]["labels"].popitem()
+    for live in (scaled, longer, stolen, unlabelled):
         assert needs_apply(desired, live, applied)
 
 
 def test_what_is_no_longer_asked_for_is_seen() -> None:
     before = render(tiny_cpu(podTemplate={"spec": {"priorityClassName": "high"}}))["Deployment"]
     after = render(tiny_cpu())["Deployment"]
-    assert needs_apply(after, answer(before), content_digest(answer(before)))
+    assert needs_apply(after, answer(before), content_digest(answer(before), before))
 
 
 def test_characters_beyond_the_first_plane_survive_rendering() -> None:
@@ -277,7 +279,7 @@ def test_characters_beyond_the_first_plane_survive_rendering() -> None:
 def test_a_plan_that_someone_edits_is_seen_through_the_cache() -> None:
     """The cache keeps digests of a plan's text, and what was applied is compared as slim as it."""
     desired = render(tiny_cpu())["ConfigMap"]
-    applied = content_digest(slim("ConfigMap", copy.deepcopy(desired)))
+    applied = content_digest(slim("ConfigMap", copy.deepcopy(desired)), desired)
     edited = copy.deepcopy(desired)
     edited["data"]["plan.json"] += " "
     assert not needs_apply(desired, slim("ConfigMap", copy.deepcopy(desired)), applied)

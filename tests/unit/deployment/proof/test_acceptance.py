@@ -56,7 +56,7 @@ def test_engines_that_end_leave_it_with_the_time(proven: SpecDecodeDeploymentSta
     again = after(suspended, tiny_cpu(), Observation(SERVING, [], IDLE), minutes=9)
     assert again.acceptance == suspended.acceptance, "engines that were asked nothing know no better"
     assert active(again).endswith(f"; acceptance was 71% until {until}")
-    silent = Observation(SERVING, [], {}, unanswered_rounds=2)
+    silent = Observation(SERVING, [], {}, silent_s=15.0)
     assert active(after(again, tiny_cpu(), silent)).count("acceptance was") == 1
     fresh = after(again, tiny_cpu(), Observation(SERVING, [], PROVEN), minutes=10)
     assert fresh.acceptance == proven.acceptance

@@ -296,9 +296,9 @@ def test_without_speculation_and_of_a_replay_nothing_is_listed() -> None:
 def test_an_engine_that_misses_a_question_keeps_what_it_proved() -> None:
     before = status(tiny_cpu(), reading(speculation=drafted(100, 90)))
     said = before.model_dump(by_alias=True, mode="json", exclude_none=True)
-    missed = status(tiny_cpu(), Unreachable("busy"), unanswered_rounds=1, before=said)
+    missed = status(tiny_cpu(), Unreachable("busy"), silent_s=0.0, before=said)
     assert missed.speculation == before.speculation
-    gone = status(tiny_cpu(), Unreachable("busy"), unanswered_rounds=3, before=said)
+    gone = status(tiny_cpu(), Unreachable("busy"), silent_s=30.0, before=said)
     assert gone.speculation[0].in_force == "Unknown"
 
 
@@ -318,13 +318,13 @@ def test_drafts_of_which_nothing_is_accepted_are_told(drafts: int, accepted: int
 
 
 @pytest.mark.parametrize("length", ["abc", "", "nan", "-inf", "1e999"])
-@pytest.mark.parametrize("rounds", [0, 1])
-def test_figures_that_somebody_else_wrote_into_the_status_stop_nothing(length: str, rounds: int) -> None:
+@pytest.mark.parametrize("silent_s", [None, 0.0])
+def test_figures_that_somebody_else_wrote_into_the_status_stop_nothing(length: str, silent_s: float | None) -> None:
     """Whoever may write a status writes any text there."""
     forged = {"engines": 1, "draftTokens": 300, "acceptancePercent": 71, "numSpeculativeTokens": 3}
     before = {"observed": {**forged, "meanDraftLength": length, "kvCacheTokens": 1}}
     engine = reading(speculation=drafted(100, 213))
-    told = status(tiny_cpu(), engine, before=before, figures_due=True, unanswered_rounds=rounds)
+    told = status(tiny_cpu(), engine, before=before, figures_due=True, silent_s=silent_s)
     assert [each.feature for each in told.speculation] == ["method", "numSpeculativeTokens"]
     for moved in (71, 75):
         old = ObservedStatus(engines=1, acceptance_percent=71, mean_draft_length=length)

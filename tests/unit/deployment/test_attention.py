@@ -1,0 +1,56 @@
+"""Who is to be looked at again without a word from a watch."""
+
+from typing import Any
+
+import pytest
+
+from specdecode_operator.deployment.attention import changes_by_itself
+from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.pods.readiness import working
+from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.engine.metrics import Unreachable
+from tests.support.decisions import desired_state
+from tests.support.objects import Body, parent, tiny_cpu
+from tests.unit.deployment.pods.test_rejected_pods import rejected
+from tests.unit.deployment.spec.test_model_facts import undescribed
+
+
+def is_close(spec: Body, **seen: Any) -> bool:
+    owner = read_parent(parent(spec))
+    return changes_by_itself(owner, desired_state(owner), Observation(**seen))
+
+
+@pytest.mark.parametrize(
+    ("spec", "pods"),
+    [(tiny_cpu(), []), (tiny_cpu(suspend=True), []), (tiny_cpu(serving={"maxModelLen": 0}), [])],
+    ids=["no pods yet", "suspended", "not accepted"],
+)
+def test_what_only_others_can_change_is_left_alone(spec: Body, pods: list[Body]) -> None:
+    assert not is_close(spec, pods=pods)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"readings": {"llama-1": Unreachable("busy")}},
+        {"blocked": working("Forbidden", "no right")},
+        {"contested": ("Service llama: spec.ports",)},
+        {"pods": [rejected(0)]},
+    ],
+    ids=["engines to ask", "blocked", "contested", "nodes reject pods"],
+)
+def test_what_changes_with_time_or_in_engines_is_looked_at(seen: dict[str, Any]) -> None:
+    assert is_close(tiny_cpu(), **seen)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        tiny_cpu(policy={"windowSeconds": 300, "cooldownSeconds": 600}),
+        tiny_cpu(rollout={"gate": {"capture": "golden"}}),
+        undescribed(),
+    ],
+    ids=["a policy", "a gate", "models that are read"],
+)
+def test_specs_that_have_the_operator_act_are_looked_at(spec: Body) -> None:
+    assert is_close(spec)
