@@ -14,7 +14,8 @@ _WITHOUT_REMARK: Final = 5
 def bench_table(*, held: bool) -> str:
     """Return the rows of the file and when they were measured; in short: those with limit or peer alone."""
     runs = read_runs(FILE)
-    rows = [row for run in runs for row in run.rows if row.figure.against or not held]
+    every = [row for run in runs for row in run.rows]
+    rows = [row for row in every if row.figure.against and not row.figure.is_detail] if held else every
     facts = (
         f"- {', '.join(dict.fromkeys(row.part for row in run.rows))}: "
         + described(dict(run.machine), chain.from_iterable(row.figure.parts for row in run.rows))

@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +39,8 @@ MOST_IDLE_PERCENT: Final = 2.0
 _MB: Final = 1_000_000
 _KB: Final = 1000
 _MS: Final = 1000
+_UNITS: Final = {"memory": "MB", "API calls until all is at rest": "calls"}
+"""Of what grows, where it is no time."""
 
 
 def _version(name: str) -> str:
@@ -57,10 +60,11 @@ def figures() -> Iterator[Figure]:
 
 def figures_of_sizes(sizes: Iterable[int], idle_s: float) -> Iterator[Figure]:
     """Yield the figures of each number of objects, then how each cost grows with it."""
-    lives = {}
+    sizes, lives = tuple(sizes), {}
     for objects in sizes:
         lives[objects] = _lives(objects, idle_s)
-        yield from _of_size(objects, *lives[objects])
+        for figure in _of_size(*lives[objects]):
+            yield replace(figure, name=f"{objects:,} objects: {figure.name}", is_detail=objects < max(sizes))
     if len(lives) > 1:
         yield from _growth({objects: pair[0] for objects, pair in lives.items()})
 
@@ -77,19 +81,13 @@ def _lives(objects: int, idle_s: float) -> Lives:
         return ours, groups_life(LeaderWorkerSets(cluster), objects, idle_s, say)
 
 
-def _of_size(objects: int, ours: Life, groups: Life) -> Iterator[Figure]:
-    def named(text: str) -> str:
-        return f"{objects:,} objects: {text}"
-
-    for figure in (
-        *_beside(ours, groups),
-        *_counted(ours),
-        *_reconciles(ours),
-        *_slowest(ours),
-        *_rest(ours, groups),
-        *_changes(ours, groups),
-    ):
-        yield Figure(named(figure.name), figure.value, figure.unit, figure.against, figure.remark, figure.parts)
+def _of_size(ours: Life, groups: Life) -> Iterator[Figure]:
+    yield from _beside(ours, groups)
+    yield from _counted(ours)
+    yield from _reconciles(ours)
+    yield from _slowest(ours)
+    yield from _rest(ours, groups)
+    yield from _changes(ours, groups)
 
 
 def _beside(ours: Life, groups: Life) -> Iterator[Figure]:
@@ -202,12 +200,17 @@ def _growth(lives: Mapping[int, Life]) -> Iterator[Figure]:
         "create, until all children are there": {n: life.costs[CHILDREN].wall_s for n, life in lives.items()},
         "CPU time until all is at rest": {n: life.costs[SETTLED].cpu_s for n, life in lives.items()},
         "idle CPU time": {n: life.costs[IDLE].cpu_s for n, life in lives.items()},
+        "update of all": {n: life.costs[UPDATE].wall_s for n, life in lives.items()},
         "restart": {n: life.restart_s for n, life in lives.items()},
+        "one change amid them": {n: statistics.median(life.reactions_s) for n, life in lives.items()},
+        "API calls until all is at rest": {
+            n: float(about_objects(life.costs[SETTLED].calls).total()) for n, life in lives.items()
+        },
         "memory": {n: life.memory[SETTLED].now_bytes / _MB for n, life in lives.items()},
     }
     for name, values in costs.items():
         if all(values.values()):
-            yield growth(name, "MB" if name == "memory" else "s", values)
+            yield growth(name, _UNITS.get(name, "s"), values)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,11 +2,15 @@
 
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from bench.documents import bench_table
+from bench.figures import Figure, Row, Run, at_most, write_run
+from bench.machine import facts
 from bench.operator import histogram, scale
 from bench.operator.audit_counts import STATUS_WRITE, AuditCounts, about_objects, writes
 from bench.operator.life import CHILDREN, DELETE, IDLE, RESTART, SETTLED, UPDATE, Life
@@ -133,6 +137,8 @@ def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(mon
     create = rows["100 objects: create, until all children are there"]
     assert create.against is not None
     assert (create.value, create.against.value) == (10.0, 5.0)
+    assert create.is_detail, "the largest size stands in the README"
+    assert not rows["200 objects: create, until all children are there"].is_detail
     assert "others took 0.2 cores meanwhile, 0.2 in the peer's turn" in create.remark
     ratio = rows["100 objects: create, times the peer's"]
     assert ratio.against is not None
@@ -155,6 +161,17 @@ def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(mon
     )
     assert rows["create, until all children are there: growth"].value == pytest.approx(1.0)
     assert rows["memory: growth"].value == pytest.approx(0.0)
+
+
+def test_the_readme_has_the_largest_size_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    held = [Figure(f"{size}: create", 1.0, "s", at_most(2.0), is_detail=size < 200) for size in (100, 200)]
+    write_run(file, Run(facts(), [Row("operator.scale", each) for each in (*held, Figure("200: calls", 5.0))]))
+    monkeypatch.setattr(bench_table, "FILE", file)
+
+    assert re.findall(r"\d+: \w+", bench_table.bench_table(held=True).split("Measured")[0]) == ["200: create"]
+    every = bench_table.bench_table(held=False).split("Measured")[0]
+    assert re.findall(r"\d+: \w+", every) == ["100: create", "200: create", "200: calls"]
 
 
 @pytest.mark.parametrize("text", ["", "many", "100,", "0", "-5"])
