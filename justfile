@@ -146,6 +146,16 @@ bench *arguments: setup
 bench-operator *arguments: setup
     @{{ python }} -m bench.operator.scale "$@"
 
+# Look for faults of the operator by machine (--minutes N, --seed N, --repeat FILE, --seeded for those made on purpose); needs root
+[group('checks')]
+hunt *arguments: setup
+    @{{ python }} -m hunt hunt "$@"
+
+# Let objects come, change and go for --minutes N, with faults on and off in turn, and judge what is left; needs root
+[group('checks')]
+soak *arguments: setup
+    @{{ python }} -m hunt soak "$@"
+
 # Count small wrong changes that unit tests let pass: a sample of each area, PATHs, or --all
 [group('checks')]
 mutants *arguments: setup

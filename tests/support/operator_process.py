@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -27,8 +27,16 @@ _STOP_DEADLINE_S = 120
 class OperatorProcess:
     """`specdecode operator`, started, watched and ended."""
 
-    def __init__(self, kubeconfig: Path, log: Path, pod: str | None = None, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        kubeconfig: Path,
+        log: Path,
+        pod: str | None = None,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.kubeconfig = kubeconfig
+        self._environment = environment or {}
         self.arguments = arguments
         self.log = log
         self.pod = pod
@@ -43,6 +51,7 @@ class OperatorProcess:
         command = [sys.executable, "-m", "specdecode_operator", "operator"]
         command += [f"--health-port={port}", "--metrics-port=0", f"--calibration={self.calibration}", *self.arguments]
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "SPECDECODE_OPERATOR_IMAGE": IMAGE}
+        environment |= self._environment
         if self.pod:
             command.append(f"--leader-election={SERVICE_ACCOUNT}")
             environment |= {"POD_NAMESPACE": NAMESPACE, "POD_NAME": self.pod}
@@ -88,6 +97,11 @@ class OperatorProcess:
         """Return the exit status of one that ends by itself."""
         assert self._process is not None
         return self._process.wait(timeout=_STOP_DEADLINE_S)
+
+    def ended(self) -> str | None:
+        """Return how it ended where nobody ended it."""
+        status = self._process.poll() if self._process is not None else None
+        return None if status is None else f"exit status {status}: {self.tail(500)}"
 
     def kill(self) -> None:
         """End it as an out-of-memory killer would."""

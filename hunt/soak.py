@@ -1,0 +1,150 @@
+"""A soak: objects come, change and go for as long as is wanted, with faults on and off in turn; the oracles judge."""
+
+import itertools
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from hunt.actions import Namespace
+from hunt.oracles import Finding, judge
+from hunt.records import Life, Moment
+from hunt.rounds import Round
+from hunt.stage import Stage
+from hunt.states import States
+from hunt.steps import Sequence, Step
+from tests.support.faults.faults import Delay, EndWatch, Fault, Refuse, RepeatEvent, Reset
+
+_CALM_S: Final = 45.0
+_STORM_S: Final = 30.0
+_PAUSE_S: Final = 0.5
+_SAMPLE_S: Final = 5.0
+_STORMS: Final = (
+    (Fault(Delay(0.5), "[!w]*", share=0.3),),
+    (Fault(Refuse(429, retry_after_s=1), "*", share=0.2), Fault(Refuse(500), "patch *", share=0.1)),
+    (Fault(Reset(after=True), "patch *", share=0.15), Fault(Reset(), "create *", share=0.2)),
+    (Fault(EndWatch(410), "watch *", share=0.2), Fault(RepeatEvent(), "watch *", share=0.3)),
+    (),  # the operator is killed
+)
+"""What goes wrong in a storm: a slow, a busy, a broken way to the API server, broken watches, no operator."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The operator's process at one moment."""
+
+    at_s: float
+    memory_mib: float
+    cpu_s: float
+
+
+@dataclass
+class Soaked:
+    """What came of a soak."""
+
+    findings: list[Finding]
+    steps: Counter[str]
+    samples: list[Sample]
+    storms: int
+    kills: int
+
+    def __str__(self) -> str:
+        steps = ", ".join(f"{count} {name}" for name, count in self.steps.most_common())
+        memory, cpu = [each.memory_mib for each in self.samples], busy(self.samples)
+        return (
+            f"steps: {steps}\nstorms: {self.storms}, kills of the operator: {self.kills}\n"
+            f"memory: {memory[0]:.0f} MiB at first, {max(memory):.0f} at most, {memory[-1]:.0f} at last,"
+            f" slope {slope_per_hour(self.samples):+.1f} MiB/h since the last start\nCPU: {100 * cpu:.1f} % of a core"
+        )
+
+
+class Soak(Round):
+    """One round whose beats are churn."""
+
+    def __init__(self, stage: Stage, name: str, seed: int, objects: int) -> None:
+        super().__init__(stage, name, [Sequence(())] * objects, ())
+        self._random = random.Random(seed)  # noqa: S311  a seed that repeats a run is no secret
+        self._states = States(seed)
+        self.counted: Counter[str] = Counter()
+        self.samples: list[Sample] = []
+        self.storms = 0
+
+    def soak(self, minutes: float) -> Soaked:
+        """Churn for so long, and judge what is left of it."""
+        self._minutes = minutes
+        record = self.run()
+        return Soaked(judge(record), self.counted, self.samples, self.storms, self.operator.kills)
+
+    def drive(self) -> None:
+        """Do something to some object all the time, with storms now and then; then heal all and let it come to rest."""
+        began_s = turn_s = time.monotonic()
+        stormy = False
+        while (now_s := time.monotonic()) - began_s < 60 * self._minutes:
+            if now_s - turn_s > (_STORM_S if stormy else _CALM_S):
+                stormy, turn_s = not stormy, now_s
+                self._turn(stormy=stormy)
+            self._churn(self._random.choice(self.lives))
+            self._sample(now_s - began_s)
+            time.sleep(_PAUSE_S)
+        self._turn(stormy=False)
+        for life in self.lives:
+            self.heal(life)
+        seen = self.settled()
+        for life in self.lives:
+            life.moments.append(Moment(0, Step("wait"), tuple(seen.get(life.namespace, ()))))
+
+    def _turn(self, *, stormy: bool) -> None:
+        """Begin a storm, or end it."""
+        storm = _STORMS[self.storms % len(_STORMS)] if stormy else ()
+        self.storms += stormy
+        self.stage.proxy.faults = storm
+        if stormy and not storm:
+            self.operator.kill()
+
+    def _churn(self, life: Life) -> None:
+        """Do one thing to an object, by what was done before."""
+        place: Namespace = self.places[life.namespace]
+        kinds = [step.kind for step in life.sequence.steps]
+        number = len(kinds)
+        if not kinds or kinds[-1] == "delete":
+            step = Step("apply", self._states.good())
+        else:
+            kind = self._random.choices(
+                ("apply", "scale", "capture", "delete", "drift", "remove", "podkill"), (4, 4, 1, 1, 2, 2, 2)
+            )[0]
+            last = life.sequence.last or self._states.good()
+            states = {
+                "apply": lambda: self._states.near(last),
+                "scale": lambda: last.with_field(("replicas",), number % 3),
+            }
+            step = Step("apply", states[kind]()) if kind in states else Step(kind, number=number)
+        place.do(step)
+        self.counted[step.kind] += 1
+        life.sequence = Sequence((*life.sequence.steps, step))
+
+    def _sample(self, at_s: float) -> None:
+        if not self.samples or at_s - self.samples[-1].at_s > _SAMPLE_S:
+            self.operator.note()
+            memory = self.operator.life.memory_mib
+            self.samples.append(Sample(at_s, memory[-1] if memory else 0.0, self.operator.cpu_s()))
+
+
+def busy(samples: list[Sample]) -> float:
+    """Return how much of a core the operator took; a process that was started anew counts from nothing."""
+    pairs = list(itertools.pairwise(samples))
+    took = sum(after.cpu_s - (before.cpu_s if after.cpu_s >= before.cpu_s else 0.0) for before, after in pairs)
+    return took / (samples[-1].at_s - samples[0].at_s) if pairs else 0.0
+
+
+def slope_per_hour(samples: list[Sample]) -> float:
+    """Return by how much memory grows, by least squares, since the operator was started last."""
+    starts = [n for n in range(1, len(samples)) if samples[n].cpu_s < samples[n - 1].cpu_s]
+    since = samples[starts[-1] :] if starts else samples
+    since = since[len(since) // 3 :]  # it fills its caches first
+    if len(since) < 2:  # noqa: PLR2004  a line takes two points
+        return 0.0
+    times, memory = [each.at_s / 3600 for each in since], [each.memory_mib for each in since]
+    mean_t, mean_m = sum(times) / len(times), sum(memory) / len(memory)
+    spread = sum((t - mean_t) ** 2 for t in times)
+    return sum((t - mean_t) * (m - mean_m) for t, m in zip(times, memory, strict=True)) / spread if spread else 0.0

@@ -1,0 +1,114 @@
+"""Each oracle sees what it is for, and nobody else does: without it the fault is missed."""
+
+import pytest
+
+from hunt.oracles import ORACLES, judge
+from hunt.records import Call, Life, Record
+from hunt.states import Change, State
+from hunt.steps import Step
+from tests.unit.hunt.made_up import GOOD, STRANGER, Body, body, life, parent, pod, record, summary, workload
+
+WRITE = Call("patch", "specdecodedeployments/hunted/status", 200)
+READ = Call("get", "configmaps/hunted-plan", 200)
+ILLEGAL = State("llama-8b-ngram", (Change(("replicas",), -1, legal=False),))
+STALLED = summary("False", "False", "True", "spec.serving.port: 7 is taken")
+TRACEBACK = """\
+[12:00] a/b: TypeError: no; next try in 1 s
+  Traceback (most recent call last):
+    File "queue.py", line 73, in _run_worker
+      await work(key)
+  TypeError: no
+[12:01] all is well
+"""
+
+
+def moved(found: Body) -> Body:
+    return {**found, "metadata": {**found["metadata"], "resourceVersion": "2"}}
+
+
+def refused(before: tuple[Body, ...], after: tuple[Body, ...]) -> Life:
+    """A life in which a spec is refused after another served."""
+    first, second = life(before), life(after)
+    return life(after, moments=[*first.moments, *second.moments], fresh=())
+
+
+SERVED = (workload(), pod(), STRANGER)
+BAD = (parent(STALLED), *SERVED)
+SPOILT: dict[str, list[Record]] = {
+    "fresh": [
+        record(life(fresh=(*GOOD, body("PodDisruptionBudget", "hunted", spec={"minAvailable": 1})))),
+        record(life(fresh=tuple(each for each in GOOD if each["kind"] != "Service"))),
+        record(life(fresh=(*GOOD[:3], body("Service", "hunted", spec={"type": "NodePort"}), STRANGER))),
+        record(life(fresh=(parent([*GOOD[0]["status"]["conditions"], *summary("True", "x", "x")[1:2]]), *GOOD[1:]))),
+    ],
+    "kept": [
+        record(life(left=(STRANGER, body("Service", "hunted")))),
+        record(life(left=(STRANGER, parent()))),
+        record(life(later=GOOD[:-1])),
+        record(life(later=(*GOOD[:-1], {**STRANGER, "data": {"a": "c"}}))),
+        record(life((*GOOD, body("PodDisruptionBudget", "two", owner=None)), fresh=())),
+        record(life((*GOOD, body("Deployment", "two", spec={}, status={})), fresh=())),
+        record(life(moment={"wrong": frozenset({"squat"})})),
+    ],
+    "truth": [
+        record(life((parent(), workload(1), pod("False"), *GOOD[3:]))),
+        record(life((parent(ready=1), workload(0), *GOOD[2:]))),
+        record(life((parent(summary("True", "True", "False")), *GOOD[1:]), fresh=())),
+        record(life((parent(replicas=2), *GOOD[1:]))),
+        record(life((parent(suspend=True), *GOOD[1:]))),
+    ],
+    "quiet": [
+        record(life(later=(moved(GOOD[0]), *GOOD[1:]))),
+        record(life(later=(GOOD[0], moved(GOOD[1]), *GOOD[2:]))),
+    ],
+    "calls": [
+        record(life(calls=[WRITE])),
+        record(life(calls=[READ] * 4)),
+        record(life(moment={"calls": (Call("patch", "services/hunted", 403),) * 30})),
+    ],
+    "alive": [record(ended=("exit status 3",)), record(log=TRACEBACK), record(memory=(100, 300))],
+    "told": [
+        record(life(step=Step("apply", ILLEGAL))),
+        record(life((parent(summary("False", "False", "True", "no")), *SERVED), fresh=(), step=Step("wait"))),
+    ],
+    "whole": [
+        record(refused(GOOD, (BAD[0], *GOOD[2:]))),
+        record(refused(GOOD, (BAD[0], workload(), body("Service", "hunted", spec={"x": 1}), *GOOD[2:3], STRANGER))),
+    ],
+}
+
+
+def test_all_is_well_with_a_life_that_is() -> None:
+    assert judge(record()) == []
+    served, refused_later = life(), life(moment={"refused": "replicas: must be 0 or more"}, step=Step("apply", ILLEGAL))
+    assert judge(record(life(moments=[*served.moments, *refused_later.moments]))) == []
+
+
+def test_there_is_a_case_for_each_oracle() -> None:
+    assert set(SPOILT) == set(ORACLES)
+
+
+@pytest.mark.parametrize(("oracle", "spoilt"), [(name, each) for name, found in SPOILT.items() for each in found])
+def test_an_oracle_sees_what_it_is_for(oracle: str, spoilt: Record) -> None:
+    found = judge(spoilt)
+    assert oracle in {finding.oracle for finding in found}, found
+
+
+@pytest.mark.parametrize("oracle", ORACLES)
+def test_without_its_oracle_a_fault_is_missed(oracle: str) -> None:
+    missed = [each for each in SPOILT[oracle] if not judge(each, frozenset({oracle}))]
+    assert missed, "no fault is this oracle's alone"
+
+
+def test_a_failure_that_the_api_server_made_is_no_traceback_to_report() -> None:
+    log = TRACEBACK.replace("TypeError: no", "specdecode_operator.cluster.errors.ClusterError: HTTP 503")
+    assert judge(record(log=log)) == []
+
+
+def test_an_earlier_template_may_still_serve_where_a_spec_is_refused() -> None:
+    assert judge(record(refused(GOOD, (parent(STALLED), *GOOD[1:])))) == []
+
+
+def test_a_capture_that_waits_for_others_may_move() -> None:
+    capture = body("SpecDecodeCapture", "measured-1", owner=None, spec={}, status={"conditions": []})
+    assert judge(record(life((*GOOD, capture), later=(*GOOD, moved(capture)), calls=[WRITE, WRITE]))) == []

@@ -1,0 +1,35 @@
+"""The shortest part that still fails."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from hunt.shrink import shrink
+
+
+@pytest.mark.parametrize("culprits", [{0}, {7}, {2, 5}, {0, 1, 9}])
+def test_leaves_what_it_takes(culprits: set[int]) -> None:
+    assert set(shrink(range(10), culprits.issubset, attempts=200)) == culprits
+
+
+def test_keeps_the_order_and_never_tries_nothing() -> None:
+    tried: list[Sequence[int]] = []
+
+    def fails(part: Sequence[int]) -> bool:
+        tried.append(part)
+        return {3, 2} <= set(part)
+
+    assert list(shrink([3, 1, 2], fails, attempts=50)) == [3, 2]
+    assert [] not in [list(part) for part in tried]
+
+
+def test_ends_with_its_attempts() -> None:
+    asked: list[Sequence[int]] = []
+
+    def fails(part: Sequence[int]) -> bool:
+        asked.append(part)
+        return {99, 1} <= set(part)
+
+    found = shrink(range(100), fails, attempts=3)
+    assert len(asked) == 3
+    assert {1, 99} <= set(found)

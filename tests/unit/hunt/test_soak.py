@@ -1,0 +1,17 @@
+"""What a soak says of the operator's process."""
+
+import pytest
+
+from hunt.soak import Sample, busy, slope_per_hour
+
+
+def test_memory_that_grows_is_told_an_hour_since_the_last_start() -> None:
+    before = [Sample(at, 500.0, at) for at in range(0, 600, 60)]
+    since = [Sample(at, 100 + at / 60, (at - 600) * 0.1) for at in range(600, 4200, 60)]
+    assert slope_per_hour([*before, *since]) == pytest.approx(60)
+    assert slope_per_hour(before[:1]) == 0
+
+
+def test_time_of_a_process_that_was_started_anew_counts_from_nothing() -> None:
+    samples = [Sample(0, 1, 10), Sample(10, 1, 12), Sample(20, 1, 3), Sample(30, 1, 4)]
+    assert busy(samples) == pytest.approx((2 + 3 + 1) / 30)
