@@ -1,6 +1,8 @@
 """The only code that calls the Kubernetes API on the operator's behalf."""
 
+import asyncio
 import os
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -28,6 +30,13 @@ FIELD_MANAGER = "specdecode-operator"
 _REQUEST_TIMEOUT_S = 30
 _MESSAGE_LIMIT = 500
 _TRIES = 5
+_WAITS_S = (0.2, 0.8)
+"""Before the second and the third try of what may pass in a moment; after that the queue has the object wait."""
+
+_LONGEST_WAIT_S = 10.0
+"""Whatever an API server asks for: a worker waits meanwhile."""
+
+_SPREAD = 1.5
 _MERGE_PATCH = "application/merge-patch+json"
 _TYPED_PATCH = "failed to create typed patch object"
 _TEMPORARY = ("is being terminated", "exceeded quota", "status unknown for quota")
@@ -170,11 +179,36 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Body:
+        for wait_s in (*_WAITS_S, None):
+            try:
+                result: Body = read_answer(await self._ask(request, body, query, content_type))
+            except _PassingError as error:
+                if wait_s is None:
+                    raise error.told from error
+                asked_for_s = wait_s if error.retry_after_s is None else min(error.retry_after_s, _LONGEST_WAIT_S)
+                # Not all at one moment: what one server turned away would meet there again.
+                await asyncio.sleep(asked_for_s * random.uniform(1, _SPREAD))  # noqa: S311  no secret
+            else:
+                return result
+        raise AssertionError  # the last try returns or raises
+
+    async def _ask(
+        self, request: "_Request", body: Body | None, query: Mapping[str, str] | None, content_type: str
+    ) -> bytes:
+        """Ask once.
+
+        Raises
+        ------
+        _PassingError
+            Another try may help, and does no harm.
+        ClusterError
+            It would not.
+        """
         if request.method != "GET" and not self._may_write():
             raise NotLeadingError(f"{request}: not written, for this replica does not hold the Lease now")
         try:
             with waits.for_api_server():
-                status, text = await send(
+                answer = await send(
                     self._api,
                     request.method,
                     request.path,
@@ -184,11 +218,25 @@ class Cluster:
                     timeout_s=_REQUEST_TIMEOUT_S,
                 )
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ClusterError(f"{request}: the API server cannot be reached ({type(error).__name__})") from error
-        if status >= HTTPStatus.BAD_REQUEST:
-            raise _error(request, status, error_message(text, _MESSAGE_LIMIT))
-        result: Body = read_answer(text)
-        return result
+            told = ClusterError(f"{request}: the API server cannot be reached ({type(error).__name__})")
+            if request.may_repeat and isinstance(error, aiohttp.ClientConnectionError):
+                raise _PassingError(told) from error
+            raise told from error
+        if answer.status < HTTPStatus.BAD_REQUEST:
+            return answer.text
+        told = _error(request, answer.status, error_message(answer.text, _MESSAGE_LIMIT))
+        if request.passes(answer.status) and not isinstance(told, InvalidObjectError):
+            raise _PassingError(told, answer.retry_after_s)
+        raise told
+
+
+class _PassingError(Exception):
+    """A failure that may be over in a moment."""
+
+    def __init__(self, told: ClusterError, retry_after_s: float | None = None) -> None:
+        super().__init__(str(told))
+        self.told = told
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True)
@@ -202,6 +250,20 @@ class _Request:
     @property
     def path(self) -> str:
         return self.resource.path(self.namespace, self.name, self.subresource)
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether a request may be sent again that may have been carried out: all but those that make one more."""
+        return self.method != "POST"
+
+    def passes(self, status: int) -> bool:
+        """Whether another try may help: the API server is overloaded, which is not carried out, or fails for a moment.
+
+        A disruption budget that is used up answers an eviction as an overloaded server does.
+        """
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            return self.subresource != "eviction"
+        return status >= HTTPStatus.INTERNAL_SERVER_ERROR and self.may_repeat
 
     @property
     def permission(self) -> str:

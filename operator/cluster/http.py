@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from kubernetes.aio import client
 
@@ -17,8 +18,8 @@ async def send(  # noqa: PLR0913 (what HTTP has)
     *,
     content_type: str = "application/json",
     timeout_s: int,
-) -> tuple[int, bytes]:
-    """Return status and text of the answer; errors of the connection are aiohttp's own."""
+) -> "Answer":
+    """Return the answer; errors of the connection are aiohttp's own."""
     call = await api.param_serialize(
         method,
         path,
@@ -28,7 +29,21 @@ async def send(  # noqa: PLR0913 (what HTTP has)
         auth_settings=["BearerToken"],
     )
     response = await api.call_api(*call, _request_timeout=timeout_s)
-    return response.status, await response.read()
+    return Answer(response.status, await response.read(), _seconds(response.headers.get("Retry-After")))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the API server answered."""
+
+    status: int
+    text: bytes
+    retry_after_s: float | None = None
+    """After how long it wants to be asked again, where it says so."""
+
+
+def _seconds(header: str | None) -> float | None:
+    return float(header) if header and header.isascii() and header.isdecimal() else None
 
 
 def error_message(text: bytes, limit: int) -> str:

@@ -65,14 +65,14 @@ class ClusterView:
         self, method: str, path: str, what: str, body: Body | None = None, query: Mapping[str, str] | None = None
     ) -> Body:
         try:
-            status, text = await send(self._api, method, path, body, query, timeout_s=_TIMEOUT_S)
+            answer = await send(self._api, method, path, body, query, timeout_s=_TIMEOUT_S)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             fix = "is it up, and is this the right context (--context, KUBECONFIG)?"
             raise ClusterError(f"{self.server}: the API server cannot be reached ({_why(error)}): {fix}") from error
-        if status >= HTTPStatus.BAD_REQUEST:
-            raise _error(what, status, error_message(text, _MESSAGE_LIMIT))
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            raise _error(what, answer.status, error_message(answer.text, _MESSAGE_LIMIT))
         try:
-            found = json.loads(text)
+            found = json.loads(answer.text)
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):

@@ -5,10 +5,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from aiohttp import ServerDisconnectedError
 from kubernetes.aio.client import ApiClient
 
+from specdecode_operator.cluster import client
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import ClusterError, ConflictError, ForbiddenError, RefusedForNowError
+from specdecode_operator.cluster.errors import (
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    NotLeadingError,
+    RefusedForNowError,
+)
 
 SERVICE_METADATA = {"namespace": "team", "name": "llama"}
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": SERVICE_METADATA}
@@ -27,7 +35,7 @@ class RefusingApi:
         async def read() -> bytes:
             return json.dumps({"message": self._message}).encode()
 
-        return SimpleNamespace(status=403, read=read)
+        return SimpleNamespace(status=403, headers={}, read=read)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +80,7 @@ class WrittenByOthers:
         async def read() -> bytes:
             return json.dumps(answer).encode()
 
-        return SimpleNamespace(status=status, read=read)
+        return SimpleNamespace(status=status, headers={}, read=read)
 
 
 CHILD = {**SERVICE, "metadata": {**SERVICE_METADATA, "uid": "1"}}
@@ -97,3 +105,89 @@ async def test_an_object_that_is_always_written_in_between_is_left_for_later() -
     with pytest.raises(ConflictError):
         await Cluster(cast("ApiClient", api)).take_over_fields(CHILD, ())
     assert api.reads == 5
+
+
+class Answering:
+    """An API server that answers one thing after another, or breaks the connection; the last one for good."""
+
+    def __init__(self, *answers: int | Exception, retry_after: str | None = None) -> None:
+        self._answers = list(answers)
+        self._headers = {"Retry-After": retry_after} if retry_after else {}
+        self.asked = 0
+
+    async def param_serialize(self, *request: Any, **_: Any) -> tuple[Any, ...]:
+        return request
+
+    async def call_api(self, *_: Any, **__: Any) -> Any:
+        answer = self._answers[min(self.asked, len(self._answers) - 1)]
+        self.asked += 1
+        if isinstance(answer, Exception):
+            raise answer
+
+        async def read() -> bytes:
+            return json.dumps({"message": "too many requests", "metadata": {}}).encode()
+
+        return SimpleNamespace(status=answer, headers=self._headers, read=read)
+
+
+@pytest.fixture
+def slept_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long was waited, which takes no time."""
+    found: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        found.append(seconds)
+
+    monkeypatch.setattr(client.asyncio, "sleep", sleep)
+    return found
+
+
+BROKEN = ServerDisconnectedError()
+
+
+@pytest.mark.parametrize("failure", [429, 500, 503, BROKEN], ids=["overloaded", "internal", "unavailable", "broken"])
+async def test_what_passes_in_a_moment_is_asked_again(failure: int | Exception, slept_s: list[float]) -> None:
+    api = Answering(failure, failure, 200)
+    await Cluster(cast("ApiClient", api)).apply(SERVICE)
+    assert api.asked == 3
+    assert 0.2 <= slept_s[0] <= 0.3 < slept_s[1]
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "least_s", "most_s"), [("4", 4.0, 6.0), ("3600", 10.0, 15.0), ("soon", 0.2, 0.3)]
+)
+async def test_an_overloaded_server_says_when_within_reason(
+    asked_for: str, least_s: float, most_s: float, slept_s: list[float]
+) -> None:
+    api = Answering(429, 200, retry_after=asked_for)
+    await Cluster(cast("ApiClient", api)).post_event("team", {})
+    assert least_s <= slept_s[0] <= most_s
+
+
+async def test_what_does_not_pass_is_told_after_three_tries(slept_s: list[float]) -> None:
+    api = Answering(503)
+    with pytest.raises(ClusterError, match="too many requests"):
+        await Cluster(cast("ApiClient", api)).apply(SERVICE)
+    assert api.asked == len(slept_s) + 1 == 3
+
+
+@pytest.mark.parametrize("failure", [503, BROKEN], ids=["unavailable", "broken"])
+async def test_what_would_be_there_twice_is_asked_for_once(failure: int | Exception, slept_s: list[float]) -> None:
+    api = Answering(failure)
+    with pytest.raises(ClusterError):
+        await Cluster(cast("ApiClient", api)).post_event("team", {})
+    assert (api.asked, slept_s) == (1, [])
+
+
+async def test_a_budget_that_lets_no_pod_go_is_no_overload(slept_s: list[float]) -> None:
+    api = Answering(429)
+    with pytest.raises(ClusterError):
+        await Cluster(cast("ApiClient", api)).evict({"metadata": {**SERVICE_METADATA, "uid": "1"}})
+    assert (api.asked, slept_s) == (1, [])
+
+
+async def test_a_leader_that_lost_its_lease_meanwhile_does_not_ask_again(slept_s: list[float]) -> None:
+    api, leads = Answering(503), iter((True, False))
+    with pytest.raises(NotLeadingError):
+        await Cluster(cast("ApiClient", api), may_write=lambda: next(leads)).apply(SERVICE)
+    assert (api.asked, len(slept_s)) == (1, 1)
