@@ -1,4 +1,4 @@
-"""Quantiles of a histogram of Prometheus, between two scrapes."""
+"""What a page of /metrics says: single values, and quantiles of a histogram between two scrapes."""
 
 import math
 from collections.abc import Mapping
@@ -18,6 +18,21 @@ def buckets(page: str, name: str, labels: Mapping[str, str]) -> dict[float, floa
                 bound = float(sample.labels["le"])
                 found[bound] = found.get(bound, 0) + sample.value
     return found
+
+
+def value(page: str, name: str) -> float:
+    """Return the only value of a name on a page of /metrics.
+
+    Raises
+    ------
+    LookupError
+        When there is none.
+    """
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name == name:
+                return float(sample.value)
+    raise LookupError(name)
 
 
 def since(before: Buckets, after: Buckets) -> dict[float, float]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bench.operator.addresses import service_s
+from bench.operator.histogram import value
 from bench.operator.phases import Cost, Measured
 from bench.operator.process_use import Memory
 from bench.operator.subjects import LeaderWorkerSets, Operator
@@ -29,6 +30,9 @@ class Life:
     service_s: tuple[float, float] = (0.0, 0.0)
     """What the API server alone takes for a Service with an address, and for a headless one."""
 
+    look_interval_s: float = 0.0
+    """How often each engine is asked, as the operator says it."""
+
     ready: int = 0
     ready_s: float = 0.0
     memory: dict[str, Memory] = field(default_factory=dict)
@@ -49,6 +53,7 @@ def operator_life(operator: Operator, objects: int, idle_s: float, say: Callable
             measured.rest()
         life.memory[SETTLED] = measured.memory()
         _steady(life, measured)
+        life.look_interval_s = value(operator.metrics(), "specdecode_look_interval_seconds")
         with measured.costing(life.costs, UPDATE):
             measured.update(operator.update)
         measured.wait_until_ready()

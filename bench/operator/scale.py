@@ -27,7 +27,6 @@ from bench.operator.slowest import slowest_tenth
 from bench.operator.stand import stand
 from bench.operator.subjects import LeaderWorkerSets, Operator
 from devcluster.builds import binaries
-from specdecode_operator.handlers.state import RESYNC_S
 
 PART: Final = "operator.scale"
 OBJECTS: Final = (100, 1000)
@@ -160,7 +159,7 @@ def _slowest(ours: Life) -> Iterator[Figure]:
 def _rest(ours: Life, groups: Life) -> Iterator[Figure]:
     """What is taken while nothing happens, and memory."""
     mine, theirs = ours.costs[IDLE], groups.costs[IDLE]
-    remark = f"every engine asked each {RESYNC_S:.0f} s, 35 kB each; {mine.wall_s:.0f} s"
+    remark = f"each engine is asked every {ours.look_interval_s:.0f} s, 35 kB each; over {mine.wall_s:.0f} s"
     yield Figure("idle CPU", 100 * mine.cpu_s / mine.wall_s, "% of a core", at_most(MOST_IDLE_PERCENT), remark)
     yield Figure("idle CPU, beside the peer", 100 * mine.cpu_s / mine.wall_s, "% of a core",
                  peer(100 * theirs.cpu_s / theirs.wall_s, _PEER), "which asks no engine")  # fmt: skip

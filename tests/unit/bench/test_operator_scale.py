@@ -51,6 +51,12 @@ def test_a_quantile_lies_evenly_within_its_bucket_as_prometheus_has_it(share: fl
     assert histogram.quantile(observed(), share) == pytest.approx(expected)
 
 
+def test_a_single_value_is_read_from_a_page_and_one_that_is_not_there_is_named() -> None:
+    assert histogram.value("# TYPE interval gauge\ninterval 15.0\n", "interval") == 15.0
+    with pytest.raises(LookupError, match="interval"):
+        histogram.value(PAGE, "interval")
+
+
 def test_nothing_observed_has_no_quantile() -> None:
     nothing = histogram.since(observed(), observed())
     assert nothing == {0.1: 0, 1.0: 0, float("inf"): 0}
@@ -124,6 +130,7 @@ def life(objects: int, seconds: float) -> Life:
         reactions_s=[0.1, 0.3, 0.2],
         restart_s=4.0,
         service_s=(0.02, 0.005),
+        look_interval_s=105.0,
         ready=objects,
         ready_s=seconds + 1,
         memory={SETTLED: used, RESTART: used},
@@ -148,7 +155,7 @@ def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(mon
     assert rows["200 objects: status writes"].value == 3.0
     assert rows["200 objects: bytes to and from the API server"].value == 5.0
     assert rows["200 objects: idle CPU"].value == pytest.approx(1.0)
-    assert "each 15 s" in rows["200 objects: idle CPU"].remark
+    assert "every 105 s" in rows["200 objects: idle CPU"].remark
     assert rows["200 objects: one change amid them, median of 3"].value == 200.0
     assert "worst 300" in rows["200 objects: one change amid them, median of 3"].remark
     assert rows["200 objects: reconcile P99, update"].value == pytest.approx(910.0)
