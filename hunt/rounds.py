@@ -33,6 +33,7 @@ _BOUND_S: Final = 30.0
 """By then what conditions say is true, on a machine that does nothing else; a busy one has longer."""
 
 _LONGEST_BOUND_S: Final = 150.0
+_SLOWEST: Final = 3.0
 
 _STILL_S: Final = 2.0
 """So long nothing moves where an object is Ready or refused, before it counts as at rest."""
@@ -152,8 +153,9 @@ class Round:
         self._fresh_of[life.namespace] = self._fresh[written].name
 
     def _rest(self) -> None:
-        """Watch all stand still."""
-        found = self.stage.look()
+        """Watch all stand still, once engines that never answer are believed to be silent."""
+        still = _Still(self._known)
+        found = self._until(lambda objects: still.rests(objects) and not _is_asked(objects), _bound_s())
         mark = self.stage.mark()
         time.sleep(_QUIET_S)
         asked, seen = self.stage.calls_since(mark), self.stage.look()
@@ -204,13 +206,27 @@ class _Still:
         if before != seen:
             self._seen[namespace] = (seen, now_s)
             return False
-        needed_s = _STILL_S if all(map(_is_final, parents(objects))) else _WAITING_STILL_S
+        needed_s = _STILL_S * min(_slowness(), _SLOWEST) if all(map(_is_final, parents(objects))) else _WAITING_STILL_S
         return now_s - since_s >= needed_s and (namespace in self._known or not any(lies(tuple(objects))))
 
 
+def _is_asked(objects: list[Body]) -> bool:
+    """Whether engines were asked too rarely yet to say that they do not answer: nothing runs in simulated pods."""
+    said = [each["reason"] for parent in parents(objects) for each in conditions(parent).values()]
+    return "EngineNotReady" in said and any(map(_serves, parents(objects)))
+
+
+def _serves(parent: Body) -> bool:
+    return ready(parent) == "True" and conditions(parent)["Ready"]["reason"] == "Serving"
+
+
 def _bound_s() -> float:
-    load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return min(_BOUND_S * max(1.0, load), _LONGEST_BOUND_S)
+    return min(_BOUND_S * _slowness(), _LONGEST_BOUND_S)
+
+
+def _slowness() -> float:
+    """Return how much longer everything takes on a machine that has other things to do."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def _is_leaving_pod(body: Body) -> bool:

@@ -59,7 +59,7 @@ SPOILT: dict[str, list[Record]] = {
     ],
     "quiet": [
         record(life(later=(moved(GOOD[0]), *GOOD[1:]))),
-        record(life(later=(GOOD[0], moved(GOOD[1]), *GOOD[2:]))),
+        record(life(later=(GOOD[0], {**GOOD[1], "spec": {"replicas": 7}}, *GOOD[2:]))),
     ],
     "calls": [
         record(life(calls=[WRITE])),
