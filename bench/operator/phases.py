@@ -22,8 +22,8 @@ from tests.support.waiting import eventually
 
 _AT_ONCE: Final = 4
 """Requests of the bench at the same time."""
-_QUIET_S: Final = 15.0
-"""Longer than from one look of the operator at its objects to the next would be, were there something to write."""
+_QUIET_S: Final = 20.0
+"""Longer than from one round of looks of the operator to the next: were there something to write, it would."""
 _LOOK_S: Final = 0.5
 _REACTIONS: Final = 10
 _DURATION: Final = "specdecode_reconcile_duration_seconds"
@@ -105,15 +105,15 @@ class Measured:
         self.for_each(self.subject.create, self.names)
         for kind, each in self.subject.children.items():
             wanted = each * len(self.names)
-            self.children[kind].wait(lambda seen, n=wanted: len(seen) >= n, f"all {kind} are there", self.deadline_s)  # type: ignore[misc]
+            self._wait(self.children[kind], lambda seen, n=wanted: len(seen) >= n, f"all {kind} are there")  # type: ignore[misc]
 
     def wait_until_ready(self) -> int:
         """Wait until all objects are Ready, and return how many are: fewer than all when time is over."""
         with suppress(NotInTimeError):
-            self.parents.wait(
+            self._wait(
+                self.parents,
                 lambda seen: len(seen) == len(self.names) and all(map(_is_ready, seen.values())),
                 "all are Ready",
-                self.deadline_s,
             )
         return self.parents.count(_is_ready)
 
@@ -123,6 +123,7 @@ class Measured:
         end_s = since_s + self.deadline_s
         while time.monotonic() - since_s < _QUIET_S:
             time.sleep(_LOOK_S)
+            self.subject.check()
             now = writes(self._audit.read())
             if now != written:
                 written, since_s = now, time.monotonic()
@@ -152,23 +153,26 @@ class Measured:
         """Change all objects, and wait until the change has reached all workloads."""
         before = self.children[self.subject.workload].generations()
         self.for_each(change, self.names)
-        self.children[self.subject.workload].wait(
+        self._wait(
+            self.children[self.subject.workload],
             lambda seen: all(name in seen and seen[name].generation > before[name] for name in self.names),
             "all are updated",
-            self.deadline_s,
         )
 
     def delete(self) -> None:
         """Delete all objects, and wait until their children are gone."""
         self.subject.delete_all()
         for kind, watched in self.children.items():
-            watched.wait(lambda seen: not seen, f"all {kind} are gone", self.deadline_s)
+            self._wait(watched, lambda seen: not seen, f"all {kind} are gone")
 
     def for_each(self, act: Callable[[Name], None], names: Iterable[Name]) -> None:
         """Do something to objects, some at the same time."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(act, names):
                 pass
+
+    def _wait(self, watched: Watched, reached: Callable[[dict[Name, Seen]], bool], what: str) -> None:
+        watched.wait(reached, what, self.deadline_s, self.subject.check)
 
     def _moment(self) -> Cost:
         stand, subject = self.subject.stand, self.subject
@@ -182,7 +186,7 @@ class Measured:
             stand.etcd_writes(),
             histogram.buckets(subject.metrics(), _DURATION, labels) if isinstance(subject, Operator) else {},
             self._audit.server_s,
-            looks(subject.process.log.read_text()) if isinstance(subject, Operator) else [],
+            looks(subject.log()) if is_operator else [],
             machine_cpu_s() - cpu_of_all_s(processes.marked(stand.cluster.state) | {subject.pid, os.getpid()}),
         )
 
@@ -195,7 +199,7 @@ class Measured:
     def _moved_s(self, name: Name, before: int) -> float:
         """Return when the spec of an object's workload was first seen to be another."""
         workloads = self.children[self.subject.workload]
-        workloads.wait(lambda seen: seen[name].generation > before, f"{name} is acted on", self.deadline_s)
+        self._wait(workloads, lambda seen: seen[name].generation > before, f"{name} is acted on")
         return workloads.seen(name).at_s
 
     def _is_changed(self, name: Name) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 import sys
 import tempfile
 import urllib.request
@@ -71,6 +72,7 @@ class Stand:
 def stand(name: str, objects: int) -> Iterator[Stand]:
     """Start a cluster with room for so many objects of one GPU each; it is gone at the end, however that comes."""
     cluster = Cluster(name)
+    signal.signal(signal.SIGTERM, _end)
     with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
         try:
             packages.ensure(("nft",))
@@ -78,6 +80,11 @@ def stand(name: str, objects: int) -> Iterator[Stand]:
             yield _equipped(cluster, Path(folder))
         finally:
             cluster.down()
+
+
+def _end(*_: object) -> None:
+    """End as on Ctrl-C: the cluster goes, too."""
+    raise KeyboardInterrupt
 
 
 def _equipped(cluster: Cluster, folder: Path) -> Stand:

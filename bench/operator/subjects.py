@@ -5,6 +5,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 from bench.operator.slowest import OPTION
@@ -22,6 +23,7 @@ Body = dict[str, Any]
 
 _TOLERATIONS: Final = [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]
 _LOOK_S: Final = 0.01
+_LOG_CHARACTERS: Final = 1000
 
 
 class Subject(ABC):
@@ -56,6 +58,15 @@ class Subject(ABC):
     @abstractmethod
     def pid(self) -> int:
         """Its process."""
+
+    def check(self) -> None:
+        """Raise where it has ended by itself."""
+        if not processes.alive(self.pid):
+            raise ClusterError(f"{self.title} has ended by itself: {self.log()[-_LOG_CHARACTERS:]}")
+
+    @abstractmethod
+    def log(self) -> str:
+        """Return what it has logged."""
 
     @abstractmethod
     def body(self, name: Name) -> Body:
@@ -112,6 +123,10 @@ class Operator(Subject):
         """Its process."""
         return self.process.pid
 
+    def log(self) -> str:
+        """Return what it has logged."""
+        return self.process.log.read_text()
+
     def metrics(self) -> str:
         """Return what it says at /metrics."""
         return scrape(self._metrics_port)
@@ -147,25 +162,34 @@ class LeaderWorkerSets(Subject):
     workload = "statefulsets"
     takes_changes_while_down = False
 
+    def __init__(self, stand: Stand) -> None:
+        super().__init__(stand)
+        self._pid: int | None = None
+
     def start(self) -> None:
         """Start it; return when its webhooks answer."""
         self.stand.cluster.add_lws()
+        self._pid = self.stand.cluster.component_pid(lws.COMPONENT)
+        self.check()
 
     def stop(self) -> None:
         """End it as the kubelet would."""
-        pid = self.stand.cluster.component_pid(lws.COMPONENT)
-        if pid is not None:
-            os.kill(pid, signal.SIGTERM)
-            while processes.alive(pid):
+        if self._pid is not None:
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(self._pid, signal.SIGTERM)
+            while processes.alive(self._pid):
                 time.sleep(_LOOK_S)
 
     @property
     def pid(self) -> int:
         """Its process."""
-        pid = self.stand.cluster.component_pid(lws.COMPONENT)
-        if pid is None:
-            raise ClusterError(f"{lws.COMPONENT} has ended: {self.stand.cluster.logs(lws.COMPONENT)[-500:]}")
-        return pid
+        if self._pid is None:
+            raise ClusterError(f"{self.title} does not run: {self.log()[-_LOG_CHARACTERS:]}")
+        return self._pid
+
+    def log(self) -> str:
+        """Return what it has logged."""
+        return self.stand.cluster.logs(lws.COMPONENT)
 
     def body(self, name: Name) -> Body:
         """Return one group of two pods."""

@@ -51,8 +51,14 @@ class Watched:
         """Watch no longer."""
         self._ended.set()
 
-    def wait(self, reached: Callable[[dict[Name, Seen]], bool], what: str, deadline_s: float) -> None:
-        """Return when the objects are so.
+    def wait(
+        self,
+        reached: Callable[[dict[Name, Seen]], bool],
+        what: str,
+        deadline_s: float,
+        check: Callable[[], None],
+    ) -> None:
+        """Return when the objects are so; ``check`` raises where there is nothing more to wait for.
 
         Raises
         ------
@@ -64,6 +70,7 @@ class Watched:
             with self._changing:
                 if reached(self._objects):
                     return
+            check()
             time.sleep(_LOOK_S)
         raise NotInTimeError(f"{what}: not within {deadline_s:.0f} s; there are {len(self._objects)} {self._kind}")
 
