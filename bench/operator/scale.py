@@ -29,7 +29,7 @@ from bench.operator.subjects import LeaderWorkerSets, Operator
 from devcluster.builds import binaries
 
 PART: Final = "operator.scale"
-OBJECTS: Final = (100, 1000)
+OBJECTS: Final = (100, 300, 1000)
 IDLE_S: Final = 60.0
 """Four looks of the operator at everything."""
 

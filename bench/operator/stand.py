@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import sys
 import tempfile
@@ -29,6 +30,9 @@ ENGINE_PORT: Final = 8000
 _GPUS_A_NODE: Final = 8
 _SPARE_NODES: Final = 4
 """For changes that ask for one more replica."""
+
+_GO_DEFAULTS: Final = {"GOGC": "100", "GOMEMLIMIT": "off"}
+"""The control plane and the peer run as Go's programs do by themselves, not as in other development clusters."""
 
 _MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
 
@@ -73,6 +77,7 @@ def stand(name: str, objects: int) -> Iterator[Stand]:
     """Start a cluster with room for so many objects of one GPU each; it is gone at the end, however that comes."""
     cluster = Cluster(name)
     signal.signal(signal.SIGTERM, _end)
+    os.environ.update(_GO_DEFAULTS)
     with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
         try:
             packages.ensure(("nft",))

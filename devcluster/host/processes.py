@@ -19,7 +19,10 @@ from devcluster.host.errors import ClusterError
 CLUSTER_MARK = "SPECDECODE_DEVCLUSTER"
 COMPONENT_MARK = "SPECDECODE_DEVCLUSTER_COMPONENT"
 GO_SETTINGS = {"GOGC": "400", "GOMEMLIMIT": "1GiB"}
-"""For programs in Go: they look for garbage a quarter as often, which saves a tenth of a control plane's work."""
+"""For programs in Go: they look for garbage a quarter as often, which saves a tenth of a control plane's work.
+
+What the caller's environment says goes before it.
+"""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LOOKS_AT_NOTHING = 10
 """How often an environment is read that seems to be empty: exec may just have ended, or the next one begun."""
@@ -31,7 +34,8 @@ _LAUNCH = 'log=$1; shift; setsid "$@" </dev/null >>"$log" 2>&1 & echo $!'
 
 def start(state: Path, component: str, argv: Sequence[str], log: Path) -> int:
     """Start a daemon in the background and return its pid."""
-    environment = {"PATH": _PATH, **GO_SETTINGS, CLUSTER_MARK: str(state), COMPONENT_MARK: component}
+    go_settings = {name: os.environ.get(name, usual) for name, usual in GO_SETTINGS.items()}
+    environment = {"PATH": _PATH, **go_settings, CLUSTER_MARK: str(state), COMPONENT_MARK: component}
     launched = subprocess.run(
         ["/bin/sh", "-c", _LAUNCH, "sh", str(log), *argv],
         env=environment,

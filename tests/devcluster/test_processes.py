@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from devcluster.host import processes
 
 
@@ -26,3 +28,15 @@ def test_what_has_ended_is_not_found(tmp_path: Path) -> None:
     while processes.alive(pid):
         pass
     assert processes.find(tmp_path, "short") is None
+
+
+def test_daemons_in_go_are_set_as_the_caller_is_and_as_usual_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOGC", "100")
+    monkeypatch.delenv("GOMEMLIMIT", raising=False)
+    pid = processes.start(tmp_path, "env", ["/usr/bin/env"], tmp_path / "log")
+    while processes.alive(pid):
+        pass
+    said = (tmp_path / "log").read_text().splitlines()
+    assert {"GOGC=100", f"GOMEMLIMIT={processes.GO_SETTINGS['GOMEMLIMIT']}"} <= set(said)
