@@ -39,6 +39,8 @@ _LONGEST_WAIT_S = 10.0
 _SPREAD = 1.5
 _MERGE_PATCH = "application/merge-patch+json"
 _TYPED_PATCH = "failed to create typed patch object"
+_ANOTHER_UID = "metadata.uid: Invalid value"
+"""How the API server refuses a merge patch that has the UID of an object that is gone."""
 _TEMPORARY = ("is being terminated", "exceeded quota", "status unknown for quota")
 """Words of refusals that pass by themselves: of a namespace that goes, of quotas that are full or just made."""
 
@@ -132,8 +134,10 @@ class Cluster:
         return await self._send(request, body, {"fieldManager": FIELD_MANAGER})
 
     async def merge(self, body: Body, patch: Body) -> Body:
-        """Apply a merge patch to an object."""
+        """Apply a merge patch to exactly this object: one that was made anew under its name stays as it is."""
         metadata = body["metadata"]
+        if uid := metadata.get("uid"):
+            patch = {**patch, "metadata": {**patch.get("metadata", {}), "uid": uid}}
         request = _Request("PATCH", written_resource(body["kind"]), metadata["namespace"], metadata["name"])
         return await self._send(request, patch, {"fieldManager": FIELD_MANAGER}, _MERGE_PATCH)
 
@@ -285,6 +289,8 @@ def _error(request: _Request, status: int, message: str) -> ClusterError:
     if status == HTTPStatus.INTERNAL_SERVER_ERROR and _TYPED_PATCH in message:
         # Server-side apply answers so to unknown fields and wrong types.
         return InvalidObjectError(f"{request}: {message}")
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY and _ANOTHER_UID in message:
+        return ConflictError(f"{request}: there is another of its name")
     kinds: dict[int, type[ClusterError]] = {
         HTTPStatus.BAD_REQUEST: InvalidObjectError,
         HTTPStatus.NOT_FOUND: NotFoundError,

@@ -116,6 +116,8 @@ class OperatorState:
         probe = EngineProbe()
         self._connections.push_async_callback(probe.close)
         claims = Claims(cluster, self.namespaces, self._settings.identity)
+        if not self.namespaces:
+            await claims.look()
         await self._list_everything(cluster)
         image = await own_image(cluster)
         reconciler = Reconciler(
@@ -237,7 +239,8 @@ class OperatorState:
             await self._leadership.led()
         self._leads = self.queue.is_open = True
         self._connections.push_async_callback(claims.release)
-        await claims.look()
+        if self.namespaces:  # else it has looked while it waited, for that is no write
+            await claims.look()
         for key in self.cache.parents():
             body = self.cache.parent(key)
             (self.queue.add_calmly if body is None or _is_settled(body) else self.queue.add)(key)
@@ -309,7 +312,7 @@ class OperatorState:
         shared = self._shared()
         for round_ in itertools.count(1):
             await asyncio.sleep(RESYNC_S)
-            if self._leads:
+            if self._leads or not self.namespaces:
                 await claims.look()
             try:
                 if round_ % _ROUNDS_TO_RELIST == 0:

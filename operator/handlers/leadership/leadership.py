@@ -123,8 +123,8 @@ class Leadership:
         """Return whether the Lease is held, None where that cannot be told, and why not."""
         has_led = self._led.done()
         try:
-            # Half of what there is: a connection that hangs leaves time for another.
-            async with asyncio.timeout(self._renew_within_s / 2):
+            # Half of what there is: a connection that hangs leaves time for another. Then the server is slow.
+            async with asyncio.timeout(self._lease.duration_s if self._failure else self._renew_within_s / 2):
                 holds = await candidate.take(only_renew=has_led)
         except (ClusterError, TimeoutError) as error:
             why = str(error) or "the API server did not answer in time"

@@ -295,6 +295,18 @@ async def test_a_connection_that_hangs_leaves_time_for_another(api: ApiServer, m
         assert lost == []
 
 
+async def test_an_api_server_that_is_slow_for_everybody_is_waited_for(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def take(*_: object, **__: object) -> bool:
+        await asyncio.sleep(0.9)
+        return True
+
+    monkeypatch.setattr(Candidate, "take", take)
+    async with leading(monkeypatch, duration_s=2) as (thread, _), asyncio.timeout(60):
+        await thread.led()
+
+
 async def test_one_failure_is_not_the_end(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async with leading(monkeypatch) as (thread, lost):
         await thread.led()
