@@ -60,7 +60,7 @@ class Cache:
         """Store an object of one of our kinds; return its key."""
         self.on_seen(kind, body)
         key = _key(kind, body)
-        newest = self._newest(self._parents[kind].get(key), body)
+        newest = self._newest(self._parents[kind].get(key), without_managed_fields(body))
         if newest is not None:
             before = self._about(key)
             self._parents[kind][key] = newest
@@ -195,23 +195,24 @@ class Cache:
         found = self._children.get(owner, {}) if owner else {}
         return _is_as_new(found.get((kind, body["metadata"]["name"])), body)
 
-    def retain_parents(self, kind: str, listed: Iterable[Body], version: int) -> list[Key]:
-        """Drop the objects of a kind that a full list of this version lacks: their deletion was missed; return them."""
-        present = {_uid(body) for body in listed}
-        missed = [
-            body for body in self._parents[kind].values() if _version(body) <= version and _uid(body) not in present
-        ]
+    def retain_parents(self, kind: str, present: Iterable[str], version: int) -> list[Key]:
+        """Drop the objects of a kind that a full list of this version lacks: their deletion was missed; return them.
+
+        ``present`` are the UIDs of those that it has.
+        """
+        uids = set(present)
+        missed = [body for body in self._parents[kind].values() if _version(body) <= version and _uid(body) not in uids]
         return [self.drop_parent(kind, body) for body in missed]
 
-    def retain(self, kind: str, listed: Iterable[Body], version: int) -> list[Key | None]:
-        """Drop the children or pods of a kind that a full list of this version lacks; return their owners."""
-        present = {_uid(body) for body in listed}
+    def retain(self, kind: str, present: Iterable[str], version: int) -> list[Key | None]:
+        """Drop the children or pods of a kind whose UIDs a full list of this version lacks; return their owners."""
+        uids = set(present)
         known = [
             body for bodies in self._children.values() for (found_kind, _), body in bodies.items() if found_kind == kind
         ]
         if kind == CONFIG_MAP.kind:
             known += self._model_facts.values()
-        missed = [body for body in known if _version(body) <= version and _uid(body) not in present]
+        missed = [body for body in known if _version(body) <= version and _uid(body) not in uids]
         return [self.drop(kind, body) for body in missed]
 
     def retain_nodes(self, listed: Iterable[Body], version: int) -> None:
@@ -278,11 +279,16 @@ def _deployment_labelled(claim: Body) -> Key | None:
     return Key(claim["metadata"]["namespace"], name) if name else None
 
 
+def without_managed_fields(body: Body) -> Body:
+    """Leave out who wrote what, which is as long as what was written."""
+    return {**body, "metadata": {name: value for name, value in body["metadata"].items() if name != "managedFields"}}
+
+
 def slim(kind: str, body: Body) -> Body:
     """Leave out what no decision reads: with thousands of objects it is most of the memory."""
     kept = ("metadata", "status") if kind == POD.kind else tuple(body)
     slimmed = {field: body[field] for field in kept if field in body}
-    slimmed["metadata"] = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
+    slimmed |= without_managed_fields(slimmed)
     if foreign := foreign_entries(kind, body["metadata"]):
         slimmed["metadata"]["managedFields"] = foreign
     if kind == POD.kind:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -30,6 +30,9 @@ FIELD_MANAGER = "specdecode-operator"
 _REQUEST_TIMEOUT_S = 30
 _MESSAGE_LIMIT = 500
 _TRIES = 5
+_PAGE = 100
+"""Objects in a page of a list: of plans, some megabytes."""
+
 _WAITS_S = (0.2, 0.8)
 """Before the second and the third try of what may pass in a moment; after that the queue has the object wait."""
 
@@ -85,12 +88,23 @@ class Cluster:
 
         In named namespaces it is that of the oldest list: what came after it may be in none.
         """
-        query = {"labelSelector": label_selector} if label_selector else {}
+        pages = [page async for page in self.pages(resource, label_selector, name=name)]
+        return [body for bodies, _ in pages for body in bodies], min(version for _, version in pages)
+
+    async def pages(
+        self, resource: Resource, label_selector: str | None = None, *, name: str | None = None
+    ) -> AsyncIterator[tuple[Sequence[Body], int]]:
+        """Yield the same page by page: thousands of objects at once take much memory, as text and as values."""
+        query = {"limit": str(_PAGE)}
+        query |= {"labelSelector": label_selector} if label_selector else {}
         query |= {"fieldSelector": f"metadata.name={name}"} if name else {}
-        places = self._namespaces or (None,)
-        answers = [await self._send(_Request("GET", resource, place), query=query) for place in places]
-        versions = [int(answer["metadata"]["resourceVersion"]) for answer in answers]
-        return [item for answer in answers for item in answer["items"]], min(versions)
+        for place in self._namespaces or (None,):
+            following: dict[str, str] | None = {}
+            while following is not None:
+                answer = await self._send(_Request("GET", resource, place), query=query | following)
+                yield answer["items"], int(answer["metadata"]["resourceVersion"])
+                more = answer["metadata"].get("continue")
+                following = {"continue": more} if more else None
 
     async def apply(self, body: Body) -> Body:
         """Create or change a child by server-side apply, and take over its fields."""

@@ -47,19 +47,32 @@ def register(registry: kopf.OperatorRegistry) -> None:
 
 def configure(settings: kopf.OperatorSettings) -> None:
     """Set what the handlers rely on."""
-    # Should a handler ever keep state, it lies in the status: metadata stays as Git has it.
+    # Should a handler ever keep its progress, it lies in the status: metadata stays as Git has it.
     settings.persistence.finalizer = "specdecode.io/kopf"
     settings.persistence.progress_storage = kopf.StatusProgressStorage(field="status.kopf.progress")
-    settings.persistence.diffbase_storage = kopf.StatusDiffBaseStorage(field="status.kopf.last")
+    settings.persistence.diffbase_storage = _NothingCompared()
     settings.posting.enabled = False  # our own Events speak of conditions
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 30
-    settings.watching.chunk_size = 500
+    settings.watching.chunk_size = 100  # each is held as text and as values at once
     settings.networking.request_timeout = 30
     # Only what carries our label is watched: clusters have many other pods.
     for resource in WATCHED:
         settings.watching.label_selectors[resource.group, resource.plural] = OWNED_SELECTOR
+
+
+class _NothingCompared(kopf.DiffBaseStorage):
+    """No handler asks what changed of an object: kopf would copy each one for it, twice an event."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
 
 
 def serve_health(port: int, state: OperatorState, leadership: Leadership | None = None) -> None:

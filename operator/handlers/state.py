@@ -280,9 +280,13 @@ class OperatorState:
         self._said_of_crds = said
 
     async def _list_children(self, cluster: Cluster, resource: Resource) -> None:
-        bodies, version = await cluster.list(resource, OWNED_SELECTOR)
-        news = [self.cache.put(resource.kind, body) for body in bodies if not self.cache.knows(resource.kind, body)]
-        for key in {*news, *self.cache.retain(resource.kind, bodies, version)}:
+        present, versions, news = [], [], set()
+        async for bodies, version in cluster.pages(resource, OWNED_SELECTOR):
+            unknown = [body for body in bodies if not self.cache.knows(resource.kind, body)]
+            news |= {self.cache.put(resource.kind, body) for body in unknown}
+            present += [body["metadata"]["uid"] for body in bodies]
+            versions.append(version)
+        for key in news | set(self.cache.retain(resource.kind, present, min(versions))):
             if key is not None and self.cache.parent(key) is not None:
                 self.queue.add_calmly(key)
 
@@ -296,10 +300,13 @@ class OperatorState:
 
     async def _list_objects(self, cluster: Cluster, resource: Resource) -> None:
         with suppress(NotFoundError):  # without its CRD there is no such kind
-            bodies, version = await cluster.list(resource)
-            unknown = [body for body in bodies if not self.cache.knows_parent(resource.kind, body)]
-            news = [self.cache.put_parent(resource.kind, body) for body in unknown]
-            for key in {*news, *self.cache.retain_parents(resource.kind, bodies, version)}:
+            present, versions, news = [], [], set()
+            async for bodies, version in cluster.pages(resource):
+                unknown = [body for body in bodies if not self.cache.knows_parent(resource.kind, body)]
+                news |= {self.cache.put_parent(resource.kind, body) for body in unknown}
+                present += [body["metadata"]["uid"] for body in bodies]
+                versions.append(version)
+            for key in news | set(self.cache.retain_parents(resource.kind, present, min(versions))):
                 self.queue.add_calmly(key)
 
     def _beat(self) -> None:

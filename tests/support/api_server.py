@@ -218,7 +218,10 @@ class ApiServer:
                 if plural == call.resource.qualified_plural and call.namespace in ("", namespace)
                 if matches(each, selector)
             ]
-            return {"metadata": {"resourceVersion": str(self._version)}, "items": items}
+            begin = int(request.query.get("continue") or 0)
+            end = begin + int(request.query.get("limit") or len(items))
+            more = {"continue": str(end)} if end < len(items) else {}
+            return {"metadata": {"resourceVersion": str(self._version), **more}, "items": items[begin:end]}
         if call.verb == "create" and call.subresource == "eviction":
             self.remove(call.resource, call.name)
             return {}

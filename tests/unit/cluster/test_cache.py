@@ -57,7 +57,7 @@ def test_a_full_list_drops_what_it_lacks_but_nothing_newer() -> None:
     for uid, version in (("kept", 1), ("missed", 2), ("newer", 9)):
         cache.put("Pod", body(uid, version, name=uid))
     cache.put("Service", body("other-kind", 1))
-    cache.retain("Pod", [body("kept", 1, name="kept")], version=5)
+    cache.retain("Pod", ["kept"], version=5)
     assert versions(cache, "Pod") == ["1", "9"]
     assert versions(cache) == ["1"]
     cache.put_parent(KIND, body("missed", 2))
@@ -193,7 +193,7 @@ class TestCapturesOfADeployment:
         cache = Cache()
         for each in (captured(1, "kept"), captured(1, "missed"), captured(9, "newer")):
             cache.put_parent(capture.KIND, each)
-        cache.retain_parents(capture.KIND, [captured(1, "kept")], version=5)
+        cache.retain_parents(capture.KIND, [captured(1, "kept")["metadata"]["uid"]], version=5)
         assert names(cache.captures_of(KEY)) == ["kept", "newer"]
 
 
@@ -238,7 +238,7 @@ class TestClaimsCapturedFromADeployment:
         cache = Cache()
         for name in ("kept", "missed"):
             cache.put("PersistentVolumeClaim", claim(1, name, uid=name))
-        cache.retain("PersistentVolumeClaim", [claim(1, "kept", uid="kept")], version=5)
+        cache.retain("PersistentVolumeClaim", ["kept"], version=5)
         assert names(cache.claims_captured_from(KEY)) == ["kept"]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
+from specdecode_operator.cluster import client
 from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.handlers import queue
 from specdecode_operator.handlers import state as module
@@ -165,6 +166,17 @@ class TestStart:
         add(api)
         await state.start()
         assert state.cache.parents() == (LLAMA,)
+
+    async def test_lists_come_in_pages_and_are_whole(
+        self, api: ApiServer, state: OperatorState, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(client, "_PAGE", 3)
+        names = [f"llama-{number}" for number in range(8)]
+        for name in names:
+            add(api, name)
+        await state.start()
+        assert sorted(key.name for key in state.cache.parents()) == names
+        assert api.requests.count(f"list {SPECDECODE_DEPLOYMENT.qualified_plural}") == 3
 
 
 class TestResync:

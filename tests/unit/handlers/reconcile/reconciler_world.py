@@ -52,7 +52,7 @@ class World:
             bodies = self.all(resource)
             for body in bodies:
                 self.cache.put(resource.kind, body)
-            self.cache.retain(resource.kind, bodies, 10**9)
+            self.cache.retain(resource.kind, [body["metadata"]["uid"] for body in bodies], 10**9)
         for node in self.all(NODE):
             self.cache.put_node(node)
 

@@ -75,7 +75,7 @@ def launch(cluster: FakeCluster, *specs: Body, nodes: Sequence[tuple[NodeFacts, 
         )
         for resource in CHILDREN:
             live = [body for (kind, _), body in cluster.stored.items() if kind == resource.kind]
-            cache.retain(resource.kind, live, 1)
+            cache.retain(resource.kind, [body["metadata"]["uid"] for body in live], 1)
 
 
 ONE_NODE = spec_at({"tensor": 4}, replicas=1)
