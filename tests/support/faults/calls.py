@@ -1,5 +1,6 @@
 """Calls of the Kubernetes API, as they pass."""
 
+import hashlib
 import time
 from dataclasses import dataclass, field
 from typing import Literal
@@ -30,7 +31,9 @@ class Call:
 
     namespace: str
     name: str
-    body: bytes
+    digest: str
+    """Of what was sent: two that send the same have the same."""
+
     caller: str
     """How it calls itself: its user agent."""
 
@@ -83,4 +86,5 @@ def call_of(number: int, request: web.Request, body: bytes) -> Call:
     if verb == "delete" and not name:
         verb = "deletecollection"
     caller = request.headers.get("User-Agent", "")
-    return Call(number, request.method, request.raw_path, verb, resource, namespace, name, body, caller)
+    digest = hashlib.sha256(body).hexdigest()[:16] if body else ""
+    return Call(number, request.method, request.raw_path, verb, resource, namespace, name, digest, caller)

@@ -115,7 +115,8 @@ class FaultProxy:
         await self._session.close()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        call = call_of(next(self._numbers), request, await request.read())
+        body = await request.read()
+        call = call_of(next(self._numbers), request, body)
         self.calls.append(call)
         faults = self._armed.of_call(call.permission, call.name)
         call.faults = " ".join(map(str, faults))
@@ -131,11 +132,11 @@ class FaultProxy:
                     call.status = status
                     return _refusal(status, retry_after_s)
         try:
-            return await self._pass_on(request, call, faults)
+            return await self._pass_on(request, call, body, faults)
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):  # one of both sides is gone
             return _reset(request, call)
 
-    async def _pass_on(self, request: web.Request, call: Call, faults: list[OfCall]) -> web.StreamResponse:
+    async def _pass_on(self, request: web.Request, call: Call, sent: bytes, faults: list[OfCall]) -> web.StreamResponse:
         remembered = self._answers.get(call.path) if Stale() in faults and call.verb in {"get", "list"} else None
         if remembered:
             call.status, body = remembered
@@ -144,7 +145,7 @@ class FaultProxy:
         headers["Accept-Encoding"] = "identity"
         url = URL(self._server + call.path, encoded=True)
         call.passed = True
-        async with self._session.request(call.method, url, headers=headers, data=call.body or None) as answer:
+        async with self._session.request(call.method, url, headers=headers, data=sent or None) as answer:
             kind = answer.headers.get("Content-Type", "application/json")
             if call.verb == "watch" and answer.ok:
                 call.status = answer.status
