@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Final
 
 from devcluster.host.errors import ClusterError
-from hunt.records import FOREIGN, SEEN, Body, children, contents, identity, name_of
+from hunt.records import FOREIGN, SEEN, SQUATTER, Body, children, contents, identity, name_of
 from hunt.stage import REFUSED_LABEL, Stage
 from hunt.states import NAME, capture_body, capture_name
 from hunt.steps import Step
@@ -15,6 +15,7 @@ from tests.support.api_client import RefusedError
 _CHILDREN: Final = "deployments,services,configmaps,poddisruptionbudgets"
 _FINALIZER: Final = "hunt.example/blocks"
 _LABELS: Final = {"app.kubernetes.io/managed-by": "specdecode-operator", "specdecode.io/deployment": NAME}
+_TAKEN: Final = f"{NAME}-plan"
 _NONE: Final = ("pods", "services", "configmaps", "count/deployments.apps", "count/poddisruptionbudgets.policy")
 
 
@@ -148,16 +149,20 @@ class Namespace:
         self._client.delete(self.name, "resourcequotas", "none")
 
     def squat(self, _: Step) -> None:
-        """Take the name of the Service that the object would have."""
-        spec = {"ports": [{"port": 80}], "selector": {"app": "somebody-elses"}}
-        body = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME, "labels": _LABELS}, "spec": spec}
-        self._client.create(self.name, "service", body)
+        """Take the name of the ConfigMap that the object would have."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": _TAKEN, "labels": _LABELS},
+            "data": SQUATTER,
+        }
+        self._client.create(self.name, "configmap", body)
 
     def unsquat(self, _: Step) -> None:
         """Give that name free."""
-        found = [each for each in self._client.objects(self.name, "services") if name_of(each) == NAME]
-        if found and found[0]["spec"]["selector"] == {"app": "somebody-elses"}:
-            self._client.delete(self.name, "service", NAME)
+        for each in self._client.objects(self.name, "configmaps"):
+            if name_of(each) == _TAKEN and each.get("data") == SQUATTER:
+                self._client.delete(self.name, "configmap", _TAKEN)
 
     def refuse(self, _: Step) -> None:
         """Have admission refuse what the operator writes."""

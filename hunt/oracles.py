@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from hunt.records import (
+    SQUATTER,
     Body,
     Call,
     Life,
@@ -284,7 +285,7 @@ def _serving_pods(objects: tuple[Body, ...]) -> list[Body]:
 def _foreign_changes(life: Life) -> Iterator[str]:
     for moment in life.moments:
         if "squat" in moment.wrong and not any(map(_is_squatter, moment.objects)):
-            yield f"beat {moment.beat}: the Service of somebody else was changed or deleted"
+            yield f"beat {moment.beat}: the ConfigMap of somebody else was changed or deleted"
     if life.wrong:
         return
     now = contents(foreign(life.later)) if life.later else life.foreign  # with its namespace all of it may go
@@ -329,7 +330,7 @@ def _tells(body: Body) -> bool:
 
 
 def _is_squatter(body: Body) -> bool:
-    return body["kind"] == "Service" and bool(body["spec"].get("selector") == {"app": "somebody-elses"})
+    return body["kind"] == "ConfigMap" and bool(body.get("data") == SQUATTER)
 
 
 def _remembers(body: Body) -> bool:

@@ -17,6 +17,9 @@ SEEN: Final = "sdd,sdc,deployments,services,configmaps,poddisruptionbudgets,jobs
 FOREIGN: Final = "foreign"
 """Names of objects that are nobody's business begin so."""
 
+SQUATTER: Final = {"somebody": "else's"}
+"""Data of a ConfigMap of somebody else that has the name of a child."""
+
 _SHARED: Final = ("kube-root-ca.crt", "specdecode-model-facts")
 """ConfigMaps of a namespace as a whole."""
 
