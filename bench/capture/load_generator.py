@@ -10,7 +10,9 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,7 +103,8 @@ def _send(
             await run_load(read_settings(settings), client, Stop())
 
         cpu_s, wall_s = time.process_time(), time.monotonic()
-        asyncio.run(load())
+        with redirect_stdout(StringIO()):  # its progress
+            asyncio.run(load())
         cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - wall_s
     sent = [json.loads(line) for line in (client / "client.jsonl.part").read_text().splitlines()]
     served = [json.loads(line) for line in (folder / "server/trace.jsonl").read_text().splitlines()[1:]]
