@@ -18,4 +18,5 @@ def pytest_load_initial_conftests() -> None:
                 del sys.modules[name]
             case "specdecode_operator" | "bench" | "devcluster":
                 for cached in [each for each in vars(module).values() if hasattr(each, "cache_clear")]:
-                    cached.cache_clear()
+                    if not isinstance(cached, type):
+                        cached.cache_clear()
