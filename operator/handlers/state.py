@@ -145,7 +145,10 @@ class OperatorState:
                 else:
                     await captures.reconcile(key)
                     is_close = self._is_open_capture(key)
-            self.turns.looked(key, is_close=is_close)
+            if self.cache.parent(key) is None:
+                self.turns.forget(key)
+            else:
+                self.turns.looked(key, is_close=is_close)
 
         self._beat()
         self._tasks = [

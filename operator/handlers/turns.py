@@ -31,14 +31,19 @@ class Turns(Collector):
 
     def looked(self, key: Key, *, is_close: bool) -> None:
         """Take down that an object was looked at, and whether it changes by itself."""
-        self._forget(key)
+        self.forget(key)
         (self._close if is_close else self._quiet)[key] = None
+
+    def forget(self, key: Key) -> None:
+        """Drop an object that is gone."""
+        self._close.pop(key, None)
+        self._quiet.pop(key, None)
 
     def next(self, present: Collection[Key]) -> list[Key]:
         """Return what is to be looked at in this round of all that there are: what is new, and whose turn it is."""
         there = set(present)
         for gone in [*(self._close.keys() - there), *(self._quiet.keys() - there)]:
-            self._forget(gone)
+            self.forget(gone)
         new = [key for key in present if key not in self._close and key not in self._quiet]
         quiet = islice(self._quiet, math.ceil(len(self._quiet) / _ROUNDS_OF_ALL))
         return [*new, *islice(self._close, _MOST_LOOKS), *quiet]
@@ -55,7 +60,3 @@ class Turns(Collector):
             "How often engines are asked: 15 s, and longer where more objects have engines than the operator may ask.",
             value=self.interval_s,
         )
-
-    def _forget(self, key: Key) -> None:
-        self._close.pop(key, None)
-        self._quiet.pop(key, None)
