@@ -37,7 +37,7 @@ PARTS: Final = (
 )
 """Modules of `bench`, in the order of the table."""
 
-LONG_PARTS: Final = ("operator.scale",)
+LONG_PARTS: Final = ("operator.scale", "operator.failover")
 """Parts that take longer than all others together: measured with --all, or where they are named."""
 
 

@@ -54,6 +54,8 @@ from specdecode_operator.sizing.pair.calibration import Calibration
 _OUR_KINDS = (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPTURE)
 _STUCK_S = 300.0
 _BEAT_S = 1.0
+_SETTLED_AFTER_S = 5.0
+"""When a replica that takes over looks at what was in order before."""
 _ROUNDS_TO_RELIST = 20
 RESYNC_S = 15.0
 """How often engines are asked what they do, while there are few."""
@@ -246,8 +248,17 @@ class OperatorState:
             await claims.look()
         for key in self.cache.parents():
             body = self.cache.parent(key)
-            (self.queue.add_calmly if body is None or _is_settled(body) else self.queue.add)(key)
+            if body is not None and not _is_settled(body):
+                self.queue.add(key)
+        if self._leadership is None:
+            self._add_everything()
+        else:  # the others are as they were told to be: their first looks, all at once, would only hold up these
+            asyncio.get_running_loop().call_later(_SETTLED_AFTER_S, self._add_everything)
         await self.queue.run(work)
+
+    def _add_everything(self) -> None:
+        for key in self.cache.parents():
+            self.queue.add_calmly(key)
 
     async def _list_everything(self, cluster: Cluster) -> None:
         """See nodes, children, pods and objects in full.

@@ -1,0 +1,135 @@
+"""For how long nobody acts when the replica that works is killed, or told to end: two replicas, as they are installed.
+
+A change is made at the moment of the kill, and counts as acted on when the child is as the change wants it. Kills come
+at random moments between two renewals of the Lease.
+"""
+
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from bench.figures import Bound, Figure, at_most
+from bench.operator.process_use import cpu_s, memory
+from bench.operator.stand import Stand, stand
+from bench.operator.subjects import Operator
+from bench.operator.watching import Name
+from tests.support.operator_process import NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
+
+OBJECTS: Final = 50
+TIMES: Final = 10
+IDLE_S: Final = 30.0
+RENEWED_EACH_S: Final = 1.0
+MOST_FAILOVER_S: Final = 10.0
+MOST_HAND_OVER_S: Final = 3.0
+
+_LOOK_S: Final = 0.01
+_LOOK_AT_ALL_S: Final = 5.0
+_MB: Final = 1_000_000
+_CALM_S: Final = 3.0
+_CALM_AFTER: Final = 20
+_BUSY: Final = 0.05
+"""Of a core: what the one that waits takes at most while it only looks at the Lease."""
+
+
+class Pair:
+    """Two replicas with many objects: one works, the other waits."""
+
+    def __init__(self, cluster: Stand) -> None:
+        self._stand, self._kind = cluster, Operator(cluster)
+        kubeconfig, folder = cluster.operator_kubeconfig, cluster.folder
+        names = ("replica-1", "replica-2")
+        self._replicas = {name: OperatorProcess(kubeconfig, folder / f"{name}.log", name) for name in names}
+        self._wanted: dict[Name, int] = {}
+        self.works: OperatorProcess
+        self.waits: OperatorProcess
+
+    def start(self, objects: int) -> None:
+        """Have all objects carried out, with both replicas there."""
+        for name in (names := Operator.names(objects)):
+            self._kind.create(name)
+        self._wanted = dict.fromkeys(names, 1)
+        for each in self._replicas.values():
+            each.start()
+        while len(self._stand.api.objects("", "deployments", Operator.selector)) < objects:
+            time.sleep(_LOOK_AT_ALL_S)
+        self.look()
+        self._let_it_wait()
+
+    def stop(self) -> None:
+        """End both."""
+        for each in self._replicas.values():
+            each.kill()
+
+    def look(self) -> None:
+        """See who works."""
+        lease = self._stand.api.object(NAMESPACE, "leases", SERVICE_ACCOUNT)
+        self.works = self._replicas[lease["spec"]["holderIdentity"]]
+        (self.waits,) = (each for each in self._replicas.values() if each is not self.works)
+
+    def nobody_acts_s(self, number: signal.Signals, draw: random.Random) -> float:
+        """Send the one that works a signal and change an object; return when that was acted on, and have both there."""
+        name = draw.choice([*self._wanted])
+        time.sleep(draw.uniform(0, RENEWED_EACH_S))
+        begun_s = time.monotonic()
+        os.kill(self.works.pid, number)
+        self._wanted[name] += 1
+        self._stand.api.patch(name[0], "specdecodedeployments", name[1], {"spec": {"replicas": self._wanted[name]}})
+        while self._stand.api.object(name[0], "deployments", name[1])["spec"]["replicas"] != self._wanted[name]:
+            time.sleep(_LOOK_S)
+        taken_s = time.monotonic() - begun_s
+        self.works.stop()
+        self.works.start()
+        self.look()
+        self._let_it_wait()
+        return taken_s
+
+    def _let_it_wait(self) -> None:
+        """Wait until the one that waits has seen everything: until then it is busy."""
+        for _ in range(_CALM_AFTER):
+            before_s = cpu_s(self.waits.pid)
+            time.sleep(_CALM_S)
+            if cpu_s(self.waits.pid) - before_s < _BUSY * _CALM_S:
+                return
+
+
+def figures() -> Iterator[Figure]:
+    """Yield the figures."""
+    # Not for secrets: the moments of the kills, the same in each run.
+    draw = random.Random(18)  # noqa: S311
+    with stand(f"bench-failover-{os.getpid()}", OBJECTS) as cluster:
+        pair = Pair(cluster)
+        try:
+            pair.start(OBJECTS)
+            print(f"  {OBJECTS} objects are carried out", file=sys.stderr, flush=True)
+            yield from _idle(pair)
+            yield from _times("killed", pair, signal.SIGKILL, draw, at_most(MOST_FAILOVER_S, "CloudNativePG's aim"))
+            yield from _times("told to end", pair, signal.SIGTERM, draw, at_most(MOST_HAND_OVER_S))
+        finally:
+            pair.stop()
+
+
+def _times(how: str, pair: Pair, number: signal.Signals, draw: random.Random, most: Bound) -> Iterator[Figure]:
+    times = []
+    for _ in range(TIMES):
+        times.append(pair.nobody_acts_s(number, draw))
+        print(f"  {how}: {times[-1]:.2f} s", file=sys.stderr, flush=True)
+    remark = f"{TIMES} times, {OBJECTS} objects; from the signal until the other one has carried out a change"
+    yield Figure(f"replica {how}, a change is acted on, median", statistics.median(times), "s", most, remark)
+    yield Figure(f"replica {how}, a change is acted on, worst", max(times), "s", most, remark)
+
+
+def _idle(pair: Pair) -> Iterator[Figure]:
+    """What both take while nothing changes."""
+    replicas = {"works": pair.works, "waits": pair.waits}
+    before = {what: cpu_s(each.pid) for what, each in replicas.items()}
+    time.sleep(IDLE_S)
+    for what, each in replicas.items():
+        share = 100 * (cpu_s(each.pid) - before[what]) / IDLE_S
+        remark = f"{OBJECTS} objects, {IDLE_S:.0f} s in which nothing changes"
+        yield Figure(f"replica that {what}, CPU", share, "% of a core", None, remark)
+        yield Figure(f"replica that {what}, memory", memory(each.pid).now_bytes / _MB, "MB", None, remark)
