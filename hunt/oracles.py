@@ -200,11 +200,12 @@ def told(life: Life) -> Iterator[str]:
 def whole(life: Life) -> Iterator[str]:
     """8: a bad spec changes nothing: what served goes on, and nothing is half-created."""
     before: tuple[Body, ...] = ()
+    wrong: frozenset[str] = frozenset()
     for moment in life.moments:
-        after = moment.objects
+        after, wrong = moment.objects, wrong | moment.wrong  # what is healed changes children, too
         stalled = [each for each in parents(after) if conditions(each).get("Stalled", {}).get("status") == "True"]
         refused = moment.refused or stalled
-        if moment.step.kind == "apply" and refused and moment.wrong <= {"squat"}:
+        if moment.step.kind == "apply" and refused and wrong <= {"squat"}:
             was, now = (
                 {identity(each): _content(each) for each in children(objects) if not _tells(each)}
                 for objects in (before, after)
@@ -220,7 +221,7 @@ def whole(life: Life) -> Iterator[str]:
                 for who in was
                 if who in now and was[who] != now[who]
             )
-        before = after
+        before, wrong = after, moment.wrong
 
 
 OF_A_LIFE: Final[dict[str, Callable[[Life], Iterator[str]]]] = {

@@ -130,11 +130,12 @@ class Round:
         asked = self.stage.calls_since(mark)
         for life in self.lives:
             if beat < len(life.sequence.steps):
-                steps = life.sequence.steps[: beat + 1]
-                objects = tuple(seen.get(life.namespace, ()))
-                wrong = wrongs([*steps, *healing(steps)]) if is_last else wrongs(steps)
+                step, said = life.sequence.steps[beat], refused[life.namespace]
+                done = [moment.step for moment in life.moments if not moment.refused] + ([] if said else [step])
+                wrong = wrongs([*done, *healing(done)] if is_last else done)
                 calls = tuple(call for namespace, call in asked if namespace == life.namespace)
-                life.moments.append(Moment(beat, steps[-1], objects, refused[life.namespace], wrong, calls))
+                objects = tuple(seen.get(life.namespace, ()))
+                life.moments.append(Moment(beat, step, objects, said, wrong, calls))
 
     def _apply_afresh(self, life: Life) -> None:
         there = [

@@ -55,7 +55,12 @@ class State:
     @property
     def legal(self) -> bool:
         """Whether the schema takes it; rules between fields may refuse it all the same."""
-        return all(change.legal for change in self.changes)
+        return not any(not change.legal and not self._is_undone(at) for at, change in enumerate(self.changes))
+
+    def _is_undone(self, at: int) -> bool:
+        """Whether a later change writes over one."""
+        path = self.changes[at].path
+        return any(later.path == path[: len(later.path)] for later in self.changes[at + 1 :])
 
     def body(self) -> Body:
         """Return the object."""

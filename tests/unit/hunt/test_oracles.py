@@ -1,5 +1,7 @@
 """Each oracle sees what it is for, and nobody else does: without it the fault is missed."""
 
+import dataclasses
+
 import pytest
 
 from hunt.oracles import ORACLES, judge
@@ -107,6 +109,14 @@ def test_a_failure_that_the_api_server_made_is_no_traceback_to_report() -> None:
 
 def test_an_earlier_template_may_still_serve_where_a_spec_is_refused() -> None:
     assert judge(record(refused(GOOD, (parent(STALLED), *GOOD[1:])))) == []
+
+
+def test_what_was_healed_with_a_refused_spec_may_change_children() -> None:
+    gone = (parent(STALLED, ready=0), STRANGER)
+    held, healed = refused(GOOD, gone).moments
+    assert {finding.oracle for finding in judge(record(life(gone, moments=[held, healed], fresh=())))} == {"whole"}
+    held = dataclasses.replace(held, wrong=frozenset({"finalize-parent"}))
+    assert judge(record(life(gone, moments=[held, healed], fresh=()))) == []
 
 
 def test_a_capture_that_waits_for_others_may_move() -> None:

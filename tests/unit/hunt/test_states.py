@@ -52,6 +52,13 @@ def test_a_state_is_an_example_with_its_changes() -> None:
     assert "models" not in spec
 
 
+def test_a_change_that_is_written_over_makes_no_state_illegal() -> None:
+    illegal = Change(("serving", "port"), 1, legal=False)
+    assert not State("llama-8b-ngram", (illegal, Change(("serving", "maxNumSeqs"), 1))).legal
+    assert State("llama-8b-ngram", (illegal, Change(("serving",), ABSENT))).legal
+    assert not State("llama-8b-ngram", (Change(("serving", "port"), 9000), illegal)).legal
+
+
 @pytest.mark.parametrize("base", BASES)
 def test_examples_are_legal_states(base: str) -> None:
     assert State(base).legal
