@@ -213,6 +213,22 @@ def test_engines_are_found_by_the_labels_and_ports_that_they_have() -> None:
         (source,) = relabeling["sourceLabels"]
         assert source == "__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", expression["key"])
         assert relabeling["targetLabel"] == "specdecode_deployment"
+        assert "metricRelabelings" not in endpoint
+
+
+def test_all_that_is_read_of_engines_is_kept_where_nothing_else_is() -> None:
+    monitor = helm(*(f"--set=metrics.enginePodMonitor.{each}=true" for each in ("enabled", "figuresOnly")))
+    folder = ROOT / "charts/specdecode-operator/files"
+    texts = [(folder / name).read_text() for name in ("recording-rules.yaml", "alerts.yaml", "dashboard.json")]
+    read = {name for text in texts for name in re.findall(r"\b(?:vllm|specdecode):[a-z_]+", text)}
+    assert len(read) > 15
+    for endpoint in monitor["PodMonitor", f"{NAME}-engines"]["spec"]["podMetricsEndpoints"]:
+        (rule,) = endpoint["metricRelabelings"]
+        assert (rule["sourceLabels"], rule["action"]) == (["__name__"], "keep")
+        kept = re.compile(rule["regex"])
+        series = {f"{name}_bucket" if name.endswith("_seconds") else name for name in read}
+        assert {name for name in series if not kept.fullmatch(name)} == set()
+        assert not kept.fullmatch("vllm:e2e_request_latency_seconds_bucket")
 
 
 def test_a_prometheus_without_its_operator_takes_the_files(tmp_path: Path) -> None:

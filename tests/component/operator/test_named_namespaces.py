@@ -1,6 +1,8 @@
 """An operator of one namespace, with the Roles of the chart and no others, beside one of the whole cluster."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,32 +18,40 @@ from tests.support.objects import H200, pair_70b, tiny_cpu
 from tests.support.operator_process import NAMESPACE, USER, OperatorProcess, service_account_kubeconfig
 from tests.support.waiting import eventually
 
-ACCOUNT = "team-specdecode-operator"
-ITS_USER = USER.replace("specdecode-operator", ACCOUNT)
+ITS_USER = USER.replace("specdecode-operator", "team-specdecode-operator")
 FLEET = f'--set-json=fleet.nodes=[{{"name":"given","product":"{H200}","gpus":8}}]'
 
 
-@pytest.fixture
-def named(crds: Cluster, kubectl: Kubectl, operator: OperatorProcess, tmp_path: Path) -> Iterator[OperatorProcess]:
-    """An operator of the test's namespace, as the chart installs it; its nodes are those of the values."""
-    del operator  # of the whole cluster, which runs beside it
+@contextmanager
+def operator_of(crds: Cluster, namespace: str, release: str, folder: Path) -> Iterator[OperatorProcess]:
+    """Run an operator of one namespace, as the chart installs it; its nodes are those of the values."""
+    account = f"{release}-specdecode-operator"
     admin = Kubectl(crds.kubeconfig, NAMESPACE)
-    options = (f"--set=watchNamespaces={{{kubectl.namespace}}}", "--set=userRoles.create=false", FLEET)
-    objects = [each for each in yaml.safe_load_all(chart.template(*options, release="team")) if each]
+    options = (f"--set=watchNamespaces={{{namespace}}}", "--set=userRoles.create=false", FLEET)
+    objects = [each for each in yaml.safe_load_all(chart.template(*options, release=release)) if each]
     kept = [each for each in objects if each["kind"] != "Deployment"]
     assert all("namespace" in each["metadata"] for each in kept)
     for each in kept:
         place = Kubectl(crds.kubeconfig, each["metadata"]["namespace"])
         place.must("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump(each))
     (config_map,) = (each for each in kept if each["kind"] == "ConfigMap")
-    nodes = tmp_path / "nodes.json"
+    folder.mkdir(exist_ok=True)
+    nodes = folder / "nodes.json"
     nodes.write_text(config_map["data"]["nodes.json"])
-    kubeconfig = service_account_kubeconfig(admin, tmp_path / "kubeconfig", ACCOUNT)
-    arguments = (f"--namespace={kubectl.namespace}", f"--nodes={nodes}")
-    process = OperatorProcess(kubeconfig, tmp_path / "log", arguments=arguments)
+    kubeconfig = service_account_kubeconfig(admin, folder / "kubeconfig", account)
+    arguments = (f"--namespace={namespace}", f"--nodes={nodes}")
+    process = OperatorProcess(kubeconfig, folder / "log", arguments=arguments)
     process.start()
     yield process
     assert process.stop() == 0
+
+
+@pytest.fixture
+def named(crds: Cluster, kubectl: Kubectl, operator: OperatorProcess, tmp_path: Path) -> Iterator[OperatorProcess]:
+    """An operator of the test's namespace, beside that of the whole cluster."""
+    del operator  # of the whole cluster
+    with operator_of(crds, kubectl.namespace, "team", tmp_path) as process:
+        yield process
 
 
 def apply(kubectl: Kubectl, name: str, spec: object) -> None:
@@ -75,3 +85,24 @@ def test_each_namespace_has_one_operator_with_no_more_rights_than_it_needs(
         lambda: kubectl.object("deployment", "tiny")["spec"]["replicas"] == 2,
         "the operator of the cluster takes the namespace on",
     )
+
+
+@pytest.mark.long
+def test_two_operators_share_a_cluster_by_namespaces(crds: Cluster, kubectl: Kubectl, tmp_path: Path) -> None:
+    """Neither asks about what is the other's, and objects of one name are served in both."""
+    there = Kubectl(crds.kubeconfig, f"{kubectl.namespace}-there")
+    kubectl.must("create", "namespace", there.namespace)
+    places = {"here": kubectl, "there": there}
+    with ExitStack() as operators:
+        for release, place in places.items():
+            operators.enter_context(operator_of(crds, place.namespace, release, tmp_path / release))
+        for place in places.values():
+            apply(place, "tiny", tiny_cpu())
+        for place in places.values():
+            wait_for(place, "tiny", "Planned", "Fits")
+            eventually(partial(place.objects, "deployments"), "its engines are started")
+    for release, place in places.items():
+        its = [each for each in asked(crds) if each.user.endswith(f":{release}-specdecode-operator")]
+        assert {each.namespace for each in its} == {place.namespace}
+        assert [each.named for each in its if not each.allowed] == []
+    kubectl.must("delete", "namespace", there.namespace, "--wait=false")
