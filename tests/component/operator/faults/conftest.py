@@ -1,4 +1,19 @@
-"""The operator behind the fault proxy, as a process that is killed and started again."""
+"""The operator behind the fault proxy, as a process that is killed and started again.
+
+What goes wrong around it, and where a test shows what comes of it:
+
+| fault | on real parts | as it is seen, played or in memory |
+| --- | --- | --- |
+| operator killed | here, `test_operator.py`, e2e `test_killed_operator.py` | |
+| calls fail, answers are late, old or torn | here | `tests/unit/handlers/test_state.py` |
+| watches lose events or go silent | here, at night | `tests/unit/handlers/test_watch_progress.py` |
+| API server killed | e2e `test_capture_robustness.py` | |
+| node drained, pods evicted | e2e `test_capture_robustness.py`, budgets in `test_lifecycle.py` | |
+| a volume that never comes | | `test_model_cache.py`, `tests/unit/capture/control/test_status.py` |
+| a disk that is too small, or gets full | e2e `test_capture_robustness.py` | `test_captures.py` |
+| engine killed, refused, hanging | e2e `test_lifecycle.py` | `test_lifecycle.py`, `test_hanging_engine.py` |
+| engine killed for memory | | `tests/unit/deployment/pods/test_rollout.py` |
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
