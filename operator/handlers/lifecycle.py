@@ -22,15 +22,15 @@ _HEALTH_PATHS = ("/livez", "/readyz", "/healthz")
 async def start(settings: kopf.OperatorSettings, memo: OperatorState, **_: Any) -> None:
     """Set up kopf, connect and begin to work."""
     configure(settings)
-    # kopf ends its watches and workers first, which takes seconds: then it would be too late for whoever waits.
-    for each in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(each, memo.end)
     # In named namespaces nothing is asked of the cluster as a whole: kinds that come later are listed, not watched.
     settings.scanning.disabled = bool(memo.namespaces)
     try:
         await memo.start()
     except ClusterError as error:
         raise kopf.TemporaryError(str(error), delay=_RETRY_S) from error
+    # In place of kopf's own, which it has set by now: it ends watches and workers first, and somebody waits.
+    for each in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(each, memo.end)
 
 
 async def stop(memo: OperatorState, **_: Any) -> None:

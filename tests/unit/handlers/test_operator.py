@@ -1,6 +1,7 @@
 """The whole operator against an API server in memory: what it asks for, its start, its health and its end."""
 
 import asyncio
+import signal
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -310,3 +311,12 @@ async def test_in_a_pod_the_api_server_is_reached_by_address(
     assert found is not None
     async with found.aiohttp_session as session:
         assert (found.server, session.headers["Authorization"]) == (server, "Bearer t")
+
+
+async def test_told_to_end_it_ends_its_own_work_before_kopf_does(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with embedded_operator(monkeypatch) as operator:
+        signal.raise_signal(signal.SIGTERM)
+        await until(operator.state.ended.is_set, lambda: "the work has ended")
+        assert not operator.state.has_started
