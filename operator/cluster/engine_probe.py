@@ -4,12 +4,12 @@ import asyncio
 import time
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any
 
-import httpx
+import aiohttp
 
 from specdecode_operator.cluster import waits
-from specdecode_operator.cluster.engine_page import PageTooLongError, read_page
 from specdecode_operator.engine.image_version import read_version
 from specdecode_operator.engine.metrics import Reading, Unreachable, UnreadableMetricsError, read_metrics
 from specdecode_operator.engine.profiles import EngineProfile
@@ -23,6 +23,10 @@ _MOST_VERSION_BYTES = 2**14
 _MOST_VERSIONS = 10_000
 _AT_ONCE = 4
 """Engines of one object that are read at the same time: what hostile ones send must fit into the operator's memory."""
+
+
+class _NoPageError(Exception):
+    """What came in place of a page, in words that follow the page's name."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,12 @@ class EngineProbe:
 
     def __init__(self) -> None:
         self._versions: dict[Hashable, str | None] = {}  # What was said, by start of a pod's containers
-        # An engine is reached at its pod address: proxies of the environment do not apply. Its certificate is for the
-        # Service's name, by an authority that only its Secret knows, and Secrets are not read: so it is not verified.
-        # Nothing secret is sent, and figures of a pod are no more to be trusted than the pod.
-        self._client = httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, verify=False)  # noqa: S501
+        self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
     async def read_all(
         self,
@@ -78,15 +80,12 @@ class EngineProbe:
         try:
             # The time holds for all of an object's engines together: slow ones must not hold up other objects.
             async with asyncio.timeout(_TIMEOUT_S), question.turns:
-                page = await read_page(self._client, f"{place}/metrics", most_bytes=_MOST_BYTES, timeout_s=_TIMEOUT_S)
-                text = page.decode(errors="replace")
+                text = (await self._page(f"{place}/metrics", _MOST_BYTES, _TIMEOUT_S)).decode(errors="replace")
                 reading = read_metrics(text, question.profile)
-        except httpx.HTTPStatusError as error:
-            return Unreachable(f"/metrics answered {error.response.status_code}")
-        except PageTooLongError as error:
-            return Unreachable(f"/metrics is {error}")
-        except (httpx.HTTPError, TimeoutError) as error:
-            return Unreachable(f"/metrics did not answer ({type(error).__name__})")
+        except _NoPageError as error:
+            return Unreachable(f"/metrics {error}")
+        except TimeoutError:
+            return Unreachable(f"/metrics did not answer within {_TIMEOUT_S:g} s")
         except UnreadableMetricsError as error:
             return Unreachable(str(error))
         if question.looks is not None:
@@ -99,8 +98,8 @@ class EngineProbe:
         if start in self._versions:
             return self._versions[start]
         try:
-            page = await read_page(self._client, url, most_bytes=_MOST_VERSION_BYTES, timeout_s=_VERSION_TIMEOUT_S)
-        except httpx.HTTPError:
+            page = await self._page(url, _MOST_VERSION_BYTES, _VERSION_TIMEOUT_S)
+        except (_NoPageError, TimeoutError):
             return None
         version = read_version(page.decode(errors="replace"))
         if start is not None:
@@ -108,6 +107,38 @@ class EngineProbe:
             if len(self._versions) > _MOST_VERSIONS:
                 del self._versions[next(iter(self._versions))]
         return version
+
+    async def _page(self, url: str, most_bytes: int, timeout_s: float) -> bytes:
+        """Return a page as it was sent: nothing is unpacked, kept as a cookie, or followed elsewhere."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._connected().get(url, allow_redirects=False, timeout=timeout) as response:
+                if response.status != HTTPStatus.OK:
+                    raise _NoPageError(f"answered {response.status}")
+                page = bytearray()
+                async for data in response.content.iter_any():
+                    page += data
+                    if len(page) > most_bytes:
+                        raise _NoPageError(f"is longer than {most_bytes} bytes")
+                return bytes(page)
+        except aiohttp.ClientError as error:
+            raise _NoPageError(f"did not answer ({type(error).__name__})") from error
+
+    def _connected(self) -> aiohttp.ClientSession:
+        """Return the session, which a loop has to run for.
+
+        An engine is reached at its pod address: proxies of the environment do not apply. Its certificate is for the
+        Service's name, by an authority that only its Secret knows, and Secrets are not read: so it is not verified.
+        Nothing secret is sent, and figures of a pod are no more to be trusted than the pod.
+        """
+        if self._session is None:
+            # Between two looks a connection would be idle for longer than engines keep one.
+            connector = aiohttp.TCPConnector(ssl=False, limit=0, force_close=True)
+            headers, cookies = {"Accept-Encoding": "identity"}, aiohttp.DummyCookieJar()
+            self._session = aiohttp.ClientSession(
+                connector=connector, headers=headers, cookie_jar=cookies, auto_decompress=False
+            )
+        return self._session
 
 
 def _start_of(pod: Mapping[str, Any]) -> Hashable | None:
