@@ -57,6 +57,8 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.connect_timeout = 30
     settings.watching.chunk_size = 100  # each is held as text and as values at once
     settings.networking.request_timeout = 30
+    # A worker of kopf holds its object until then; after a start there is one for each object and child.
+    settings.queueing.idle_timeout = 0.1
     # Only what carries our label is watched: clusters have many other pods.
     for resource in WATCHED:
         settings.watching.label_selectors[resource.group, resource.plural] = OWNED_SELECTOR
