@@ -348,8 +348,10 @@ class OperatorState:
             before, shared = shared, self._shared()
             if before != shared:
                 self.add_all()
-            for key in self.turns.next(self.cache.parents()) if self._leads else ():
-                self.queue.add_unless_failing(key)
+            # One after the other through the round: what others change meanwhile need not wait for all of them.
+            keys, loop = self.turns.next(self.cache.parents()) if self._leads else [], asyncio.get_running_loop()
+            for number, key in enumerate(keys):
+                loop.call_later(RESYNC_S * number / len(keys), self.queue.add_unless_failing, key)
 
     def _shared(self) -> tuple[Calibration, bool]:
         """Return what decisions depend on and no watch tells of."""

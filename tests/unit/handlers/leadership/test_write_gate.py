@@ -24,7 +24,7 @@ WRITES: dict[str, Callable[[Cluster], Awaitable[object]]] = {
     "post_event": lambda cluster: cluster.post_event("team", {}),
     "take_over_fields": lambda cluster: cluster.take_over_fields(BODY, ()),
 }
-READS = {"close", "connect", "get", "list"}
+READS = {"close", "connect", "get", "list", "pages"}
 
 
 def test_every_call_is_known_as_a_read_or_a_write() -> None:
