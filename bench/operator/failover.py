@@ -124,12 +124,12 @@ def _times(how: str, pair: Pair, number: signal.Signals, draw: random.Random, mo
 
 
 def _idle(pair: Pair) -> Iterator[Figure]:
-    """What both take while nothing changes."""
+    """What both take while engines come up and are asked."""
     replicas = {"works": pair.works, "waits": pair.waits}
     before = {what: cpu_s(each.pid) for what, each in replicas.items()}
     time.sleep(IDLE_S)
     for what, each in replicas.items():
         share = 100 * (cpu_s(each.pid) - before[what]) / IDLE_S
-        remark = f"{OBJECTS} objects, {IDLE_S:.0f} s in which nothing changes"
+        remark = f"{OBJECTS} objects, the {IDLE_S:.0f} s after all have their children"
         yield Figure(f"replica that {what}, CPU", share, "% of a core", None, remark)
         yield Figure(f"replica that {what}, memory", memory(each.pid).now_bytes / _MB, "MB", None, remark)
