@@ -6,7 +6,7 @@ What goes wrong around it, and where a test shows what comes of it:
 | --- | --- | --- |
 | operator killed | here, `test_operator.py`, e2e `test_killed_operator.py` | |
 | calls fail, answers are late, old or torn | here | `tests/unit/handlers/test_state.py` |
-| watches lose events or go silent | here, at night | `tests/unit/handlers/test_watch_progress.py` |
+| watches lose events or go silent | | `tests/unit/handlers/test_watch_progress.py` |
 | API server killed | e2e `test_capture_robustness.py` | |
 | node drained, pods evicted | e2e `test_capture_robustness.py`, budgets in `test_lifecycle.py` | |
 | a volume that never comes | | `test_model_cache.py`, `tests/unit/capture/control/test_status.py` |
