@@ -126,14 +126,14 @@ class WorkQueue:
     async def _run_worker(self, work: Work) -> None:
         while True:
             await self._to_take.acquire()
-            key = self._take()
+            key, ask_again = self._take()
             del self._waiting[key]
             self._running.add(key)
             self._cancel_retry(key)
             try:
                 await work(key)
             except Exception as error:  # noqa: BLE001  one object must not stop the others
-                self._retry_later(key, error)
+                self._retry_later(key, error, ask_again)
             else:
                 self._failures.pop(key, None)
             finally:
@@ -143,19 +143,21 @@ class WorkQueue:
                 self._again.discard(key)
                 self.add(key)
 
-    def _take(self) -> Key:
+    def _take(self) -> tuple[Key, Callable[[Key], None]]:
+        """Return the key whose turn it is, and how it was asked for: a change stays urgent if it fails."""
         self._turns += 1
-        is_calm = self._calm and (not self._urgent or self._turns % _CALM_TURN == 0)
-        return (self._calm if is_calm else self._urgent).take()
+        if self._calm and (not self._urgent or self._turns % _CALM_TURN == 0):
+            return self._calm.take(), self.add_calmly
+        return self._urgent.take(), self.add
 
-    def _retry_later(self, key: Key, error: Exception) -> None:
+    def _retry_later(self, key: Key, error: Exception, ask_again: Callable[[Key], None]) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         # The exponent is bounded too: an object may fail for days.
         delay_s = min(_FIRST_RETRY_S * 2 ** min(failures - 1, _MOST_DOUBLINGS), _LAST_RETRY_S)
         delay_s *= random.uniform(_LEAST_OF_DELAY, 1)  # noqa: S311  no secret
         kind = type(error).__name__
         _logger.warning("%s: %s: %s; next try in %.0f s", key, kind, error, delay_s, exc_info=failures == 1)
-        self._retries[key] = asyncio.get_running_loop().call_later(delay_s, self.add_calmly, key)
+        self._retries[key] = asyncio.get_running_loop().call_later(delay_s, ask_again, key)
 
     def _cancel_retry(self, key: Key) -> None:
         if handle := self._retries.pop(key, None):

@@ -1,12 +1,13 @@
 """Whose turn it is: no namespace waits for all objects of another, and no change for all that are looked at again."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from specdecode_operator.api.key import Key
 from specdecode_operator.handlers.queue import WorkQueue
-from tests.unit.handlers.test_queue import Failing, running
+from tests.unit.handlers.test_queue import Failing, Retries, running
 
 CROWD = [Key("crowd", str(number)) for number in range(20)]
 LONE = Key("lone", "one")
@@ -28,8 +29,7 @@ async def taken(queue: WorkQueue, count: int) -> list[Key]:
 
 
 @pytest.mark.parametrize("add", [WorkQueue.add, WorkQueue.add_calmly])
-async def test_who_fills_one_namespace_holds_up_no_other(add: object) -> None:
-    assert callable(add)
+async def test_who_fills_one_namespace_holds_up_no_other(add: Callable[[WorkQueue, Key], None]) -> None:
     queue = WorkQueue(workers=1)
     for key in (*CROWD, LONE):
         add(queue, key)
@@ -79,3 +79,29 @@ async def test_what_failed_at_one_moment_does_not_come_back_at_one_moment(monkey
         await work.ran(len(CROWD))
     assert len(set(delays)) > len(CROWD) // 2
     assert 0.75 <= min(delays) <= max(delays) <= 1
+
+
+@pytest.mark.parametrize(("add", "ahead"), [(WorkQueue.add, True), (WorkQueue.add_calmly, False)])
+async def test_a_change_that_fails_goes_ahead_when_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, add: Callable[[WorkQueue, Key], None], ahead: bool
+) -> None:
+    queue, worked = WorkQueue(workers=1), []
+    failed, done = asyncio.Event(), asyncio.Event()
+
+    async def work(key: Key) -> None:
+        worked.append(key)
+        if worked == [LONE]:
+            failed.set()
+            raise RuntimeError
+        if len(worked) == 1 + len(CROWD) + 1:
+            done.set()
+
+    async with running(queue, work):
+        retries = Retries(monkeypatch)
+        add(queue, LONE)
+        await failed.wait()
+        for key in CROWD:
+            queue.add(key)
+        retries.fire()
+        await done.wait()
+    assert (worked.index(LONE, 1) <= 2) == ahead
