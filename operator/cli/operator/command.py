@@ -61,9 +61,8 @@ def operator_command(  # noqa: PLR0913  each is an option
         int | None,
         typer.Option(
             metavar="SECONDS",
-            min=_SHORTEST_LEASE_S,
-            max=_LONGEST_LEASE_S,
-            help=f"With --leader-election: after so long without a renewal another one may work. Absent: {_LEASE_S}.",
+            help="With --leader-election: after so long without a renewal another one may work,"
+            f" {_SHORTEST_LEASE_S} to {_LONGEST_LEASE_S}. Absent: {_LEASE_S}.",
         ),
     ] = None,
     namespace: Annotated[
@@ -94,9 +93,7 @@ def operator_command(  # noqa: PLR0913  each is an option
     ] = None,
     log_reconciles_from: Annotated[
         float | None,
-        typer.Option(
-            metavar="SECONDS", min=0, help="Log each reconcile that takes so long, with what it waited for; 0: all."
-        ),
+        typer.Option(metavar="SECONDS", help="Log each reconcile that takes so long, with what it waited for; 0: all."),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
 ) -> None:
@@ -142,7 +139,11 @@ def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":
     if not namespace or not name:
         fix = "set POD_NAMESPACE, as the pod of the operator has it" if name else "name a Lease"
         raise typer.BadParameter(f"{name or 'an empty name'}: {fix}", param_hint="--leader-election")
-    return LeaseName(namespace, name, own_name(), duration_s or _LEASE_S)
+    duration_s = _LEASE_S if duration_s is None else duration_s
+    if not _SHORTEST_LEASE_S <= duration_s <= _LONGEST_LEASE_S:
+        allowed = f"give {_SHORTEST_LEASE_S} to {_LONGEST_LEASE_S} seconds"
+        raise typer.BadParameter(f"{duration_s}: {allowed}", param_hint="--lease-duration")
+    return LeaseName(namespace, name, own_name(), duration_s)
 
 
 def _check(prometheus: str | None, prometheus_token_file: Path | None) -> None:

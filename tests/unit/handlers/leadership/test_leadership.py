@@ -366,7 +366,7 @@ def test_a_lease_needs_a_name_and_a_namespace(name: str, namespace: str, fix: st
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--leader-election=l", "--lease-duration=3"], "3: must be greater than or equal to 4"),
+        (["--leader-election=l", "--lease-duration=3"], "--lease-duration: 3: give 4 to 300 seconds"),
         (["--lease-duration=6"], "is for --leader-election alone"),
     ],
 )
