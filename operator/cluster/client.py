@@ -199,20 +199,18 @@ class Cluster:
     ) -> Body:
         for wait_s in (*_WAITS_S, None):
             try:
-                result: Body = read_answer(await self._ask(request, body, query, content_type))
+                return await self._ask(request, body, query, content_type)
             except _PassingError as error:
                 if wait_s is None:
                     raise error.told from error
                 asked_for_s = wait_s if error.retry_after_s is None else min(error.retry_after_s, _LONGEST_WAIT_S)
                 # Not all at one moment: what one server turned away would meet there again.
                 await asyncio.sleep(asked_for_s * random.uniform(1, _SPREAD))  # noqa: S311  no secret
-            else:
-                return result
         raise AssertionError  # the last try returns or raises
 
     async def _ask(
         self, request: "_Request", body: Body | None, query: Mapping[str, str] | None, content_type: str
-    ) -> bytes:
+    ) -> Body:
         """Ask once.
 
         Raises
@@ -241,7 +239,7 @@ class Cluster:
                 raise _PassingError(told) from error
             raise told from error
         if answer.status < HTTPStatus.BAD_REQUEST:
-            return answer.text
+            return _read(request, answer.text)
         told = _error(request, answer.status, error_message(answer.text, _MESSAGE_LIMIT))
         if request.passes(answer.status) and not isinstance(told, InvalidObjectError):
             raise _PassingError(told, answer.retry_after_s)
@@ -294,6 +292,18 @@ class _Request:
     def __str__(self) -> str:
         where = "/".join(part for part in (self.namespace, self.name) if part)
         return f"{self.permission} {where}".rstrip()
+
+
+def _read(request: _Request, text: bytes) -> Body:
+    """Return the object of an answer; one that a proxy cut off says nothing, whatever became of the request."""
+    try:
+        found = read_answer(text)
+    except ValueError as error:
+        told = ClusterError(f"{request}: the answer of the API server is no JSON ({error})")
+        raise _PassingError(told) if request.may_repeat else told from error
+    if not isinstance(found, dict):
+        raise ClusterError(f"{request}: the answer of the API server is no object")
+    return found
 
 
 def _error(request: _Request, status: int, message: str) -> ClusterError:

@@ -3,10 +3,11 @@
 A reader that ends at one object sees none of the others either, so what is too deep is left out.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any, Final
+
+import msgspec
 
 from specdecode_operator.documents.limits import MAX_DEPTH
 
@@ -20,10 +21,13 @@ def read_json(text: bytes) -> Any:
 
     Raises
     ------
-    json.JSONDecodeError
+    ValueError
         When it is no JSON.
     """
-    return json.loads(without_deep(text))
+    try:
+        return msgspec.json.decode(without_deep(text))
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
 
 
 def without_deep(text: bytes) -> bytes:

@@ -4,10 +4,11 @@ Sizing every precision on every place and rendering the children take tens of
 milliseconds; hundreds of objects are looked at several times a minute.
 """
 
-import json
 import zlib
 from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.deployment.cluster_state import ClusterState
@@ -38,8 +39,8 @@ class DecisionCache:
             *(_speculation(parent), parent.by_policy, cluster),
         )
         if self._latest is not None and self._asked == asked:
-            return replace(self._latest, children=json.loads(zlib.decompress(self._children)))
+            return replace(self._latest, children=msgspec.json.decode(zlib.decompress(self._children)))
         desired = decide(parent, cluster)
-        self._children = zlib.compress(json.dumps(desired.children).encode())
+        self._children = zlib.compress(msgspec.json.encode(desired.children))
         self._asked, self._latest = asked, replace(desired, children=[])
         return desired

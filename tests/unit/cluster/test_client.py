@@ -108,9 +108,9 @@ async def test_an_object_that_is_always_written_in_between_is_left_for_later() -
 
 
 class Answering:
-    """An API server that answers one thing after another, or breaks the connection; the last one for good."""
+    """An API server that answers one status or text after another, or breaks the connection; the last one for good."""
 
-    def __init__(self, *answers: int | Exception, retry_after: str | None = None) -> None:
+    def __init__(self, *answers: int | bytes | Exception, retry_after: str | None = None) -> None:
         self._answers = list(answers)
         self._headers = {"Retry-After": retry_after} if retry_after else {}
         self.asked = 0
@@ -124,10 +124,13 @@ class Answering:
         if isinstance(answer, Exception):
             raise answer
 
-        async def read() -> bytes:
-            return json.dumps({"message": "too many requests", "metadata": {}}).encode()
+        said = answer if isinstance(answer, bytes) else b'{"message": "too many requests", "metadata": {}}'
 
-        return SimpleNamespace(status=answer, headers=self._headers, read=read)
+        async def read() -> bytes:
+            return said
+
+        status = 200 if isinstance(answer, bytes) else answer
+        return SimpleNamespace(status=status, headers=self._headers, read=read)
 
 
 @pytest.fixture
@@ -143,10 +146,13 @@ def slept_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 BROKEN = ServerDisconnectedError()
+TORN = b'{"metadata": {"na'
 
 
-@pytest.mark.parametrize("failure", [429, 500, 503, BROKEN], ids=["overloaded", "internal", "unavailable", "broken"])
-async def test_what_passes_in_a_moment_is_asked_again(failure: int | Exception, slept_s: list[float]) -> None:
+@pytest.mark.parametrize(
+    "failure", [429, 500, 503, BROKEN, TORN], ids=["overloaded", "internal", "unavailable", "broken", "torn"]
+)
+async def test_what_passes_in_a_moment_is_asked_again(failure: int | bytes | Exception, slept_s: list[float]) -> None:
     api = Answering(failure, failure, 200)
     await Cluster(cast("ApiClient", api)).apply(SERVICE)
     assert api.asked == 3
@@ -171,8 +177,10 @@ async def test_what_does_not_pass_is_told_after_three_tries(slept_s: list[float]
     assert api.asked == len(slept_s) + 1 == 3
 
 
-@pytest.mark.parametrize("failure", [503, BROKEN], ids=["unavailable", "broken"])
-async def test_what_would_be_there_twice_is_asked_for_once(failure: int | Exception, slept_s: list[float]) -> None:
+@pytest.mark.parametrize("failure", [503, BROKEN, TORN, b"[]"], ids=["unavailable", "broken", "torn", "a list"])
+async def test_what_would_be_there_twice_is_asked_for_once(
+    failure: int | bytes | Exception, slept_s: list[float]
+) -> None:
     api = Answering(failure)
     with pytest.raises(ClusterError):
         await Cluster(cast("ApiClient", api)).post_event("team", {})
