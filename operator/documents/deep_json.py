@@ -3,6 +3,7 @@
 A reader that ends at one object sees none of the others either, so what is too deep is left out.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, Final
@@ -21,13 +22,13 @@ def read_json(text: bytes) -> Any:
 
     Raises
     ------
-    ValueError
-        When it is no JSON.
+    json.JSONDecodeError
+        When it is no JSON: what kopf expects of an answer in plain text, such as that there is no such kind.
     """
     try:
         return msgspec.json.decode(without_deep(text))
     except msgspec.DecodeError as error:
-        raise ValueError(str(error)) from error
+        raise json.JSONDecodeError(str(error), "", 0) from error
 
 
 def without_deep(text: bytes) -> bytes:
