@@ -4,8 +4,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
+from typing import TypeVar
 
 from prometheus_client.registry import Collector
 
@@ -59,6 +60,8 @@ _SETTLED_AFTER_S = 5.0
 _ROUNDS_TO_RELIST = 20
 RESYNC_S = 15.0
 """How often engines are asked what they do, while there are few."""
+
+_Key = TypeVar("_Key", Key, Key | None)
 
 _logger = logging.getLogger(__name__)
 
@@ -294,14 +297,10 @@ class OperatorState:
         self._said_of_crds = said
 
     async def _list_children(self, cluster: Cluster, resource: Resource) -> None:
-        present, versions, news = [], [], set()
-        async for bodies, version in cluster.pages(resource, OWNED_SELECTOR):
-            unknown = [body for body in bodies if not self.cache.knows(resource.kind, body)]
-            news |= {self.cache.put(resource.kind, body) for body in unknown}
-            present += [body["metadata"]["uid"] for body in bodies]
-            versions.append(version)
-        for key in news | set(self.cache.retain(resource.kind, present, min(versions))):
-            if key is not None and self.cache.parent(key) is not None:
+        cache = self.cache
+        pages = cluster.pages(resource, OWNED_SELECTOR)
+        for key in await _news(resource.kind, pages, cache.knows, cache.put, cache.retain):
+            if key is not None and cache.parent(key) is not None:
                 self.queue.add_calmly(key)
 
     async def _list_groups(self, cluster: Cluster) -> None:
@@ -313,14 +312,10 @@ class OperatorState:
             self.cache.has_groups = False
 
     async def _list_objects(self, cluster: Cluster, resource: Resource) -> None:
+        cache = self.cache
         with suppress(NotFoundError):  # without its CRD there is no such kind
-            present, versions, news = [], [], set()
-            async for bodies, version in cluster.pages(resource):
-                unknown = [body for body in bodies if not self.cache.knows_parent(resource.kind, body)]
-                news |= {self.cache.put_parent(resource.kind, body) for body in unknown}
-                present += [body["metadata"]["uid"] for body in bodies]
-                versions.append(version)
-            for key in news | set(self.cache.retain_parents(resource.kind, present, min(versions))):
+            pages = cluster.pages(resource)
+            for key in await _news(resource.kind, pages, cache.knows_parent, cache.put_parent, cache.retain_parents):
                 self.queue.add_calmly(key)
 
     def _beat(self) -> None:
@@ -363,6 +358,23 @@ class OperatorState:
         if body is None:
             return False
         return read_capture(body).ended is None or body["spec"].get("ttlSecondsAfterFinished") is not None
+
+
+async def _news(
+    kind: str,
+    pages: AsyncIterator[tuple[Sequence[Body], int]],
+    knows: Callable[[str, Body], bool],
+    put: Callable[[str, Body], _Key],
+    retain: Callable[[str, Iterable[str], int], list[_Key]],
+) -> set[_Key]:
+    """Bring the cache up to a full list; return the keys of what it did not know, and of what is gone."""
+    present, versions, news = [], [], set()
+    async for bodies, version in pages:
+        unknown = [body for body in bodies if not knows(kind, body)]
+        news |= {put(kind, body) for body in unknown}
+        present += [body["metadata"]["uid"] for body in bodies]
+        versions.append(version)
+    return news | set(retain(kind, present, min(versions)))
 
 
 def _is_settled(body: Body) -> bool:
