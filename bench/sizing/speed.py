@@ -14,9 +14,10 @@ from specdecode_operator.sizing.base.devices import Device, find_device
 from specdecode_operator.sizing.choice.node_placement import GpuPool
 from specdecode_operator.sizing.choice.quantization_matrix import quantization_matrix
 from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, estimate
+from specdecode_operator.sizing.memory.budget import Pair, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.vocabulary import Precision
+from tests.support.llama import ARTICLE_LIMITS
 
 PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
 ROUNDS: Final = 7
@@ -45,17 +46,7 @@ def a_device(product: str) -> Device:
 
 def a_pair() -> Pair:
     """Return a 70B target with an 8B draft."""
-    limits = EngineLimits(
-        max_model_len=8192,
-        max_num_seqs=256,
-        max_num_batched_tokens=8192,
-        block_size=16,
-        kv_cache_element_bytes=None,
-        memory_utilization_percent=92,
-        enforce_eager=False,
-        min_concurrency=1,
-    )
-    return Pair(_model("70B"), Precision.FP8, _model("8B"), Precision.BF16, "draft_model", 5, limits)
+    return Pair(_model("70B"), Precision.FP8, _model("8B"), Precision.BF16, "draft_model", 5, ARTICLE_LIMITS)
 
 
 def _questions(pair: Pair, first: int) -> Iterator[tuple[Pair, Device]]:
