@@ -10,6 +10,7 @@ from devcluster.cluster.cluster import Cluster
 from tests.support.kubectl import Kubectl
 from tests.support.kubernetes import MINOR
 from tests.support.played_node import PlayedNode
+from tests.support.waiting import eventually
 
 _numbers = itertools.count(1)
 
@@ -46,10 +47,11 @@ def crds(api_server: Cluster) -> Cluster:
 
 @pytest.fixture
 def namespace(api_server: Cluster) -> str:
-    """A namespace that no other test uses. It goes with the cluster."""
-    name = f"test-{next(_numbers)}"
-    Kubectl(api_server.kubeconfig, name).create_namespace()
-    return name
+    """A namespace that no other test uses, in which pods can be made. It goes with the cluster."""
+    kubectl = Kubectl(api_server.kubeconfig, f"test-{next(_numbers)}")
+    kubectl.create_namespace()
+    eventually(lambda: kubectl.object("serviceaccount", "default"), "pods have their account")
+    return kubectl.namespace
 
 
 @pytest.fixture

@@ -19,6 +19,6 @@ def test_another_apt_at_work_is_waited_for(tmp_path: Path, capfd: pytest.Capture
         with (tmp_path / "lock").open("w") as held:
             fcntl.lockf(held, fcntl.LOCK_EX)
             update = pool.submit(packages.apt_get, "update", *(f"--option={option}" for option in nothing))
-            eventually(lambda: update.done() or "another apt" in "".join(capfd.readouterr()), "apt to wait", 60)
+            eventually(lambda: update.done() or "another apt" in "".join(capfd.readouterr()), "apt to wait")
             assert not update.done()
         update.result()

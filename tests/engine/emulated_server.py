@@ -91,7 +91,7 @@ class Emulated:
         eventually(self.is_healthy, "the emulated engine is healthy", START_S)
 
     def metrics(self) -> list[Any]:
-        text = httpx.get(f"{self.url}/metrics", trust_env=False).text
+        text = httpx.get(f"{self.url}/metrics", trust_env=False, timeout=120).text
         return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def counters(self) -> dict[str, float]:

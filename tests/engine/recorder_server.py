@@ -70,7 +70,8 @@ class Server:
     def counters(self) -> Counter[str]:
         """Return the counters of /metrics, summed over engines; those by position carry it in their name."""
         found: Counter[str] = Counter()
-        for family in text_string_to_metric_families(httpx.get(f"{self.url}/metrics", trust_env=False).text):
+        page = httpx.get(f"{self.url}/metrics", trust_env=False, timeout=120).text
+        for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 if sample.name.endswith("_total"):
                     position = sample.labels.get("position")

@@ -58,7 +58,7 @@ def test_an_engine_that_serves_tells_how_it_speculates(small_cache: Server) -> N
 def test_each_of_several_api_servers_tells_it(engine: Engine, models: Path, tmp_path: Path) -> None:
     with serving(engine, models, tmp_path, "--api-server-count=2") as server:
         # Of vLLM's own gauges some are not there before the first request.
-        pages = [httpx.get(f"{server.url}/metrics", trust_env=False).text for _ in range(8)]
+        pages = [httpx.get(f"{server.url}/metrics", trust_env=False, timeout=120).text for _ in range(8)]
     said = {line for page in pages for line in page.splitlines() if line.startswith(METRIC) and line.endswith(" 1.0")}
     assert said == {f'{METRIC}{{{LABEL}="async_scheduling"}} 1.0'}
     assert all(page.count(f"{METRIC}{{") == len(CHANGED_SETTINGS) for page in pages)
@@ -107,7 +107,7 @@ def logged(source: Path) -> Iterator[str]:
 
 
 def read(server: Server) -> EngineReading:
-    return read_metrics(httpx.get(f"{server.url}/metrics", trust_env=False).text, find_profile(SERVED))
+    return read_metrics(httpx.get(f"{server.url}/metrics", trust_env=False, timeout=120).text, find_profile(SERVED))
 
 
 def changed_by(server: Server) -> frozenset[str]:

@@ -46,7 +46,7 @@ def _complete(server: Emulated, **body: Any) -> httpx.Response:
 
 
 def server_model(server: Emulated) -> str:
-    models = httpx.get(f"{server.url}/v1/models", trust_env=False).json()
+    models = httpx.get(f"{server.url}/v1/models", trust_env=False, timeout=120).json()
     return str(models["data"][0]["id"])
 
 

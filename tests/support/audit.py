@@ -38,7 +38,8 @@ class Asked:
 def asked(cluster: Cluster) -> list[Asked]:
     """Return what service accounts of the operator's namespace asked for; discovery, which all may do, is left out."""
     log = audit_log(cluster.state)
-    events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    events = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be half written
     return [
         _asked(event)
         for event in events

@@ -99,7 +99,7 @@ class Watched:
 def asked(url: str, query: str) -> dict[str, float]:
     """Return the values of a query, by position or pod; nothing while it does not answer."""
     try:
-        answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, trust_env=False).json()
+        answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, trust_env=False, timeout=60).json()
     except httpx.TransportError:
         return {}
     series = answer["data"]["result"]
@@ -108,7 +108,7 @@ def asked(url: str, query: str) -> dict[str, float]:
 
 def look(url: str) -> tuple[str, Page]:
     """Read an engine's page."""
-    text = httpx.get(f"{url}/metrics", trust_env=False).text
+    text = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text
     return text, read_page(text, NAMES, time.monotonic())
 
 
@@ -189,19 +189,18 @@ async def test_the_operator_tells_the_same_of_either_source(watched: Watched) ->
 
 def test_it_evaluates_every_rule_of_the_chart(watched: Watched) -> None:
     def evaluated() -> bool:
-        groups = httpx.get(f"{watched.url}/api/v1/rules", trust_env=False).json()["data"]["groups"]
+        groups = httpx.get(f"{watched.url}/api/v1/rules", trust_env=False, timeout=60).json()["data"]["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
         assert not [rule.get("lastError") for rule in rules if rule["health"] == "err"]
         return bool(rules) and all(rule["health"] == "ok" for rule in rules)
 
     eventually(evaluated, "all rules were evaluated")
     told = figures(watched)
-    recorded = {
-        figure.name: watched.ask(f'{figure.recorded()}{{specdecode_deployment="llama"}}')
-        for figure in FIGURES
-        if figure.levels and isinstance(figure.measure, Rate | Gauge)
-    }
-    assert all(recorded.values())
+    names = [each.recorded() for each in FIGURES if each.levels and isinstance(each.measure, Rate | Gauge)]
+    # They may have been evaluated before the engine was seen twice.
+    eventually(
+        lambda: all(watched.ask(f'{name}{{specdecode_deployment="llama"}}') for name in names), "all are recorded"
+    )
     ratio = 'specdecode_deployment:mean_acceptance_length:5m{specdecode_deployment="llama"}'
     length = pytest.approx(told["mean_acceptance_length"]["value"], rel=1e-6)
     # Rules may have been evaluated before the last scrape.

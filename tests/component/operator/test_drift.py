@@ -132,6 +132,6 @@ def test_who_writes_a_field_again_each_time_is_named_and_answered_ever_more_rare
     def written_again() -> bool:
         if launched.object("deployment", "tiny")["spec"]["template"]["spec"].get("hostNetwork") is None:
             patch(launched, "deployment", {"spec": {"template": {"spec": {"hostNetwork": True}}}})
-        return len(repairs(launched)) == 4
+        return len(repairs(launched)) >= 4
 
     eventually(written_again, "it is repaired a few times")

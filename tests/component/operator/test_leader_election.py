@@ -38,6 +38,10 @@ def is_carried_out(kubectl: Kubectl, name: str, replicas: int = 1) -> None:
     eventually(lambda: wanted(kubectl, name) == replicas, f"somebody has seen to {name}")
 
 
+def is_waiting(operator: OperatorProcess) -> None:
+    eventually(lambda: "waits for its Lease" in operator.health(), "it stands by")
+
+
 def holder(kubectl: Kubectl) -> object:
     return kubectl.within(NAMESPACE).object("lease", SERVICE_ACCOUNT)["spec"]["holderIdentity"]
 
@@ -48,7 +52,7 @@ def test_the_second_waits_and_takes_over_from_the_first(
     second = OperatorProcess(operator.kubeconfig, tmp_path / "log", "pod-2")
     second.start()
     try:
-        assert "waits for its Lease" in second.health()
+        is_waiting(second)
         write(kubectl, "before")
         is_carried_out(kubectl, "before")
         assert holder(kubectl) == "pod-1"
@@ -57,7 +61,7 @@ def test_the_second_waits_and_takes_over_from_the_first(
         is_carried_out(kubectl, "after")
         assert holder(kubectl) == "pod-2"
         operator.start()
-        assert "waits for its Lease" in operator.health()
+        is_waiting(operator)
         second.kill()
         write(kubectl, "after", replicas=2)
         is_carried_out(kubectl, "after", replicas=2)
@@ -134,7 +138,7 @@ def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes_and_what_it_had_s
         assert [str(call) for call in its_calls.calls if call.writes and "leases" not in call.resource] == []
         assert wanted(kubectl, "held") == 3
         assert condition(kubectl, "held", "Planned")[0] == "True"
-        assert "ok" in second.health()
+        eventually(lambda: second.health() == "ok", "the other one goes on")
 
 
 async def test_a_late_change_of_an_object_that_is_gone_leaves_the_one_of_its_name_alone(

@@ -107,7 +107,7 @@ def test_engines_that_served_are_put_back_and_nothing_flaps(kubectl: Kubectl, op
     apply(kubectl)
     serve(kubectl)
     wait_for(kubectl, "tiny", "Ready", "Serving")
-    assert "successfully rolled out" in kubectl.must("rollout", "status", "deployment/tiny", "--timeout=120s")
+    assert "successfully rolled out" in kubectl.must("rollout", "status", "deployment/tiny", "--timeout=240s")
     good = wanted_hash(kubectl)
     be_guarded(kubectl)
 
@@ -319,6 +319,4 @@ def test_pods_that_a_kubelet_rejects_are_told_and_no_more_are_made(kubectl: Kube
     # One that the scheduler finds no node for makes no others, so it is let be, and one more may be asked for where the
     # operator saw it last: this node takes, and rejects, it too.
     eventually(reject, "no more are made, none is left, and their number is told")
-    made = len(kubectl.objects("pods", ENGINES))
     wait_for_all(kubectl, "tiny", Ready="Unknown", Reconciling="True", Available="False")
-    assert len(kubectl.objects("pods", ENGINES)) <= made, "the last may have been going when they were counted"

@@ -39,6 +39,8 @@ def operator_of(crds: Cluster, namespace: str, release: str, folder: Path) -> It
     nodes = folder / "nodes.json"
     nodes.write_text(config_map["data"]["nodes.json"])
     kubeconfig = service_account_kubeconfig(admin, folder / "kubeconfig", account)
+    served, its_user = admin.within(namespace), f"--as=system:serviceaccount:{NAMESPACE}:{account}"
+    eventually(lambda: served("auth", "can-i", "watch", "pods", its_user).returncode == 0, "it has its rights")
     arguments = (f"--namespace={namespace}", f"--nodes={nodes}")
     process = OperatorProcess(kubeconfig, folder / "log", arguments=arguments)
     process.start()

@@ -75,13 +75,17 @@ def test_roles_reach_no_further_than_their_namespace(kubectl: Kubectl, neighbour
         assert refused.returncode != 0
         assert "forbidden" in refused.stderr.lower(), command
 
-    own = {role: rights(neighbour, neighbour, role) for role in ("view", "edit", "admin", "ours")}
-    for kind in KINDS:
-        assert {role: found[kind] for role, found in own.items()} == {
-            "view": READ, "edit": READ | WRITTEN, "admin": READ | WRITTEN, "ours": READ | WRITTEN
-        }  # fmt: skip
-        # The operator believes the status of its kinds: nobody else writes it.
-        assert {frozenset(found[f"{kind}/status"]) for found in own.values()} == {frozenset(READ)}
+    wanted = {"view": READ, "edit": READ | WRITTEN, "admin": READ | WRITTEN, "ours": READ | WRITTEN}
+
+    def have_theirs() -> bool:
+        own = {role: rights(neighbour, neighbour, role) for role in wanted}
+        for kind in KINDS:
+            assert {role: found[kind] for role, found in own.items()} == wanted
+            # The operator believes the status of its kinds: nobody else writes it.
+            assert {frozenset(found[f"{kind}/status"]) for found in own.values()} == {frozenset(READ)}
+        return True
+
+    eventually(have_theirs, "the usual roles have grown by ours")
 
 
 def test_a_capture_of_anothers_deployment_names_nothing(kubectl: Kubectl, neighbour: Kubectl) -> None:

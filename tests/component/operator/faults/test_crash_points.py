@@ -27,25 +27,31 @@ from tests.support.waiting import eventually
 _logger = logging.getLogger(__name__)
 
 LOOKS = 10
-DEADLINE_S = 60
-"""A crash costs a start and what the start has to look at."""
 Life = Callable[[Kubectl], Iterator[None]]
 """What a person does and a kubelet answers, step by step; wherever it stops, all comes to rest."""
 
 
-def life_of_a_deployment(kubectl: Kubectl) -> Iterator[None]:
-    """Create, change and scale one whose engines serve, and delete it."""
+def launch(kubectl: Kubectl) -> None:
+    """Create a deployment whose engines serve."""
     apply(kubectl)
+    be_served(kubectl)
+
+
+def be_served(kubectl: Kubectl) -> None:
+    """Let its engines serve, and wait until the operator has drawn its conclusions."""
     serve(kubectl)
     wait_for(kubectl, "tiny", "Ready", "Serving")
     be_guarded(kubectl)
+
+
+def life_of_a_deployment(kubectl: Kubectl) -> Iterator[None]:
+    """Create, change and scale one whose engines serve, and delete it."""
+    launch(kubectl)
     yield
     good = wanted_hash(kubectl)
     apply(kubectl, **NEXT)
     eventually(lambda: wanted_hash(kubectl) not in {good, ""}, "the new spec is tried")
-    serve(kubectl)
-    wait_for(kubectl, "tiny", "Ready", "Serving")
-    be_guarded(kubectl)
+    be_served(kubectl)
     yield
     apply(kubectl, **NEXT, replicas=2)
     serve(kubectl, 2)
@@ -58,10 +64,7 @@ def life_of_a_deployment(kubectl: Kubectl) -> Iterator[None]:
 
 def life_of_a_capture(kubectl: Kubectl) -> Iterator[None]:
     """Run one that borrows the GPUs of engines that serve, and delete both."""
-    apply(kubectl)
-    serve(kubectl)
-    wait_for(kubectl, "tiny", "Ready", "Serving")
-    be_guarded(kubectl)
+    launch(kubectl)
     create_capture(kubectl, deploymentDuringCapture="Suspend")
     captures_pod(kubectl)
     yield
@@ -81,10 +84,7 @@ def life_of_a_capture(kubectl: Kubectl) -> Iterator[None]:
 
 def life_of_a_rollback(kubectl: Kubectl) -> Iterator[None]:
     """Change one so that its engines refuse to start: those that served are put back."""
-    apply(kubectl)
-    serve(kubectl)
-    wait_for(kubectl, "tiny", "Ready", "Serving")
-    be_guarded(kubectl)
+    launch(kubectl)
     yield
     good = wanted_hash(kubectl)
     apply(kubectl, **NEXT)
@@ -153,7 +153,7 @@ class Lives:
             namespace = str(kubectl.namespace)
             with killed_at(points, self._faulty.proxy, self._faulty.operator, namespace) as left:
                 for step, (_, state) in enumerate(zip(LIVES[name](kubectl), wanted.states, strict=True), 1):
-                    eventually(partial(is_like, kubectl, state), f"step {step} ends as without crashes", DEADLINE_S)
+                    eventually(partial(is_like, kubectl, state), f"step {step} ends as without crashes")
             calls = [each for each in self._faulty.proxy.calls if each.namespace == namespace]
             assert made(calls) == wanted.made, "nothing is made twice"
             assert self._faulty.operator.runs
@@ -211,7 +211,8 @@ def made(calls: Iterable[Call]) -> Counter[str]:
 
 
 def test_killed_at_the_most_telling_calls_of_one_life(lives: Lives) -> None:
-    assert lives.disturbed("capture", TELLING) == [], "every point comes"
+    missed = lives.disturbed("capture", TELLING)
+    assert [point for point in missed if "/status" not in point] == [], "of status writes there may be fewer"
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from tests.support.faults.faults import (
 )
 from tests.support.faults.user_actions import UserActions, World
 from tests.support.kubectl import Kubectl
+from tests.support.waiting import DEADLINE_S
 
 OFTEN = [
     Fault(Delay(0.2), share=0.5),
@@ -63,4 +64,4 @@ def world(crds: Cluster, faulty: Faulty, faults: Sequence[Fault], deadline_s: fl
 
 
 def test_some_actions_end_as_a_fresh_apply(crds: Cluster, behind_proxy: Faulty) -> None:
-    run(world(crds, behind_proxy, OFTEN, 90), BOUNDED, drawn=RICH)
+    run(world(crds, behind_proxy, OFTEN, DEADLINE_S), BOUNDED, drawn=RICH)
