@@ -11,7 +11,6 @@ from typing import Self
 import httpx
 
 from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.cluster.engine_page import read_page
 from specdecode_operator.engine.image_version import read_version, version_of_engine
 from specdecode_operator.engine.metrics import EngineReading, SpeculationReading, UnreadableMetricsError, read_metrics
 from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVersionError, find_profile
@@ -140,7 +139,19 @@ class EngineMonitor:
         return None
 
     async def _page(self, path: str) -> bytes:
-        return await read_page(self._client, path, most_bytes=_LARGEST_PAGE_BYTES, timeout_s=_TIMEOUT_S)
+        """Return a page as it was sent, within a time and a size: whoever answers need not be an engine."""
+        page = bytearray()
+        asked = self._client.stream("GET", path, headers={"Accept-Encoding": "identity"})
+        try:
+            async with asyncio.timeout(_TIMEOUT_S), asked as response:
+                response.raise_for_status()
+                async for data in response.aiter_raw():
+                    page += data
+                    if len(page) > _LARGEST_PAGE_BYTES:
+                        raise httpx.ReadError(f"longer than {_LARGEST_PAGE_BYTES} bytes")
+        except TimeoutError as error:
+            raise httpx.ReadTimeout(f"not complete after {_TIMEOUT_S:g} s") from error
+        return bytes(page)
 
     async def _profile(self) -> EngineProfile:
         version = await self.version()
