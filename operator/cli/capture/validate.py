@@ -85,8 +85,9 @@ def _as_text(answer: _Answer) -> str:
     found = answer.validation
     lines = [f"{answer.path}: {'ok' if found.passed else 'PROBLEMS'}"]
     for report in found.files:
-        broken = f", {report.broken} problems" if report.broken else ""
-        lines.append(f"  {report.file}: {report.lines} lines{broken}")
+        counts = [] if report.file == MANIFEST else [_counted(report.lines, "line")]
+        counts += [_counted(report.broken, "problem")] if report.broken else []
+        lines.append(f"  {report.file}: {', '.join(counts) or 'ok'}")
         for problem in report.problems:
             place = f"line {problem.line}: " if problem.line else ""
             lines.append(f"    {place}{problem.message} [{problem.rule}]")
@@ -99,6 +100,10 @@ def _as_text(answer: _Answer) -> str:
     if found.client is not None and found.trace is not None:
         lines += [f"  {line}" for line in summary_text(summarize(found, _sizes(answer.path))).splitlines()]
     return "\n".join(map(printable, lines))
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _as_json(answers: list[_Answer]) -> str:

@@ -33,7 +33,14 @@ class TestValidate:
         (tmp_path / "trace.jsonl").write_bytes(GOOD)
         result = validate(tmp_path / "trace.jsonl")
         assert result.exit_code == 0
-        assert result.output.startswith(f"{tmp_path}/trace.jsonl: ok\n")
+        assert result.output.startswith(f"{tmp_path}/trace.jsonl: ok\n  trace.jsonl: 1 line\n")
+
+    def test_a_manifest_without_files_is_one_problem_and_has_no_lines(self, tmp_path: Path) -> None:
+        (tmp_path / "manifest.json").write_text("{}")
+        result = validate(tmp_path)
+        assert result.exit_code == 1
+        told = "manifest.json cannot be read: Object missing required field `files` [manifest]"
+        assert result.output == f"{tmp_path}: PROBLEMS\n  manifest.json: 1 problem\n    {told}\n"
 
     def test_bad_line_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "trace.jsonl.gz").write_bytes(gzip.compress(GOOD + BAD))
