@@ -4,9 +4,12 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 _SHOWN_CHARACTERS: Final = 120
+_SHORT_CHARACTERS: Final = 256
+_SHORT_TEXTS_KEPT: Final = 4096
 _READS_AS_NO_TEXT: Final = re.compile(
     r"|~|null|true|false|[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?", re.IGNORECASE
 )
@@ -64,10 +67,18 @@ def printable(text: str) -> str:
     Line ends, NUL, escape sequences and marks that turn the direction of writing are shown, not done. What has the form
     of a token, a key or a password in a URL is not shown: last words of a program may hold what it was given.
     """
+    # Names, numbers and settled messages come again at every look at every object.
+    return _short_printable(text) if len(text) <= _SHORT_CHARACTERS else _printable(text)
+
+
+def _printable(text: str) -> str:
     text = _SECRETS.sub(_HIDDEN, text)
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+_short_printable = lru_cache(maxsize=_SHORT_TEXTS_KEPT)(_printable)
 
 
 def shown(value: object, limit: int = _SHOWN_CHARACTERS) -> str:

@@ -92,7 +92,7 @@ def tests(folder: str, budget_cpu_s: float, *needs: Callable[[], object]) -> Par
 _REPLAY = ("pictures", "replay")
 """Rooms whose unit tests are a part of their own: the longest lane was too long by that much."""
 
-UNIT = Part("unit", (*tests("unit", 0).command, *(f"--ignore=tests/unit/{room}" for room in _REPLAY)), 350)
+UNIT = Part("unit", (*tests("unit", 0).command, *(f"--ignore=tests/unit/{room}" for room in _REPLAY)), 400)
 REPLAY = Part(
     "replay",
     (*tests("unit", 0).command[:-1], *(f"tests/unit/{room}" for room in _REPLAY)),
@@ -102,7 +102,7 @@ REPLAY = Part(
 
 LANES = (
     (tests("e2e/serving", 700, programs, prepare_images),),
-    (tests("component/operator", 350, programs), REPLAY),
+    (tests("component/operator", 380, programs), REPLAY),
     (
         tests("e2e/fleet", 200, programs, prepare_images),
         tests("component/admission", 250, programs, prometheus.provide),

@@ -147,6 +147,10 @@ class Cache:
         names = sorted(name for found_kind, name in found if found_kind == kind)
         return [found[kind, name] for name in names]
 
+    def all_children(self, key: Key) -> list[Body]:
+        """Bodies of all that carries the label of this object: the same bodies until one is another."""
+        return [*self._children.get(key, {}).values()]
+
     def model_facts(self, namespace: str) -> dict[str, str]:
         """Facts of the models that were read in a namespace: the data of their ConfigMap."""
         facts: dict[str, str] = self._model_facts.get(namespace, {}).get("data") or {}

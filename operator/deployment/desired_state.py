@@ -1,5 +1,6 @@
 """What should exist for one SpecDecodeDeployment, decided once and carried out as it is."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdecode_operator.api.base import Body
@@ -60,10 +61,11 @@ class DesiredState:
 
     outcome: Outcome
     conditions: list[ConditionUpdate]
-    children: list[Body] = field(default_factory=list)
+    children: Sequence[Body] = field(default_factory=list)
     """Objects that must exist, in the order of their creation."""
 
     @property
     def workload(self) -> Body | None:
         """The Deployment or LeaderWorkerSet that is to run the engines."""
-        return next((child for child in self.children if child["kind"] in WORKLOAD_KINDS), None)
+        # It is the last to be created, and of children that are packed only those are read that are looked at.
+        return next((child for child in reversed(self.children) if child["kind"] in WORKLOAD_KINDS), None)

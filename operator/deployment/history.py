@@ -1,5 +1,7 @@
 """What is to be known of engines later: the workload that served last, and crashes of groups."""
 
+from functools import partial
+
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched
 from specdecode_operator.deployment.objects.children import wanted_replicas
 from specdecode_operator.deployment.objects.workload import serving_template
@@ -25,7 +27,7 @@ def update_last_good(desired: DesiredState, observation: Observation, last_good:
     if outcome.facts.spec.rollout.paused:
         return last_good
     known = after_rollout(
-        last_good, workload, attempt_of(outcome.facts.spec, outcome.plan), rollout_of(outcome, observation)
+        last_good, workload, partial(attempt_of, outcome.facts.spec, outcome.plan), rollout_of(outcome, observation)
     )
     return with_crashes(known, observation.groups)
 

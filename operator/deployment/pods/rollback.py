@@ -6,6 +6,7 @@ the spec, and an attempt that failed is not made again before the spec or its pl
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
@@ -98,10 +99,12 @@ def put_back(key: Key, uid: str, workload: Body, earlier: Body) -> Body:
     return owned({**body, "metadata": {"name": workload_name(key, body["kind"])}}, key, uid)
 
 
-def after_rollout(last_good: LastGood | None, wanted: Body, attempt: str, rollout: Rollout) -> LastGood | None:
+def after_rollout(
+    last_good: LastGood | None, wanted: Body, attempt: Callable[[], str], rollout: Rollout
+) -> LastGood | None:
     """Return what is to be remembered now that the engines of a workload are where they are.
 
-    ``wanted`` starts the engines of this attempt, not yet taken back.
+    ``wanted`` starts the engines, not yet taken back, of the attempt that ``attempt`` names.
     """
     if rollout.wanted == 0:
         return last_good
@@ -112,7 +115,7 @@ def after_rollout(last_good: LastGood | None, wanted: Body, attempt: str, rollou
     ):
         return last_good
     reason = _why_in_vain(rollout)
-    return last_good if reason is None else replace(last_good, failure=Failure(attempt, *reason))
+    return last_good if reason is None else replace(last_good, failure=Failure(attempt(), *reason))
 
 
 def with_crashes(last_good: LastGood | None, groups: GroupHistory) -> LastGood | None:

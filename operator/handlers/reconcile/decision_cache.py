@@ -5,11 +5,13 @@ milliseconds; hundreds of objects are looked at several times a minute.
 """
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.decision import decide
@@ -23,14 +25,38 @@ def _speculation(parent: Parent) -> Speculation | None:
     return None if isinstance(parent.spec, InvalidSpecError) else parent.spec.speculation
 
 
+class PackedChildren(Sequence[Body]):
+    """Children as packed text, each read when it is looked at: the plan alone is tens of kilobytes, written once."""
+
+    def __init__(self, packed: Sequence[bytes]) -> None:
+        self._packed = packed
+        self._read: dict[int, Body] = {}
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._packed)
+
+    @overload
+    def __getitem__(self, index: int) -> Body: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Body]: ...
+    def __getitem__(self, index: int | slice) -> Body | Sequence[Body]:
+        """Return one of them, the same one each time, or several."""
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        if place not in self._read:
+            self._read[place] = msgspec.json.decode(zlib.decompress(self._packed[place]))
+        return self._read[place]
+
+
 class DecisionCache:
     """The latest desired state of one object."""
 
     def __init__(self) -> None:
         self._asked: tuple[Any, ...] | None = None
         self._latest: DesiredState | None = None
-        self._children = b""
-        """Packed: the plan alone is tens of kilobytes of text, and it is written once."""
+        self._packed: list[bytes] = []
 
     def decide(self, parent: Parent, cluster: ClusterState) -> DesiredState:
         """Return what `decision.decide` returns."""
@@ -39,8 +65,8 @@ class DecisionCache:
             *(_speculation(parent), parent.by_policy, cluster),
         )
         if self._latest is not None and self._asked == asked:
-            return replace(self._latest, children=msgspec.json.decode(zlib.decompress(self._children)))
+            return replace(self._latest, children=PackedChildren(self._packed))
         desired = decide(parent, cluster)
-        self._children = zlib.compress(msgspec.json.encode(desired.children))
+        self._packed = [zlib.compress(msgspec.json.encode(child)) for child in desired.children]
         self._asked, self._latest = asked, replace(desired, children=[])
         return desired

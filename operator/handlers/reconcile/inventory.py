@@ -116,10 +116,11 @@ class Inventory:
         for child in missing:
             await self._check_name(key, uid, *identity(child))
 
-    async def apply(self, key: Key, uid: str, children: Collection[Body], kept_managers: Collection[str] = ()) -> None:
+    async def apply(self, key: Key, uid: str, children: Collection[Body], kept_managers: Collection[str] = ()) -> bool:
         """Apply children where they are missing or drifted, and remove what others added to them.
 
-        ``kept_managers`` are the field managers whose fields stay.
+        ``kept_managers`` are the field managers whose fields stay. Returns whether all are as they should be now; of
+        those that somebody writes again and again some are left for later.
 
         Raises
         ------
@@ -130,20 +131,20 @@ class Inventory:
         """
         owned = self.owned(key, uid)
         await self.check_names(key, uid, [child for child in children if identity(child) not in owned])
-        for child in children:
-            await self._bring_in_line(key, child, owned.get(identity(child)), kept_managers)
+        done = [await self._bring_in_line(key, child, owned.get(identity(child)), kept_managers) for child in children]
+        return all(done)
 
-    async def _bring_in_line(self, key: Key, child: Body, live: Body | None, kept_managers: Collection[str]) -> None:
+    async def _bring_in_line(self, key: Key, child: Body, live: Body | None, kept_managers: Collection[str]) -> bool:
         if live is None:
             await self._apply(key, child)
-            return
+            return True
         uid, managers, now_s = live["metadata"]["uid"], foreign_managers(live, kept_managers), time.monotonic()
         applied = self._applied[key].get(identity(child))
         if not managers and applied is not None and not applied.needs_another(child, live):
-            return
+            return True
         is_drift = is_same_wish(child, live)
         if is_drift and not self._repairs[key].may_repair(uid, now_s):
-            return
+            return False
         if is_drift and (managers or applied):  # what nobody knows is applied once, and hardly any has changed
             live = await self._read_again(key, live)
             managers = foreign_managers(live, kept_managers)
@@ -153,6 +154,7 @@ class Inventory:
         if is_drift and (fields := changed_fields(live, answer)):
             by = f" (written by {', '.join(managers)})" if managers else ""
             self._repairs[key].record(uid, f"{child['kind']} {child['metadata']['name']}: {fields}{by}", now_s)
+        return True
 
     async def _read_again(self, key: Key, seen: Body) -> Body:
         """Return a child as it is now: what others wrote since it was seen is set back with the rest, and told too."""

@@ -1,7 +1,8 @@
 """Writes to the cluster what is desired for one SpecDecodeDeployment."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from specdecode_operator.api.base import Body
@@ -18,11 +19,12 @@ from specdecode_operator.deployment.changes import (
     resting,
     workloads_to_scale,
 )
-from specdecode_operator.deployment.desired_state import DesiredState
+from specdecode_operator.deployment.desired_state import DesiredState, Outcome
 from specdecode_operator.deployment.kept import child_entry, children_proofs
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
+from specdecode_operator.deployment.pods.rejected_pods import rejections
 from specdecode_operator.deployment.pods.rollout import current_pods
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.reconcile.inventory import BlockedError, ChildNameTakenError, Inventory
@@ -42,6 +44,18 @@ class ModelFactsFullError(BlockedError):
         super().__init__(Blocked("ModelFactsFull", message, permanent=True))
 
 
+@dataclass(frozen=True)
+class _InLine:
+    """For what there was nothing to write at the last look, and nothing to wait for."""
+
+    outcome: Outcome
+    """Of one decision: what is desired is what it was."""
+
+    kept_managers: frozenset[str]
+    children: Sequence[Body]
+    """All that carry the object's label, pods too."""
+
+
 class Launcher:
     """Applies, scales and deletes the children of SpecDecodeDeployments."""
 
@@ -50,6 +64,7 @@ class Launcher:
         self._cluster = cluster
         self._cache = cache
         self._inventory = Inventory(cluster, cache, CHILDREN)
+        self._in_line: dict[Key, _InLine] = {}
 
     def owned(self, parent: Parent) -> dict[Identity, Body]:
         """Children of this very object, by kind and name."""
@@ -68,18 +83,34 @@ class Launcher:
             When the API server refuses or cannot be reached.
         """
         self._inventory.believe(parent.key, children_proofs(parent.status.kept))
+        if self.is_in_line(parent, desired):
+            return
+        before, decided = self._cache.all_children(parent.key), desired.outcome
         owned = self.owned(parent)
         desired = self._attested(parent, desired, owned)
         live, pods = self.workload(parent, desired.workload), self._cache.children_of(parent.key, POD.kind)
         desired = resting(desired, live, current_pods(pods, live), groups, time.time())
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
-        await self._inventory.apply(parent.key, parent.uid, children, parent.kept_managers)
+        is_all = await self._inventory.apply(parent.key, parent.uid, children, parent.kept_managers)
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
             await self._scale(workload, replicas)
         # What was just applied counts: engines of the other kind end when those of the new template serve.
         successor, pods = self.workload(parent, desired.workload), self._cache.children_of(parent.key, POD.kind)
-        for child in objects_to_delete(desired, owned.values(), successor, pods):
+        unwanted = objects_to_delete(desired, owned.values(), successor, pods)
+        for child in unwanted:
             await self._inventory.delete(parent.key, child)
+        waits = not is_all or unwanted or self._signing_key is not None or groups != UNSEEN or rejections(pods)
+        if not waits and before == self._cache.all_children(parent.key):
+            self._in_line[parent.key] = _InLine(decided, parent.kept_managers, before)
+        else:
+            self._in_line.pop(parent.key, None)
+
+    def is_in_line(self, parent: Parent, desired: DesiredState) -> bool:
+        """Whether there was nothing to write for an object, and all that this depends on is as it was."""
+        last = self._in_line.get(parent.key)
+        if last is None or last.outcome is not desired.outcome or last.kept_managers != parent.kept_managers:
+            return False
+        return last.children == self._cache.all_children(parent.key)
 
     def _attested(self, parent: Parent, desired: DesiredState, owned: Mapping[Identity, Body]) -> DesiredState:
         """Return the desired state with what is attested of it, where there is a key to sign with."""
@@ -154,3 +185,4 @@ class Launcher:
     def forget(self, key: Key) -> None:
         """Drop what is remembered of the children of an object that is gone."""
         self._inventory.forget(key)
+        self._in_line.pop(key, None)

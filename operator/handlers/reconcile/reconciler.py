@@ -253,12 +253,12 @@ class Reconciler:
         if isinstance(parent.spec, InvalidSpecError):
             return dict(self._proofs(parent))
         name = downloads_name(parent.key)
-        rendered = next((child for child in desired.children if identity(child) == (CONFIG_MAP.kind, name)), None)
-        return {
-            **digests(MODEL_FACTS_NAME, model_facts),
-            **digests(name, (rendered or self._believed(parent, name))["data"]),
-            **self._record(parent).last_good_digests,
-        }
+        if self._launcher.is_in_line(parent, desired):  # it is as it was
+            downloads = {entry: each for entry, each in self._proofs(parent).items() if entry.startswith(f"{name}/")}
+        else:
+            rendered = (child for child in desired.children if identity(child) == (CONFIG_MAP.kind, name))
+            downloads = digests(name, next(rendered, self._believed(parent, name))["data"])
+        return {**digests(MODEL_FACTS_NAME, model_facts), **downloads, **self._record(parent).last_good_digests}
 
     def _neighbours(self, parent: Parent) -> list[Key]:
         """Return the other objects of its namespace."""
