@@ -26,6 +26,7 @@ from specdecode_operator.kube.resources import (
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
     WATCHED,
+    Resource,
 )
 from specdecode_operator.sizing.pair.calibration import Calibration, serialize_calibration
 from tests.support.api_server import ApiServer
@@ -129,6 +130,15 @@ class TestStart:
         await until(lambda: reason(api), lambda: "the object has a status")
         assert reason(api, "Planned") == "Fits"
         assert api.names(LEADER_WORKER_SET) == ["llama-lws"]
+
+    @pytest.mark.parametrize("resource", [NODE, SPECDECODE_DEPLOYMENT, *WATCHED], ids=lambda each: each.kind)
+    async def test_it_is_not_ready_before_each_kind_was_listed(
+        self, api: ApiServer, state: OperatorState, resource: Resource
+    ) -> None:
+        seen: list[bool] = []
+        api.before[f"list {resource.qualified_plural}"] = lambda: seen.append(state.has_started)
+        await state.start()
+        assert (seen[0], state.has_started) == (False, True)
 
     async def test_only_what_carries_our_label_is_asked_for(self, api: ApiServer, state: OperatorState) -> None:
         add(api)
