@@ -94,6 +94,20 @@ class Namespace:
         if child:
             self._client.patch(self.name, child["kind"].lower(), name_of(child), patch)
 
+    def strip(self, step: Step) -> None:
+        """Take out of a child what the operator wrote into it: nobody is to be seen as its writer then."""
+        child = self._child(step.number)
+        patch: Body = {"metadata": {"labels": {"specdecode.io/deployment": None}}}
+        match child and child["kind"]:
+            case "Deployment":
+                patch = {"spec": {"template": {"spec": {"tolerations": None, "securityContext": None}}}}
+            case "ConfigMap":
+                patch = {"data": None}
+            case "Service":
+                patch = {"spec": {"selector": None}}
+        if child:
+            self._client.patch(self.name, child["kind"].lower(), name_of(child), patch)
+
     def remove(self, step: Step) -> None:
         """Delete a child."""
         if child := self._child(step.number):
@@ -205,6 +219,7 @@ _ACTIONS: Final[dict[str, Callable[[Namespace, Step], None]]] = {
     "refuse": Namespace.refuse,
     "remove": Namespace.remove,
     "squat": Namespace.squat,
+    "strip": Namespace.strip,
     "terminate": Namespace.terminate,
     "uncapture": Namespace.uncapture,
     "unfinalize": Namespace.unfinalize,

@@ -3,6 +3,7 @@
 Nothing here knows how the operator works. An oracle takes a record, and returns what is wrong with it.
 """
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -37,6 +38,9 @@ _SAME_CALL_CLUSTER: Final = 12
 
 _SAME_REFUSED: Final = 25
 """So often one call may be refused in one beat."""
+
+_SAME_STATUS: Final = 3
+"""So often the status of one object may be written as it was, by an operator that was killed and cannot know."""
 
 _MEMORY_MIB: Final = 60
 """So much an operator may take more at the end of a round than after its start."""
@@ -135,6 +139,10 @@ def calls(life: Life) -> Iterator[str]:
     """5: no call is repeated for ever."""
     if not _waits_for_others(life):
         yield from _repeated(life.calls, _SAME_CALL)
+    for target in sorted({target for target, _ in life.statuses}):
+        written = [digest for each, digest in life.statuses if each == target]
+        if (same := sum(one == two for one, two in itertools.pairwise(written))) > _SAME_STATUS:
+            yield f"{same} times the status of {target} was written as it was"
     for moment in life.moments:
         for call, count in Counter(moment.calls).items():
             if count > _SAME_REFUSED and call.code >= HTTPStatus.BAD_REQUEST:

@@ -71,6 +71,9 @@ class Life:
     calls: list[Call] = field(default_factory=list)
     """The operator's requests in that time."""
 
+    statuses: list[tuple[str, str]] = field(default_factory=list)
+    """Each status that the operator wrote in the round: of what, and a digest that two have which say the same."""
+
     fresh: tuple[Body, ...] = ()
     """What a namespace without a past has for the same spec."""
 

@@ -16,6 +16,7 @@ from hunt.records import (
     Identity,
     Life,
     Moment,
+    OperatorLife,
     Record,
     children,
     conditions,
@@ -84,13 +85,18 @@ class Round:
                 if self._is_found():
                     break
         finally:
-            record = Record(self.lives, self.operator.end(), self._faults, self._calls)
+            record = self._record(self.operator.end())
             self._clean_up()
         return record
 
     def _is_found(self) -> bool:
         """Whether enough was seen."""
-        return bool(self._until_found(Record(self.lives, self.operator.look(), self._faults, self._calls)))
+        return bool(self._until_found(self._record(self.operator.look())))
+
+    def _record(self, operator: OperatorLife) -> Record:
+        for life in self.lives:
+            life.statuses = self.stage.statuses(life.namespace)
+        return Record(self.lives, operator, self._faults, self._calls)
 
     def drive(self) -> None:
         """Do all steps; in the end all that is still wrong is healed."""
@@ -187,7 +193,7 @@ class Round:
             found = {name: objects for name, objects in self.stage.look().items() if name in self.places}
             # Each is asked, for each remembers what it saw.
             rests = [condition(objects) for objects in found.values()]
-            if all(rests) or time.monotonic() > end:
+            if all(rests) or self.operator.has_ended or time.monotonic() > end:
                 return found
             time.sleep(_LOOK_S)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +69,14 @@ class Stage:
     def calls_since(self, mark: int) -> list[tuple[str, Call]]:
         """Return what the operator asked for since then, each with its namespace."""
         return list(read_calls(audit_log(self.cluster.state), mark))
+
+    def statuses(self, namespace: str) -> list[tuple[str, str]]:
+        """Return which statuses the operator has written there; one whose answer did not arrive is like no other."""
+        return [
+            (f"{call.resource.partition('.')[0]}/{call.name}", str(call.number) if call.cut else call.digest)
+            for call in [*self.proxy.calls]
+            if call.namespace == namespace and call.resource.endswith("/status") and call.status == HTTPStatus.OK
+        ]
 
     def revoke(self) -> None:
         """Take the operator its rights in the cluster."""
@@ -151,6 +160,11 @@ class HuntedOperator:
                 self._stage.give_back()
             case _:
                 yield
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it ended by itself: nothing it should do is to be waited for."""
+        return self._process.ended() is not None
 
     def note(self) -> None:
         """Write down how it is."""

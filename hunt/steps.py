@@ -21,7 +21,7 @@ DISTURBANCES: Final = {
 }
 """What goes wrong until it is healed, and what heals it."""
 
-FAULTS: Final = ("drift", "remove", "podkill", "delete", *DISTURBANCES)
+FAULTS: Final = ("drift", "strip", "remove", "podkill", "delete", *DISTURBANCES)
 """What goes wrong in one namespace."""
 
 OPERATOR_FAULTS: Final = ("none", "kill", "kill-at-call", "revoke", "drop-watches", "slow")
@@ -62,6 +62,7 @@ HOW: Final = {
     "refuse": "kubectl apply a ValidatingAdmissionPolicy that refuses what the operator writes",
     "remove": "kubectl delete a child",
     "squat": "kubectl create the object of somebody else under a child's name",
+    "strip": "kubectl edit a child: without its data, its selector, its tolerations",
     "terminate": "kubectl delete namespace",
     "uncapture": "kubectl delete sdc measured-1",
     "unfinalize": "kubectl patch the child: without that finalizer",
@@ -111,6 +112,7 @@ def tour(seed: int) -> list[Sequence]:
         [_apply(two), Step("orphan"), Step("wait"), Step("unorphan"), Step("orphan", number=1)],
         [_apply(two), Step("capture", number=1), Step("wait"), Step("uncapture", number=1), Step("capture", number=2)],
         [_apply(two), _apply(_refused(two)), Step("podkill"), Step("wait"), Step("wait")],
+        [_apply(two), Step("strip", number=1), Step("strip", number=5), Step("strip", number=2), Step("strip")],
         [_apply(_refused(two)), Step("wait"), Step("refuse"), _apply(two), Step("admit")],
         [_apply(two), Step("capture", number=1), Step("wait"), Step("terminate"), Step("wait")],
     ]
@@ -127,7 +129,8 @@ def short_tour() -> list[Sequence]:
         [_apply(two), _apply(_refused(two)), _apply(_replicas(two, 0))],
         [_apply(two), Step("capture", number=1), Step("wait")],
         [_apply(more), Step("delete"), _apply(two)],
-        [_apply(two), Step("drift"), Step("remove")],
+        [_apply(two), Step("drift", number=1), Step("remove")],
+        [_apply(two), Step("strip", number=1), Step("strip", number=5)],
     ]
     return [Sequence(tuple(plan)) for plan in plans]
 

@@ -67,6 +67,7 @@ SPOILT: dict[str, list[Record]] = {
         record(life(calls=[WRITE])),
         record(life(calls=[READ] * 4)),
         record(life(moment={"calls": (Call("patch", "services/hunted", 403),) * 30})),
+        record(life(statuses=[("specdecodecaptures/measured-1", "a")] * 5)),
     ],
     "alive": [record(ended=("exit status 3",)), record(log=TRACEBACK), record(memory=(100, 300))],
     "told": [
@@ -117,6 +118,11 @@ def test_what_was_healed_with_a_refused_spec_may_change_children() -> None:
     assert {finding.oracle for finding in judge(record(life(gone, moments=[held, healed], fresh=())))} == {"whole"}
     held = dataclasses.replace(held, wrong=frozenset({"finalize-parent"}))
     assert judge(record(life(gone, moments=[held, healed], fresh=()))) == []
+
+
+def test_a_status_that_changes_to_and_fro_was_not_written_as_it_was() -> None:
+    written = [(name, digest) for digest in "abababab" for name in ("specdecodedeployments/hunted", "one/more")]
+    assert judge(record(life(statuses=written))) == []
 
 
 def test_a_capture_that_waits_for_others_may_move() -> None:
