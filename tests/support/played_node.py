@@ -53,9 +53,9 @@ class PlayedNode:
             self._client.patch(namespace, "pods", f"{name}/status", _SCHEDULED, by_key=True)
 
 
-def bind(kubectl: Kubectl, pod: str) -> None:
-    """Put a pod on the node, as a scheduler does."""
+def bind(kubectl: Kubectl, pod: str, node: str = NAME) -> None:
+    """Put a pod on a node, the played one by default, as a scheduler does."""
     assert kubectl.kubeconfig
-    target = {"apiVersion": "v1", "kind": "Node", "name": NAME}
+    target = {"apiVersion": "v1", "kind": "Node", "name": node}
     binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
     api_client(kubectl.kubeconfig).create(kubectl.namespace, "pods", binding, f"/{pod}/binding")

@@ -48,11 +48,16 @@ def engines(kubectl: Kubectl, count: int) -> list[str]:
 
     def look() -> list[str] | None:
         wanted = wanted_hash(kubectl)
-        pods = [pod for pod in kubectl.objects("pods", ENGINES) if "deletionTimestamp" not in pod["metadata"]]
+        pods = [pod for pod in kubectl.objects("pods", ENGINES) if is_to_run(pod)]
         names = [pod["metadata"]["name"] for pod in pods if template_hash(pod) == wanted]
         return names if len(names) == count else None
 
     return eventually(look, f"{count} pods of the wanted template")
+
+
+def is_to_run(pod: dict[str, Any]) -> bool:
+    """Whether a pod is neither on its way out nor at its end."""
+    return "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") != "Failed"
 
 
 def report(kubectl: Kubectl, pod: str, *, ready: bool, state: dict[str, Any]) -> None:

@@ -3,24 +3,49 @@
 import multiprocessing
 import os
 import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
+from threading import Thread
+from unittest.mock import patch
 
+import kopf
+import time_machine
+
+from specdecode_operator.handlers.leadership.lease import LeaseName
 from tests.support.operator_process import IMAGE
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["specdecode_operator.handlers.main"])
+_CLOCK_LOOKS_S = 0.05
+_SHORTEST_WATCH_S = 10
+
+
+@dataclass
+class Circumstances:
+    """How the operator's process is otherwise than where it is installed."""
+
+    hurry: float = 1.0
+    """So many times as often as usual it looks at what no watch tells, and opens silent watches anew."""
+
+    lease: LeaseName | None = None
+    """Held while it works; absent: it works alone."""
 
 
 class ForkedOperator:
     """The whole operator, started again and again, and ended as an out-of-memory killer would."""
 
-    def __init__(self, kubeconfig: Path, log: Path) -> None:
-        self._given = str(kubeconfig), str(log)
+    def __init__(self, kubeconfig: Path, log: Path, circumstances: Circumstances | None = None) -> None:
+        self.circumstances = circumstances or Circumstances()
+        self._kubeconfig, self._log = str(kubeconfig), str(log)
+        self._clock_s: Synchronized[float] = _context.Value("d", 0.0)
         self._process: multiprocessing.process.BaseProcess | None = None
 
     def start(self) -> None:
         """Start it, and wait for nothing."""
-        self._process = _context.Process(target=_run, args=self._given, daemon=True)
+        given = self._kubeconfig, self._log, self.circumstances, self._clock_s
+        self._process = _context.Process(target=_run, args=given, daemon=True)
         self._process.start()
 
     def kill(self) -> None:
@@ -30,13 +55,17 @@ class ForkedOperator:
             self._process.join()
             self._process = None
 
+    def set_clock(self, ahead_s: float) -> None:
+        """Set the wall clock of its machine, as it looks from the operator, ahead of everybody else's, or back."""
+        self._clock_s.value = ahead_s
+
     @property
     def runs(self) -> bool:
         """Whether it has not ended by itself."""
         return self._process is not None and self._process.is_alive()
 
 
-def _run(kubeconfig: str, log: str) -> None:
+def _run(kubeconfig: str, log: str, circumstances: Circumstances, clock_s: "Synchronized[float]") -> None:
     """Run the operator, in the process that was forked."""
     from kubernetes.aio.config import kube_config
 
@@ -48,4 +77,35 @@ def _run(kubeconfig: str, log: str) -> None:
             os.dup2(file.fileno(), stream.fileno())
     os.environ |= {"KUBECONFIG": kubeconfig, "SPECDECODE_OPERATOR_IMAGE": IMAGE}
     kube_config.KUBE_CONFIG_DEFAULT_LOCATION = kubeconfig  # it was read when that was imported, before the fork
-    run_operator(Settings(), health_port=0, metrics_port=0)
+    if circumstances.hurry != 1:
+        _hurry(circumstances.hurry)
+    Thread(target=_follow, args=(clock_s,), daemon=True).start()
+    run_operator(Settings(lease=circumstances.lease), health_port=0, metrics_port=0)
+
+
+def _hurry(times: float) -> None:
+    """Have rounds and watches last a part of what they last."""
+    from specdecode_operator.handlers import lifecycle, state
+
+    configure = lifecycle.configure
+
+    def hurried(settings: kopf.OperatorSettings) -> None:
+        configure(settings)
+        settings.watching.inactivity_timeout /= times
+        settings.watching.server_timeout = _SHORTEST_WATCH_S
+
+    patch.object(lifecycle, "configure", hurried).start()
+    patch.object(state, "RESYNC_S", state.RESYNC_S / times).start()
+
+
+def _follow(clock_s: "Synchronized[float]") -> None:
+    """Set the wall clock of this process alone whenever it is to be set; clocks that nobody sets go on."""
+    traveller = None
+    seen_s = 0.0
+    while True:
+        if (ahead_s := clock_s.value) != seen_s:
+            if traveller is None:
+                traveller = time_machine.travel(time.time(), tick=True).start()
+            traveller.shift(ahead_s - seen_s)
+            seen_s = ahead_s
+        time.sleep(_CLOCK_LOOKS_S)

@@ -84,12 +84,13 @@ class FaultProxy:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """What goes wrong from now on; what is given again counts and draws anew."""
+        """What goes wrong from now on; what is given again counts, draws and remembers anew."""
         return self._armed.faults
 
     @faults.setter
     def faults(self, faults: Iterable[Fault]) -> None:
         self._armed = Armed(faults)
+        self._answers.clear()
 
     def write_kubeconfig(self, kubeconfig: Path, destination: Path) -> Path:
         """Write a kubeconfig of the same user, who must have a token, that leads through the proxy."""

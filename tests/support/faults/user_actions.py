@@ -74,6 +74,8 @@ class Model:
 
     objects: dict[str, Wanted] = field(default_factory=dict)
     captures: set[str] = field(default_factory=set)
+    strangers: dict[str, Body] = field(default_factory=dict)
+    """What somebody else has made by the name of a child, by that of the object."""
 
 
 class UserActions(RuleBasedStateMachine):
@@ -147,6 +149,24 @@ class UserActions(RuleBasedStateMachine):
         self._note("delete", kind)
         self.kubectl("delete", kind, OURS, "--wait=false")
 
+    @rule(name=NAMES)
+    def take_a_name(self, name: str) -> None:
+        """Have somebody else make a Service where an object would have one, unless there is one of either."""
+        if name in self.model.objects or name in self.model.strangers:
+            return
+        self._note("take the name", name)
+        eventually(lambda: not services(self.kubectl, name), "what there was goes", self.world.deadline_s)
+        self.model.strangers[name] = make_stranger(self.kubectl, name)
+
+    @precondition(lambda self: self.model.strangers)
+    @rule()
+    def free_names(self) -> None:
+        """Have what is somebody else's removed."""
+        self._note("free the names", *self.model.strangers)
+        for name in self.model.strangers:
+            self.kubectl.must("delete", "service", name)
+        self.model.strangers.clear()
+
     @precondition(lambda self: self.model.objects)
     @rule(data=st.data())
     def capture(self, data: st.DataObject) -> None:
@@ -208,6 +228,8 @@ class UserActions(RuleBasedStateMachine):
     def _check(self) -> None:
         fresh = self._namespace()
         try:
+            for name in self.model.strangers:
+                make_stranger(fresh, name)
             for name, wanted in self.model.objects.items():
                 if wanted.good is not None and wanted.good != wanted.spec:
                     apply(fresh, name, wanted.good)
@@ -227,6 +249,8 @@ class UserActions(RuleBasedStateMachine):
             for name in self.model.objects:
                 assert is_seen(kubectl, name), f"{name} was looked at"
         assert not strays(self.kubectl), strays(self.kubectl)
+        for name, stranger in self.model.strangers.items():
+            assert services(self.kubectl, name) == [stranger], f"Service {name} is as its maker left it"
         found = differences(without_history(end_state(self.kubectl)), without_history(end_state(fresh)))
         assert not found, "\n".join(found)
         return True
@@ -240,7 +264,8 @@ class UserActions(RuleBasedStateMachine):
                 each for each in self.kubectl.objects("deployments", OURS) if each["metadata"]["name"] == name
             ]
             running = sum(each["spec"]["replicas"] for each in deployments)
-            assert running == (0 if wanted.spec["suspend"] else (wanted.good or {"replicas": 0})["replicas"])
+            launched = wanted.good is not None and name not in self.model.strangers and not wanted.spec["suspend"]
+            assert running == (wanted.good["replicas"] if wanted.good and launched else 0)
 
     def _calm(self) -> None:
         """End all faults, and wait until every object was looked at."""
@@ -280,6 +305,17 @@ def capture(kubectl: Kubectl, name: str) -> None:
     body = {"apiVersion": API_VERSION, "kind": "SpecDecodeCapture", "metadata": {"name": name}}
     answer = kubectl.write(yaml.safe_dump({**body, "spec": {"deployment": name}}))
     assert answer.returncode == 0, answer.stderr
+
+
+def services(kubectl: Kubectl, name: str) -> list[Body]:
+    """Return the Service of a name, if there is one."""
+    return [each for each in kubectl.objects("services") if each["metadata"]["name"] == name]
+
+
+def make_stranger(kubectl: Kubectl, name: str) -> Body:
+    """Create a Service that is nobody's child; return it."""
+    kubectl.must("create", "service", "clusterip", name, "--tcp=80")
+    return kubectl.object("service", name)
 
 
 def is_seen(kubectl: Kubectl, name: str) -> bool:

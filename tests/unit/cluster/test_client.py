@@ -114,8 +114,10 @@ class Answering:
         self._answers = list(answers)
         self._headers = {"Retry-After": retry_after} if retry_after else {}
         self.asked = 0
+        self.sent: list[Any] = []
 
-    async def param_serialize(self, *request: Any, **_: Any) -> tuple[Any, ...]:
+    async def param_serialize(self, *request: Any, **given: Any) -> tuple[Any, ...]:
+        self.sent.append(given)
         return request
 
     async def call_api(self, *_: Any, **__: Any) -> Any:
@@ -199,3 +201,11 @@ async def test_a_leader_that_lost_its_lease_meanwhile_does_not_ask_again(slept_s
     with pytest.raises(NotLeadingError):
         await Cluster(cast("ApiClient", api), may_write=lambda: next(leads)).apply(SERVICE)
     assert (api.asked, len(slept_s)) == (1, 1)
+
+
+async def test_what_is_changed_or_ended_is_this_very_object_and_none_that_took_its_name() -> None:
+    api, body = Answering(b"{}"), {**SERVICE, "metadata": {**SERVICE_METADATA, "uid": "the-first"}}
+    cluster = Cluster(cast("ApiClient", api))
+    for write in (cluster.merge(body, {"spec": {}}), cluster.delete(body), cluster.evict(body)):
+        await write
+    assert ["the-first" in str(sent) for sent in api.sent] == [True] * 3

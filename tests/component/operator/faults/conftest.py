@@ -4,15 +4,18 @@ What goes wrong around it, and where a test shows what comes of it:
 
 | fault | on real parts | as it is seen, played or in memory |
 | --- | --- | --- |
-| operator killed | here, `test_operator.py`, e2e `test_killed_operator.py` | |
-| calls fail, answers are late, old or torn | here | `tests/unit/handlers/test_state.py` |
-| watches lose events or go silent | | `tests/unit/handlers/test_watch_progress.py` |
-| API server killed | e2e `test_capture_robustness.py` | |
-| node drained, pods evicted | e2e `test_capture_robustness.py`, budgets in `test_lifecycle.py` | |
-| a volume that never comes | | `test_model_cache.py`, `tests/unit/capture/control/test_status.py` |
-| a disk that is too small, or gets full | e2e `test_capture_robustness.py` | `test_captures.py` |
+| operator killed | here, e2e `test_killed_operator.py` | |
+| calls fail, answers are late or torn | `test_user_actions.py` | `tests/unit/handlers/test_state.py` |
+| events lost or twice, silent watches, old reads | `test_disturbed_lives.py` | `test_stalled_watch.py` |
+| a clock that jumps | `test_disturbed_lives.py` | |
+| leader frozen | `test_leader_election.py` | |
+| API server or etcd killed | `test_surroundings.py`, e2e `test_capture_robustness.py` | |
+| node not heard of | | `test_surroundings.py` |
+| node drained, pods evicted | `test_surroundings.py`, e2e `test_capture_robustness.py` | |
+| a volume that never comes | `test_surroundings.py` | `test_model_cache.py` |
+| a disk that gets full | e2e `test_capture_robustness.py` | `tests/unit/capture/recorder/test_recorder_writer.py` |
 | engine killed, refused, hanging | e2e `test_lifecycle.py` | `test_lifecycle.py`, `test_hanging_engine.py` |
-| engine killed for memory | | `tests/unit/deployment/pods/test_rollout.py` |
+| engine killed for memory | | `test_surroundings.py` |
 """
 
 from collections.abc import Iterator
@@ -20,8 +23,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from devcluster.cluster.cluster import Cluster
+from tests.component.operator.faults.lives import Lives
 from tests.support.faults.forked_operator import ForkedOperator
 from tests.support.faults.proxy import FaultProxy
+from tests.support.kubectl import Kubectl
 from tests.support.operator_process import OperatorProcess
 
 
@@ -56,3 +62,16 @@ def behind_proxy(faulty: Faulty, operator_process: OperatorProcess) -> Iterator[
     yield faulty
     faulty.operator.kill()
     faulty.proxy.faults = ()
+
+
+@pytest.fixture(scope="session")
+def all_lives(crds: Cluster, faulty: Faulty) -> Lives:
+    """What comes of each life undisturbed is found out once."""
+    return Lives(Kubectl(crds.kubeconfig), faulty.proxy, faulty.operator)
+
+
+@pytest.fixture
+def lives(all_lives: Lives, operator_process: OperatorProcess) -> Lives:
+    """Lives that the session's own operator sees nothing of."""
+    assert operator_process.stop() == 0
+    return all_lives

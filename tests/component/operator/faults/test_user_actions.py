@@ -1,7 +1,10 @@
 """Random actions of people, kills and faults: all ends as after a fresh apply of the same specs."""
 
+import os
+import random
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -37,8 +40,15 @@ OFTEN = [
 ]
 """What no longer hinders anybody once it is over."""
 
-RICH = 108
-"""A seed with nearly every action in few steps: editing, deleting and making anew, a kill, a capture, a fault."""
+RICH = 808
+"""A seed with nearly every action in few steps: editing, deleting and making anew, a kill, a capture, a fault.
+
+A name is taken before an object would have it, and children are edited, each shortly before a look.
+"""
+
+SEED = "SPECDECODE_SEED"
+TONIGHT = int(os.environ.get(SEED) or random.SystemRandom().randrange(2**32))
+"""Another one each time, or that of the environment, for once more what a night has found."""
 
 BOUNDED = settings(
     database=None,
@@ -48,6 +58,9 @@ BOUNDED = settings(
     max_examples=2,  # the first one is always the simplest
     stateful_step_count=20,
 )
+
+
+MANY = settings(BOUNDED, max_examples=12, stateful_step_count=40)
 
 
 def run(world: World, bounds: settings, drawn: int) -> None:
@@ -65,3 +78,12 @@ def world(crds: Cluster, faulty: Faulty, faults: Sequence[Fault], deadline_s: fl
 
 def test_some_actions_end_as_a_fresh_apply(crds: Cluster, behind_proxy: Faulty) -> None:
     run(world(crds, behind_proxy, OFTEN, DEADLINE_S), BOUNDED, drawn=RICH)
+
+
+@pytest.mark.long
+def test_many_actions_of_a_fresh_seed(crds: Cluster, behind_proxy: Faulty) -> None:
+    try:
+        run(world(crds, behind_proxy, OFTEN, DEADLINE_S), MANY, drawn=TONIGHT)
+    except BaseException as error:
+        error.add_note(f"once more: {SEED}={TONIGHT} ./just test -m long {__file__}")
+        raise

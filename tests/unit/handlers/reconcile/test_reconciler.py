@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.errors import ClusterError, ConflictError
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.kube.labels import READS_FOR_LABEL
+from specdecode_operator.kube.manifests import owned
 from specdecode_operator.kube.resources import (
     CHILDREN,
     CONFIG_MAP,
@@ -198,6 +200,17 @@ class TestObstacles:
         assert world.said("Stalled")[0] == "True"
         world.api.remove(SERVICE, "llama")
         assert await world.look() == [*CHILD_WRITES, STATUS]
+
+    @pytest.mark.parametrize("name", ["llama", "llama-more"])
+    @pytest.mark.parametrize("owners", [[], [{"kind": "Service", "apiVersion": "v1", "name": "other", "uid": "other"}]])
+    async def test_labels_alone_make_nothing_ours(self, world: World, name: str, owners: list[Body]) -> None:
+        body = owned({"kind": "Service", "metadata": {"name": name}, "spec": {}}, Key("team", "llama"), "any")
+        body["metadata"]["ownerReferences"] = owners
+        before = world.api.create(SERVICE, body)
+        world.add(tiny_cpu())
+        assert await world.look() == ([STATUS] if name == "llama" else [*CHILD_WRITES, STATUS])
+        assert world.api.find(SERVICE, name) == before
+        assert (world.said()[1] == "ChildNameConflict") == (name == "llama")
 
     @pytest.mark.parametrize(
         ("owner", "reason"),
