@@ -17,6 +17,9 @@ _MOST_DOUBLINGS = 10
 _LEAST_OF_DELAY = 0.75
 """Of a delay, drawn for each: what failed at one moment, for one cause, does not all come back at one moment."""
 
+_REST_S = 0.5
+"""Between two looks at an object whose children change: of one that starts, ten things are told in a second or two."""
+
 _CALM_TURN = 4
 """Each so many turns are of keys that have time, also while others have none."""
 
@@ -64,7 +67,10 @@ class WorkQueue:
         self._to_take = asyncio.Semaphore(0)
         self._waiting: dict[Key, float] = {}
         self._running: set[Key] = set()
-        self._again: set[Key] = set()
+        self._again: dict[Key, Callable[[Key], None]] = {}
+        """How to ask for what came while it was worked on."""
+        self._resting: dict[Key, asyncio.TimerHandle] = {}
+        self._after_rest: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._retries: dict[Key, asyncio.TimerHandle] = {}
         self._last_done_s = time.monotonic()
@@ -76,18 +82,30 @@ class WorkQueue:
         if not self.is_open:
             return
         if key in self._running:
-            self._again.add(key)
+            self._again[key] = self.add
             return
         self._calm.discard(key)
         self._urgent.add(key)
         self._count(key)
+
+    def add_soon(self, key: Key) -> None:
+        """Ask for work on a key of which more may come: at once, but not right after it was worked on."""
+        if not self.is_open:
+            return
+        if key in self._running:
+            self._again.setdefault(key, self.add_soon)
+            return
+        if key in self._resting:
+            self._after_rest.add(key)
+        else:
+            self.add(key)
 
     def add_calmly(self, key: Key) -> None:
         """Ask for work on a key of which nobody has changed anything, as far as is known."""
         if not self.is_open:
             return
         if key in self._running:
-            self._again.add(key)
+            self._again.setdefault(key, self.add_calmly)
         elif key not in self._waiting:
             self._calm.add(key)
             self._count(key)
@@ -105,7 +123,8 @@ class WorkQueue:
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a key that is gone."""
         self._failures.pop(key, None)
-        self._again.discard(key)
+        self._again.pop(key, None)
+        self._after_rest.discard(key)
         self._cancel_retry(key)
 
     def longest_wait_s(self) -> float:
@@ -129,6 +148,7 @@ class WorkQueue:
             key, ask_again = self._take()
             del self._waiting[key]
             self._running.add(key)
+            self._after_rest.discard(key)
             self._cancel_retry(key)
             try:
                 await work(key)
@@ -136,12 +156,12 @@ class WorkQueue:
                 self._retry_later(key, error, ask_again)
             else:
                 self._failures.pop(key, None)
+                self._rest(key)
             finally:
                 self._running.discard(key)
                 self._last_done_s = time.monotonic()
-            if key in self._again:
-                self._again.discard(key)
-                self.add(key)
+            if ask := self._again.pop(key, None):
+                ask(key)
 
     def _take(self) -> tuple[Key, Callable[[Key], None]]:
         """Return the key whose turn it is, and how it was asked for: a change stays urgent if it fails."""
@@ -158,6 +178,16 @@ class WorkQueue:
         kind = type(error).__name__
         _logger.warning("%s: %s: %s; next try in %.0f s", key, kind, error, delay_s, exc_info=failures == 1)
         self._retries[key] = asyncio.get_running_loop().call_later(delay_s, ask_again, key)
+
+    def _rest(self, key: Key) -> None:
+        if earlier := self._resting.pop(key, None):
+            earlier.cancel()
+        self._resting[key] = asyncio.get_running_loop().call_later(_REST_S, self._end_rest, key)
+
+    def _end_rest(self, key: Key) -> None:
+        del self._resting[key]
+        if key in self._after_rest:
+            self.add(key)
 
     def _cancel_retry(self, key: Key) -> None:
         if handle := self._retries.pop(key, None):

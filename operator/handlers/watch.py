@@ -21,8 +21,12 @@ from specdecode_operator.kube.resources import NODE, WATCHED
 
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Look at an object that appeared, changed or went away."""
-    if (key := _seen(event, deployment.KIND, memo)) is not None:
-        memo.add_related(key, _asking(event, memo))
+    is_echo = memo.cache.knows_parent(deployment.KIND, dict(event["object"]))
+    key = _seen(event, deployment.KIND, memo)
+    if key is not None:
+        ask = memo.queue.add_soon if is_echo else _asking(event, memo)
+        ask(key)  # also for one that is gone, so that the reconciler forgets it
+        memo.add_related(key, ask)
 
 
 async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
@@ -30,6 +34,7 @@ async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> Non
     key = _seen(event, capture.KIND, memo)
     if key is None:
         return
+    _asking(event, memo)(key)  # also for one that is gone
     name = (event["object"].get("spec") or {}).get("deployment")
     if name:
         memo.add_related(Key(key.namespace, name), _asking(event, memo))
@@ -38,7 +43,7 @@ async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> Non
 
 
 def _seen(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key | None:
-    """Remember an object of ours as it is now, and ask for a look at it; None where it was listed already as it is."""
+    """Remember an object of ours as it is now; return its key, or None where it was listed already as it is."""
     memo.watched.add(kind)
     body: dict[str, Any] = dict(event["object"])
     memo.progress.brings(kind, body)
@@ -49,7 +54,6 @@ def _seen(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key | None:
         memo.queue.forget(key)
     else:
         key = memo.cache.put_parent(kind, body)
-    _asking(event, memo)(key)  # also for one that is gone, so that the reconciler forgets it
     return key
 
 
@@ -75,7 +79,7 @@ async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: Operator
     remember = memo.cache.drop if event["type"] == "DELETED" else memo.cache.put
     key = remember(resource.kind or "", body)
     if key is not None and key.kind == deployment.KIND:
-        memo.add_related(key, _asking(event, memo))
+        memo.add_related(key, memo.queue.add_calmly if event["type"] is None else memo.queue.add_soon)
     elif key is not None and memo.cache.parent(key) is not None:
         _asking(event, memo)(key)
     if is_model_facts(body):

@@ -119,8 +119,8 @@ class Retries:
         return len(due)
 
 
-class Failing:
-    """Work that always fails, and can be waited for."""
+class Counted:
+    """Work that can be waited for."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -130,12 +130,19 @@ class Failing:
         async with self._changed:
             self.runs += 1
             self._changed.notify_all()
-        raise RuntimeError("it fails")
 
     async def ran(self, times: int) -> None:
-        """Wait until it ran so often; the queue acts on its failure before anybody else runs."""
+        """Wait until it ran so often; the queue acts on its end before anybody else runs."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.runs >= times)
+
+
+class Failing(Counted):
+    """Work that always fails."""
+
+    async def __call__(self, key: Key) -> None:
+        await super().__call__(key)
+        raise RuntimeError("it fails")
 
 
 async def test_a_failing_key_that_is_asked_for_meanwhile_has_one_chain_of_retries(

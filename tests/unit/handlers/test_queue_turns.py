@@ -7,7 +7,7 @@ import pytest
 
 from specdecode_operator.api.key import Key
 from specdecode_operator.handlers.queue import WorkQueue
-from tests.unit.handlers.test_queue import Failing, Retries, running
+from tests.unit.handlers.test_queue import Counted, Failing, Retries, running
 
 CROWD = [Key("crowd", str(number)) for number in range(20)]
 LONE = Key("lone", "one")
@@ -105,3 +105,25 @@ async def test_a_change_that_fails_goes_ahead_when_it_is_tried_again(
         retries.fire()
         await done.wait()
     assert (worked.index(LONE, 1) <= 2) == ahead
+
+
+async def test_what_children_say_right_after_a_look_brings_one_more_and_a_change_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, work = WorkQueue(workers=1), Counted()
+    async with running(queue, work):
+        timers = Retries(monkeypatch)
+        queue.add_soon(LONE)
+        await work.ran(1)
+        for _ in range(3):
+            queue.add_soon(LONE)
+        assert work.runs == 1
+        timers.fire()
+        await work.ran(2)
+        queue.add_soon(LONE)
+        queue.add(LONE)
+        await work.ran(3)
+        timers.fire()
+        queue.add(CROWD[0])
+        await work.ran(4)
+        assert queue.longest_wait_s() == 0, "the change was looked at with all that was told"

@@ -9,6 +9,7 @@ import pytest
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.key import Key
 from specdecode_operator.handlers import watch
+from specdecode_operator.handlers.queue import WorkQueue
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL, MODEL_FACTS_LABEL, MODEL_FACTS_NAME
 from specdecode_operator.kube.resources import CONFIG_MAP, POD, WATCHED
@@ -66,6 +67,7 @@ async def looked_at(state: OperatorState) -> list[Key]:
         await done.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    state.queue = WorkQueue()  # in which nothing rests
     found.remove(LAST)
     return sorted(found, key=lambda key: (key.kind == capture.KIND, key.namespace != LLAMA.namespace, key.name))
 
