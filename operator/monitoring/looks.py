@@ -1,7 +1,10 @@
 """What engines said at several moments, kept as long as a figure looks back."""
 
-from collections.abc import Collection, Mapping
-from typing import Final
+from array import array
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar, Final
+from weakref import WeakValueDictionary
 
 from specdecode_operator.monitoring.figures import FIGURES, Figure
 from specdecode_operator.monitoring.growth import Growth, Page, Series, UnreadablePageError, growth_between, read_page
@@ -17,11 +20,52 @@ SHOWN: Final[tuple[Figure, ...]] = tuple(figure for figure in FIGURES if not isi
 _NAMES: Final = frozenset().union(*(figure.measure.series() for figure in SHOWN))
 
 
+class _Series:
+    """The names and labels of a page: most of its memory, and the same on every page of engines of one model."""
+
+    _known: ClassVar[WeakValueDictionary[tuple[tuple[Series, ...], tuple[Series, ...]], "_Series"]] = (
+        WeakValueDictionary()
+    )
+
+    def __init__(self, counters: tuple[Series, ...], gauges: tuple[Series, ...]) -> None:
+        self.counters, self.gauges = counters, gauges
+
+    @classmethod
+    def of(cls, page: Page) -> "_Series":
+        """Return those of a page, shared with all pages that have the same."""
+        names = tuple(page.counters), tuple(page.gauges)
+        return cls._known.setdefault(names, cls(*names))
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A page as it is kept."""
+
+    at_s: float
+    series: _Series
+    values: "array[float]"
+
+    @classmethod
+    def of(cls, page: Page) -> "_Kept":
+        """Return a page so that it takes little memory."""
+        return cls(page.at_s, _Series.of(page), array("d", [*page.counters.values(), *page.gauges.values()]))
+
+    def page(self) -> Page:
+        """Return it as it was."""
+        counters, gauges = self.series.counters, self.series.gauges
+        count = len(counters)
+        return Page(
+            self.at_s,
+            dict(zip(counters, self.values[:count], strict=True)),
+            dict(zip(gauges, self.values[count:], strict=True)),
+        )
+
+
 class Looks:
     """The pages of one object's engines."""
 
     def __init__(self) -> None:
-        self._pages: dict[str, list[Page]] = {}
+        self._pages: dict[str, list[_Kept]] = {}
 
     def hear(self, engine: str, text: str, at_s: float) -> None:
         """Keep a page where it is time for one; what cannot be read says nothing."""
@@ -29,10 +73,9 @@ class Looks:
         if pages and at_s - pages[-1].at_s < EVERY_S:
             return
         try:
-            page = read_page(text, _NAMES, at_s)
+            pages.append(_Kept.of(read_page(text, _NAMES, at_s)))
         except UnreadablePageError:
             return
-        pages.append(_sharing(page, pages[-1]) if pages else page)
         while len(pages) > 1 and at_s - pages[1].at_s >= WINDOW_S:
             del pages[0]
 
@@ -43,7 +86,7 @@ class Looks:
     def figures(self, now_s: float) -> tuple[dict[str, Values], float] | None:
         """Return the figures and the seconds that they are of; None before an engine was looked at twice."""
         looks = [
-            (pages[0], pages[-1])
+            (pages[0].page(), pages[-1].page())
             for pages in self._pages.values()
             if len(pages) > 1 and now_s - pages[-1].at_s < WINDOW_S
         ]
@@ -52,13 +95,3 @@ class Looks:
         growth: Growth = growth_between(looks)
         values = {figure.name: figure.measure.values(growth) for figure in SHOWN}
         return values, max(after.at_s - before.at_s for before, after in looks)
-
-
-def _sharing(page: Page, before: Page) -> Page:
-    """Return a page with the names and labels of the one before, which take most of the memory."""
-    return Page(page.at_s, _with_keys_of(page.counters, before.counters), _with_keys_of(page.gauges, before.gauges))
-
-
-def _with_keys_of(series: Mapping[Series, float], before: Mapping[Series, float]) -> Mapping[Series, float]:
-    known = {key: key for key in before}
-    return {known.get(key, key): value for key, value in series.items()}
