@@ -6,10 +6,14 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 AIM: Final = "our aim"
+GROWTH: Final = "exponent"
+"""The unit of cost growth."""
+
 LINEAR: Final = 1.1
 """An exponent of cost growth up to which growth counts as linear, noise of small sizes included."""
 
@@ -105,7 +109,7 @@ def growth(name: str, unit: str, costs: Mapping[int, float], most: float = LINEA
     logarithms = [(math.log(size), math.log(cost)) for size, cost in costs.items()]
     slope = statistics.linear_regression(*zip(*logarithms, strict=True)).slope
     points = ", ".join(f"{size:,}: {number(cost)} {unit}" for size, cost in costs.items())
-    return Figure(f"{name}: growth", slope, "exponent", at_most(most, source), points)
+    return Figure(f"{name}: growth", slope, GROWTH, at_most(most, source), points)
 
 
 def number(value: float) -> str:
@@ -139,10 +143,17 @@ def text_table(rows: Iterable[Row]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
 
 
-def markdown_table(rows: Iterable[Row], columns: int = len(_HEAD)) -> Iterator[str]:
-    """Return the lines of a table for a document, with its first columns."""
-    for line in (_HEAD, ("---",) * len(_HEAD), *map(cells, rows)):
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line[:columns])} |"
+def markdown_table(rows: Iterable[Row]) -> Iterator[str]:
+    """Return the lines of the table for a document."""
+    return table_lines(chain([_HEAD], map(cells, rows)))
+
+
+def table_lines(lines: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Return a table for a document, of its head and what follows."""
+    for number, line in enumerate(lines):
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |"
+        if number == 0:
+            yield f"| {' | '.join(['---'] * len(line))} |"
 
 
 def read_runs(file: Path) -> list[Run]:

@@ -120,7 +120,6 @@ kubectl wait crd/issuers.cert-manager.io crd/certificates.cert-manager.io --for=
 """
 
 PAGES: Final[dict[str, Page]] = {
-    "README.md": Page(cluster=True),
     "docs/how-to/admission.md": Page(
         cluster=True,
         before={
