@@ -29,7 +29,7 @@ class RefusingApi:
         self._message = message
 
     async def param_serialize(self, *request: Any, **_: Any) -> tuple[Any, ...]:
-        return request
+        return *request, {}
 
     async def call_api(self, *_: Any, **__: Any) -> Any:
         async def read() -> bytes:
@@ -62,8 +62,8 @@ class WrittenByOthers:
         self.reads = 0
         self.written: list[Any] = []
 
-    async def param_serialize(self, *request: Any, **more: Any) -> tuple[Any, ...]:
-        return *request, more.get("body")
+    async def param_serialize(self, *request: Any, **_: Any) -> tuple[Any, ...]:
+        return *request, {}
 
     async def call_api(self, method: str, *rest: Any, **_: Any) -> Any:
         status, answer = 200, {}
@@ -116,11 +116,11 @@ class Answering:
         self.asked = 0
         self.sent: list[Any] = []
 
-    async def param_serialize(self, *request: Any, **given: Any) -> tuple[Any, ...]:
-        self.sent.append(given)
-        return request
+    async def param_serialize(self, *request: Any, **_: Any) -> tuple[Any, ...]:
+        return *request, {}
 
-    async def call_api(self, *_: Any, **__: Any) -> Any:
+    async def call_api(self, *request: Any, **_: Any) -> Any:
+        self.sent.append(request)
         answer = self._answers[min(self.asked, len(self._answers) - 1)]
         self.asked += 1
         if isinstance(answer, Exception):
