@@ -18,6 +18,7 @@ from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHisto
 from specdecode_operator.deployment.pods.rollout import Rollout, template_hash
 from specdecode_operator.deployment.spec.engine_fields import engine_fields
 from specdecode_operator.documents.json_text import parse_json
+from specdecode_operator.documents.packed import pack, unpack
 from specdecode_operator.kube.manifests import owned
 from specdecode_operator.sizing.choice.plan import Plan
 
@@ -45,14 +46,24 @@ class Failure:
 class LastGood:
     """What is kept of earlier engines of an object."""
 
-    workload: Body
-    """The workload whose engines served last."""
+    packed: bytes
+    """The workload whose engines served last: it is kept for each object, and read where something fails."""
 
     failure: Failure | None = None
     """The attempt that was rolled back, if the last one was."""
 
     groups: GroupHistory | None = None
     """Crashes of engines on several nodes."""
+
+    @classmethod
+    def of(cls, workload: Body, failure: Failure | None = None, groups: GroupHistory | None = None) -> "LastGood":
+        """Return what is to be kept of a workload."""
+        return cls(pack(workload), failure, groups)
+
+    @property
+    def workload(self) -> Body:
+        """The workload whose engines served last."""
+        return unpack(self.packed)
 
 
 def last_good_name(key: Key) -> str:
@@ -69,7 +80,7 @@ def read_last_good(config_map: Body | None) -> LastGood | None:
         template = serving_template(workload)
         if not isinstance(template["spec"], dict) or template_hash(template) is None or not workload["apiVersion"]:
             return None
-        return LastGood(workload, Failure(**failure) if failure else None, from_data(groups) if groups else None)
+        return LastGood.of(workload, Failure(**failure) if failure else None, from_data(groups) if groups else None)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
@@ -109,7 +120,7 @@ def after_rollout(
     if rollout.wanted == 0:
         return last_good
     if rollout.complete:
-        return LastGood({field: wanted[field] for field in ("apiVersion", "kind", "spec")})
+        return LastGood.of({field: wanted[field] for field in ("apiVersion", "kind", "spec")})
     if last_good is None or template_hash(serving_template(last_good.workload)) == template_hash(
         serving_template(wanted)
     ):

@@ -4,12 +4,9 @@ Sizing every precision on every place and rendering the children take tens of
 milliseconds; hundreds of objects are looked at several times a minute.
 """
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, overload
-
-import msgspec
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.speculation import Speculation
@@ -17,6 +14,7 @@ from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.decision import decide
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.spec.parent import Parent
+from specdecode_operator.documents.packed import pack, unpack
 from specdecode_operator.problems import InvalidSpecError
 
 
@@ -46,7 +44,7 @@ class PackedChildren(Sequence[Body]):
             return [self[each] for each in range(*index.indices(len(self)))]
         place = range(len(self))[index]
         if place not in self._read:
-            self._read[place] = msgspec.json.decode(zlib.decompress(self._packed[place]))
+            self._read[place] = unpack(self._packed[place])
         return self._read[place]
 
 
@@ -67,6 +65,6 @@ class DecisionCache:
         if self._latest is not None and self._asked == asked:
             return replace(self._latest, children=PackedChildren(self._packed))
         desired = decide(parent, cluster)
-        self._packed = [zlib.compress(msgspec.json.encode(child)) for child in desired.children]
+        self._packed = [pack(child) for child in desired.children]
         self._asked, self._latest = asked, replace(desired, children=[])
         return desired

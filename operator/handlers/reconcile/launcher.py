@@ -30,7 +30,7 @@ from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.handlers.reconcile.inventory import BlockedError, ChildNameTakenError, Inventory
 from specdecode_operator.kube.drift import Identity, identity
 from specdecode_operator.kube.repairs import Repairs
-from specdecode_operator.kube.resources import CHILDREN, CONFIG_MAP, POD
+from specdecode_operator.kube.resources import CHILDREN, CONFIG_MAP, LEADER_WORKER_SET, POD
 
 
 class ModelFactsFullError(BlockedError):
@@ -99,7 +99,8 @@ class Launcher:
         unwanted = objects_to_delete(desired, owned.values(), successor, pods)
         for child in unwanted:
             await self._inventory.delete(parent.key, child)
-        waits = not is_all or unwanted or self._signing_key is not None or groups != UNSEEN or rejections(pods)
+        is_group = desired.workload is not None and desired.workload["kind"] == LEADER_WORKER_SET.kind
+        waits = not is_all or unwanted or self._signing_key is not None or is_group or rejections(pods)
         if not waits and before == self._cache.all_children(parent.key):
             self._in_line[parent.key] = _InLine(decided, parent.kept_managers, before)
         else:

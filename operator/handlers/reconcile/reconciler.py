@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
@@ -33,13 +33,13 @@ from specdecode_operator.deployment.objects.workload import serving_pods
 from specdecode_operator.deployment.observation import Observation, observed_residual
 from specdecode_operator.deployment.plan.status import plan_change
 from specdecode_operator.deployment.pods.blocked_pods import waits_for_claim
-from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
+from specdecode_operator.deployment.pods.group_history import UNSEEN
 from specdecode_operator.deployment.pods.readiness import Readiness
 from specdecode_operator.deployment.pods.rollback import LastGood, last_good_name, read_last_good, render_last_good
 from specdecode_operator.deployment.pods.rollout import current_pods
 from specdecode_operator.deployment.policy.planned import not_had, refusal, with_speculation
-from specdecode_operator.deployment.proof.decay import NOTHING_DECAYED, Decay, newest_measured, update_decay
-from specdecode_operator.deployment.proof.recent import NOTHING_RECENT, Recent, update_recent
+from specdecode_operator.deployment.proof.decay import newest_measured, update_decay
+from specdecode_operator.deployment.proof.recent import update_recent
 from specdecode_operator.deployment.spec.model_storage import claims_named
 from specdecode_operator.deployment.spec.parent import Parent, read_parent
 from specdecode_operator.deployment.status import compose_status
@@ -50,6 +50,7 @@ from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
 from specdecode_operator.handlers.reconcile.inventory import what_blocks
 from specdecode_operator.handlers.reconcile.launcher import Launcher
 from specdecode_operator.handlers.reconcile.policy_keeper import PolicyKeeper
+from specdecode_operator.handlers.reconcile.record import Record
 from specdecode_operator.handlers.reconcile.reporter import Reporter
 from specdecode_operator.handlers.reconcile.schedule_keeper import ScheduleKeeper
 from specdecode_operator.kube.drift import identity
@@ -61,39 +62,6 @@ from specdecode_operator.problems import InvalidSpecError
 
 _FIGURES_REST_S = 60.0
 """Observed figures are written at most this often."""
-
-
-@dataclass
-class _Record:
-    """What the operator remembers of one object from one look to the next; it is lost with the process."""
-
-    uid: str
-    decisions: DecisionCache = field(default_factory=DecisionCache)
-    written: DecisionCache = field(default_factory=DecisionCache)
-    """Those for the spec as it is written, where a policy has put another speculation in force."""
-
-    candidates: DecisionCache = field(default_factory=DecisionCache)
-    """Those for what its policy would put in force."""
-
-    figures_written_s: float | None = None
-    """When the status got its observed figures, on the monotonic clock."""
-
-    silent_since_s: float | None = None
-    """When no engine answered any more, on the monotonic clock; None where one does."""
-
-    recent: Recent = NOTHING_RECENT
-    decay: Decay = NOTHING_DECAYED
-    figures: KeptFigures = field(default_factory=KeptFigures)
-    groups: GroupHistory | None = None
-
-    kept: dict[str, str] | None = None
-    """Digests of what is kept in ConfigMaps; None before the first look, when only the status knows them."""
-
-    last_good: LastGood | None = None
-    """What is kept of earlier engines, should somebody take its ConfigMap away."""
-
-    last_good_digests: dict[str, str] = field(default_factory=dict)
-    """Those of its entries: to write it as text takes a millisecond, at every look at every object."""
 
 
 class Reconciler:
@@ -129,7 +97,7 @@ class Reconciler:
         self._policies = PolicyKeeper(cluster, cache, self._reporter, policy_decisions or PolicyDecisions(), self._now)
         self._host_paths, self._pod_template = host_paths, pod_template
         self._operator_image, self._nodes_from = operator_image, nodes_from
-        self._records: dict[Key, _Record] = {}
+        self._records: dict[Key, Record] = {}
 
     async def reconcile(self, key: Key) -> bool:
         """Bring one SpecDecodeDeployment and its children in line; return whether it changes by itself.
@@ -158,6 +126,7 @@ class Reconciler:
             raise
         await self._schedules.gates.keep(parent, desired)
         groups = self._record(parent).groups or UNSEEN
+        self._record(parent).last_good_due |= not self._launcher.is_in_line(parent, desired)
         blocked = blocked or await self._write(parent, self._launcher.carry_out(parent, desired, groups))
         for repair in self._launcher.repairs(parent).untold():
             await self._reporter.post_event(parent.key, parent.uid, "DriftRepaired", repair, warns=True)
@@ -192,11 +161,11 @@ class Reconciler:
             return parent, (record.written if parent.status.policy else record.decisions).decide(parent, cluster)
         return parent, decisions.decide(parent, replace(cluster, downloads=self._downloads_of_namespace(parent)))
 
-    def _record(self, parent: Parent) -> _Record:
+    def _record(self, parent: Parent) -> Record:
         """Return what is remembered of an object; nothing of an earlier one of its name."""
         record = self._records.get(parent.key)
         if record is None or record.uid != parent.uid:
-            record = self._records[parent.key] = _Record(parent.uid)
+            record = self._records[parent.key] = Record(parent.uid)
         return record
 
     def _read(self, body: Body, *, as_written: bool = False) -> Parent:
@@ -295,7 +264,10 @@ class Reconciler:
 
         The ConfigMap's own event brings the next reconcile, which puts the earlier workload back.
         """
-        record, now = self._record(parent), update_last_good(desired, observation, before)
+        record = self._record(parent)
+        if not record.last_good_due:
+            return None
+        now = update_last_good(desired, observation, before)
         blocked = None
         if now is not None and now != before:
             rendered = render_last_good(parent.key, parent.uid, now)
@@ -304,6 +276,7 @@ class Reconciler:
         if kept != record.last_good:
             entries = render_last_good(parent.key, parent.uid, kept)["data"] if kept else {}
             record.last_good, record.last_good_digests = kept, digests(last_good_name(parent.key), entries)
+        record.last_good_due = blocked is not None
         return blocked
 
     async def _write(self, parent: Parent, writing: Awaitable[None]) -> Readiness | None:

@@ -89,11 +89,11 @@ def test_what_served_last_stays_attested_after_any_number_of_attempts_that_faile
     [name], kept = entries(first), entries(first)
     for generation in range(2, MOST_ROLLOUTS + 4):
         body = parent(pair_70b(serving={"maxModelLen": 4096 + 16 * generation}), generation=generation)
-        kept = entries(attest(body, KEY, Seen(kept, [], []), last_good=LastGood(first.workload)))
+        kept = entries(attest(body, KEY, Seen(kept, [], []), last_good=LastGood.of(first.workload)))
         outcome = decide(body, nodes=(H200_NODE,))[0].outcome
         assert isinstance(outcome, Launch)
         failure = Failure(attempt_of(outcome.facts.spec, outcome.plan), "OutOfMemory", "too much")
-        back = attest(body, KEY, Seen(kept, [], []), last_good=LastGood(first.workload, failure))
+        back = attest(body, KEY, Seen(kept, [], []), last_good=LastGood.of(first.workload, failure))
         kept = entries(back)
         assert name in kept
     assert isinstance(back.outcome, RolledBack)

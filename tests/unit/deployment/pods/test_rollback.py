@@ -256,6 +256,6 @@ def test_a_memory_that_somebody_broke_is_none(data: dict[str, str]) -> None:
 
 
 def test_a_memory_survives_the_cluster() -> None:
-    memory = LastGood(WORKLOAD, Failure("attempt", "EngineFailed", "it said \u201cno\u201d"))
+    memory = LastGood.of(WORKLOAD, Failure("attempt", "EngineFailed", "it said \u201cno\u201d"))
     owner = read_parent(parent(tiny_cpu()))
     assert read_last_good(render_last_good(owner.key, owner.uid, memory)) == memory

@@ -257,7 +257,7 @@ def test_groups_that_say_little_have_nothing() -> None:
 
 
 def test_what_is_remembered_is_a_config_map_of_the_object_that_people_can_read() -> None:
-    memory = LastGood({"kind": "Deployment", "apiVersion": "apps/v1"}, Failure("a1", "EngineFailed", "no"), UNSEEN)
+    memory = LastGood.of({"kind": "Deployment", "apiVersion": "apps/v1"}, Failure("a1", "EngineFailed", "no"), UNSEEN)
     body = render_last_good(Key("default", "llama"), "uid-1", memory)
     assert (body["apiVersion"], body["kind"]) == ("v1", "ConfigMap")
     assert (body["metadata"]["name"], body["metadata"]["namespace"]) == ("llama-last-good", "default")

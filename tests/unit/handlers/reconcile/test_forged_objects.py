@@ -66,7 +66,7 @@ def forge(world: World) -> None:
     """Write the ConfigMap of what served last as the operator would have."""
     (workload,) = world.all(DEPLOYMENT)
     body = world.api.find(CONFIG_MAP, "llama-last-good")
-    forged = LastGood(hostile(workload), Failure(attempt(world), "EngineFailed", "it did"))
+    forged = LastGood.of(hostile(workload), Failure(attempt(world), "EngineFailed", "it did"))
     rendered = render_last_good(owner(world).key, owner(world).uid, forged)
     if body is None:
         world.api.create(CONFIG_MAP, rendered)
