@@ -10,7 +10,7 @@ import pytest
 from devcluster.cluster.cluster import Cluster
 from tests.component.operator.test_captures import capture
 from tests.component.operator.test_lifecycle import apply, be_guarded, engines, report, serve
-from tests.support.conditions import condition, wait_for
+from tests.support.conditions import condition, current, wait_for, wait_for_all
 from tests.support.faults.end_state import CHILD_KINDS, OURS
 from tests.support.kubectl import Kubectl
 from tests.support.kubernetes import MINOR
@@ -26,7 +26,7 @@ RUNS = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 @pytest.fixture(autouse=True)
 def _serving(kubectl: Kubectl, operator: OperatorProcess) -> None:
     """Two engines of one object serve, and may be disrupted one at a time."""
-    assert operator.health()
+    eventually(operator.health, "it works")
     apply(kubectl, replicas=2)
     serve(kubectl, 2)
     wait_for(kubectl, "tiny", "Ready", "Serving")
@@ -87,8 +87,9 @@ def test_an_engine_killed_for_memory_is_told_and_serves_again(kubectl: Kubectl) 
     killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     waits = {"waiting": {"reason": "CrashLoopBackOff"}}
     report(kubectl, first, ready=False, state={"state": waits, "lastState": killed})
-    assert "needed more memory than its limit" in wait_for(kubectl, "tiny", "Ready", "ReplicasLost")
-    assert condition(kubectl, "tiny", "Available")[:2] == ("False", "OutOfMemory")
+    # Its Deployment's watch may tell of it first.
+    body = wait_for_all(kubectl, "tiny", Ready=("False", "ReplicasLost"), Available=("False", "OutOfMemory"))
+    assert "needed more memory than its limit" in current(body, "Ready")[2]
     report(kubectl, first, ready=True, state={"state": RUNS, "lastState": killed})
     wait_for(kubectl, "tiny", "Ready", "Serving")
     assert children(kubectl) == before
@@ -130,7 +131,9 @@ def test_a_capture_whose_claim_is_never_bound_says_so_and_nothing_more_is_writte
     size = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     assert kubectl.write(json.dumps({**claim, "spec": size})).returncode == 0
     capture(kubectl)
-    assert "unbound" in wait_for(kubectl, "demo", "Ready", "WaitingForVolume", kind="sdc")
+    wait_for(kubectl, "demo", "Ready", "WaitingForVolume", kind="sdc")
+    # The scheduler may have heard of the pod before it heard of its claim.
+    eventually(lambda: "unbound" in condition(kubectl, "demo", "Ready", kind="sdc")[2], "it says why")
     rest.reach()
     kubectl.must("label", "sdc", "demo", "touched=1")
     rest.settle()
