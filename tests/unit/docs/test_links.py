@@ -42,7 +42,7 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
 def test_tests_that_are_named_exist(document: Path) -> None:
     for name, path in re.findall(r"\[`(test_\w+)`\]\(([^)\s]+\.py)\)", document.read_text()):
         test = document.parent / path
-        exists = re.search(rf"^(async )?def {name}\(", test.read_text(), re.MULTILINE)
+        exists = re.search(rf"^ *(async )?def {name}\(", test.read_text(), re.MULTILINE)
         assert name == test.stem or exists, f"{name} in {path}"
 
 
