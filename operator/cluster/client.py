@@ -159,15 +159,16 @@ class Cluster:
         """Write the status subresource by server-side apply."""
         return await self._apply(resource, body, subresource="status")
 
-    async def delete(self, body: Body) -> None:
-        """Delete exactly this object: one that was made anew under its name stays."""
+    async def delete(self, body: Body) -> bool:
+        """Delete exactly this object: one that was made anew under its name stays; return whether it was there."""
         metadata = body["metadata"]
         options = {"propagationPolicy": "Background", "preconditions": {"uid": metadata["uid"]}}
         request = _Request("DELETE", written_resource(body["kind"]), metadata["namespace"], metadata["name"])
         try:
             await self._send(request, options)
         except (NotFoundError, ConflictError):
-            return
+            return False
+        return True
 
     async def evict(self, pod: Body) -> None:
         """End exactly this pod, as far as its disruption budget lets it go."""

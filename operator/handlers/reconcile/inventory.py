@@ -174,7 +174,8 @@ class Inventory:
         ClusterError
             When the API server refuses or cannot be reached.
         """
-        await self._cluster.delete(child)
+        if not await self._cluster.delete(child):  # it went in a moment of which no watch tells
+            self._cache.drop(child["kind"], child)
         self._applied[key].pop(identity(child), None)
         self._repairs[key].forget(child["metadata"]["uid"])
 

@@ -20,6 +20,7 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self._numbers = count()
+        self.has_deleted = True
 
     async def get(self, *_: Any) -> None:
         pass
@@ -27,8 +28,20 @@ class FakeCluster:
     async def apply(self, body: Body) -> Body:
         return {**body, "metadata": {**body["metadata"], "uid": f"{next(self._numbers):036}", "resourceVersion": "1"}}
 
-    async def delete(self, _: Body) -> None:
-        pass
+    async def delete(self, _: Body) -> bool:
+        return self.has_deleted
+
+
+async def test_a_child_that_turns_out_to_be_gone_is_deleted_once() -> None:
+    """It went between two lists of a start, of which no watch tells: its deletion was asked for every 15 s."""
+    inventory = Inventory(cast("Cluster", cluster := FakeCluster()), Cache(), [SERVICE])
+    child: Any = owned({"kind": "Service", "metadata": {"name": "llama"}, "spec": {}}, KEY, "uid-1")
+    await inventory.apply(KEY, "uid-1", [child])
+    await inventory.delete(KEY, inventory.owned(KEY, "uid-1")["Service", "llama"])
+    assert inventory.owned(KEY, "uid-1"), "it may take its time to go"
+    cluster.has_deleted = False
+    await inventory.delete(KEY, inventory.owned(KEY, "uid-1")["Service", "llama"])
+    assert not inventory.owned(KEY, "uid-1")
 
 
 async def test_of_children_that_were_deleted_nothing_is_kept() -> None:

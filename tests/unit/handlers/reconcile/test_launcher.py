@@ -38,8 +38,8 @@ class FakeCluster:
         self.merges += 1
         return self._store({**body, "spec": {**body["spec"], **change["spec"]}})
 
-    async def delete(self, body: Body) -> None:
-        del self.stored[body["kind"], body["metadata"]["name"]]
+    async def delete(self, body: Body) -> bool:
+        return self.stored.pop((body["kind"], body["metadata"]["name"]), None) is not None
 
     def jobs(self) -> int:
         """How many Jobs there are."""
