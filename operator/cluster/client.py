@@ -6,6 +6,8 @@ import random
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -68,7 +70,7 @@ class Cluster:
             config.load_incluster_config()
         else:
             await config.load_kube_config()
-        return cls(client.ApiClient(), namespaces, may_write)
+        return cls(client.ApiClient(_settings()), namespaces, may_write)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -245,6 +247,19 @@ class Cluster:
         if request.passes(answer.status) and not isinstance(told, InvalidObjectError):
             raise _PassingError(told, answer.retry_after_s)
         raise told
+
+
+def _settings() -> client.Configuration:
+    """Return how the API server is reached, with the proxy that the environment names for it.
+
+    Left to itself the client asks for the proxy, and in ~/.netrc for a password, in threads before each call.
+    """
+    settings = client.Configuration.get_default_copy()
+    server = urlsplit(settings.host)
+    if settings.proxy is None and not proxy_bypass(server.hostname or ""):
+        settings.proxy = getproxies().get(server.scheme)
+    settings.client_session_kwargs = {"trust_env": False}
+    return settings
 
 
 class _PassingError(Exception):

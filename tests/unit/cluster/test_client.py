@@ -1,12 +1,16 @@
 """What becomes of a refusal of the API server, and of what others write meanwhile."""
 
 import json
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from aiohttp import ServerDisconnectedError
+from aiohttp import ServerDisconnectedError, web
+from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiClient
+from kubernetes.aio.config import kube_config
 
 from specdecode_operator.cluster import client
 from specdecode_operator.cluster.client import Cluster
@@ -17,6 +21,7 @@ from specdecode_operator.cluster.errors import (
     NotLeadingError,
     RefusedForNowError,
 )
+from specdecode_operator.kube.resources import SERVICE as SERVICE_KIND
 
 SERVICE_METADATA = {"namespace": "team", "name": "llama"}
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": SERVICE_METADATA}
@@ -209,3 +214,37 @@ async def test_what_is_changed_or_ended_is_this_very_object_and_none_that_took_i
     for write in (cluster.merge(body, {"spec": {}}), cluster.delete(body), cluster.evict(body)):
         await write
     assert ["the-first" in str(sent) for sent in api.sent] == [True] * 3
+
+
+@pytest.mark.parametrize("bypassed", [False, True])
+async def test_a_proxy_of_the_environment_is_gone_through_unless_it_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, bypassed: bool
+) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(str(request.url))
+        return web.json_response({"message": "not found"}, status=404)
+
+    proxy = TestServer(web.Application())
+    proxy.app.router.add_route("*", "/{path:.*}", answer)
+    kubeconfig = tmp_path / "kubeconfig"
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": "http://api.invalid"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    kubeconfig.write_text(json.dumps(config))
+    async with proxy:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+        monkeypatch.setenv("HTTP_PROXY", str(proxy.make_url("/")))
+        monkeypatch.setenv("NO_PROXY", "api.invalid" if bypassed else "")
+        cluster = await Cluster.connect()
+        try:
+            with pytest.raises(ClusterError) if bypassed else nullcontext():
+                assert await cluster.get(SERVICE_KIND, "team", "llama") is None
+        finally:
+            await cluster.close()
+    assert asked == [] if bypassed else ["http://api.invalid/api/v1/namespaces/team/services/llama"]
