@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from bench.operator.addresses import service_s
 from bench.operator.histogram import value
-from bench.operator.phases import Cost, Measured
+from bench.operator.phases import SETTLED_QUIET_S, Cost, Measured
 from bench.operator.process_use import Memory
 from bench.operator.subjects import LeaderWorkerSets, Operator
 from tests.support.waiting import eventually
@@ -50,7 +50,7 @@ def operator_life(operator: Operator, objects: int, idle_s: float, say: Callable
                 measured.create()
             life.ready = measured.wait_until_ready()
             life.ready_s = time.monotonic() - started_s
-            measured.rest()
+            measured.rest(SETTLED_QUIET_S)
         life.memory[SETTLED] = measured.memory()
         _steady(life, measured)
         life.look_interval_s = value(operator.metrics(), "specdecode_look_interval_seconds")

@@ -24,6 +24,8 @@ _AT_ONCE: Final = 4
 """Requests of the bench at the same time."""
 _QUIET_S: Final = 20.0
 """Longer than from one round of looks of the operator to the next: were there something to write, it would."""
+SETTLED_QUIET_S: Final = 80.0
+"""The same after a start of engines: of each the first figures are written a minute after it answered."""
 _LOOK_S: Final = 0.5
 _REACTIONS: Final = 10
 _DURATION: Final = "specdecode_reconcile_duration_seconds"
@@ -117,11 +119,11 @@ class Measured:
             )
         return self.parents.count(_is_ready)
 
-    def rest(self) -> None:
+    def rest(self, quiet_s: float = _QUIET_S) -> None:
         """Wait until the controller has written nothing for a while, but its Lease."""
         written, since_s = writes(self._audit.read()), time.monotonic()
         end_s = since_s + self.deadline_s
-        while time.monotonic() - since_s < _QUIET_S:
+        while time.monotonic() - since_s < quiet_s:
             time.sleep(_LOOK_S)
             self.subject.check()
             now = writes(self._audit.read())
