@@ -326,7 +326,7 @@ class OperatorState:
     async def _resync(self, cluster: Cluster, claims: Claims) -> None:
         """One task for all objects: kopf's timers and daemons would put finalizers on them."""
         shared = self._shared()
-        for round_ in itertools.count(1):
+        for round_ in itertools.count():  # in the first all is listed: watches began after the start's own lists
             await asyncio.sleep(RESYNC_S)
             if self._leads or not self.namespaces:
                 await claims.look()

@@ -235,12 +235,24 @@ class TestResync:
         assert len(state.cache.nodes()) == len(state.cache.children_of(LLAMA, POD.kind)) == 1
         for resource, name in ((SPECDECODE_DEPLOYMENT, "llama"), (POD, "p"), (NODE, "n")):
             api.remove(resource, name)
-        await rounds.go(18)
+        await rounds.go(19)
         assert LLAMA in state.cache.parents(), "no full list yet"
         await rounds.go()
         assert state.cache.parents() == (Key("team", "stays"),)
         assert state.cache.nodes() == ()
         assert state.cache.children_of(LLAMA, POD.kind) == []
+
+    async def test_what_went_before_watches_began_is_missed_for_one_round(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        """kopf lists once more at a start, and tells of nothing that is no longer there then."""
+        labels = child_labels(LLAMA)
+        api.create(POD, {"metadata": {"namespace": "team", "name": "p", "labels": labels}})
+        await state.start()
+        api.remove(POD, "p")
+        assert state.cache.children_of(LLAMA, POD.kind)
+        await rounds.go()
+        assert not state.cache.children_of(LLAMA, POD.kind)
 
     async def test_it_outlives_a_cluster_that_fails_for_a_while(
         self, api: ApiServer, state: OperatorState, rounds: Rounds
