@@ -56,8 +56,8 @@ class _Line:
 class WorkQueue:
     """Runs one coroutine a key, again after a failure, and again when the key came back meanwhile.
 
-    What somebody changed goes ahead of what is only looked at once more: a change that is made while all objects are
-    looked at, such as after a start, need not wait for the last of them.
+    What somebody changed goes ahead of what comes of it, and of what is only looked at once more: a change that is made
+    while a thousand objects start, or are looked at after a start of the operator, need not wait for the last of them.
     """
 
     def __init__(self, workers: int = 16) -> None:
@@ -89,7 +89,7 @@ class WorkQueue:
         self._count(key)
 
     def add_soon(self, key: Key) -> None:
-        """Ask for work on a key of which more may come: at once, but not right after it was worked on."""
+        """Ask for work on a key whose children changed: when changes by people are done, and not right after a look."""
         if not self.is_open:
             return
         if key in self._running:
@@ -98,7 +98,7 @@ class WorkQueue:
         if key in self._resting:
             self._after_rest.add(key)
         else:
-            self.add(key)
+            self.add_calmly(key)
 
     def add_calmly(self, key: Key) -> None:
         """Ask for work on a key of which nobody has changed anything, as far as is known."""
@@ -187,7 +187,7 @@ class WorkQueue:
     def _end_rest(self, key: Key) -> None:
         del self._resting[key]
         if key in self._after_rest:
-            self.add(key)
+            self.add_calmly(key)
 
     def _cancel_retry(self, key: Key) -> None:
         if handle := self._retries.pop(key, None):

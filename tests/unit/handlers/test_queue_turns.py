@@ -38,10 +38,13 @@ async def test_who_fills_one_namespace_holds_up_no_other(add: Callable[[WorkQueu
     assert [key for key in order if key != LONE] == CROWD
 
 
-async def test_a_change_goes_ahead_of_all_that_is_only_looked_at_again() -> None:
+@pytest.mark.parametrize("add", [WorkQueue.add_calmly, WorkQueue.add_soon])
+async def test_a_change_goes_ahead_of_what_children_say_and_of_all_that_is_only_looked_at_again(
+    add: Callable[[WorkQueue, Key], None],
+) -> None:
     queue = WorkQueue(workers=1)
     for key in CROWD:
-        queue.add_calmly(key)
+        add(queue, key)
     queue.add(CROWD[-1])
     assert await taken(queue, len(CROWD)) == [CROWD[-1], *CROWD[:-1]]
 
