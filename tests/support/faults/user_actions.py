@@ -249,7 +249,8 @@ class UserActions(RuleBasedStateMachine):
             fresh.remove("sdc,sdd")
         self._conditions_tell_the_truth()
         if not self.disturbed:
-            assert not repeated_status_writes(self.world.proxy.calls), "no status write repeats the one before"
+            repeated = repeated_status_writes(self.world.proxy.calls)
+            assert not repeated, f"status writes that repeat the one before: {repeated}"
 
     def _is_like(self, fresh: Kubectl) -> bool:
         for kubectl in (fresh, self.kubectl):
