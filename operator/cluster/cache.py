@@ -1,6 +1,7 @@
 """A cache of what the watches have seen, so that a reconcile asks the API server for little."""
 
 import hashlib
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -16,6 +17,8 @@ from specdecode_operator.kube.labels import (
     CAPTURED_DEPLOYMENT_LABEL,
     COMPUTES_FOR_LABEL,
     DEPLOYMENT_LABEL,
+    MANAGED_BY_LABEL,
+    MANAGER,
     MODEL_FACTS_LABEL,
     MODEL_FACTS_NAME,
     READS_FOR_LABEL,
@@ -40,6 +43,8 @@ class Cache:
     def __init__(self) -> None:
         self._parents: defaultdict[str, dict[Key, Body]] = defaultdict(dict)
         self._children: defaultdict[Key, dict[tuple[str, str], Body]] = defaultdict(dict)
+        self._owners: OwnerIndex[tuple[str, str, str]] = OwnerIndex()
+        """Under whom each child lies, by its kind, namespace and name: whoever may write labels may change it."""
         self._captures: OwnerIndex[Key] = OwnerIndex()
         """Captures by the deployment that they name."""
         self._captured_claims: OwnerIndex[tuple[Key, str]] = OwnerIndex()
@@ -50,7 +55,8 @@ class Cache:
         """The same tuple until a node changes: thousands of them are in each question for a plan."""
         self.has_groups = False
         """Whether the cluster has LeaderWorkerSets."""
-        self._deleted: OrderedDict[str, None] = OrderedDict()
+        self._deleted: OrderedDict[str, int] = OrderedDict()
+        """In which version objects were gone, at the latest; one without our label for a while comes in a later one."""
         self.on_change: Callable[[Key], None] = lambda _: None
         """Called with a deployment of which the object, a child, a capture or a child of one is another now."""
         self.on_seen: Callable[[str, Body], None] = lambda *_: None
@@ -70,10 +76,10 @@ class Cache:
                 self._tell(about)
         return key
 
-    def drop_parent(self, kind: str, body: Body) -> Key:
+    def drop_parent(self, kind: str, body: Body, version: int | None = None) -> Key:
         """Remove an object that is gone, but not one made anew under its name; return its key."""
         key = _key(kind, body)
-        self._remember_deletion(body)
+        self._remember_deletion(body, version)
         if _uid(self._parents[kind].get(key)) == _uid(body):
             about = self._about(key)
             del self._parents[kind][key]
@@ -101,45 +107,55 @@ class Cache:
         found = sorted(self._captured_claims.members(deployment_key), key=lambda member: member[1])
         return [self._children[key][PERSISTENT_VOLUME_CLAIM.kind, name] for key, name in found]
 
-    def put(self, kind: str, body: Body) -> Key | None:
-        """Store a labelled child or pod; return the key of its owner."""
-        self.on_seen(kind, body)
-        if is_model_facts(body):
+    def put(self, kind: str, body: Body) -> list[Key]:
+        """Store a labelled child or pod; return the keys of its owner, and of the one before where labels changed."""
+        if (body["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == MANAGER:  # of others no watch tells
+            self.on_seen(kind, body)
+        if is_model_facts(kind, body):
             namespace = body["metadata"]["namespace"]
             facts = self._newest(self._model_facts.get(namespace), body)
             if facts is not None:
                 self._model_facts[namespace] = facts
-            return None
-        key = _owner(body)
-        if key is not None:
-            identity = (kind, body["metadata"]["name"])
-            newest = self._newest(self._children.get(key, {}).get(identity), slim(kind, body))
-            if newest is not None:
-                self._children[key][identity] = newest
-                if key.kind == capture.KIND and kind == PERSISTENT_VOLUME_CLAIM.kind:
-                    self._captured_claims.put((key, identity[1]), _deployment_labelled(newest))
-                self._tell(self._about(key))
-        return key
+        member, owner = _member(kind, body), _owner(kind, body)
+        former = self._owners.owner(member)
+        known = None if former is None else self._children[former][kind, member[2]]
+        newest = self._newest(known, slim(kind, body))
+        if newest is None or newest is known:
+            return [key for key in (former,) if key is not None]
+        if former is not None and former != owner:
+            self._remove(member, former)
+            if owner is None:
+                self._remember_deletion(body)
+        if owner is not None:
+            self._children[owner][kind, member[2]] = newest
+            self._owners.put(member, owner)
+            if owner.kind == capture.KIND and kind == PERSISTENT_VOLUME_CLAIM.kind:
+                self._captured_claims.put((owner, member[2]), _deployment_labelled(newest))
+            self._tell(self._about(owner))
+        return list(dict.fromkeys(key for key in (owner, former) if key is not None))
 
-    def drop(self, kind: str, body: Body) -> Key | None:
-        """Remove a labelled child or pod that is gone; return the key of its owner."""
-        self._remember_deletion(body)
-        if is_model_facts(body):
-            namespace = body["metadata"]["namespace"]
-            if _uid(self._model_facts.get(namespace)) == _uid(body):
-                del self._model_facts[namespace]
-            return None
-        key = _owner(body)
-        if key is not None:
-            identity = (kind, body["metadata"]["name"])
-            if _uid(self._children[key].get(identity)) == _uid(body):
-                del self._children[key][identity]
-                if kind == PERSISTENT_VOLUME_CLAIM.kind:
-                    self._captured_claims.drop((key, identity[1]))
-                self._tell(self._about(key))
-            if not self._children[key]:
-                del self._children[key]
-        return key
+    def drop(self, kind: str, body: Body, version: int | None = None) -> Key | None:
+        """Remove a labelled child or pod that is gone, in a version at the latest; return the key of its owner."""
+        self._remember_deletion(body, version)
+        namespace, member = body["metadata"]["namespace"], _member(kind, body)
+        if kind == CONFIG_MAP.kind and _uid(self._model_facts.get(namespace)) == _uid(body):
+            del self._model_facts[namespace]
+        owner = self._owners.owner(member)
+        if owner is None:
+            return _owner(kind, body)
+        if _uid(self._children[owner][kind, member[2]]) == _uid(body):
+            self._remove(member, owner)
+        return owner
+
+    def _remove(self, member: tuple[str, str, str], owner: Key) -> None:
+        kind, _, name = member
+        del self._children[owner][kind, name]
+        if not self._children[owner]:
+            del self._children[owner]
+        self._owners.drop(member)
+        if kind == PERSISTENT_VOLUME_CLAIM.kind:
+            self._captured_claims.drop((owner, name))
+        self._tell(self._about(owner))
 
     def children_of(self, key: Key, kind: str) -> list[Body]:
         """Bodies of one kind that carry the label of this object, by name."""
@@ -193,11 +209,10 @@ class Cache:
 
     def knows(self, kind: str, body: Body) -> bool:
         """Whether a labelled child or pod was seen in this version or in a later one."""
-        if is_model_facts(body):
+        if is_model_facts(kind, body):
             return _is_as_new(self._model_facts.get(body["metadata"]["namespace"]), body)
-        owner = _owner(body)
-        found = self._children.get(owner, {}) if owner else {}
-        return _is_as_new(found.get((kind, body["metadata"]["name"])), body)
+        owner = self._owners.owner(_member(kind, body))
+        return owner is not None and _is_as_new(self._children[owner][kind, body["metadata"]["name"]], body)
 
     def retain_parents(self, kind: str, present: Iterable[str], version: int) -> list[Key]:
         """Drop the objects of a kind that a full list of this version lacks: their deletion was missed; return them.
@@ -206,9 +221,9 @@ class Cache:
         """
         uids = set(present)
         missed = [body for body in self._parents[kind].values() if _version(body) <= version and _uid(body) not in uids]
-        return [self.drop_parent(kind, body) for body in missed]
+        return [self.drop_parent(kind, body, version) for body in missed]
 
-    def retain(self, kind: str, present: Iterable[str], version: int) -> list[Key | None]:
+    def retain(self, kind: str, present: Iterable[str], version: int) -> list[Key]:
         """Drop the children or pods of a kind whose UIDs a full list of this version lacks; return their owners."""
         uids = set(present)
         known = [
@@ -217,7 +232,8 @@ class Cache:
         if kind == CONFIG_MAP.kind:
             known += self._model_facts.values()
         missed = [body for body in known if _version(body) <= version and _uid(body) not in uids]
-        return [self.drop(kind, body) for body in missed]
+        owners = [self.drop(kind, body, version) for body in missed]
+        return [owner for owner in owners if owner is not None]
 
     def retain_nodes(self, listed: Iterable[Body], version: int) -> None:
         """Drop the nodes that a full list of this version lacks."""
@@ -232,7 +248,7 @@ class Cache:
         Resource versions of one kind are ordered numbers:
         https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
         """
-        if _uid(seen) in self._deleted:
+        if _version(seen) <= self._deleted.get(str(_uid(seen)), -1):
             return known
         if known is None or _uid(known) != _uid(seen):
             return seen
@@ -246,24 +262,33 @@ class Cache:
         if about is not None:
             self.on_change(about)
 
-    def _remember_deletion(self, body: Body) -> None:
-        self._deleted[str(_uid(body))] = None
+    def _remember_deletion(self, body: Body, version: int | None = None) -> None:
+        if version is None:  # an object that the API server says is not there comes in no version
+            version = _version(body) if "resourceVersion" in body["metadata"] else sys.maxsize
+        self._deleted[str(_uid(body))] = version
         while len(self._deleted) > _REMEMBERED_DELETIONS:
             self._deleted.popitem(last=False)
 
 
-def is_model_facts(body: Body) -> bool:
+def is_model_facts(kind: str, body: Body) -> bool:
     """Whether this is the ConfigMap of a namespace that holds what was read of models."""
-    metadata = body["metadata"]
-    return MODEL_FACTS_LABEL in (metadata.get("labels") or {}) and metadata["name"] == MODEL_FACTS_NAME
+    if kind != CONFIG_MAP.kind or body["metadata"]["name"] != MODEL_FACTS_NAME:
+        return False
+    return MODEL_FACTS_LABEL in (body["metadata"].get("labels") or {})
 
 
 def _key(kind: str, body: Body) -> Key:
     return Key(body["metadata"]["namespace"], body["metadata"]["name"], kind)
 
 
-def _owner(body: Body) -> Key | None:
+def _member(kind: str, body: Body) -> tuple[str, str, str]:
+    return kind, body["metadata"]["namespace"], body["metadata"]["name"]
+
+
+def _owner(kind: str, body: Body) -> Key | None:
     """Return the key of the object that a child or a pod is labelled with."""
+    if is_model_facts(kind, body):
+        return None
     labels = body["metadata"].get("labels") or {}
     if name := labels.get(CAPTURE_LABEL):
         return Key(body["metadata"]["namespace"], name, capture.KIND)

@@ -162,6 +162,7 @@ class WorkQueue:
                 self._last_done_s = time.monotonic()
             if ask := self._again.pop(key, None):
                 ask(key)
+            await asyncio.sleep(0)  # work that waits for nothing, and is never over, would hold up all else
 
     def _take(self) -> tuple[Key, Callable[[Key], None]]:
         """Return the key whose turn it is, and how it was asked for: a change stays urgent if it fails."""

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import TypeVar
 
 from prometheus_client.registry import Collector
 
@@ -14,7 +13,7 @@ from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import PART_OF, PART_OF_LABEL, Body
 from specdecode_operator.api.crd.skew import INSTALL_CRD, crd_skew
 from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.capture import read_capture
+from specdecode_operator.capture.control.capture import has_ended
 from specdecode_operator.capture.control.preemption import borrows
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
@@ -60,8 +59,6 @@ _SETTLED_AFTER_S = 5.0
 _ROUNDS_TO_RELIST = 20
 RESYNC_S = 15.0
 """How often engines are asked what they do, while there are few."""
-
-_Key = TypeVar("_Key", Key, Key | None)
 
 _logger = logging.getLogger(__name__)
 
@@ -238,7 +235,7 @@ class OperatorState:
         """Ask for a look at every capture that keeps its deployment's engines, and has not ended."""
         for key in self.cache.parents(capture.KIND):
             body = self.cache.parent(key)
-            if body is not None and not borrows(body.get("spec") or {}) and read_capture(body).ended is None:
+            if body is not None and not borrows(body.get("spec") or {}) and not has_ended(body):
                 self.queue.add_calmly(key)
 
     async def _work(self, claims: Claims, work: Work) -> None:
@@ -300,7 +297,7 @@ class OperatorState:
         cache = self.cache
         pages = cluster.pages(resource, OWNED_SELECTOR)
         for key in await _news(resource.kind, pages, cache.knows, cache.put, cache.retain):
-            if key is not None and cache.parent(key) is not None:
+            if cache.parent(key) is not None:
                 self.queue.add_calmly(key)
 
     async def _list_groups(self, cluster: Cluster) -> None:
@@ -315,7 +312,11 @@ class OperatorState:
         cache = self.cache
         with suppress(NotFoundError):  # without its CRD there is no such kind
             pages = cluster.pages(resource)
-            for key in await _news(resource.kind, pages, cache.knows_parent, cache.put_parent, cache.retain_parents):
+
+            def put(kind: str, body: Body) -> list[Key]:
+                return [cache.put_parent(kind, body)]
+
+            for key in await _news(resource.kind, pages, cache.knows_parent, put, cache.retain_parents):
                 self.queue.add_calmly(key)
 
     def _beat(self) -> None:
@@ -357,21 +358,22 @@ class OperatorState:
         body = self.cache.parent(key)
         if body is None:
             return False
-        return read_capture(body).ended is None or body["spec"].get("ttlSecondsAfterFinished") is not None
+        return not has_ended(body) or body["spec"].get("ttlSecondsAfterFinished") is not None
 
 
 async def _news(
     kind: str,
     pages: AsyncIterator[tuple[Sequence[Body], int]],
     knows: Callable[[str, Body], bool],
-    put: Callable[[str, Body], _Key],
-    retain: Callable[[str, Iterable[str], int], list[_Key]],
-) -> set[_Key]:
+    put: Callable[[str, Body], Iterable[Key]],
+    retain: Callable[[str, Iterable[str], int], Iterable[Key]],
+) -> set[Key]:
     """Bring the cache up to a full list; return the keys of what it did not know, and of what is gone."""
-    present, versions, news = [], [], set()
+    present, versions = [], []
+    news: set[Key] = set()
     async for bodies, version in pages:
         unknown = [body for body in bodies if not knows(kind, body)]
-        news |= {put(kind, body) for body in unknown}
+        news.update(itertools.chain.from_iterable(put(kind, body) for body in unknown))
         present += [body["metadata"]["uid"] for body in bodies]
         versions.append(version)
     return news | set(retain(kind, present, min(versions)))

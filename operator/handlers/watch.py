@@ -76,13 +76,19 @@ async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: Operator
     memo.progress.brings(resource.kind or "", body)
     if event["type"] is None and memo.cache.knows(resource.kind or "", body):
         return
-    remember = memo.cache.drop if event["type"] == "DELETED" else memo.cache.put
-    key = remember(resource.kind or "", body)
-    if key is not None and key.kind == deployment.KIND:
-        memo.add_related(key, memo.queue.add_calmly if event["type"] is None else memo.queue.add_soon)
-    elif key is not None and memo.cache.parent(key) is not None:
-        _asking(event, memo)(key)
-    if is_model_facts(body):
+    if event["type"] == "DELETED":
+        owner = memo.cache.drop(resource.kind or "", body)
+        owners = [] if owner is None else [owner]
+    else:
+        owners = memo.cache.put(resource.kind or "", body)
+    for key in owners:
+        if memo.cache.parent(key) is None:
+            continue
+        if key.kind == deployment.KIND:
+            memo.add_related(key, memo.queue.add_calmly if event["type"] is None else memo.queue.add_soon)
+        else:
+            _asking(event, memo)(key)
+    if is_model_facts(resource.kind or "", body):
         memo.add_all(body["metadata"]["namespace"])
 
 

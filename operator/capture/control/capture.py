@@ -12,6 +12,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.api.status.capture import SpecDecodeCaptureStatus
 from specdecode_operator.api.status.deployment import Condition, ConditionStatus
 from specdecode_operator.kube.labels import QUEUE_LABEL, QUEUE_PREFIX
+from specdecode_operator.kube.untyped import mapping, objects
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,12 @@ class Capture:
         """How it ended, for good; None while it has not."""
         condition = next((each for each in self.status.conditions if each.type == "Succeeded"), None)
         return condition if condition is not None and condition.status is not ConditionStatus.UNKNOWN else None
+
+
+def has_ended(body: Body) -> bool:
+    """Whether a capture has ended for good, told without reading all of it: thousands of them are asked at a time."""
+    conditions = objects(mapping(body, "status"), "conditions")
+    return any(each.get("type") == "Succeeded" and each.get("status") != ConditionStatus.UNKNOWN for each in conditions)
 
 
 def read_capture(body: Mapping[str, Any]) -> Capture:

@@ -11,7 +11,7 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.kept import believed
+from specdecode_operator.deployment.kept import digests
 from specdecode_operator.deployment.spec.model_sources import KnownModels, ModelSource, undescribed_models
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER, MODEL_FACTS_LABEL, MODEL_FACTS_NAME
@@ -44,11 +44,13 @@ def believed_entries(
 
     ``proofs`` are the digests that it keeps for objects of the namespace: one that knows an entry is enough.
     """
-    wanted = {source.key: entries[source.key] for source in undescribed_models(spec).values() if source.key in entries}
+    keys = {source.key for source in undescribed_models(spec).values()} & entries.keys()
+    # Once, and not for each object of the namespace: anybody there may write a megabyte that nobody believes.
+    own = {digest: key for key in keys for digest in digests(CONFIG_MAP_NAME, {key: entries[key]}).items()}
     found: dict[str, str] = {}
     for each in proofs:
-        found |= believed(CONFIG_MAP_NAME, wanted, each)
-        if len(found) == len(wanted):
+        found |= {key: entries[key] for digest, key in own.items() if digest in each.items()}
+        if len(found) == len(keys):
             break
     return found
 

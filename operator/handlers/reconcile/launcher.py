@@ -169,7 +169,7 @@ class Launcher:
         """
         if not self._cache.model_facts(namespace):
             live = await self._cluster.get(CONFIG_MAP, namespace, CONFIG_MAP_NAME)
-            if live is not None and not is_model_facts(live):
+            if live is not None and not is_model_facts(CONFIG_MAP.kind, live):
                 raise ChildNameTakenError(CONFIG_MAP.kind, CONFIG_MAP_NAME, leaving=False)
         try:
             answer = await self._cluster.create_or_merge(facts_config_map(namespace, entries))

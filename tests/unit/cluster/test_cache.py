@@ -3,6 +3,8 @@
 import sys
 from typing import Any
 
+import pytest
+
 from specdecode_operator.api import capture
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
@@ -35,9 +37,38 @@ def test_an_older_version_does_not_replace_a_newer_one() -> None:
 def test_what_was_deleted_does_not_come_back_by_a_late_answer() -> None:
     cache = Cache()
     cache.put("Service", body("a", 1))
-    cache.drop("Service", body("a", 2))
-    cache.put("Service", body("a", 3))
+    cache.drop("Service", body("a", 3))
+    cache.put("Service", body("a", 2))
     assert versions(cache) == []
+
+
+def test_one_that_was_without_our_label_for_a_while_is_seen_again() -> None:
+    cache = Cache()
+    cache.put("Service", body("a", 1))
+    cache.drop("Service", body("a", 2))  # as a watch by label tells of it
+    cache.put("Service", body("a", 3))
+    assert versions(cache) == ["3"]
+
+
+@pytest.mark.parametrize("labels", [{"specdecode.io/deployment": "other"}, {}], ids=["another", "none"])
+def test_a_child_lies_under_the_owner_of_its_label_and_under_no_former_one(labels: dict[str, str]) -> None:
+    cache, other = Cache(), Key("default", "other")
+    assert cache.put("Service", body("a", 1)) == [KEY]
+    moved = body("a", 2, labels=labels)
+    assert cache.put("Service", moved) == ([other, KEY] if labels else [KEY]), "both are to be looked at"
+    assert versions(cache) == []
+    assert len(cache.children_of(other, "Service")) == len(labels)
+    cache.put("Service", body("a", 1))
+    assert versions(cache) == [], "an older version moves nothing back"
+    cache.drop("Service", body("a", 3))
+    assert cache.all_children(other) == []
+
+
+def test_only_a_config_map_has_facts_of_models() -> None:
+    cache = Cache()
+    cache.put("ConfigMap", facts("a", 1, {"one": "1"}))
+    cache.put("Pod", facts("p", 2, {}))
+    assert cache.model_facts("default") == {"one": "1"}
 
 
 def test_a_late_deletion_does_not_take_its_successor_with_it() -> None:
@@ -96,7 +127,7 @@ def facts(uid: str, version: int, data: dict[str, str]) -> dict[str, Any]:
 
 def test_facts_of_models_belong_to_a_namespace_and_follow_the_same_rules() -> None:
     cache = Cache()
-    assert cache.put("ConfigMap", facts("a", 9, {"one": "1"})) is None
+    assert cache.put("ConfigMap", facts("a", 9, {"one": "1"})) == []
     cache.put("ConfigMap", facts("a", 8, {}))
     assert cache.model_facts("default") == {"one": "1"}
     assert cache.model_facts("other") == {}
@@ -114,7 +145,7 @@ def test_facts_of_models_belong_to_a_namespace_and_follow_the_same_rules() -> No
 def test_a_pod_that_reads_a_model_belongs_to_who_asked() -> None:
     cache = Cache()
     pod = body("p", 1, "llama-facts-1", labels={"specdecode.io/reads-model-for": "llama"})
-    assert cache.put("Pod", pod) == KEY
+    assert cache.put("Pod", pod) == [KEY]
     assert [found["metadata"]["name"] for found in cache.children_of(KEY, "Pod")] == ["llama-facts-1"]
 
 
@@ -181,9 +212,9 @@ class TestCapturesOfADeployment:
         cache = Cache()
         for each in (captured(1, "a"), captured(1, "b")):
             cache.put_parent(capture.KIND, each)
-        cache.drop_parent(capture.KIND, captured(2, "a"))
+        cache.drop_parent(capture.KIND, captured(3, "a"))
         assert names(cache.captures_of(KEY)) == ["b"]
-        cache.put_parent(capture.KIND, captured(3, "a"))
+        cache.put_parent(capture.KIND, captured(2, "a"))
         assert names(cache.captures_of(KEY)) == ["b"], "what was deleted does not come back"
         cache.put_parent(capture.KIND, captured(4, "b", uid="anew"))
         cache.drop_parent(capture.KIND, captured(5, "b"))

@@ -7,6 +7,7 @@ from specdecode_operator.api.deployment import KIND
 from specdecode_operator.handlers import watch
 from specdecode_operator.handlers.state import OperatorState, OperatorStuckError
 from specdecode_operator.handlers.watch_progress import STALLED_S, WatchProgress
+from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER
 from specdecode_operator.kube.resources import NODE, POD, SPECDECODE_DEPLOYMENT, WATCHED
 from tests.support.api_server import ApiServer
 from tests.support.objects import Body, tiny_cpu
@@ -14,7 +15,8 @@ from tests.unit.handlers.leadership.test_leadership import Clock
 
 
 def body(version: int, namespace: str = "team") -> Body:
-    return {"metadata": {"namespace": namespace, "name": "llama", "resourceVersion": str(version)}}
+    about = {"namespace": namespace, "name": "llama", "uid": "1", "resourceVersion": str(version)}
+    return {"metadata": {**about, "labels": {MANAGED_BY_LABEL: MANAGER}}}
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """Children are not compared again where nothing was to be written and nothing changed since; time passes anyway."""
 
+import copy
 import time
 
 import pytest
 
+from specdecode_operator.kube.labels import DEPLOYMENT_LABEL
 from specdecode_operator.kube.resources import DEPLOYMENT
 from tests.support.objects import tiny_cpu
 from tests.unit.handlers.reconcile.reconciler_world import World
@@ -30,3 +32,20 @@ async def test_after_nodes_refused_pods_another_is_asked_for_when_it_is_time(
     monkeypatch.setattr(time, "time", lambda: now_s + 600)
     await world.look()
     assert wanted(world) == 1
+
+
+@pytest.mark.parametrize("labels", [{DEPLOYMENT_LABEL: "other"}, {}], ids=["of another", "of none"])
+async def test_what_is_changed_together_with_its_label_is_undone(world: World, labels: dict[str, str]) -> None:
+    world.add(tiny_cpu())
+    for _ in range(3):
+        await world.look()
+    (before,) = world.all(DEPLOYMENT)
+    changed = copy.deepcopy(before)
+    changed["spec"]["template"]["spec"]["containers"][0]["image"] = "evil/image:1"
+    del changed["metadata"]["labels"][DEPLOYMENT_LABEL]
+    changed["metadata"]["labels"] |= labels
+    world.api.change(DEPLOYMENT, "llama", spec=changed["spec"], metadata=changed["metadata"])
+    assert await world.look() == ["patch deployments.apps llama"]
+    (after,) = world.all(DEPLOYMENT)
+    assert (after["spec"], after["metadata"]["labels"]) == (before["spec"], before["metadata"]["labels"])
+    assert await world.look() == []
