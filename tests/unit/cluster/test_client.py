@@ -177,6 +177,12 @@ async def test_an_overloaded_server_says_when_within_reason(
     assert least_s <= slept_s[0] <= most_s
 
 
+async def test_what_was_turned_away_at_one_moment_does_not_come_back_at_one_moment(slept_s: list[float]) -> None:
+    for _ in range(20):
+        await Cluster(cast("ApiClient", Answering(429, 200, retry_after="4"))).apply(SERVICE)
+    assert len(set(slept_s)) > 10
+
+
 async def test_what_does_not_pass_is_told_after_three_tries(slept_s: list[float]) -> None:
     api = Answering(503)
     with pytest.raises(ClusterError, match="too many requests"):

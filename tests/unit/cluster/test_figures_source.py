@@ -170,6 +170,23 @@ async def test_one_that_is_slow_holds_up_one_object_and_then_nobody_for_a_while(
     assert found.source is FiguresSource.PROMETHEUS
 
 
+async def test_one_that_breaks_off_is_asked_again_after_a_while_and_not_for_each_object(
+    looks: Looks, clock: Clock
+) -> None:
+    def break_off(_: str) -> tuple[int, bytes]:
+        raise ConnectionAbortedError
+
+    with prometheus(break_off) as (url, asked):
+        reader = FiguresReader(Prometheus(url))
+        await reader.read(Key("n", "d"), looks)
+        at_first = len(asked)
+        await reader.read(Key("n", "e"), looks)
+        assert len(asked) == at_first > 0
+        clock.now_s += 61
+        await reader.read(Key("n", "f"), looks)
+        assert len(asked) > at_first
+
+
 @pytest.mark.usefixtures("clock")
 async def test_series_of_one_object_keep_no_other_from_its_figures(looks: Looks) -> None:
     """Whose engines have a thousand positions gets what they say themselves, and nobody else has to."""

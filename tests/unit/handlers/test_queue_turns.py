@@ -130,3 +130,32 @@ async def test_what_children_say_right_after_a_look_brings_one_more_and_a_change
         queue.add(CROWD[0])
         await work.ran(4)
         assert queue.longest_wait_s() == 0, "the change was looked at with all that was told"
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["children", "the object, too"])
+async def test_what_came_during_a_look_brings_one_more_and_only_a_change_at_once(
+    monkeypatch: pytest.MonkeyPatch, *, changed: bool
+) -> None:
+    queue, work = WorkQueue(workers=1), Counted()
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def held_up(key: Key) -> None:
+        began.set()
+        await go_on.wait()
+        await work(key)
+
+    async with running(queue, held_up):
+        timers = Retries(monkeypatch)
+        queue.add_soon(LONE)
+        await began.wait()
+        queue.add_soon(LONE)
+        if changed:
+            queue.add(LONE)
+        else:
+            queue.add(CROWD[0])
+        go_on.set()
+        await work.ran(2)
+        if not changed:
+            assert queue.longest_wait_s() == 0, "it rests"
+            timers.fire()
+            await work.ran(3)

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +287,26 @@ class TestResync:
         await until(lambda: looked.count("llama") == 2, lambda: f"once more: {looked}")
         assert looked.count("fails") == 1, "it has a slower rhythm of its own"
 
+    async def test_looks_by_the_clock_are_spread_over_the_round(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, looked: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        delays: list[float] = []
+        loop = asyncio.get_running_loop()
+        arm = loop.call_later
+
+        def call_later(delay_s: float, callback: Callable[..., None], *arguments: Any) -> asyncio.TimerHandle:
+            if callback == state.queue.add_unless_failing:
+                delays.append(delay_s)
+            return arm(delay_s, callback, *arguments)
+
+        for number in range(60):
+            add(api, f"llama-{number}")
+        await state.start()
+        await until(lambda: len(looked) == 60, lambda: f"all are looked at after the start: {looked}")
+        monkeypatch.setattr(loop, "call_later", call_later)
+        await rounds.go()
+        assert delays == [0.0, module.RESYNC_S / 3, module.RESYNC_S * 2 / 3]
+
     async def test_of_what_waits_for_nothing_only_another_version_is_looked_at_before_its_turn(
         self, api: ApiServer, state: OperatorState, rounds: Rounds, looked: list[str]
     ) -> None:
@@ -303,6 +323,20 @@ class TestResync:
         await rounds.go()
         await until(lambda: last in looked, lambda: f"the list tells: {looked}")
         assert len(looked) <= 4
+
+    async def test_groups_that_come_are_news_for_all(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, looked: list[str]
+    ) -> None:
+        api.refusals[f"list {GROUPS}"] = (404, "no")
+        names = ("a", "b", "c")
+        for name in names:
+            add(api, name)
+        await state.start()
+        await until(lambda: sorted(looked) == list(names), lambda: f"all are looked at after the start: {looked}")
+        looked.clear()
+        api.refusals.clear()
+        await rounds.go()
+        await until(lambda: set(looked) == set(names), lambda: f"plans may change: {looked}")
 
     async def test_a_calibration_that_comes_is_news_for_all(
         self, api: ApiServer, tmp_path: Path, rounds: Rounds, looked: list[str]

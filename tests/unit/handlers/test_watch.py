@@ -14,7 +14,7 @@ from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL, MODEL_FACTS_LABEL, MODEL_FACTS_NAME
 from specdecode_operator.kube.resources import CONFIG_MAP, POD, WATCHED
 from tests.support.objects import H200, Body
-from tests.unit.handlers.test_queue import Failing, Retries, running
+from tests.unit.handlers.test_queue import Counted, Failing, Retries, running
 
 LLAMA, OTHER = Key("team", "llama"), Key("team", "other")
 DEMO = Key("team", "demo", capture.KIND)
@@ -113,6 +113,22 @@ class TestObjects:
             await work.ran(4)
         assert retries.delays == [1, 2, 4, 1]
 
+    @pytest.mark.parametrize(("echo", "runs"), [(True, 1), (False, 2)], ids=["its own write", "a change"])
+    async def test_right_after_a_look_a_change_does_not_wait_and_what_the_operator_wrote_does(
+        self, state: OperatorState, monkeypatch: pytest.MonkeyPatch, runs: int, *, echo: bool
+    ) -> None:
+        work = Counted()
+        async with running(state.queue, work):
+            Retries(monkeypatch)
+            state.queue.add(OTHER)
+            await work.ran(1)
+            if echo:
+                state.cache.put_parent(deployment.KIND, body("other", 2))
+            await watch.on_deployment(event("MODIFIED", body("other", 2)), state)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert work.runs == runs
+
     async def test_a_capture_is_looked_at_with_the_deployment_whose_gpus_it_may_have(
         self, state: OperatorState
     ) -> None:
@@ -176,6 +192,26 @@ class TestBelongings:
     @pytest.mark.parametrize("type_", ["ADDED", "MODIFIED", "DELETED"])
     async def test_what_a_deployment_owns_brings_it_and_its_captures(self, state: OperatorState, type_: str) -> None:
         assert await belonging(state, POD.kind, type_, labelled("p", deployment="llama")) == [LLAMA, DEMO]
+
+    @pytest.mark.parametrize(("type_", "first"), [("MODIFIED", LLAMA), (None, OTHER)], ids=["told", "only listed"])
+    async def test_what_becomes_of_a_child_goes_ahead_of_what_is_only_looked_at_again(
+        self, state: OperatorState, type_: str | None, first: Key
+    ) -> None:
+        taken: list[Key] = []
+        done = asyncio.Event()
+
+        async def work(key: Key) -> None:
+            taken.append(key)
+            if {LLAMA, OTHER} <= set(taken):
+                done.set()
+
+        state.queue = WorkQueue(workers=1)
+        state.queue.add_calmly(OTHER)
+        pod = kopf.Resource("", "v1", POD.plural, kind=POD.kind)
+        await watch.on_child(event(type_, labelled("p", deployment="llama")), pod, state)
+        async with running(state.queue, work):
+            await done.wait()
+        assert next(key for key in taken if key in (LLAMA, OTHER)) == first
 
     async def test_what_a_capture_owns_brings_it_alone(self, state: OperatorState) -> None:
         assert await belonging(state, POD.kind, "ADDED", labelled("p", capture="demo")) == [DEMO]

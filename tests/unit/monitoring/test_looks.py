@@ -50,6 +50,21 @@ def test_engines_that_are_gone_or_silent_are_left_out() -> None:
     assert looks.figures(5 * MINUTE_S + WINDOW_S) is None
 
 
+def test_engines_that_tell_more_of_one_thing_are_not_taken_for_those_that_tell_less() -> None:
+    gauge = "vllm:num_requests_waiting"
+    looks = Looks()
+    for minute in (0, 1):
+        less = "".join(line + "\n" for line in page("a", minute).splitlines() if gauge not in line)
+        looks.hear("less", less, minute * MINUTE_S)
+        looks.hear("more", page("a", minute), minute * MINUTE_S)
+    alone = looked("a", minutes=1).figures(MINUTE_S)
+    found = looks.figures(MINUTE_S)
+    assert found is not None
+    assert alone is not None
+    assert found[0]["output_tokens_per_second"][""] == 2 * alone[0]["output_tokens_per_second"][""]
+    assert found[0]["waiting_requests"] == alone[0]["waiting_requests"]
+
+
 def test_a_counter_that_began_anew_grew_by_what_it_says() -> None:
     looks = Looks()
     looks.hear("a", page("a", 15), 0)

@@ -48,6 +48,13 @@ async def test_the_operator_of_the_cluster_leaves_a_namespace_alone_while_anothe
     assert whole.serves("team"), "nobody has renewed it"
 
 
+async def test_what_it_claimed_itself_while_it_named_namespaces_is_its_own(cluster: Cluster) -> None:
+    named, whole = Claims(cluster, ["team"], "system/ours"), Claims(cluster, [], "system/ours")
+    await named.look()
+    await whole.look()
+    assert whole.serves("team")
+
+
 async def test_a_claim_that_is_given_back_frees_the_namespace_at_once(api: ApiServer, cluster: Cluster) -> None:
     named, whole = Claims(cluster, ["team"], "team/ours"), Claims(cluster, [], "system/all")
     await named.look()

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from specdecode_operator.kube.labels import DEPLOYMENT_LABEL
-from specdecode_operator.kube.resources import DEPLOYMENT
+from specdecode_operator.kube.labels import DEPLOYMENT_LABEL, KEPT_MANAGERS_ANNOTATION
+from specdecode_operator.kube.resources import CONFIG_MAP, DEPLOYMENT, SERVICE, SPECDECODE_DEPLOYMENT
 from tests.support.objects import tiny_cpu
 from tests.unit.handlers.reconcile.reconciler_world import World
 
@@ -49,3 +49,29 @@ async def test_what_is_changed_together_with_its_label_is_undone(world: World, l
     (after,) = world.all(DEPLOYMENT)
     assert (after["spec"], after["metadata"]["labels"]) == (before["spec"], before["metadata"]["labels"])
     assert await world.look() == []
+async def test_whose_fields_are_kept_no_more_loses_them_though_neither_spec_nor_children_change(world: World) -> None:
+    metadata = {"namespace": "team", "name": "llama", "annotations": {KEPT_MANAGERS_ANNOTATION: "injector"}}
+    world.add(tiny_cpu(), metadata=metadata)
+    await world.look()
+    service = world.api.find(SERVICE, "llama")
+    assert service is not None
+    theirs = {"manager": "injector", "fieldsV1": {"f:spec": {"f:sessionAffinity": {}}}}
+    world.api.change(SERVICE, "llama", metadata={**service["metadata"], "managedFields": [theirs]})
+    for _ in range(2):
+        assert await world.look() == []
+    world.api.change(SPECDECODE_DEPLOYMENT, "llama", metadata={**world.object["metadata"], "annotations": {}})
+    assert "patch services llama" in await world.look()
+
+
+async def test_what_served_last_is_written_down_later_where_that_was_refused_at_first(world: World) -> None:
+    world.add(tiny_cpu())
+    await world.look()
+    world.start_engines()
+    world.serve()
+    world.api.refusals = dict.fromkeys(("patch configmaps", "create configmaps"), (403, "no"))
+    await world.look()
+    assert "llama-last-good" not in world.api.names(CONFIG_MAP)
+    await world.look()
+    world.api.refusals = {}
+    await world.look()
+    assert "llama-last-good" in world.api.names(CONFIG_MAP)
