@@ -141,16 +141,19 @@ class OperatorState:
         async def reconcile(key: Key) -> None:
             if not claims.serves(key.namespace):
                 return
-            with self.reconcile_times.measured(key):
-                if key.kind == deployment.KIND:
-                    is_close = await reconciler.reconcile(key)
+            is_close = True
+            try:
+                with self.reconcile_times.measured(key):
+                    if key.kind == deployment.KIND:
+                        is_close = await reconciler.reconcile(key)
+                    else:
+                        await captures.reconcile(key)
+                        is_close = self._is_open_capture(key)
+            finally:  # also of a look that failed: first in the line, it would keep others from their turn
+                if self.cache.parent(key) is None:
+                    self.turns.forget(key)
                 else:
-                    await captures.reconcile(key)
-                    is_close = self._is_open_capture(key)
-            if self.cache.parent(key) is None:
-                self.turns.forget(key)
-            else:
-                self.turns.looked(key, is_close=is_close)
+                    self.turns.looked(key, is_close=is_close)
 
         self._beat()
         self._tasks = [

@@ -13,7 +13,7 @@ from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster import client
 from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.handlers import queue
+from specdecode_operator.handlers import queue, turns
 from specdecode_operator.handlers import state as module
 from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.state import OperatorState, OperatorStuckError
@@ -306,6 +306,32 @@ class TestResync:
         monkeypatch.setattr(loop, "call_later", call_later)
         await rounds.go()
         assert delays == [0.0, module.RESYNC_S / 3, module.RESYNC_S * 2 / 3]
+
+    async def test_objects_that_keep_failing_take_nobodys_turn(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looked: list[str] = []
+        failing: set[str] = set()
+
+        async def reconcile(_: Any, key: Key) -> bool:
+            looked.append(key.name)
+            if key.name in failing:
+                raise RuntimeError
+            return True
+
+        monkeypatch.setattr(queue, "_FIRST_RETRY_S", 60.0)
+        monkeypatch.setattr(turns, "_MOST_LOOKS", 1)
+        monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
+        for name in ("a", "b"):
+            add(api, name)
+        await state.start()
+        await until(lambda: sorted(looked) == ["a", "b"], lambda: f"both are looked at after the start: {looked}")
+        first, second = looked
+        failing.add(first)
+        await rounds.go()
+        await until(lambda: looked.count(first) == 2, lambda: f"its turn: {looked}")
+        await rounds.go(2)
+        await until(lambda: looked.count(second) == 2, lambda: f"engines of the other are asked as before: {looked}")
 
     async def test_of_what_waits_for_nothing_only_another_version_is_looked_at_before_its_turn(
         self, api: ApiServer, state: OperatorState, rounds: Rounds, looked: list[str]
