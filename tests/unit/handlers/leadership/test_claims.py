@@ -6,13 +6,15 @@ import pytest
 
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.handlers.leadership.claims import CLAIM_S, Claims
+from specdecode_operator.handlers.leadership.leadership import Leadership
+from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.resources import DEPLOYMENT, LEASE, SPECDECODE_DEPLOYMENT
 from specdecode_operator.kube.rights import SERVES
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import tiny_cpu
-from tests.unit.handlers.leadership.test_leadership import Clock
+from tests.unit.handlers.leadership.test_leadership import NAME, Clock, lease_for
 
 
 def holder(api: ApiServer) -> str:
@@ -107,3 +109,15 @@ async def test_objects_of_a_namespace_that_another_serves_are_left_alone_until_i
         assert api.names(DEPLOYMENT) == []
         await named.release()
         await until(lambda: api.names(DEPLOYMENT) == ["tiny"], lambda: "it serves the namespace")
+
+
+async def test_at_its_end_claims_are_given_back_while_it_may_still_write(api: ApiServer) -> None:
+    leadership = Leadership(lease_for("ours"), lambda _: None)
+    leadership.start()
+    state = OperatorState(Settings(namespaces=("team",), lease=lease_for("ours")), leadership)
+    try:
+        await state.start()
+        await until(lambda: holder(api) == f"specdecode-system/{NAME}", lambda: "it leads, and claims its namespace")
+    finally:
+        await state.stop()
+    assert holder(api) == ""

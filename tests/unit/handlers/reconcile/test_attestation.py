@@ -9,9 +9,9 @@ from specdecode_operator.attestation.keys import PublicKey, SigningKey
 from specdecode_operator.attestation.statement import read_statement
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.handlers.reconcile.reconciler import Reconciler
-from specdecode_operator.kube.resources import CONFIG_MAP, SPECDECODE_DEPLOYMENT
+from specdecode_operator.kube.resources import CONFIG_MAP, SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
 from tests.support.api_server import ApiServer
-from tests.support.attestations import key_pair
+from tests.support.attestations import IMAGE_DIGEST, key_pair
 from tests.support.objects import tiny_cpu
 from tests.unit.handlers.reconcile.reconciler_world import World
 
@@ -108,3 +108,28 @@ async def test_of_an_earlier_rollout_another_key_signs_only_what_a_key_signed_th
     [(name, envelope)] = signed(world).items()
     assert name == current
     assert opened(envelope, new.public)
+
+
+async def test_what_a_capture_comes_to_is_attested_though_no_child_changes(world: World, engine_port: int) -> None:
+    world.add(tiny_cpu(serving={"maxModelLen": 1024, "port": engine_port}))
+    await world.look()
+    ready = {"podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    image = {"name": "engine", "imageID": f"r@{IMAGE_DIGEST}", "ready": True}
+    world.start_engines(**ready, containerStatuses=[image])
+    world.serve()
+    for _ in range(4):
+        await world.look()
+    [(name, envelope)] = signed(world).items()
+    before = read_statement(opened(envelope, KEY.public)).predicate.served
+    assert before is not None
+    assert before.verdict is None
+    pays = {"type": "Pays", "status": "True", "reason": "Pays", "message": "it pays"}
+    metadata = {"namespace": "team", "name": "demo", "uid": "demo", "resourceVersion": "1", "generation": 1}
+    status = {"finishedAt": "2026-01-01T00:00:00Z", "conditions": [pays]}
+    demo = {"metadata": metadata, "spec": {"deployment": "llama"}, "status": status}
+    world.cache.put_parent(SPECDECODE_CAPTURE.kind, demo)
+    await world.look()
+    after = read_statement(opened(signed(world)[name], KEY.public)).predicate.served
+    assert after is not None
+    assert after.verdict is not None
+    assert after.verdict.capture == "demo"
