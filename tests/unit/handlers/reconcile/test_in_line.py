@@ -49,6 +49,8 @@ async def test_what_is_changed_together_with_its_label_is_undone(world: World, l
     (after,) = world.all(DEPLOYMENT)
     assert (after["spec"], after["metadata"]["labels"]) == (before["spec"], before["metadata"]["labels"])
     assert await world.look() == []
+
+
 async def test_whose_fields_are_kept_no_more_loses_them_though_neither_spec_nor_children_change(world: World) -> None:
     metadata = {"namespace": "team", "name": "llama", "annotations": {KEPT_MANAGERS_ANNOTATION: "injector"}}
     world.add(tiny_cpu(), metadata=metadata)
