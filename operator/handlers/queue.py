@@ -35,6 +35,9 @@ class _Line:
     def __bool__(self) -> bool:
         return bool(self._namespaces)
 
+    def __contains__(self, key: Key) -> bool:
+        return key in self._namespaces.get(key.namespace, ())
+
     def add(self, key: Key) -> None:
         self._namespaces.setdefault(key.namespace, {})[key] = None
 
@@ -62,7 +65,7 @@ class WorkQueue:
 
     def __init__(self, workers: int = 16) -> None:
         self._workers = workers
-        self._urgent, self._calm = _Line(), _Line()
+        self._urgent, self._news, self._calm = _Line(), _Line(), _Line()
         self._turns = 0
         self._to_take = asyncio.Semaphore(0)
         self._waiting: dict[Key, float] = {}
@@ -84,21 +87,29 @@ class WorkQueue:
         if key in self._running:
             self._again[key] = self.add
             return
+        self._news.discard(key)
         self._calm.discard(key)
         self._urgent.add(key)
         self._count(key)
 
     def add_soon(self, key: Key) -> None:
-        """Ask for work on a key whose children changed: when changes by people are done, and not right after a look."""
+        """Ask for work on a key whose children changed: behind what people change, and not right after a look."""
         if not self.is_open:
             return
         if key in self._running:
-            self._again.setdefault(key, self.add_soon)
+            if self._again.get(key) != self.add:
+                self._again[key] = self.add_soon
             return
         if key in self._resting:
             self._after_rest.add(key)
         else:
-            self.add_calmly(key)
+            self._add_news(key)
+
+    def _add_news(self, key: Key) -> None:
+        if key in self._calm or key not in self._waiting:
+            self._calm.discard(key)
+            self._news.add(key)
+            self._count(key)
 
     def add_calmly(self, key: Key) -> None:
         """Ask for work on a key of which nobody has changed anything, as far as is known."""
@@ -167,9 +178,11 @@ class WorkQueue:
     def _take(self) -> tuple[Key, Callable[[Key], None]]:
         """Return the key whose turn it is, and how it was asked for: a change stays urgent if it fails."""
         self._turns += 1
-        if self._calm and (not self._urgent or self._turns % _CALM_TURN == 0):
-            return self._calm.take(), self.add_calmly
-        return self._urgent.take(), self.add
+        lines = [(self._urgent, self.add), (self._news, self.add_soon), (self._calm, self.add_calmly)]
+        if self._turns % _CALM_TURN == 0:  # the others come to their turns, too, one after the other
+            lines = [lines[2], lines[1], lines[0]] if self._turns % (2 * _CALM_TURN) else [lines[1], lines[2], lines[0]]
+        line, ask = next((line, ask) for line, ask in lines if line)
+        return line.take(), ask
 
     def _retry_later(self, key: Key, error: Exception, ask_again: Callable[[Key], None]) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
@@ -188,7 +201,8 @@ class WorkQueue:
     def _end_rest(self, key: Key) -> None:
         del self._resting[key]
         if key in self._after_rest:
-            self.add_calmly(key)
+            self._after_rest.discard(key)
+            self._add_news(key)
 
     def _cancel_retry(self, key: Key) -> None:
         if handle := self._retries.pop(key, None):

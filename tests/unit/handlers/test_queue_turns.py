@@ -38,18 +38,28 @@ async def test_who_fills_one_namespace_holds_up_no_other(add: Callable[[WorkQueu
     assert [key for key in order if key != LONE] == CROWD
 
 
-@pytest.mark.parametrize("add", [WorkQueue.add_calmly, WorkQueue.add_soon])
-async def test_a_change_goes_ahead_of_what_children_say_and_of_all_that_is_only_looked_at_again(
-    add: Callable[[WorkQueue, Key], None],
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (WorkQueue.add, WorkQueue.add_soon),
+        (WorkQueue.add, WorkQueue.add_calmly),
+        (WorkQueue.add_soon, WorkQueue.add_calmly),
+    ],
+)
+async def test_a_change_goes_ahead_of_what_children_say_and_that_of_what_is_only_looked_at_again(
+    first: Callable[[WorkQueue, Key], None], then: Callable[[WorkQueue, Key], None]
 ) -> None:
     queue = WorkQueue(workers=1)
     for key in CROWD:
-        add(queue, key)
-    queue.add(CROWD[-1])
+        then(queue, key)
+    first(queue, CROWD[-1])
     assert await taken(queue, len(CROWD)) == [CROWD[-1], *CROWD[:-1]]
 
 
-async def test_what_is_only_looked_at_again_comes_to_its_turn_while_others_change_all_the_time() -> None:
+@pytest.mark.parametrize("add", [WorkQueue.add_calmly, WorkQueue.add_soon])
+async def test_what_is_only_looked_at_again_comes_to_its_turn_while_others_change_all_the_time(
+    add: Callable[[WorkQueue, Key], None],
+) -> None:
     queue, seen = WorkQueue(workers=1), asyncio.Event()
 
     async def work(key: Key) -> None:
@@ -60,7 +70,7 @@ async def test_what_is_only_looked_at_again_comes_to_its_turn_while_others_chang
             for each in CROWD:
                 queue.add(each)
 
-    queue.add_calmly(LONE)
+    add(queue, LONE)
     queue.add(CROWD[0])
     async with running(queue, work):
         await seen.wait()
