@@ -1,14 +1,11 @@
 """What a config.json's quantization_config says about the stored weights."""
 
-import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
-from specdecode_operator.problems import shown
 from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.model.checkpoint_formats import read_format
+from specdecode_operator.sizing.model.exclusions import Exclusions, read_exclusions
 from specdecode_operator.sizing.model.precision import Method, WeightFormat
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES
 
@@ -71,15 +68,6 @@ _ALIASES = {
 
 _PREFIXES = ("model.layers", "backbone.layers", "language_model.model.layers", "model.language_model.layers")
 
-_EXPRESSION = "re:"
-_MOST_EXPRESSIONS = 32
-_MOST_REPEATS = 3
-_REPEATED_GROUP = re.compile(r"\)[*+{]")
-_REPEATS = re.compile(r"(?<!\\d)(?<!\[0-9\])[*+{]")
-"""Repeats, but for those of digits, which end at the next word."""
-
-_LAYER_NUMBER = re.compile(r"layers\.(\d+)(?=\.|$)")
-
 _PREDICTION_LAYER = "mtp.layers.0"
 """What Qwen3.5's files call their first layer for multi-token prediction."""
 
@@ -89,7 +77,7 @@ class Checkpoint:
     """How a checkpoint is stored."""
 
     format: WeightFormat | None  # Format of its quantized layers; None when nothing is quantized
-    excluded: tuple[str, ...] = ()  # Patterns of modules that stay in 16 bits
+    excluded: tuple[Exclusions, ...] = ()  # Modules that stay in 16 bits
     # Bytes of a number in the KV cache where the checkpoint asks for it; None where it does not
     cache_element_bytes: int | None = None
 
@@ -108,11 +96,15 @@ class Checkpoint:
         if not self.excluded:
             return frozenset()
         layers = tuple(layers)
-        exclusions = _exclusions(self.excluded)
         return frozenset(
             module
             for module in _QUANTIZABLE
-            if any(exclusions.hold(f"{layer}.{name}") for layer in layers for name in _names(module))
+            if any(
+                exclusions.hold(f"{layer}.{name}")
+                for exclusions in self.excluded
+                for layer in layers
+                for name in _names(module)
+            )
         )
 
 
@@ -129,34 +121,17 @@ def read_checkpoint(config: Fields) -> Checkpoint:
     if inner is not None:
         # The older file of ModelOpt, hf_quant_config.json, has its producer outside.
         section = inner.having({"quant_method": "modelopt", **inner.values})
-    excluded = tuple(pattern for key in _EXCLUSION_KEYS for pattern in _patterns(section, key))
-    _refuse_quantized_head(config, section, excluded)
+    num_layers = config.size("num_hidden_layers", default=1)
+    excluded = tuple(read_exclusions(section, key, num_layers) for key in _EXCLUSION_KEYS if section.is_set(key))
+    _refuse_quantized_head(config, section)
     return Checkpoint(read_format(section), excluded, _cache_element_bytes(section))
 
 
-def _patterns(section: Fields, key: str) -> tuple[str, ...]:
-    """Return patterns of modules; a regular expression of a stranger may neither be broken nor take forever."""
-    found = section.strings(key)
-    expressions = [pattern.removeprefix(_EXPRESSION) for pattern in found if pattern.startswith(_EXPRESSION)]
-    if len(expressions) > _MOST_EXPRESSIONS:
-        raise section.error(key, f"has more than {_MOST_EXPRESSIONS} regular expressions: name the modules")
-    for expression in expressions:
-        try:
-            re.compile(expression)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise section.error(key, f"{shown(expression)} is no regular expression: name the modules") from error
-        if len(_REPEATS.findall(expression)) > _MOST_REPEATS or _REPEATED_GROUP.search(expression):
-            message = (
-                f"{shown(expression)} may take forever to match: repeat at most {_MOST_REPEATS} times, and no group"
-            )
-            raise section.error(key, message)
-    return found
-
-
-def _refuse_quantized_head(config: Fields, section: Fields, excluded: tuple[str, ...]) -> None:
+def _refuse_quantized_head(config: Fields, section: Fields) -> None:
     """Refuse a quantized output head: ModelOpt's is, unless it is left out (vLLM, modelopt.py, get_quant_method)."""
     if section.flag("lm_head"):
         raise section.error("lm_head", "a quantized output head cannot be sized yet")
+    excluded = [name for key in _EXCLUSION_KEYS for name in section.strings(key)]
     by_modelopt = section.text("quant_method", default="").startswith(Method.MODELOPT)
     # A file that leaves nothing out is taken to be cut short: ModelOpt itself always leaves the head out.
     if (
@@ -197,52 +172,3 @@ def _cache_element_bytes(section: Fields) -> int | None:
 
 def _names(module: str) -> tuple[str, ...]:
     return (module, *_ALIASES.get(module, ()))
-
-
-@dataclass(frozen=True)
-class _Exclusions:
-    """What stays in 16 bits, sorted so that thousands of entries can be asked: parts of names, and patterns.
-
-    ``patterns`` has those that name a layer by its number, and without a number the others.
-    """
-
-    parts: frozenset[str]
-    lengths: tuple[int, ...]  # in words, of the parts
-    patterns: Mapping[str, tuple[re.Pattern[str], ...]]
-
-    def hold(self, name: str) -> bool:
-        words = name.split(".")
-        if any(
-            ".".join(words[start : start + length]) in self.parts
-            for length in self.lengths
-            for start in range(len(words) - length + 1)
-        ):
-            return True
-        patterns = (*self.patterns.get("", ()), *self.patterns.get(_layer_number(name), ()))
-        return any(pattern.match(name) for pattern in patterns)
-
-
-@lru_cache(maxsize=64)
-def _exclusions(excluded: tuple[str, ...]) -> _Exclusions:
-    parts, patterns = set(), defaultdict(list)
-    for text in excluded:
-        if text.startswith(_EXPRESSION):
-            patterns[""].append(_compiled(text))
-        elif "*" in text:
-            patterns[_layer_number(text)].append(_compiled(text))
-        else:
-            parts.add(text)
-    lengths = tuple(sorted({part.count(".") + 1 for part in parts}))
-    return _Exclusions(frozenset(parts), lengths, {number: tuple(found) for number, found in patterns.items()})
-
-
-def _layer_number(name: str) -> str:
-    found = _LAYER_NUMBER.search(name)
-    return found[1] if found else ""
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Return a pattern as files write it: a regular expression, or a glob for part of a name."""
-    if pattern.startswith(_EXPRESSION):
-        return re.compile(pattern.removeprefix(_EXPRESSION))
-    return re.compile(r"(^|.*\.)" + re.escape(pattern).replace(r"\*", ".*") + r"(\.|$)")

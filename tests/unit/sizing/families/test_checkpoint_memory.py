@@ -8,6 +8,7 @@ import pytest
 from specdecode_operator.sizing.base.errors import GeometryError
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.model.checkpoint import Checkpoint
+from specdecode_operator.sizing.model.exclusions import Exclusions
 
 MIB = 2**20
 LLAMA = {
@@ -33,7 +34,7 @@ def left_behind_bytes(work: Callable[[], None]) -> int:
 
 def test_a_model_of_very_many_layers() -> None:
     """Every part of every name of 1024 layers would take 300 MB."""
-    checkpoint = Checkpoint(None, ("gate", "lm_head"))
+    checkpoint = Checkpoint(None, (Exclusions.of(("gate", "lm_head")),))
 
     def read_layers() -> None:
         for index in range(64):
@@ -46,7 +47,7 @@ def test_a_config_that_is_changed_again_and_again() -> None:
     def read_configs() -> None:
         for number in range(256):
             names = tuple(f"model.layers.{index}.{number}" for index in range(200))
-            Checkpoint(None, names).unquantized_modules(0)
+            Checkpoint(None, (Exclusions.of(names),)).unquantized_modules(0)
 
     assert left_behind_bytes(read_configs) < 4 * MIB
 
