@@ -6,20 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
-
 from specdecode_operator.engine.changed_settings import CHANGED_SETTINGS
+from specdecode_operator.engine.exposition import ExpositionError, Sample, read_exposition
 from specdecode_operator.engine.profiles import EngineProfile, MetricNames
 from specdecode_operator.engine.settings_watch import KEY, LABEL, METRIC, SPECULATION, VALUE
 from specdecode_operator.engine.speculative_config import SPOKEN_KEYS
 
 _UNSET = "None"
 """How vLLM writes a setting that has no value, as a label."""
-
-_MOST_LINES = 10_000
-_LONGEST_LINE = 16 * 1024
-"""Far more than engines say, and little to read: a line with thousands of labels takes seconds."""
 
 _WORD = re.compile(r"[\w.+-]{1,64}", re.ASCII)
 _MOST_VALUES = 3
@@ -134,8 +128,8 @@ def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
         It is not in Prometheus format, not an engine's, or holds a number that cannot be.
     """
     names = profile.metrics
-    samples = _parse(_readable(text, names))
-    if not any(name.startswith(names.prefix) for name in samples):
+    samples = _parse(text, names)
+    if not samples and not text.startswith(names.prefix) and f"\n{names.prefix}" not in text:
         msg = f"no metric starts with {names.prefix}: this is not vLLM, or it runs with --disable-log-stats"
         raise UnreadableMetricsError(msg)
     concurrency = _smallest_label(samples, names, names.kv_cache_max_concurrency_label)
@@ -157,35 +151,21 @@ def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
     )
 
 
-def _readable(text: str, names: MetricNames) -> str:
-    """Return the lines that are read: the parser takes seconds for what a hostile engine may say.
-
-    Of a page without any, its beginning tells what it is.
-    """
+def _parse(text: str, names: MetricNames) -> _Samples:
     asked = (
         *(names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
         *(names.accepted_tokens_per_position, names.generation_tokens, names.requests_running, names.requests_waiting),
         *(names.decode_steps, names.decode_seconds, names.first_tokens),
         *(METRIC, SPECULATION),
-        *(f"# TYPE {name} " for name in (names.requests_running, names.requests_waiting)),
     )
-    lines = [line for line in text.splitlines() if line.startswith(asked)]
-    if len(lines) > _MOST_LINES or max(map(len, lines), default=0) > _LONGEST_LINE:
-        raise UnreadableMetricsError("more is said than an engine has to say: this is not vLLM")
-    return "\n".join(lines) if lines else text[:_LONGEST_LINE].rpartition("\n")[0]
-
-
-def _parse(text: str) -> _Samples:
-    samples: defaultdict[str, list[Sample]] = defaultdict(list)
     try:
-        for family in text_string_to_metric_families(text):
-            if family.type == "gauge":
-                samples[family.name] = []
-            for sample in family.samples:
-                samples[sample.name].append(sample)
-    except (ValueError, KeyError, IndexError) as error:
-        msg = f"not in Prometheus format: {error}"
-        raise UnreadableMetricsError(msg) from error
+        read = read_exposition(text, asked)
+    except ExpositionError as error:
+        raise UnreadableMetricsError(str(error)) from error
+    declared = read.gauges & {names.requests_running, names.requests_waiting}
+    samples: defaultdict[str, list[Sample]] = defaultdict(list, {name: [] for name in declared})
+    for sample in read.samples:
+        samples[sample.name].append(sample)
     return samples
 
 

@@ -6,21 +6,35 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
+from specdecode_operator.engine.exposition import ExpositionError, Sample, read_exposition
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.problems import shown
 
 Labels = Mapping[str, str]
-Series = tuple[str, frozenset[tuple[str, str]]]
-"""Name and labels."""
+Series = tuple[str, tuple[tuple[str, str], ...]]
+"""Name, and those labels that figures read."""
 
-_MOST_LINES: Final = 20_000
-_LONGEST_LINE: Final = 16 * 1024
-"""Far more than engines say: a line with thousands of labels takes seconds to read."""
+_LIMIT_LABEL: Final = "le"
+_NAMES: Final = find_profile(KNOWN_VERSIONS[-1]).metrics
+_READ: Final = (_LIMIT_LABEL, _NAMES.position_label, _NAMES.finished_reason_label)
+"""What else tells series apart, such as the rank, figures sum up or take the largest of."""
+
+_MOST_SERIES: Final = 128
+"""Of a page: 43 buckets, up to 32 draft positions, and some 20 more, however many ranks there are."""
+_LONGEST_VALUE: Final = 32
+"""Of a label that figures read: the longest is ``repetition``."""
 
 
 class UnreadablePageError(ValueError):
     """The text is not what an engine's /metrics says."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the ranks of an engine say of one gauge."""
+
+    total: float
+    largest: float
 
 
 @dataclass(frozen=True)
@@ -30,7 +44,8 @@ class Page:
     at_s: float
     """On a clock that never goes back."""
     counters: Mapping[Series, float]
-    gauges: Mapping[Series, float]
+    """Summed over its ranks."""
+    gauges: Mapping[str, Said]
 
 
 @dataclass(frozen=True)
@@ -39,7 +54,8 @@ class Growth:
 
     rates: Mapping[str, list[tuple[Labels, float]]]
     """Of counters, each second."""
-    gauges: Mapping[str, list[tuple[Labels, float]]]
+    gauges: Mapping[str, list[Said]]
+    """Of each engine."""
 
 
 def read_page(text: str, names: Collection[str], at_s: float) -> Page:
@@ -50,24 +66,28 @@ def read_page(text: str, names: Collection[str], at_s: float) -> Page:
     UnreadablePageError
         It is not in Prometheus format, has none of them, or holds a number that cannot be.
     """
-    counters: dict[Series, float] = {}
-    gauges: dict[Series, float] = {}
     try:
-        for family in text_string_to_metric_families(_readable(text, names)):
-            kept = gauges if family.type == "gauge" else counters
-            for sample in family.samples:
-                if sample.name in names:
-                    key = (sample.name, frozenset(sample.labels.items()))
-                    kept[key] = _checked(sample.name, sample.value)
-                    if sample.name.endswith("_bucket"):
-                        _check_limit(sample.labels.get("le", ""))
-    except (ValueError, KeyError, IndexError) as error:
-        if isinstance(error, UnreadablePageError):
-            raise
-        raise UnreadablePageError(f"not in Prometheus format: {shown(str(error))}") from error
+        read = read_exposition(text, names)
+    except ExpositionError as error:
+        raise UnreadablePageError(str(error)) from error
+    counters: defaultdict[Series, float] = defaultdict(float)
+    gauges: dict[str, Said] = {}
+    for sample in read.samples:
+        value = _checked(sample.name, sample.value)
+        if sample.name in read.gauges:
+            said = gauges.get(sample.name, Said(0, 0))
+            gauges[sample.name] = Said(said.total + value, max(said.largest, value))
+            continue
+        if sample.name.endswith("_bucket"):
+            _check_limit(sample.labels.get(_LIMIT_LABEL, ""))
+        series = sample.name, _read_labels(sample)
+        counters[series] = _checked(sample.name, counters[series] + value)
+        if len(counters) > _MOST_SERIES:
+            raise UnreadablePageError("more series are said than an engine has: this is not vLLM")
     if not counters:
         raise UnreadablePageError("no figure of vLLM is on it: this is not vLLM, or it runs with --disable-log-stats")
-    return Page(at_s, counters, gauges)
+    # In one order, however a page is ordered: what is kept of it is shared with pages that have the same series.
+    return Page(at_s, dict(sorted(counters.items())), dict(sorted(gauges.items())))
 
 
 def growth_between(looks: Collection[tuple[Page, Page]]) -> Growth:
@@ -77,7 +97,7 @@ def growth_between(looks: Collection[tuple[Page, Page]]) -> Growth:
     not there before has nothing to compare with.
     """
     rates: defaultdict[str, list[tuple[Labels, float]]] = defaultdict(list)
-    gauges: defaultdict[str, list[tuple[Labels, float]]] = defaultdict(list)
+    gauges: defaultdict[str, list[Said]] = defaultdict(list)
     for before, after in looks:
         seconds = after.at_s - before.at_s
         for series, value in after.counters.items():
@@ -85,25 +105,27 @@ def growth_between(looks: Collection[tuple[Page, Page]]) -> Growth:
             if old is not None and seconds > 0:
                 grown = value - old if value >= old else value
                 rates[series[0]].append((dict(series[1]), grown / seconds))
-        for series, value in after.gauges.items():
-            gauges[series[0]].append((dict(series[1]), value))
+        for name, said in after.gauges.items():
+            gauges[name].append(said)
     return Growth(rates, gauges)
 
 
-def _readable(text: str, names: Collection[str]) -> str:
-    """Return the lines that are read: the parser takes seconds for what a hostile engine may say."""
-    families = {name.removesuffix(end) for name in names for end in ("", "_total", "_bucket", "_count", "_sum")}
-    starts = (*names, *(f"# TYPE {family} " for family in families))
-    lines = [line for line in text.splitlines() if line.startswith(starts)]
-    if len(lines) > _MOST_LINES or max(map(len, lines), default=0) > _LONGEST_LINE:
-        raise UnreadablePageError("more is said than an engine has to say: this is not vLLM")
-    return "\n".join(lines)
+def _read_labels(sample: Sample) -> tuple[tuple[str, str], ...]:
+    """Return the labels that figures read."""
+    read = tuple((label, sample.labels[label]) for label in _READ if label in sample.labels)
+    if any(len(value) > _LONGEST_VALUE for _, value in read):
+        raise UnreadablePageError(f"a label of {sample.name} is longer than an engine's: this is not vLLM")
+    return read
 
 
 def _check_limit(limit: str) -> None:
     """Refuse what is no limit of a time."""
-    if not float(limit) > 0:
-        raise UnreadablePageError(f"a bucket ends at {limit}, which cannot be")
+    try:
+        possible = float(limit) > 0
+    except ValueError:
+        possible = False
+    if not possible:
+        raise UnreadablePageError(f"a bucket ends at {shown(limit)}, which cannot be")
 
 
 def _checked(name: str, value: float) -> float:

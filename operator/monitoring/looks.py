@@ -7,7 +7,15 @@ from typing import ClassVar, Final
 from weakref import WeakValueDictionary
 
 from specdecode_operator.monitoring.figures import FIGURES, Figure
-from specdecode_operator.monitoring.growth import Growth, Page, Series, UnreadablePageError, growth_between, read_page
+from specdecode_operator.monitoring.growth import (
+    Growth,
+    Page,
+    Said,
+    Series,
+    UnreadablePageError,
+    growth_between,
+    read_page,
+)
 from specdecode_operator.monitoring.measures import Values, Within
 
 WINDOW_S: Final = 300
@@ -17,17 +25,18 @@ EVERY_S: Final = 60
 SHOWN: Final[tuple[Figure, ...]] = tuple(figure for figure in FIGURES if not isinstance(figure.measure, Within))
 """What needs no limit of an owner's."""
 
+_MOST_SERIES_SETS: Final = 2
+"""On the pages of an engine: it has some series more once it works, and a hostile one other series on each page."""
+
 _NAMES: Final = frozenset().union(*(figure.measure.series() for figure in SHOWN))
 
 
 class _Series:
     """The names and labels of a page: most of its memory, and the same on every page of engines of one model."""
 
-    _known: ClassVar[WeakValueDictionary[tuple[tuple[Series, ...], tuple[Series, ...]], "_Series"]] = (
-        WeakValueDictionary()
-    )
+    _known: ClassVar[WeakValueDictionary[tuple[tuple[Series, ...], tuple[str, ...]], "_Series"]] = WeakValueDictionary()
 
-    def __init__(self, counters: tuple[Series, ...], gauges: tuple[Series, ...]) -> None:
+    def __init__(self, counters: tuple[Series, ...], gauges: tuple[str, ...]) -> None:
         self.counters, self.gauges = counters, gauges
 
     @classmethod
@@ -48,16 +57,17 @@ class _Kept:
     @classmethod
     def of(cls, page: Page) -> "_Kept":
         """Return a page so that it takes little memory."""
-        return cls(page.at_s, _Series.of(page), array("d", [*page.counters.values(), *page.gauges.values()]))
+        gauges = (number for said in page.gauges.values() for number in (said.total, said.largest))
+        return cls(page.at_s, _Series.of(page), array("d", [*page.counters.values(), *gauges]))
 
     def page(self) -> Page:
         """Return it as it was."""
-        counters, gauges = self.series.counters, self.series.gauges
-        count = len(counters)
+        counters, values = self.series.counters, self.values
+        said = map(Said, values[len(counters) :: 2], values[len(counters) + 1 :: 2])
         return Page(
             self.at_s,
-            dict(zip(counters, self.values[:count], strict=True)),
-            dict(zip(gauges, self.values[count:], strict=True)),
+            dict(zip(counters, values[: len(counters)], strict=True)),
+            dict(zip(self.series.gauges, said, strict=True)),
         )
 
 
@@ -77,6 +87,8 @@ class Looks:
         except UnreadablePageError:
             return
         while len(pages) > 1 and at_s - pages[1].at_s >= WINDOW_S:
+            del pages[0]
+        while len({id(page.series) for page in pages}) > _MOST_SERIES_SETS:
             del pages[0]
 
     def retain(self, engines: Collection[str]) -> None:

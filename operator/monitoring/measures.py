@@ -243,8 +243,10 @@ class Gauge:
 
     def values(self, growth: Growth) -> Values:
         """Return the sum or maximum over pods and ranks."""
-        said = [value for _, value in growth.gauges.get(self.gauge, ())]
-        return {"": max(said) if self.largest else sum(said)} if said else {}
+        said = growth.gauges.get(self.gauge, ())
+        if not said:
+            return {}
+        return {"": max(each.largest for each in said) if self.largest else sum(each.total for each in said)}
 
     def series(self) -> frozenset[str]:
         """Return the gauge."""

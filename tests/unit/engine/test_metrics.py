@@ -182,7 +182,7 @@ def test_nonsense_is_refused_with_what_is_wrong(text: str, complaint: str) -> No
 
 @pytest.mark.parametrize(
     "hostile",
-    ["vllm:generation_tokens_total 1\n" * 10_001, "vllm:generation_tokens_total{" + 'a="1",' * 3000 + "} 1"],
+    ["vllm:generation_tokens_total 1\n" * 8_001, "vllm:generation_tokens_total{" + 'a="1",' * 3000 + "} 1"],
     ids=["many lines", "a long line"],
 )
 def test_what_takes_long_to_read_is_not_read(hostile: str) -> None:

@@ -77,6 +77,26 @@ def test_two_looks_at_one_moment_tell_of_no_growth() -> None:
     assert not grown(f"{DRAFTS} 1\n", f"{DRAFTS} 2\n", 0).rates
 
 
+def ranks(pages: list[str]) -> str:
+    """Return the page of an engine whose ranks say these."""
+    lines = [line.replace("{", f'{{rank="{rank}",') for rank, each in enumerate(pages) for line in each.splitlines()]
+    return "\n".join(dict.fromkeys(lines)) + "\n"
+
+
+@pytest.mark.parametrize(("name", "values"), list(expected()), ids=lambda each: each if isinstance(each, str) else "")
+def test_ranks_of_an_engine_count_as_so_many_engines(name: str, values: dict[str, float]) -> None:
+    before, after = (ranks([page(pod, minute) for pod in ("b", "a")]) for minute in (10, 15))
+    growth = growth_between([(read(before, 0), read(after, FIVE_MINUTES_S))])
+    assert find_figure(name).measure.values(growth) == pytest.approx(values, rel=1e-3)
+
+
+def test_what_no_figure_reads_makes_no_series() -> None:
+    text = page("a", 5)
+    pages = ranks([text.replace("{", f'{{fresh{number}="{number}",') for number in range(64)])
+    assert read(pages, 0).counters.keys() == read(text, 0).counters.keys()
+    assert read(pages, 0).gauges.keys() == read(text, 0).gauges.keys()
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -87,7 +107,10 @@ def test_two_looks_at_one_moment_tell_of_no_growth() -> None:
         (f"{DRAFTS} -1\n", "cannot be"),
         (f"{DRAFTS} +Inf\n", "cannot be"),
         (f'{DRAFTS}{{a="{"x" * 20_000}"}} 1\n', "more is said"),
-        ("".join(f'{DRAFTS}{{a="{number}"}} 1\n' for number in range(20_001)), "more is said"),
+        ("".join(f'{DRAFTS}{{a="{number}"}} 1\n' for number in range(8_001)), "more is said"),
+        ("".join(f'{TTFT_BUCKET}{{le="{number}"}} 1\n' for number in range(1, 130)), "more series are said"),
+        (f'{TTFT_BUCKET}{{le="1.{"0" * 31}"}} 1\n', "longer than an engine's"),
+        (f"{DRAFTS} 1e308\n" * 2, "cannot be"),
         *(
             (f'{TTFT_BUCKET}{{le="{limit}"}} 1\n', "ends at|Prometheus format")
             for limit in ("", "abc", "nan", "0", "-Inf")
@@ -95,6 +118,7 @@ def test_two_looks_at_one_moment_tell_of_no_growth() -> None:
     ],
     ids=[
         *("empty", "html", "words", "nan", "negative", "infinite", "long line", "many lines"),
+        *("many series", "long label", "too much in all"),
         *("no limit", "words as limit", "limit nan", "limit 0", "limit below 0"),
     ],
 )

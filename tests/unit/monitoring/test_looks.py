@@ -72,3 +72,13 @@ def test_a_counter_that_began_anew_grew_by_what_it_says() -> None:
     found = looks.figures(MINUTE_S)
     assert found is not None
     assert 0 < found[0]["output_tokens_per_second"][""] < 100
+
+
+def test_pages_with_ever_other_series_are_not_all_kept() -> None:
+    looks = Looks()
+    for minute in range(6):
+        fresh = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="fresh{minute}"}} 1\n'
+        looks.hear("a", page("a", minute) + fresh, minute * MINUTE_S)
+    found = looks.figures(5 * MINUTE_S)
+    assert found is not None
+    assert found[1] == MINUTE_S, "between the last two, where pages that are alike are kept for five minutes"
