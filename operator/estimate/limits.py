@@ -10,7 +10,7 @@ from specdecode_operator.sizing.choice.other_models import matching_drafts
 from specdecode_operator.sizing.choice.precision_rules import cache_dtype_problem, dtype_problem, served_precision
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.drafting import vocabulary_mismatch
-from specdecode_operator.sizing.pair.pair import Pair
+from specdecode_operator.sizing.pair.pair import Pair, longest_sequence
 from specdecode_operator.versions.table import ended_method
 from specdecode_operator.vocabulary import ENGINE_DTYPES, Dtype, KvCacheDtype, Method
 
@@ -22,16 +22,13 @@ _MOST_VERIFIED_TOKENS: Final = 128
 
 REJECTION_KEY: Final = "rejection_sample_method"
 
-_NOT_STRETCHED: Final = ('"llama3"', '"longrope"', '"su"')
-"""Rotary scalings that the longest sequence includes already, in all versions (config/model.py)."""
-
 _LONGEST: Final = "max_position_embeddings"
 _TOLD_LONGEST: Final = "model_max_length"
 
 
 def refuse_unstartable(fields: CaseFields, speculative: CaseFields | None, pair: Pair) -> None:
     """Raise CaseError with the first setting of a case that vLLM raises an error for."""
-    _refuse_length(fields, pair.target)
+    _refuse_length(fields, pair)
     _refuse_dtype(fields, pair)
     _refuse_cache_dtype(fields, pair.target)
     _refuse_requests(fields, pair)
@@ -40,10 +37,10 @@ def refuse_unstartable(fields: CaseFields, speculative: CaseFields | None, pair:
         _refuse_speculation(speculative, pair)
 
 
-def _refuse_length(fields: CaseFields, target: ModelGeometry) -> None:
+def _refuse_length(fields: CaseFields, pair: Pair) -> None:
     """config/model.py, _get_and_verify_max_len."""
-    wanted, longest = fields.values.get("max_model_len"), target.max_position_embeddings
-    if wanted is None or wanted <= longest or _is_stretched(target):
+    wanted, longest = fields.values.get("max_model_len"), longest_sequence(pair.target, pair.limits.engine_version)
+    if wanted is None or wanted <= longest:
         return
     config = fields.section("model_config")
     if config is not None:
@@ -52,7 +49,7 @@ def _refuse_length(fields: CaseFields, target: ModelGeometry) -> None:
             return
     raise fields.error(
         "max_model_len",
-        f"{target.name} was made for at most {longest} tokens: use that or less, or stretch it by hf_overrides",
+        f"{pair.target.name} was made for at most {longest} tokens: use that or less, or stretch it by hf_overrides",
     )
 
 
@@ -66,12 +63,6 @@ def _refuse_dtype(fields: CaseFields, pair: Pair) -> None:
 def _refuse_cache_dtype(fields: CaseFields, target: ModelGeometry) -> None:
     if message := cache_dtype_problem(target, fields.text("kv_cache_dtype") or KvCacheDtype.AUTO):
         raise fields.error("kv_cache_dtype", message)
-
-
-def _is_stretched(target: ModelGeometry) -> bool:
-    """Whether vLLM may multiply the longest sequence by the factor of a rotary scaling; yarn's in some versions."""
-    facts = [dict(rope.parameters) for rope in target.ropes]
-    return any("factor" in each and each.get("rope_type") not in _NOT_STRETCHED for each in facts)
 
 
 def _values(config: Mapping[str, Any], key: str) -> Iterator[int]:

@@ -116,17 +116,46 @@ def small_config(**changes: Any) -> dict[str, Any]:
     [
         {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
         {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
-        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}},
         {"model_max_length": 16384},
     ],
 )
-def test_what_vllm_may_stretch_is_sized(estimate: Estimate, change: dict[str, Any]) -> None:
+def test_what_vllm_stretches_is_sized(estimate: Estimate, change: dict[str, Any]) -> None:
     asked = {"gpu": "H200", "max_model_len": 16384}
     stretched, plain = estimate(
         {**asked, "model_config": small_config(**change)}, {**asked, "model_config": small_config()}
     )
     assert stretched["error"] is None
     assert plain["error"].startswith("max_model_len: 16384: ")
+
+
+def test_yarn_stretches_as_in_the_version_of_the_line(estimate: Estimate) -> None:
+    """From 0.30 on max_position_embeddings counts, as a file has it; without a version it is the newest."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    case = {"gpu": "H200", "max_model_len": 16384, "model_config": small_config(rope_scaling=yarn)}
+    old, longer, new, newest = estimate(
+        {**case, "vllm_version": "0.29"},
+        {**case, "vllm_version": "0.29", "max_model_len": 16385},
+        {**case, "vllm_version": "0.30"},
+        case,
+    )
+    assert old["error"] is None
+    assert longer["error"].startswith("max_model_len: 16385: ")
+    assert new["error"] == newest["error"]
+    assert "made for at most 4096 tokens" in new["error"]
+
+
+@pytest.mark.parametrize(
+    ("model", "longest"),
+    [("deepseek-ai/DeepSeek-V3", 163_840), ("deepseek-ai/DeepSeek-R1", 163_840), ("openai/gpt-oss-120b", 131_072)],
+)
+def test_a_length_that_the_file_has_stretched_already_is_the_longest(
+    estimate: Estimate, model: str, longest: int
+) -> None:
+    """A factor stretches it no further; specdecode plan refuses from the same length on."""
+    case = {"model": model, "gpu": "H200", "tp": 8}
+    most, over = estimate({**case, "max_model_len": longest}, {**case, "max_model_len": longest + 1})
+    assert most["error"] is None
+    assert f"was made for at most {longest} tokens" in over["error"]
 
 
 def test_what_the_engine_lowers_by_itself_is_sized(estimate: Estimate) -> None:
