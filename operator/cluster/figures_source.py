@@ -16,7 +16,7 @@ from specdecode_operator.monitoring.measures import Scope, Values
 
 _DEADLINE_S: Final = 5
 _REST_S: Final = 60.0
-"""Where it does not answer nobody is asked: reconciles of other objects wait for no Prometheus that is slow."""
+"""Where it does not answer or fails nobody asks it: reconciles of other objects wait for no Prometheus that is slow."""
 
 _ASKS_FOR: Final = "--prometheus-token-file"
 _LONGEST_TOKEN: Final = 16 * 1024

@@ -12,13 +12,17 @@ import urllib3.exceptions
 from prometheus_api_client.prometheus_connect import PrometheusConnect
 from requests.utils import get_environ_proxies
 
-from specdecode_operator.cluster.web import WrongAnswerError, in_time, place_of, unreachable
+from specdecode_operator.cluster.web import NoAnswerError, WrongAnswerError, in_time, place_of, unreachable
 from specdecode_operator.monitoring.answers import MOST_BYTES, UnusableAnswerError, check_answer, read_series
 from specdecode_operator.monitoring.figures import Figure
 from specdecode_operator.monitoring.measures import Scope, Values
 
 _REFUSALS: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
+
+
+class _ServerFailureError(UnusableAnswerError):
+    """The server itself fails, such as under load: it answers no other question either."""
 
 
 def ask_prometheus(
@@ -38,6 +42,8 @@ def ask_prometheus(
             for figure in figures:
                 result = in_time(asked, partial(_ask, client, figure.promql(scope)))
                 values[figure.name] = read_series(result, scope)
+    except _ServerFailureError as error:
+        raise NoAnswerError(f"{place_of(asked)}: {error}") from error
     except UnusableAnswerError as error:
         raise WrongAnswerError(f"{place_of(asked)}: {error}") from error
     except (OSError, ValueError) as error:
@@ -72,16 +78,26 @@ def _ask(client: PrometheusConnect, query: str, seconds: int) -> Any:
 def _check(asks_for: str, response: requests.Response, **_: Any) -> None:
     """Let an answer pass before a redirection is followed, or anything read that is not bounded."""
     status = response.status_code
+    try:
+        content = _read(status, response, asks_for)
+    except UnusableAnswerError as error:
+        if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise _ServerFailureError(str(error)) from error
+        raise
+    response.raw, response.encoding = io.BytesIO(content), "utf-8-sig"
+
+
+def _read(status: int, response: requests.Response, asks_for: str) -> bytes:
     if status in _REFUSALS:
         raise UnusableAnswerError(f"refuses with {status}: give {asks_for}, or one with the right")
-    content = response.raw.read(MOST_BYTES + 1, decode_content=False)
+    content: bytes = response.raw.read(MOST_BYTES + 1, decode_content=False)
     if len(content) > MOST_BYTES:
         raise UnusableAnswerError(f"answers with more than {MOST_BYTES} bytes")
     # Prometheus says in a body what is wrong with a query.
     if status != HTTPStatus.OK and not content.startswith(b'{"status":"error"'):
         raise UnusableAnswerError(f"answers with HTTP {status}: is this its URL?")
     check_answer(content)
-    response.raw, response.encoding = io.BytesIO(content), "utf-8-sig"
+    return content
 
 
 def _first(error: BaseException) -> BaseException:

@@ -170,21 +170,46 @@ async def test_one_that_is_slow_holds_up_one_object_and_then_nobody_for_a_while(
     assert found.source is FiguresSource.PROMETHEUS
 
 
-async def test_one_that_breaks_off_is_asked_again_after_a_while_and_not_for_each_object(
-    looks: Looks, clock: Clock
-) -> None:
-    def break_off(_: str) -> tuple[int, bytes]:
-        raise ConnectionAbortedError
+def break_off() -> tuple[int, bytes]:
+    raise ConnectionAbortedError
 
-    with prometheus(break_off) as (url, asked):
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        break_off,
+        lambda: (503, b"overloaded"),
+        lambda: (503, b'{"status":"error","errorType":"timeout","error":"query timed out"}'),
+        lambda: (500, NOTHING),
+        lambda: (429, b"Too many requests"),
+    ],
+    ids=["breaks off", "503", "503 of Prometheus", "500", "429"],
+)
+async def test_one_that_fails_is_asked_again_after_a_while_and_not_for_each_object(
+    looks: Looks, clock: Clock, answer: Callable[[], tuple[int, bytes]]
+) -> None:
+    with prometheus(lambda _: answer()) as (url, asked):
         reader = FiguresReader(Prometheus(url))
-        await reader.read(Key("n", "d"), looks)
-        at_first = len(asked)
-        await reader.read(Key("n", "e"), looks)
-        assert len(asked) == at_first > 0
+        at_first = await reader.read(Key("n", "d"), looks)
+        questions = len(asked)
+        then = await reader.read(Key("n", "e"), looks)
+        assert len(asked) == questions > 0
+        assert at_first is not None
+        assert then is not None
+        assert then.message == at_first.message
         clock.now_s += 61
         await reader.read(Key("n", "f"), looks)
-        assert len(asked) > at_first
+        assert len(asked) > questions
+
+
+@pytest.mark.usefixtures("clock")
+async def test_one_that_refuses_a_query_is_asked_for_the_next_object(looks: Looks) -> None:
+    """What it says of a query is of one object, as its series are."""
+    refused = (422, b'{"status":"error","errorType":"execution","error":"many-to-many matching"}')
+    with prometheus(lambda query: refused if '"hostile"' in query else (200, series("0.25"))) as (url, _):
+        reader = FiguresReader(Prometheus(url))
+        found = [await reader.read(Key("n", name), looks) for name in ("hostile", "d")]
+    assert [each.source for each in found if each is not None] == [FiguresSource.PODS, FiguresSource.PROMETHEUS]
 
 
 @pytest.mark.usefixtures("clock")
