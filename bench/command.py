@@ -13,10 +13,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Final
 
-from bench.figures import Figure, Row, Run, text_table, write_run
+from bench.figures import Figure, Row, Run, runs_file, text_table, write_run
 from bench.machine import described, facts
 
 PARTS: Final = (
@@ -95,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="./just bench")
     parser.add_argument("--only", metavar="NAME,…", help=f"areas or parts: {', '.join((*PARTS, *LONG_PARTS))}")
     parser.add_argument("--all", action="store_true", help=f"also what takes long: {', '.join(LONG_PARTS)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="add the run to FILE, with what the machine is")
+    parser.add_argument("--json", type=runs_file, metavar="FILE", help="add the run to FILE, with what the machine is")
     asked = parser.parse_args(arguments)
     try:
         parts = chosen(asked.only, every=asked.all)

@@ -3,12 +3,15 @@
 import json
 import math
 import statistics
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
+
+from devcluster.host.arguments import output_file
 
 AIM: Final = "our aim"
 GROWTH: Final = "exponent"
@@ -162,6 +165,16 @@ def read_runs(file: Path) -> list[Run]:
         return []
     runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
     return [Run(run["machine"], [Row.from_json(row) for row in run["figures"]]) for run in runs]
+
+
+def runs_file(text: str) -> Path:
+    """Return a file of an option that a run can be added to."""
+    file = output_file(text)
+    try:
+        read_runs(file)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ArgumentTypeError(f"{text!r}: holds something else than runs: name another file") from error
+    return file
 
 
 def write_run(file: Path, run: Run) -> None:

@@ -12,8 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import yaml
+
+from devcluster.host.arguments import count, output_file, positive
 from devcluster.host.errors import ClusterError
 from hunt import findings
+from hunt.findings import Beat
 from hunt.hunting import Hunt
 from hunt.oracles import ORACLES, judge
 from hunt.records import Record
@@ -28,7 +32,7 @@ _SHARE_FOUND: Final = 0.9
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 where nothing was found, 1 where something was, 2 where it could not be looked for."""
-    options = _parser().parse_args(arguments)
+    options = _options(arguments)
     if stale := [fault.name for fault in seeded_faults() if fault.is_stale()]:
         print(f"hunt: the operator's code has moved on, mend hunt/seeded_faults.toml: {'; '.join(stale)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # operator and cluster go with it
@@ -46,24 +50,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result
 
 
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what is asked for; what is wrong with it is told with the usage of the command that is meant."""
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if options.command == "hunt" and options.fault and not options.seeded:
+        options.parser.error(f"argument --fault: {options.fault[0]}: needs --seeded, add it")
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./just", description=__doc__)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--name", default="hunt", help="of the cluster; one that is up is used, and stays up")
-    common.add_argument("--seed", type=int, default=1, help="the same seed gives the same steps")
-    common.add_argument("--minutes", type=float, default=10, help="it ends with the round that is under way then")
-    commands = parser.add_subparsers(required=True)
+    name = "of the cluster; one that is up is used, and stays up (default: %(default)s)"
+    common.add_argument("--name", default="hunt", help=name)
+    common.add_argument("--seed", type=int, default=1, help="the same seed gives the same steps (default: %(default)s)")
+    minutes = "it ends with the round that is under way then (default: %(default)s)"
+    common.add_argument("--minutes", type=positive, default=10, help=minutes)
+    commands = parser.add_subparsers(required=True, dest="command")
     hunt = commands.add_parser("hunt", parents=[common], help="look for faults, and shrink what is found")
-    hunt.add_argument("--repeat", type=Path, metavar="FILE", help="repeat a finding")
-    hunt.add_argument("--finding", type=Path, metavar="FILE", default=Path("hunt-finding.yaml"), help="written to")
-    hunt.add_argument("--seeded", action="store_true", help="look for faults that are made on purpose, one by one")
-    hunt.add_argument("--fault", action="append", type=int, metavar="NUMBER", help="with --seeded: this one, from 0 on")
+    what = hunt.add_mutually_exclusive_group()
+    what.add_argument("--repeat", type=_finding, metavar="FILE", help="repeat a finding")
+    what.add_argument("--seeded", action="store_true", help="look for faults that are made on purpose, one by one")
+    written = "a finding is written to it (default: %(default)s)"
+    hunt.add_argument("--finding", type=output_file, metavar="FILE", default="hunt-finding.yaml", help=written)
+    one = "with --seeded: this one, from 0 on (default: all)"
+    hunt.add_argument("--fault", action="append", type=_fault, metavar="NUMBER", help=one)
     hunt.add_argument("--without", action="append", default=[], choices=ORACLES, help="leave an oracle out")
-    hunt.set_defaults(run=_hunt)
+    hunt.set_defaults(run=_hunt, parser=hunt)
     soak = commands.add_parser("soak", parents=[common], help="churn, with faults on and off in turn")
-    soak.add_argument("--objects", type=int, default=12)
-    soak.set_defaults(run=_soak)
+    soak.add_argument("--objects", type=count, default=12, help="how many there are at a time (default: %(default)s)")
+    soak.set_defaults(run=_soak, parser=soak)
     return parser
+
+
+def _finding(text: str) -> list[Beat]:
+    try:
+        return findings.read(Path(text))
+    except OSError as error:
+        message = f"{text!r}: {error.strerror}: name a file that ./just hunt wrote (--finding)"
+        raise argparse.ArgumentTypeError(message) from error
+    except (yaml.YAMLError, ValueError, LookupError, TypeError) as error:
+        message = f"{text!r}: holds no finding: name a file that ./just hunt wrote (--finding)"
+        raise argparse.ArgumentTypeError(message) from error
+
+
+def _fault(text: str) -> int:
+    last = len(seeded_faults()) - 1
+    if not text.isdecimal() or int(text) > last:
+        raise argparse.ArgumentTypeError(f"{text!r}: use the number of a seeded fault, from 0 to {last}")
+    return int(text)
 
 
 def _hunt(place: Stage, options: argparse.Namespace) -> int:
@@ -72,7 +109,7 @@ def _hunt(place: Stage, options: argparse.Namespace) -> int:
         return _seeded(place, options.fault, without)
     hunt = Hunt(place, options.seed, options.finding, without)
     if options.repeat:
-        found = hunt.repeat(findings.read(options.repeat))
+        found = hunt.repeat(options.repeat)
         print(*found, sep="\n")
     else:
         found = hunt.run(options.minutes)

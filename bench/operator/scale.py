@@ -15,10 +15,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
-from bench.figures import Figure, Row, Run, at_most, growth, peer, text_table, write_run
+from bench.figures import Figure, Row, Run, at_most, growth, peer, runs_file, text_table, write_run
 from bench.machine import described, facts
 from bench.operator import histogram
 from bench.operator.audit_counts import STATUS_WRITE, about_objects
@@ -27,6 +26,7 @@ from bench.operator.slowest import slowest_tenth
 from bench.operator.stand import stand
 from bench.operator.subjects import LeaderWorkerSets, Operator
 from devcluster.builds import binaries
+from devcluster.host.arguments import counts, positive
 
 PART: Final = "operator.scale"
 OBJECTS: Final = (100, 300, 1000)
@@ -215,9 +215,12 @@ def _growth(lives: Mapping[int, Life]) -> Iterator[Figure]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="./just bench-operator")
-    parser.add_argument("--objects", type=_sizes, default=OBJECTS, metavar="N,…", help="default: %(default)s")
-    parser.add_argument("--idle", type=float, default=IDLE_S, metavar="SECONDS", help="how long nothing is done")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="add the run to FILE, with what the machine is")
+    objects = ",".join(map(str, OBJECTS))
+    sizes = "how many, one run for each (default: %(default)s)"
+    parser.add_argument("--objects", type=counts, default=objects, metavar="N,…", help=sizes)
+    idle = "how long nothing is done (default: %(default)g)"
+    parser.add_argument("--idle", type=positive, default=IDLE_S, metavar="SECONDS", help=idle)
+    parser.add_argument("--json", type=runs_file, metavar="FILE", help="add the run to FILE, with what the machine is")
     asked = parser.parse_args(arguments)
     machine = facts()
     rows: list[Row] = []
@@ -228,16 +231,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(text_table(rows)))
     print(f"\n{described(machine, (each for row in rows for each in row.figure.parts))}")
     return 0
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        sizes = tuple(int(each) for each in text.split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: numbers of objects such as 100,1000")
-    return sizes
 
 
 if __name__ == "__main__":

@@ -65,6 +65,27 @@ def test_a_part_that_fails_is_told_and_the_others_are_measured(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("no/such.json", "there is no folder no: make it, or name another file"),
+        (".", "is a folder: name a file in it"),
+        ("notes.json", "holds something else than runs: name another file"),
+        ("list.json", "holds something else than runs: name another file"),
+    ],
+)
+def test_a_file_that_takes_no_run_is_told_before_anything_is_measured(
+    file: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "measured", lambda _: pytest.fail("it is measured"))
+    Path("notes.json").write_text("not JSON")
+    Path("list.json").write_text("[]")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        command.main(["--only", "sizing.speed", "--json", file])
+    assert f"argument --json: {file!r}: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("only", "said"),
     [
         ("sizng", "'sizng' is no area and no part: did you mean sizing?"),

@@ -181,10 +181,32 @@ def test_the_readme_has_the_largest_size_alone(monkeypatch: pytest.MonkeyPatch, 
     assert re.findall(r"\d+: \w+", every) == ["100: create", "200: create", "200: calls"]
 
 
-@pytest.mark.parametrize("text", ["", "many", "100,", "0", "-5"])
-def test_numbers_of_objects_that_are_none_are_refused_with_an_example(
-    text: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        *(
+            (f"--objects={text}", "use whole numbers from 1 on, such as 100,1000")
+            for text in ("", "zero", "100,", "-5")
+        ),
+        *((f"--idle={text}", "use a number above 0") for text in ("-3", "0", "inf", "long")),
+        ("--json=no/such.json", "there is no folder no: make it, or name another file"),
+    ],
+)
+def test_a_wrong_option_is_told_before_anything_is_measured(
+    option: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        scale.main([f"--objects={text}"])
-    assert f"{text!r}: numbers of objects such as 100,1000" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scale, "figures_of_sizes", lambda *_: pytest.fail("it is measured"))
+    with pytest.raises(SystemExit, match=r"^2$"):
+        scale.main([option])
+    name, _, text = option.partition("=")
+    assert f"argument {name}: {text!r}: {said}" in capsys.readouterr().err
+
+
+def test_help_tells_the_defaults(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit, match=r"^0$"):
+        scale.main(["--help"])
+    told = capsys.readouterr().out
+    assert "(default: 100,300,1000)" in told
+    assert "(default: 60)" in told
