@@ -204,7 +204,8 @@ def _report(kubectl: Kubectl, moment: _Moment, answers: list[dict[str, Any]], ti
     print(f"Promised  {plan['kvCacheTokens']:,} KV cache tokens; the engine reports {observed['kvCacheTokens']:,}")
     print(f"Proof     {observed['acceptance']} of {observed['draftTokens']:,} drafted tokens accepted,")
     length = observed["meanAcceptanceLength"]
-    print(f"          {length} tokens a step, over {tokens} tokens of {len(answers)} completions")
+    said = f"{len(answers)} completions gave {tokens} tokens"
+    print(f"          {length} tokens a step, as the status was last written; {said}")
     print("\nConditions")
     for condition in status["conditions"]:
         if condition["type"] not in {"Reconciling", "Stalled"}:
