@@ -21,6 +21,8 @@ _REST_S: Final = 60.0
 _ASKS_FOR: Final = "--prometheus-token-file"
 _LONGEST_TOKEN: Final = 16 * 1024
 _LONGEST_WHY: Final = 400
+_MOVED: Final = 0.02
+"""The part by which a figure has moved at least, when it is shown anew."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,10 @@ class FiguresReader:
     async def keep(
         self, key: Key, kept: KeptFigures, before: FiguresStatus | None, now_s: float
     ) -> FiguresStatus | None:
-        """Return the figures to show, taken anew only so often: each write of a status wakes others."""
+        """Return the figures to show, taken anew only so often, and only where one moved: each write wakes others."""
         if kept.taken_s is None or now_s - kept.taken_s >= WINDOW_S:
-            taken = await self.read(key, kept.looks)
-            kept.shown = taken or kept.shown or before
+            taken, known = await self.read(key, kept.looks), kept.shown or before
+            kept.shown = taken if taken is not None and (known is None or _moved(known, taken)) else known
             kept.taken_s = kept.taken_s if taken is None else now_s
         return kept.shown
 
@@ -125,6 +127,24 @@ def _status(
 ) -> FiguresStatus:
     told = [FigureStatus(name=each.name, value=text) for each in SHOWN if (text := _text(values.get(each.name, {})))]
     return FiguresStatus(source=source, message=why, over_seconds=round(over_s), values=told)
+
+
+def _moved(before: FiguresStatus, now: FiguresStatus) -> bool:
+    """Whether figures say something new: that they are of more seconds by now is nothing that anybody waits for."""
+    if (before.source, before.message) != (now.source, now.message):
+        return True
+    known = {each.name: each.value.split() for each in before.values}
+    found = {each.name: each.value.split() for each in now.values}
+    return known.keys() != found.keys() or any(_differ(known[name], found[name]) for name in found)
+
+
+def _differ(before: list[str], now: list[str]) -> bool:
+    """Whether texts that are numbers differ by more than is worth a write; what is none differs from all."""
+    try:
+        pairs = [(float(one), float(other)) for one, other in zip(before, now, strict=True)]
+    except ValueError:
+        return True
+    return not all(math.isclose(one, other, rel_tol=_MOVED) for one, other in pairs)
 
 
 def _text(values: Values) -> str:

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from unittest.mock import AsyncMock
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.deployment import FiguresSource, FiguresStatus
+from specdecode_operator.api.status.deployment import FiguresSource, FiguresStatus, FigureStatus
 from specdecode_operator.cluster import figures_source
-from specdecode_operator.cluster.figures_source import FiguresReader, Prometheus
+from specdecode_operator.cluster.figures_source import FiguresReader, KeptFigures, Prometheus
 from specdecode_operator.monitoring.figures import find_figure
 from specdecode_operator.monitoring.looks import Looks
 from specdecode_operator.monitoring.measures import Scope
@@ -225,3 +226,16 @@ async def test_series_of_one_object_keep_no_other_from_its_figures(looks: Looks)
         reader = FiguresReader(Prometheus(url))
         found = [await reader.read(Key("n", name), looks) for name in ("hostile", "d")]
     assert [each.source for each in found if each is not None] == [FiguresSource.PODS, FiguresSource.PROMETHEUS]
+
+
+@pytest.mark.parametrize(("said", "moved"), [("100.9", False), ("103", True), ("100 100", True), ("hello", True)])
+async def test_figures_are_shown_anew_only_where_one_moved(
+    monkeypatch: pytest.MonkeyPatch, said: str, *, moved: bool
+) -> None:
+    def of(value: str, over_s: int) -> FiguresStatus:
+        told = [FigureStatus(name="output_tokens_per_second", value=value)]
+        return FiguresStatus(source=FiguresSource.PODS, over_seconds=over_s, values=told)
+
+    reader, before, now = FiguresReader(), of("100", 60), of(said, 300)
+    monkeypatch.setattr(reader, "read", AsyncMock(return_value=now))
+    assert await reader.keep(KEY, KeptFigures(), before, NOW_S) == (now if moved else before)
