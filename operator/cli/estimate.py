@@ -76,10 +76,12 @@ class Lookup:
         return found
 
     def _described(self, part: dict[str, Any]) -> dict[str, Any]:
+        model, revision = _model(part), part.get("revision")
+        if not model or part.get("model_config") is not None:
+            return part
         from specdecode_operator.sizing.families.catalogue import find_entry  # noqa: PLC0415
 
-        model, revision = _model(part), part.get("revision")
-        if not model or part.get("model_config") is not None or find_entry(model) is not None:
+        if find_entry(model) is not None:
             return part
         self.unknown[model] = None
         if self.hub is None:

@@ -1,5 +1,6 @@
 """Reads lines of JSON objects that say the same again and again: a value that an earlier line had is not read anew."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +16,17 @@ _EACH_BYTES: Final = 100
 _WITH_BLANKS: Final = (b", ", b'"%b": %b')
 _WITHOUT: Final = (b",", b'"%b":%b')
 """How programs write an object: as Python does, and the shortest way."""
+
+
+class SharedObject(dict[str, Any]):
+    """An object that many lines hold and nobody changes: what was made of it is kept with it, as long as it lives."""
+
+    __slots__ = ("made",)
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        """Take the content; nothing was made of it yet."""
+        super().__init__(content)
+        self.made: dict[object, Any] = {}
 
 
 class JsonLines:
@@ -45,16 +57,19 @@ class JsonLines:
         if len(line) > self._most_line_bytes:
             return None
         try:
-            parts = [(key, bytes(text)) for key, text in self._split.decode(line).items()]
+            found = self._split.decode(line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return None
-        is_plain = "".join([key for key, _ in parts]).isprintable()
-        return parts if is_plain and line in (_joined(parts, *_WITH_BLANKS), _joined(parts, *_WITHOUT)) else None
+        parts = [(key, bytes(text)) for key, text in found.items()]
+        once = line == _joined(parts, *_WITH_BLANKS) or line == _joined(parts, *_WITHOUT)
+        return parts if once and "".join(found).isprintable() else None
 
     def _value(self, text: bytes) -> Any:
         if text in self._known:
             return self._known[text]
         value = parse_json(text, self._most_line_bytes)
+        if isinstance(value, dict):
+            value = SharedObject(value)
         self._known_bytes += len(text) + _EACH_BYTES
         if self._known_bytes > _MOST_REMEMBERED_BYTES:
             self._known.clear()

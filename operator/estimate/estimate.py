@@ -13,7 +13,7 @@ from specdecode_operator.estimate.fields import CaseError, CaseFields
 from specdecode_operator.estimate.gpu_names import find_named_gpu
 from specdecode_operator.estimate.limits import refuse_unstartable
 from specdecode_operator.estimate.models import target_geometry, wanted_precision
-from specdecode_operator.estimate.names import CASE_SPELLINGS, REMARKS, SPECULATIVE_REMARKS, SPECULATIVE_SPELLINGS
+from specdecode_operator.estimate.names import CASE_SPELLINGS, REMARKS
 from specdecode_operator.estimate.speculation import MOST_TOKENS, NO_SPECULATION, read_speculation
 from specdecode_operator.sizing.base.devices import Device
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION, caches_prefixes, find_era
@@ -127,17 +127,16 @@ def read_case(values: Mapping[str, Any], calibration: Calibration = UNCALIBRATED
     available_gib = fields.number("available_kv_gib", _MOST_GIB)
     device = _device(fields, required=available_gib is None)
     target = target_geometry(fields)
-    speculative = fields.section("speculative")
-    if speculative is not None:
-        speculative = speculative.named(SPECULATIVE_SPELLINGS, SPECULATIVE_REMARKS)
+    section = fields.section("speculative")
+    speculation = NO_SPECULATION if section is None else read_speculation(section)
     pair = Pair(
         target=target,
         target_precision=wanted_precision(fields, target),
         limits=_limits(fields, target, version, engine_defaults(version, device)),
         calibration=calibration,
-        **(NO_SPECULATION if speculative is None else read_speculation(speculative)),
+        **speculation.of_pair,
     )
-    refuse_unstartable(fields, speculative, pair)
+    refuse_unstartable(fields, speculation.fields, pair)
     return Case(
         pair=pair,
         device=device,

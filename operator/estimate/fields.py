@@ -43,6 +43,8 @@ class CaseFields:
         CaseError
             For a key that is none, and for two that contradict each other.
         """
+        if all(spellings.get(key) == key for key in self.values):
+            return self
         values: dict[str, Any] = {}
         spelled: dict[str, str] = {}
         for key, value in self.values.items():

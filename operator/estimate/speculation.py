@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from specdecode_operator.api.values import (
     METHODS_WITH_TARGETS_HEAD,
@@ -13,6 +13,7 @@ from specdecode_operator.api.values import (
 from specdecode_operator.estimate.fields import CaseFields
 from specdecode_operator.estimate.limits import REJECTION_KEY
 from specdecode_operator.estimate.models import model_geometry, wanted_precision
+from specdecode_operator.estimate.names import SPECULATIVE_REMARKS, SPECULATIVE_SPELLINGS
 from specdecode_operator.sizing.base.remembered import MadeOfContent
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.vocabulary import METHODS_IN_PARALLEL, METHODS_WITH_DRAFT, Method
@@ -25,21 +26,33 @@ _MADE_UP: Final = "synthetic"
 """A check of drafted tokens that no spec may ask for; it takes what standard takes."""
 
 
-_READ: Final = MadeOfContent[Mapping[str, Any]]()
+class Speculation(NamedTuple):
+    """What a case says of speculation."""
+
+    fields: CaseFields | None  # As the case says it, by our names; None where it says nothing
+    of_pair: Mapping[str, Any]  # What a pair has of it, by its fields
 
 
-def read_speculation(speculative: CaseFields) -> Mapping[str, Any]:
-    """Return what a pair has of speculation, by its fields.
+_READ: Final = MadeOfContent[Speculation]()
+
+
+def read_speculation(section: CaseFields) -> Speculation:
+    """Return what a case says of speculation in its section.
 
     Raises
     ------
     CaseError
         Naming the first key that is wrong.
     """
-    return _READ.get(dict(speculative.values), lambda: _read_speculation(speculative))
+    return _READ.get(section.values, (section.prefix,), lambda: _read_speculation(section))
 
 
-def _read_speculation(speculative: CaseFields) -> Mapping[str, Any]:
+def _read_speculation(section: CaseFields) -> Speculation:
+    speculative = section.named(SPECULATIVE_SPELLINGS, SPECULATIVE_REMARKS)
+    return Speculation(speculative, _of_pair(speculative))
+
+
+def _of_pair(speculative: CaseFields) -> Mapping[str, Any]:
     method = _method(speculative)
     draft = _draft(speculative, method) if method in METHODS_WITH_DRAFT else None
     tokens = 0 if method is Method.NONE else _num_speculative_tokens(speculative)
@@ -58,13 +71,10 @@ def _read_speculation(speculative: CaseFields) -> Mapping[str, Any]:
     }
 
 
-NO_SPECULATION: Final[Mapping[str, Any]] = {
-    "draft": None,
-    "draft_precision": None,
-    "method": Method.NONE,
-    "num_speculative_tokens": 0,
-}
-"""What a pair has of it where a case says nothing."""
+NO_SPECULATION: Final = Speculation(
+    None, {"draft": None, "draft_precision": None, "method": Method.NONE, "num_speculative_tokens": 0}
+)
+"""What holds where a case says nothing of it."""
 
 
 def _method(speculative: CaseFields) -> Method:

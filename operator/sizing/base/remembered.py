@@ -1,9 +1,11 @@
 """How much sizing remembers of what it has worked out, and what it made of JSON that comes again and again."""
 
 import marshal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any, Final, Generic, TypeVar
+
+from specdecode_operator.documents.json_lines import SharedObject
 
 MOST_REMEMBERED: Final = 512
 """Answers that each function keeps, the last asked: a plan takes some twenty, and the operator does not grow for ever.
@@ -18,16 +20,25 @@ _Made = TypeVar("_Made")
 
 
 class MadeOfContent(Generic[_Made]):
-    """What was last made of JSON, by the JSON's content: equal values of equal types. Of the JSON a digest is kept."""
+    """What was last made of JSON objects, by their content: equal values of equal types. Of each a digest is kept."""
 
     def __init__(self) -> None:
         """Remember nothing yet."""
         self._made: dict[bytes, _Made] = {}
 
-    def get(self, content: Any, make: Callable[[], _Made]) -> _Made:
-        """Return what was made of equal content before, or make it; an error is not remembered."""
+    def get(self, content: Mapping[str, Any], named: tuple[str, ...], make: Callable[[], _Made]) -> _Made:
+        """Return what was made of equal content under these names before, or make it; an error is not remembered."""
+        if not isinstance(content, SharedObject):
+            return self._of_equal(content, named, make)
+        # Its digest takes longer to compute than all else of reading it again.
+        made: _Made | None = content.made.get((self, named))
+        if made is None:
+            made = content.made[self, named] = self._of_equal(content, named, make)
+        return made
+
+    def _of_equal(self, content: Mapping[str, Any], named: tuple[str, ...], make: Callable[[], _Made]) -> _Made:
         try:
-            key = sha256(marshal.dumps(content, _WITHOUT_REFERENCES)).digest()
+            key = sha256(marshal.dumps((named, dict(content)), _WITHOUT_REFERENCES)).digest()
         except ValueError:  # it has more in it than JSON
             return make()
         # Threads may ask at once; the last asked stands at the end.

@@ -69,6 +69,7 @@ def find_geometry(model_id: str, method: str | None = None) -> ModelGeometry | N
     return head_from_config(model_id, entry.config, method or "") if read_as_head else geometry
 
 
+@lru_cache(maxsize=MOST_REMEMBERED)
 def find_entry(model_id: str) -> CatalogueEntry | None:
     """Return what the catalogue holds of the model with exactly this hub id, or None.
 

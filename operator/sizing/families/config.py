@@ -195,7 +195,7 @@ def geometry_from_config(name: str, config: Mapping[str, object]) -> ModelGeomet
         When the architecture is not known, or a value is missing, of the
         wrong type, out of range, or contradicts another.
     """
-    return _MADE.get((name, dict(config)), lambda: _geometry(Fields(name, config)))
+    return _MADE.get(config, (name,), lambda: _geometry(Fields(name, config)))
 
 
 def _geometry(fields: Fields) -> ModelGeometry:
@@ -218,7 +218,7 @@ def head_from_config(name: str, config: Mapping[str, object], method: str) -> Mo
     GeometryError
         As geometry_from_config.
     """
-    return _MADE.get((name, dict(config), method), lambda: _head(Fields(name, config), method))
+    return _MADE.get(config, (name, method), lambda: _head(Fields(name, config), method))
 
 
 def _head(fields: Fields, method: str) -> ModelGeometry:

@@ -48,8 +48,9 @@ def stage_weights(pair: Pair, split: Parallelism) -> tuple[StageWeights, ...]:
     """Return what a rank of each pipeline stage loads, and makes with it; the draft sits on the last stage."""
     draft, draft_precision = loaded_draft(pair) or (None, None)
     loaded = _stage_weights(pair.target, pair.target_precision, draft, draft_precision, split, _loading(pair))
-    *before, last = loaded
-    loaded = (*before, StageWeights(last.target_bytes, last.draft_bytes + _quantized_head_bytes(pair, split)))
+    if pair.draft_head_quantization is not None:
+        *before, last = loaded
+        loaded = (*before, StageWeights(last.target_bytes, last.draft_bytes + _quantized_head_bytes(pair, split)))
     if not pair.target.has_sparse_attention:
         return loaded
     rows = _index_rows(pair)

@@ -249,10 +249,11 @@ def find_correction(pair: Pair, device: Device, split: Parallelism) -> Correctio
     graphs and 16 bits: what pipeline stages, data-parallel copies, spread experts and
     other graphs or types take is not known from them.
     """
+    if not pair.calibration.entries:
+        return None
     limits = pair.limits
     usual = limits.has_own_graphs and limits.dtype_bytes == SIXTEEN_BIT_BYTES
-    measurable = split == Parallelism(split.tensor) and usual and not pair.other_draft_lengths
-    if not pair.calibration.entries or not measurable:
+    if split != Parallelism(split.tensor) or not usual or pair.other_draft_lengths:
         return None
     return pair.calibration.find(engine_kind(pair, device.product, split.tensor))
 

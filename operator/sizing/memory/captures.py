@@ -20,8 +20,8 @@ def further_graphs(pair: Pair) -> int:
     pieces as well: an upper bound. V1 captures in pieces alone then (config/vllm.py,
     _maybe_override_dynamic_sd_cudagraph_mode), so that what is counted for it is one, too.
     """
-    if pair.adaptive_verification:
-        return 0  # Its graphs take any mix of tokens.
+    if pair.adaptive_verification or not pair.other_draft_lengths:
+        return 0  # Graphs of adaptive verification take any mix of tokens.
     sizes = _sizes(_largest_graph(pair))
     return sum(_whole_requests(pair, tokens, sizes) for tokens in pair.other_draft_lengths)
 

@@ -203,6 +203,7 @@ def described(**changes: Any) -> dict[str, Any]:
 
 def test_a_line_is_answered_as_alone_whatever_lines_before_it_said(estimate: Estimate) -> None:
     wide = {**LLAMA_8B_CONFIG, "intermediate_size": 16_384}
+    too_many = {"method": "ngram", "num_speculative_tokens": 200}
     cases = [
         described(),
         described(max_model_len=4096),
@@ -213,6 +214,10 @@ def test_a_line_is_answered_as_alone_whatever_lines_before_it_said(estimate: Est
         described(drafting={"num_speculative_tokens": 1.0}),
         described(drafting={"model_config": wide}),
         described(hf_overrides={"num_hidden_layers": 16}),
+        described(model="maker/one", max_model_len=10**7),
+        described(model="maker/two", max_model_len=10**7),
+        described(vllm_version="0.20", speculative=too_many),
+        described(vllm_version="0.20", **{"speculative": None, "--speculative-config": too_many}),
         described(),
     ]
     together = estimate(*cases, *reversed(cases))
