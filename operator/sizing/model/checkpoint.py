@@ -1,6 +1,6 @@
 """What a config.json's quantization_config says about the stored weights."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdecode_operator.sizing.base.fields import Fields
@@ -83,7 +83,7 @@ class Checkpoint:
 
     def unquantized_modules(self, layer_index: int) -> frozenset[str]:
         """Return the modules of one layer that stay in 16 bits."""
-        return self._unquantized(f"{prefix}.{layer_index}" for prefix in _PREFIXES)
+        return self._unquantized([f"{prefix}.{layer_index}" for prefix in _PREFIXES]) if self.excluded else frozenset()
 
     def unquantized_prediction_modules(self, num_layers: int) -> frozenset[str]:
         """Return the modules of a layer for multi-token prediction that stay in 16 bits.
@@ -92,10 +92,7 @@ class Checkpoint:
         """
         return self._unquantized([*(f"{prefix}.{num_layers}" for prefix in _PREFIXES), _PREDICTION_LAYER])
 
-    def _unquantized(self, layers: Iterable[str]) -> frozenset[str]:
-        if not self.excluded:
-            return frozenset()
-        layers = tuple(layers)
+    def _unquantized(self, layers: Sequence[str]) -> frozenset[str]:
         return frozenset(
             module
             for module in _QUANTIZABLE

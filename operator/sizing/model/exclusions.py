@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from functools import lru_cache
 from typing import Final
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
@@ -23,6 +23,9 @@ _LONGEST: Final = 128
 
 _MOST_COMPARED: Final = 131_072
 """Characters of patterns times the layers they are compared with: those of the catalogue come to 9,000 at most."""
+
+_MOST_KEYS: Final = 4
+"""Of one file, which is read for the model and once more for its layers for multi-token prediction."""
 
 _DIGITS_COUNTED: Final = re.compile(r"(?:\\d|\[0-9\])\{\d(?:,\d?)?\}")
 """The only counts that may be repeated by number: each other one can make an automaton of any size of a few letters."""
@@ -42,7 +45,7 @@ class Exclusions:
     """
 
     parts: frozenset[str]
-    lengths: tuple[int, ...]  # in words, of the parts, from the shortest
+    lengths: Mapping[str, tuple[int, ...]]  # in words, of the parts by their first word, from the shortest
     automata: Mapping[str, SchemaValidator]
     negated: tuple[tuple[SchemaValidator, SchemaValidator], ...]  # What may not hold for a name, and what must
 
@@ -59,25 +62,42 @@ class Exclusions:
                 patterns[_number_in(text)].append(wanted)
             else:
                 negated.append((_automaton([unwanted]), _automaton([wanted])))
-        lengths = tuple(sorted({part.count(".") + 1 for part in parts}))
         automata = {number: _automaton(found) for number, found in patterns.items()}
-        return cls(frozenset(parts), lengths, automata, tuple(negated))
+        return cls(frozenset(parts), _lengths(parts), automata, tuple(negated))
 
     def hold(self, name: str) -> bool:
         """Whether a module with this name stays in 16 bits."""
+        # Of a checkpoint with many layers ten thousand names are asked: most have nothing of either.
+        if self._holds_a_part(name):
+            return True
+        return bool(self.automata or self.negated) and self._holds_a_pattern(name)
+
+    def _holds_a_part(self, name: str) -> bool:
         words = name.split(".")
-        if any(
-            ".".join(words[start : start + length]) in self.parts
-            for length in takewhile(len(words).__ge__, self.lengths)
-            for start in range(len(words) - length + 1)
-        ):
-            return True
-        asked = (self.automata.get(number) for number in ("", _layer_number(name)))
-        if any(automaton.isinstance_python(name) for automaton in asked if automaton is not None):
-            return True
+        for start, word in enumerate(words):
+            for length in self.lengths.get(word, ()):
+                if start + length > len(words):
+                    break
+                if ".".join(words[start : start + length]) in self.parts:
+                    return True
+        return False
+
+    def _holds_a_pattern(self, name: str) -> bool:
+        for number in ("", _layer_number(name)):
+            automaton = self.automata.get(number)
+            if automaton is not None and automaton.isinstance_python(name):
+                return True
         return any(
             wanted.isinstance_python(name) and not unwanted.isinstance_python(name) for unwanted, wanted in self.negated
         )
+
+
+def _lengths(parts: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for part in parts:
+        first, *more = part.split(".")
+        found[first].add(1 + len(more))
+    return {first: tuple(sorted(lengths)) for first, lengths in found.items()}
 
 
 def read_exclusions(section: Fields, key: str, num_layers: int) -> Exclusions:
@@ -100,9 +120,14 @@ def read_exclusions(section: Fields, key: str, num_layers: int) -> Exclusions:
         if problem := _problem(expression):
             raise section.error(key, f"{shown(expression)} {problem}: name the modules")
     try:
-        return Exclusions.of(texts)
+        return _exclusions(texts)
     except SchemaError as error:
         raise section.error(key, f"its {len(patterns):,} patterns are too many: name the modules") from error
+
+
+@lru_cache(maxsize=_MOST_KEYS)
+def _exclusions(texts: tuple[str, ...]) -> Exclusions:
+    return Exclusions.of(texts)
 
 
 def _problem(expression: str) -> str | None:

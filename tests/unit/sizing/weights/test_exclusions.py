@@ -84,6 +84,14 @@ def test_a_glob_is_for_whole_words_of_a_name(beginning: str, end: str, first: st
     assert Exclusions.of([glob]).hold(name) == (wanted.match(name) is not None)
 
 
+@given(
+    st.lists(st.lists(st.sampled_from(["a", "b", "ab", ""]), min_size=1, max_size=4).map(".".join), max_size=4),
+    st.lists(st.sampled_from(["a", "b", "ab", ""]), min_size=1, max_size=4).map(".".join),
+)
+def test_a_plain_text_is_for_whole_words_in_a_row(texts: list[str], name: str) -> None:
+    assert Exclusions.of(texts).hold(name) == any(f".{text}." in f".{name}." for text in texts)
+
+
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize(
     ("patterns", "why"),
