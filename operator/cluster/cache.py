@@ -11,6 +11,7 @@ from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.owner_index import OwnerIndex
+from specdecode_operator.documents.shared_texts import SharedTexts
 from specdecode_operator.kube.field_managers import foreign_entries
 from specdecode_operator.kube.labels import (
     CAPTURE_LABEL,
@@ -41,6 +42,7 @@ class Cache:
     """
 
     def __init__(self) -> None:
+        self._texts = SharedTexts()
         self._parents: defaultdict[str, dict[Key, Body]] = defaultdict(dict)
         self._children: defaultdict[Key, dict[tuple[str, str], Body]] = defaultdict(dict)
         self._owners: OwnerIndex[tuple[str, str, str]] = OwnerIndex()
@@ -66,10 +68,11 @@ class Cache:
         """Store an object of one of our kinds; return its key."""
         self.on_seen(kind, body)
         key = _key(kind, body)
-        newest = self._newest(self._parents[kind].get(key), without_managed_fields(body))
+        known = self._parents[kind].get(key)
+        newest = self._newest(known, without_managed_fields(body))
         if newest is not None:
             before = self._about(key)
-            self._parents[kind][key] = newest
+            self._parents[kind][key] = newest if newest is known else self._texts.share(newest)
             if kind == capture.KIND:
                 self._captures.put(key, _deployment_named(newest))
             for about in {before, self._about(key)}:
@@ -127,7 +130,7 @@ class Cache:
             if owner is None:
                 self._remember_deletion(body)
         if owner is not None:
-            self._children[owner][kind, member[2]] = newest
+            self._children[owner][kind, member[2]] = self._texts.share(newest)
             self._owners.put(member, owner)
             if owner.kind == capture.KIND and kind == PERSISTENT_VOLUME_CLAIM.kind:
                 self._captured_claims.put((owner, member[2]), _deployment_labelled(newest))

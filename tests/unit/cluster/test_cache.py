@@ -34,6 +34,20 @@ def test_an_older_version_does_not_replace_a_newer_one() -> None:
     assert versions(cache) == ["10"], "versions are numbers, not text"
 
 
+def test_a_text_that_many_objects_have_is_kept_once() -> None:
+    cache, program = Cache(), "import asyncio\n" * 500
+
+    def annotated(uid: str) -> dict[str, Any]:
+        return body(uid, 1, name=uid, annotations={"specdecode.io/engine-watch": program.encode().decode()})
+
+    for each in ("a", "b"):
+        cache.put("Deployment", annotated(each))
+        cache.put_parent(KIND, annotated(each))
+    found = [*cache.children_of(KEY, "Deployment"), *map(cache.parent, cache.parents(KIND))]
+    texts = {id(each["metadata"]["annotations"]["specdecode.io/engine-watch"]) for each in found if each}
+    assert (len(found), len(texts)) == (4, 1)
+
+
 def test_what_was_deleted_does_not_come_back_by_a_late_answer() -> None:
     cache = Cache()
     cache.put("Service", body("a", 1))

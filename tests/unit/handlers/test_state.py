@@ -305,7 +305,7 @@ class TestResync:
         await until(lambda: len(looked) == 60, lambda: f"all are looked at after the start: {looked}")
         monkeypatch.setattr(loop, "call_later", call_later)
         await rounds.go()
-        assert delays == [0.0, module.RESYNC_S / 3, module.RESYNC_S * 2 / 3]
+        assert delays == [0.0, module.RESYNC_S / 5, module.RESYNC_S * 3 / 5]
 
     async def test_objects_that_keep_failing_take_nobodys_turn(
         self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
