@@ -11,6 +11,8 @@ from devcluster.cluster.settings import Settings
 NODE_NAME = "node1"
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _LOOPBACK = "127.0.0.1"
+_MOST_ETCD_BYTES = 8 * 2**30
+"""etcd's default of 2 GiB is full when 5,000 deployments with their pods start: it keeps all versions of some minutes."""
 
 AUTHENTICATION = {
     "apiVersion": "apiserver.config.k8s.io/v1beta1",
@@ -110,6 +112,7 @@ def etcd(program: Path, state: Path, settings: Settings) -> list[str]:
         str(program),
         f"--data-dir={state / 'etcd'}",
         "--unsafe-no-fsync",  # the data need not survive a power cut
+        f"--quota-backend-bytes={_MOST_ETCD_BYTES}",
         f"--listen-client-urls={client}",
         f"--advertise-client-urls={client}",
         f"--listen-peer-urls={peer}",

@@ -60,8 +60,8 @@ _ROUNDS_TO_RELIST = 20
 RESYNC_S = 15.0
 """How often engines are asked what they do, while there are few."""
 _PARTS_OF_ROUND = 5
-"""Looks of a part come one after the other, which takes half of the CPU time of looks far apart: all that they need is in
-the processor's caches."""
+"""Looks of a part come one after the other, which takes half of the CPU time of looks far apart: the caches of the
+processor have what they need."""
 
 _logger = logging.getLogger(__name__)
 

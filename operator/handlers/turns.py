@@ -10,8 +10,9 @@ from prometheus_client.registry import Collector
 
 from specdecode_operator.api.key import Key
 
-_MOST_LOOKS: Final = 150
-"""In one round: a look asks engines, so that the interval grows with the objects, and not the work."""
+_MOST_LOOKS: Final = 120
+"""In one round: a look asks engines, so that the interval grows with the objects, and not the work. So many take
+less than 2 % of a core."""
 
 _ROUNDS_OF_ALL: Final = 20
 """So many rounds after the last look at it, an object that waits for nothing is looked at all the same."""
