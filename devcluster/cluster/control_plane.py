@@ -12,7 +12,7 @@ NODE_NAME = "node1"
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _LOOPBACK = "127.0.0.1"
 _MOST_ETCD_BYTES = 8 * 2**30
-"""etcd's default of 2 GiB is full when 5,000 deployments with their pods start: it keeps all versions of some minutes."""
+"""etcd's default of 2 GiB is full when 5,000 deployments and their pods start: it keeps versions of some minutes."""
 
 AUTHENTICATION = {
     "apiVersion": "apiserver.config.k8s.io/v1beta1",
