@@ -2,8 +2,10 @@
 
 from typing import Any, Final
 
-_MOST_CHARACTERS: Final = 4 * 2**20
+_MOST_BYTES: Final = 4 * 2**20
 """Of the texts that are known: what only one object says goes again, and hostile ones fill no memory with it."""
+_ENTRY_BYTES: Final = 150
+"""What a short text takes in a table, beside its characters."""
 
 
 class SharedTexts:
@@ -11,12 +13,12 @@ class SharedTexts:
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
-        self._characters = 0
+        self._bytes = 0
 
     @property
-    def characters(self) -> int:
-        """How many characters the texts have that are known."""
-        return self._characters
+    def known_bytes(self) -> int:
+        """What the texts that are known take, were each character a byte."""
+        return self._bytes
 
     def share(self, value: Any) -> Any:
         """Return an equal value of which every text that is known is the known one."""
@@ -32,10 +34,12 @@ class SharedTexts:
         known = self._known.get(text)
         if known is not None:
             return known
-        if self._characters + len(text) > _MOST_CHARACTERS:  # those in use come back with the next object that has them
+        size = _ENTRY_BYTES + len(text)
+        if size > _MOST_BYTES:
+            return text
+        if self._bytes + size > _MOST_BYTES:  # those in use come back with the next object that has them
             self._known.clear()
-            self._characters = 0
-        if len(text) <= _MOST_CHARACTERS:
-            self._known[text] = text
-            self._characters += len(text)
+            self._bytes = 0
+        self._known[text] = text
+        self._bytes += size
         return text

@@ -21,6 +21,6 @@ def test_what_is_known_is_bounded_and_sharing_goes_on() -> None:
     texts, most = SharedTexts(), 0
     for number in range(100):
         texts.share([f"{number}" * 100_000, "x" * 20_000_000 if number == 50 else ""])
-        most = max(most, texts.characters)
+        most = max(most, texts.known_bytes)
     assert most <= 4 * 2**20
     assert texts.share(copy_of("after it")) is texts.share(copy_of("after it"))
