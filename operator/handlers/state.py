@@ -276,9 +276,12 @@ class OperatorState:
         """
         if self._settings.nodes_from is NodesFrom.CLUSTER:
             nodes, version = await cluster.list(NODE)
+            before = self.cache.nodes()
             for node in nodes:
                 self.cache.put_node(node)
             self.cache.retain_nodes(nodes, version)
+            if self.cache.nodes() != before:
+                self.add_all()
         else:
             self.cache.give_nodes(self._settings.nodes or ())
         for resource in WATCHED:

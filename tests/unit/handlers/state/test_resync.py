@@ -1,0 +1,241 @@
+"""What the operator sees later, whatever watches miss."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdecode_operator.api.deployment import KIND
+from specdecode_operator.api.key import Key
+from specdecode_operator.handlers import queue, turns
+from specdecode_operator.handlers import state as module
+from specdecode_operator.handlers.settings import Settings
+from specdecode_operator.handlers.state import OperatorState
+from specdecode_operator.kube.manifests import child_labels
+from specdecode_operator.kube.resources import (
+    NODE,
+    POD,
+    SPECDECODE_CAPTURE,
+    SPECDECODE_DEPLOYMENT,
+)
+from specdecode_operator.sizing.pair.calibration import Calibration, serialize_calibration
+from tests.support.api_server import ApiServer
+from tests.support.captures import capture_spec
+from tests.support.embedded_operator import until
+from tests.support.objects import tiny_cpu
+from tests.unit.handlers.state.resync_rounds import GROUPS, LLAMA, Rounds, add, add_node, reason, stop
+from tests.unit.sizing.memory.test_calibration import ENTRY
+
+
+class TestResync:
+    async def test_objects_of_a_kind_that_no_watch_has_brought_are_listed_each_round(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        await state.start()
+        add(api)
+        await rounds.go()
+        await until(lambda: reason(api) == "Suspended", lambda: "it is found without a watch")
+        state.watched.add(KIND)
+        add(api, "later")
+        api.requests.clear()
+        await rounds.go()
+        assert f"list {SPECDECODE_DEPLOYMENT.qualified_plural}" not in api.requests
+        assert f"list {SPECDECODE_CAPTURE.qualified_plural}" in api.requests
+
+    async def test_what_watches_missed_is_seen_with_the_next_full_list(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        for name in ("llama", "stays"):
+            add(api, name)
+        labels = child_labels(LLAMA)
+        api.create(POD, {"metadata": {"namespace": "team", "name": "p", "labels": labels}})
+        add_node(api, "n")
+        await state.start()
+        state.watched.update((KIND, SPECDECODE_CAPTURE.kind))
+        await rounds.go()
+        names = ("llama", "stays")
+        await until(
+            lambda: {reason(api, name=name) for name in names} == {"Suspended"}, lambda: "nothing is left to write"
+        )
+        assert len(state.cache.nodes()) == len(state.cache.children_of(LLAMA, POD.kind)) == 1
+        for resource, name in ((SPECDECODE_DEPLOYMENT, "llama"), (POD, "p"), (NODE, "n")):
+            api.remove(resource, name)
+        await rounds.go(19)
+        assert LLAMA in state.cache.parents(), "no full list yet"
+        await rounds.go()
+        assert state.cache.parents() == (Key("team", "stays"),)
+        assert state.cache.nodes() == ()
+        assert state.cache.children_of(LLAMA, POD.kind) == []
+
+    async def test_what_went_before_watches_began_is_missed_for_one_round(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        """kopf lists once more at a start, and tells of nothing that is no longer there then."""
+        labels = child_labels(LLAMA)
+        api.create(POD, {"metadata": {"namespace": "team", "name": "p", "labels": labels}})
+        await state.start()
+        api.remove(POD, "p")
+        assert state.cache.children_of(LLAMA, POD.kind)
+        await rounds.go()
+        assert not state.cache.children_of(LLAMA, POD.kind)
+
+    async def test_it_outlives_a_cluster_that_fails_for_a_while(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        await state.start()
+        api.refusals[f"list {GROUPS}"] = (500, "etcd is slow")
+        add(api)
+        await rounds.go(3)
+        state.check()
+        api.refusals.clear()
+        await rounds.go()
+        await until(lambda: reason(api) == "Suspended", lambda: "work goes on")
+
+    async def test_what_changes_by_itself_is_looked_at_again_each_round_but_what_keeps_failing(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looked: list[str] = []
+
+        async def reconcile(_: Any, key: Key) -> bool:
+            looked.append(key.name)
+            if key.name == "fails":
+                raise RuntimeError
+            return True
+
+        monkeypatch.setattr(queue, "_FIRST_RETRY_S", 60.0)
+        monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
+        for name in ("llama", "fails"):
+            add(api, name)
+        await state.start()
+        await until(lambda: sorted(looked) == ["fails", "llama"], lambda: f"both are looked at: {looked}")
+        await rounds.go()
+        await until(lambda: looked.count("llama") == 2, lambda: f"once more: {looked}")
+        assert looked.count("fails") == 1, "it has a slower rhythm of its own"
+
+    async def test_looks_by_the_clock_are_spread_over_the_round(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, looked: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        delays: list[float] = []
+        loop = asyncio.get_running_loop()
+        arm = loop.call_later
+
+        def call_later(delay_s: float, callback: Callable[..., None], *arguments: Any) -> asyncio.TimerHandle:
+            if callback == state.queue.add_unless_failing:
+                delays.append(delay_s)
+            return arm(delay_s, callback, *arguments)
+
+        for number in range(60):
+            add(api, f"llama-{number}")
+        await state.start()
+        await until(lambda: len(looked) == 60, lambda: f"all are looked at after the start: {looked}")
+        monkeypatch.setattr(loop, "call_later", call_later)
+        await rounds.go()
+        assert delays == [0.0, module.RESYNC_S / 5, module.RESYNC_S * 3 / 5]
+
+    async def test_objects_that_keep_failing_take_nobodys_turn(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looked: list[str] = []
+        failing: set[str] = set()
+
+        async def reconcile(_: Any, key: Key) -> bool:
+            looked.append(key.name)
+            if key.name in failing:
+                raise RuntimeError
+            return True
+
+        monkeypatch.setattr(queue, "_FIRST_RETRY_S", 60.0)
+        monkeypatch.setattr(turns, "_MOST_LOOKS", 1)
+        monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
+        for name in ("a", "b"):
+            add(api, name)
+        await state.start()
+        await until(lambda: sorted(looked) == ["a", "b"], lambda: f"both are looked at after the start: {looked}")
+        first, second = looked
+        failing.add(first)
+        await rounds.go()
+        await until(lambda: looked.count(first) == 2, lambda: f"its turn: {looked}")
+        await rounds.go(2)
+        await until(lambda: looked.count(second) == 2, lambda: f"engines of the other are asked as before: {looked}")
+
+    async def test_of_what_waits_for_nothing_only_another_version_is_looked_at_before_its_turn(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, looked: list[str]
+    ) -> None:
+        names = [f"llama-{number}" for number in range(20)]
+        for name in names:
+            add(api, name)
+        await state.start()
+        await until(lambda: sorted(looked) == sorted(names), lambda: f"all are looked at after the start: {looked}")
+        looked.clear()
+        await rounds.go(2)
+        await until(lambda: len(looked) == 2, lambda: f"one in each round: {looked}")
+        last = next(name for name in names if name not in looked)
+        api.change(SPECDECODE_DEPLOYMENT, last, spec=tiny_cpu())  # no watch tells of it
+        await rounds.go()
+        await until(lambda: last in looked, lambda: f"the list tells: {looked}")
+        assert len(looked) <= 4
+
+    async def test_nodes_that_watches_missed_are_news_for_all(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, looked: list[str]
+    ) -> None:
+        names = [f"llama-{number:02}" for number in range(41)]  # some would have their turn anyway
+        for name in names:
+            add(api, name)
+        add_node(api, "goes")
+        await state.start()
+        await until(lambda: sorted(looked) == names, lambda: f"all are looked at after the start: {looked}")
+        await rounds.go()
+        for change in (partial(api.remove, NODE, "goes"), partial(add_node, api, "comes")):
+            change()
+            await rounds.go(19)
+            looked.clear()
+            await rounds.go()
+            await until(lambda: set(looked) == set(names), lambda: f"plans may change: {sorted(looked)}")
+
+    async def test_groups_that_come_are_news_for_all(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, looked: list[str]
+    ) -> None:
+        api.refusals[f"list {GROUPS}"] = (404, "no")
+        names = ("a", "b", "c")
+        for name in names:
+            add(api, name)
+        await state.start()
+        await until(lambda: sorted(looked) == list(names), lambda: f"all are looked at after the start: {looked}")
+        looked.clear()
+        api.refusals.clear()
+        await rounds.go()
+        await until(lambda: set(looked) == set(names), lambda: f"plans may change: {looked}")
+
+    async def test_a_calibration_that_comes_is_news_for_all(
+        self, api: ApiServer, tmp_path: Path, rounds: Rounds, looked: list[str]
+    ) -> None:
+        state = OperatorState(Settings(calibration=tmp_path / "calibration.json"))
+        names = ("a", "b", "c")
+        for name in names:
+            add(api, name)
+        try:
+            await state.start()
+            await until(lambda: sorted(looked) == list(names), lambda: f"all are looked at after the start: {looked}")
+            looked.clear()
+            (tmp_path / "calibration.json").write_text(serialize_calibration(Calibration((ENTRY,))))
+            await rounds.go()
+            await until(lambda: set(looked) == set(names), lambda: f"estimates changed: {looked}")
+        finally:
+            await stop(state)
+
+
+class TestRelations:
+    async def test_captures_are_carried_out_by_their_own_reconciler(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        add(api)
+        meta = {"namespace": "team", "name": "demo"}
+        api.create(SPECDECODE_CAPTURE, {"metadata": meta, "spec": capture_spec(deployment="nobody")})
+        await state.start()
+        await rounds.go()
+        await until(
+            lambda: "phase" in (api.find(SPECDECODE_CAPTURE, "demo") or {}).get("status", {}), lambda: "it has a phase"
+        )
