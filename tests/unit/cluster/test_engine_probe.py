@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from devcluster.cluster.pki import Identity, create
+from specdecode_operator.cluster import engine_probe
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.engine.metrics import EngineReading, Unreachable
 from specdecode_operator.engine.profiles import find_profile
@@ -199,6 +200,18 @@ async def test_the_version_is_asked_for_once_a_start_until_it_is_said() -> None:
         said += [await version("a"), await version("b"), await version("b")]
     await probe.close()
     assert said == [None, "0.32.0", "0.32.0", "0.33.0", "0.33.0"]
+
+
+async def test_of_engines_that_were_asked_long_ago_no_version_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_probe, "_MOST_VERSIONS", 2)
+    pages = {"/metrics": SCRAPE.read_bytes(), "/version": b'{"version":"0.32.0"}'}
+    probe, said = EngineProbe(), []
+    with contextmanager(paged)(pages) as port:
+        for container in ("a", "b", "c", "c", "a"):
+            pages["/version"] = b'{"version":"0.33.0"}' if said else pages["/version"]
+            said.append((await probe.read_all([started(container)], port, PROFILE))["llama-1"].version)
+    await probe.close()
+    assert said == ["0.32.0", "0.33.0", "0.33.0", "0.33.0", "0.33.0"], "the first is asked anew"
 
 
 async def test_an_engine_that_is_slow_to_say_its_version_holds_up_no_other() -> None:

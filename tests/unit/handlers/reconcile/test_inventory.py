@@ -24,9 +24,14 @@ class FakeCluster:
     def __init__(self) -> None:
         self._numbers = count()
         self.has_deleted = True
+        self.live: Body | None = None
+        self.taken_over: list[str] = []
 
-    async def get(self, *_: Any) -> None:
-        pass
+    async def take_over_fields(self, body: Body, _: Any) -> None:
+        self.taken_over.append(body["metadata"]["uid"])
+
+    async def get(self, *_: Any) -> Body | None:
+        return self.live
 
     async def apply(self, body: Body) -> Body:
         return {**body, "metadata": {**body["metadata"], "uid": f"{next(self._numbers):036}", "resourceVersion": "1"}}
@@ -67,3 +72,17 @@ async def test_of_children_that_were_deleted_nothing_is_kept(monkeypatch: pytest
     finally:
         tracemalloc.stop()
     assert grown_bytes < 500 * 50, "a digest is a hundred bytes"
+
+
+async def test_another_object_that_took_the_name_meanwhile_is_not_taken_for_the_child_that_drifted() -> None:
+    inventory = Inventory(cast("Cluster", cluster := FakeCluster()), cache := Cache(), [SERVICE])
+    child: Any = owned({"kind": "Service", "metadata": {"name": "llama"}, "spec": {}}, KEY, "uid-1")
+    await inventory.apply(KEY, "uid-1", [child])
+    (ours,) = cache.children_of(KEY, "Service")
+    theirs = [{"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {"f:sessionAffinity": {}}}}]
+    drifted = {**ours, "spec": {"sessionAffinity": "ClientIP"}, "kind": "Service"}
+    drifted["metadata"] = {**ours["metadata"], "resourceVersion": "2", "managedFields": theirs}
+    cache.put("Service", drifted)
+    cluster.live = {**drifted, "metadata": {**drifted["metadata"], "uid": "another"}}
+    await inventory.apply(KEY, "uid-1", [child])
+    assert cluster.taken_over == [ours["metadata"]["uid"]]

@@ -1,6 +1,7 @@
 """What is written when engines of one kind and of the other take each other's place."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, cast
@@ -10,6 +11,9 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
+from specdecode_operator.deployment.pods.rejected_pods import POD_REJECTED
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.handlers.reconcile.launcher import Launcher
 from specdecode_operator.kube.nodes import NodeFacts
@@ -98,6 +102,20 @@ def test_engines_that_are_as_many_as_are_wanted_are_not_scaled_again(cluster: Fa
 def test_the_other_kind_takes_over_after_the_pause(cluster: FakeCluster) -> None:
     launch(cluster, ONE_NODE, spec_at(WIDE, rollout={"paused": True}), spec_at(WIDE))
     assert cluster.engines() == {"LeaderWorkerSet": 1}
+
+
+def test_groups_that_nodes_refuse_rest_and_come_back_though_neither_children_nor_plan_change(
+    cluster: FakeCluster,
+) -> None:
+    owner, asked = read_parent(parent(spec_at(WIDE))), []
+    desired = desired_state(owner, FOUR_H100, has_leader_worker_sets=True)
+    launcher = Launcher(cast("Cluster", cluster), Cache())
+    crashed = frozenset(("0", "0", str(number)) for number in range(3))
+    refused = GroupHistory(crashed=crashed, blocked=Blocked(POD_REJECTED, "no"), rejected_s=time.time())
+    for groups in (UNSEEN, UNSEEN, UNSEEN, refused, UNSEEN):
+        asyncio.run(launcher.carry_out(owner, desired, groups))
+        asked.append(cluster.engines())
+    assert [each["LeaderWorkerSet"] for each in asked] == [1, 1, 1, 0, 1]
 
 
 def test_no_engine_of_the_old_kind_stays_when_none_is_wanted(cluster: FakeCluster) -> None:
