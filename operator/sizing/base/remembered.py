@@ -16,6 +16,9 @@ A model's config, of at most a megabyte, comes to half a megabyte: 512 of them l
 _WITHOUT_REFERENCES: Final = 2
 """The last format of marshal in which equal values always have equal bytes."""
 
+_MOST_NAMES: Final = 16
+"""Under which something is kept with an object that lines share."""
+
 _Made = TypeVar("_Made")
 
 
@@ -33,6 +36,8 @@ class MadeOfContent(Generic[_Made]):
         # Its digest takes longer to compute than all else of reading it again.
         made: _Made | None = content.made.get((self, named))
         if made is None:
+            if len(content.made) >= _MOST_NAMES:  # each line of a long file may call its model by another name
+                content.made.clear()
             made = content.made[self, named] = self._of_equal(content, named, make)
         return made
 

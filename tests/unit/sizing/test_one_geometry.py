@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.documents.json_lines import SharedObject
 from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.families.config import GeometryError, geometry_from_config, head_from_config
 from tests.support.llama import LLAMA_8B_CONFIG
@@ -47,6 +48,16 @@ def test_only_so_many_are_remembered() -> None:
     for number in range(MOST_REMEMBERED):
         geometry_from_config(f"model-{number}", copied())
     assert geometry_from_config("a", copied()) is not first
+
+
+def test_with_a_config_that_lines_share_only_some_names_are_kept() -> None:
+    shared = SharedObject(copied())
+    first = geometry_from_config("a", shared)
+    assert geometry_from_config("a", shared) is first
+    for number in range(MOST_REMEMBERED):
+        geometry_from_config(f"model-{number}", shared)
+    assert len(shared.made) < 20
+    assert geometry_from_config("a", shared) is not first
 
 
 def test_equal_layers_are_one_object() -> None:
