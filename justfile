@@ -141,7 +141,7 @@ engine-new *arguments: setup
 bench *arguments: setup
     @{{ python }} -m bench.command "$@"
 
-# Measure the operator with many objects (--objects 100,1000,5000) on a real API server, beside LeaderWorkerSets; needs root
+# Measure the operator with many objects (--objects 100,1000) on a real API server, beside LeaderWorkerSets or --alone; needs root
 [group('checks')]
 bench-operator *arguments: setup
     @{{ python }} -m bench.operator.scale "$@"

@@ -39,8 +39,10 @@ class Life:
     """After phases."""
 
 
-def operator_life(operator: Operator, objects: int, idle_s: float, say: Callable[[str], None]) -> Life:
-    """Measure this operator."""
+def operator_life(
+    operator: Operator, objects: int, idle_s: float, say: Callable[[str], None], *, until: str = DELETE
+) -> Life:
+    """Measure this operator up to a phase, which is the restart or the last one."""
     life, measured = Life(objects, idle_s), Measured(operator, objects, say)
     life.service_s = service_s(operator.stand, headless=False), service_s(operator.stand, headless=True)
     with measured.running():
@@ -54,6 +56,8 @@ def operator_life(operator: Operator, objects: int, idle_s: float, say: Callable
         life.memory[SETTLED] = measured.memory()
         _steady(life, measured)
         life.look_interval_s = value(operator.metrics(), "specdecode_look_interval_seconds")
+        if until == RESTART:
+            return life
         with measured.costing(life.costs, UPDATE):
             measured.update(operator.update)
         measured.wait_until_ready()

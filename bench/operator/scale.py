@@ -1,11 +1,12 @@
 """The operator with many objects, beside the controller of LeaderWorkerSets on the same API server.
 
-    ./just bench-operator [--objects 100,1000,5000] [--json FILE]
+    ./just bench-operator [--objects 100,1000] [--alone] [--json FILE]
 
 The API server is real; nodes and pods are simulated by KWOK, and every pod's address answers as an engine does. The
 operator has its own service account, its rights and its Lease, as where it is installed. Calls are counted in the API
 server's audit log, bytes by the kernel. The other controller has its webhooks, and makes a leader and a worker of each
 object. Absolute times are of this machine, with all of the control plane on it; ratios within a run are what counts.
+Alone, without the other controller, the operator is measured up to its restart: with 5,000 objects in half an hour.
 """
 
 import argparse
@@ -13,11 +14,11 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from bench.figures import Figure, Row, Run, at_most, growth, peer, runs_file, text_table, write_run
+from bench.figures import Bound, Figure, Row, Run, at_most, growth, peer, runs_file, text_table, write_run
 from bench.machine import described, facts
 from bench.operator import histogram
 from bench.operator.audit_counts import STATUS_WRITE, about_objects
@@ -29,11 +30,14 @@ from devcluster.builds import binaries
 from devcluster.host.arguments import counts, positive
 
 PART: Final = "operator.scale"
+PART_ALONE: Final = "operator.scale_alone"
 OBJECTS: Final = (100, 300, 1000)
 IDLE_S: Final = 60.0
 """Four looks of the operator at everything."""
 
 MOST_MEMORY_MB: Final = 250.0
+_MEMORY_OBJECTS: Final = 1000
+"""So many may take that."""
 MOST_IDLE_PERCENT: Final = 2.0
 _MB: Final = 1_000_000
 _KB: Final = 1000
@@ -48,8 +52,8 @@ def _version(name: str) -> str:
 
 _PEER: Final = f"LeaderWorkerSet {_version('lws')}, same run"
 
-Lives = tuple[Life, Life]
-"""The operator's, and that of LeaderWorkerSets."""
+Lives = tuple[Life, Life | None]
+"""The operator's, and that of LeaderWorkerSets, where it is measured, too."""
 
 
 def figures() -> Iterator[Figure]:
@@ -57,31 +61,34 @@ def figures() -> Iterator[Figure]:
     yield from figures_of_sizes(OBJECTS, IDLE_S)
 
 
-def figures_of_sizes(sizes: Iterable[int], idle_s: float) -> Iterator[Figure]:
+def figures_of_sizes(sizes: Iterable[int], idle_s: float, *, alone: bool = False) -> Iterator[Figure]:
     """Yield the figures of each number of objects, then how each cost grows with it."""
     sizes, lives = tuple(sizes), {}
     for objects in sizes:
-        lives[objects] = _lives(objects, idle_s)
+        lives[objects] = _lives(objects, idle_s, alone=alone)
         for figure in _of_size(*lives[objects]):
-            yield replace(figure, name=f"{objects:,} objects: {figure.name}", is_detail=objects < max(sizes))
+            is_detail = alone or objects < max(sizes)
+            yield replace(figure, name=f"{objects:,} objects: {figure.name}", is_detail=is_detail)
     if len(lives) > 1:
         yield from _growth({objects: pair[0] for objects, pair in lives.items()})
 
 
-def _lives(objects: int, idle_s: float) -> Lives:
+def _lives(objects: int, idle_s: float, *, alone: bool) -> Lives:
     started_s = time.monotonic()
 
     def say(text: str) -> None:
         print(f"  {objects} objects, {time.monotonic() - started_s:.0f} s: {text}", file=sys.stderr, flush=True)
 
     with stand(f"bench-operator-{os.getpid()}", objects) as cluster:
-        ours = operator_life(Operator(cluster), objects, idle_s, say)
+        ours = operator_life(Operator(cluster), objects, idle_s, say, until=RESTART if alone else DELETE)
+        if alone:
+            return ours, None
         say("LeaderWorkerSets")
         return ours, groups_life(LeaderWorkerSets(cluster), objects, idle_s, say)
 
 
-def _of_size(ours: Life, groups: Life) -> Iterator[Figure]:
-    yield from _beside(ours, groups)
+def _of_size(ours: Life, groups: Life | None) -> Iterator[Figure]:
+    yield from _created(ours, groups)
     yield from _counted(ours)
     yield from _reconciles(ours)
     yield from _slowest(ours)
@@ -89,22 +96,29 @@ def _of_size(ours: Life, groups: Life) -> Iterator[Figure]:
     yield from _changes(ours, groups)
 
 
-def _beside(ours: Life, groups: Life) -> Iterator[Figure]:
+def _peer(groups: Life | None, value: Callable[[Life], float]) -> Bound | None:
+    """Return the peer's value of a figure, where it was measured."""
+    return None if groups is None else peer(value(groups), _PEER)
+
+
+def _created(ours: Life, groups: Life | None) -> Iterator[Figure]:
     """Creation until all children are there."""
-    mine, theirs = ours.costs[CHILDREN], groups.costs[CHILDREN]
-    made = (
-        f"3 children an object, as many as of a group; "
-        f"others took {mine.others_cores:.1f} cores meanwhile, {theirs.others_cores:.1f} in the peer's turn"
-    )
+    mine = ours.costs[CHILDREN]
+    made = f"3 children an object; others took {mine.others_cores:.1f} cores meanwhile"
+    if groups is not None:
+        made += f", {groups.costs[CHILDREN].others_cores:.1f} in the turn of the peer, which makes as many"
     parts = tuple(f"{title} {_version(title.lower())}" for title in ("Kubernetes", "KWOK", "etcd"))
-    yield Figure("create, until all children are there", mine.wall_s, "s", peer(theirs.wall_s, _PEER), made, parts)
-    yield Figure("create, times the peer's", mine.wall_s / theirs.wall_s, "", at_most(1.0))
-    yield Figure("CPU time for it", mine.cpu_s, "s", peer(theirs.cpu_s, _PEER))
+    yield Figure("create, until all children are there", mine.wall_s, "s",
+                 _peer(groups, lambda life: life.costs[CHILDREN].wall_s), made, parts)  # fmt: skip
+    if groups is not None:
+        yield Figure("create, times the peer's", mine.wall_s / groups.costs[CHILDREN].wall_s, "", at_most(1.0))
+    yield Figure("CPU time for it", mine.cpu_s, "s", _peer(groups, lambda life: life.costs[CHILDREN].cpu_s))
     yield Figure("writes to etcd for it, of all controllers", mine.etcd_writes / ours.objects, "an object",
-                 peer(theirs.etcd_writes / ours.objects, _PEER))  # fmt: skip
+                 _peer(groups, lambda life: life.costs[CHILDREN].etcd_writes / life.objects))  # fmt: skip
     yield Figure("create, until all are Ready", ours.ready_s, "s", None, f"{ours.ready} are; KWOK takes its time")
     yield Figure("CPU time until all is at rest", ours.costs[SETTLED].cpu_s, "s",
-                 peer(groups.costs[SETTLED].cpu_s, _PEER), "engines answer; pods of groups serve nothing")  # fmt: skip
+                 _peer(groups, lambda life: life.costs[SETTLED].cpu_s),
+                 "engines answer; pods of groups serve nothing")  # fmt: skip
     address_s, headless_s = ours.service_s
     yield Figure("API server alone, a Service with an address", address_s * _MS, "ms",
                  peer(headless_s * _MS, "headless, as those of LeaderWorkerSet"),
@@ -129,9 +143,15 @@ def _counted(ours: Life) -> Iterator[Figure]:
                  "until all are Ready; TLS and headers in them")  # fmt: skip
 
 
+def _phases(ours: Life) -> list[tuple[str, str]]:
+    """Return the phases of which reconciles are told, each with its name."""
+    names = ((SETTLED, "create to Ready"), (IDLE, "idle"), (RESTART, "restart"), (UPDATE, "update"))
+    return [(phase, what) for phase, what in names if phase in ours.costs]
+
+
 def _reconciles(ours: Life) -> Iterator[Figure]:
     """How long the operator takes for one look, as it says itself."""
-    for phase, what in ((SETTLED, "create to Ready"), (IDLE, "idle"), (RESTART, "restart"), (UPDATE, "update")):
+    for phase, what in _phases(ours):
         observed = ours.costs[phase].reconciles
         p50, p99 = (histogram.quantile(observed, share) for share in (0.5, 0.99))
         if p50 is not None and p99 is not None:
@@ -143,7 +163,7 @@ def _reconciles(ours: Life) -> Iterator[Figure]:
 
 def _slowest(ours: Life) -> Iterator[Figure]:
     """What the slowest tenth of looks was busy with."""
-    for phase, what in ((SETTLED, "create to Ready"), (IDLE, "idle"), (RESTART, "restart"), (UPDATE, "update")):
+    for phase, what in _phases(ours):
         cost = ours.costs[phase]
         if (slowest := slowest_tenth(cost.looks)) is None:
             continue
@@ -156,40 +176,54 @@ def _slowest(ours: Life) -> Iterator[Figure]:
         yield Figure(f"slowest tenth of reconciles, {what}: from", slowest.from_s * _MS, "ms", None, remark)
 
 
-def _rest(ours: Life, groups: Life) -> Iterator[Figure]:
+def _rest(ours: Life, groups: Life | None) -> Iterator[Figure]:
     """What is taken while nothing happens, and memory."""
-    mine, theirs = ours.costs[IDLE], groups.costs[IDLE]
+    mine = ours.costs[IDLE]
     remark = f"each engine is asked every {ours.look_interval_s:.0f} s, 35 kB each; over {mine.wall_s:.0f} s"
     yield Figure("idle CPU", 100 * mine.cpu_s / mine.wall_s, "% of a core", at_most(MOST_IDLE_PERCENT), remark)
-    yield Figure("idle CPU, beside the peer", 100 * mine.cpu_s / mine.wall_s, "% of a core",
-                 peer(100 * theirs.cpu_s / theirs.wall_s, _PEER), "which asks no engine")  # fmt: skip
+    if groups is not None:
+        theirs = groups.costs[IDLE]
+        yield Figure("idle CPU, beside the peer", 100 * mine.cpu_s / mine.wall_s, "% of a core",
+                     peer(100 * theirs.cpu_s / theirs.wall_s, _PEER), "which asks no engine")  # fmt: skip
     yield Figure(
         "idle, API calls", 60 * about_objects(mine.calls).total() / mine.wall_s, "a minute", None, "Leases not counted"
     )
     yield Figure("idle, status writes", 60 * mine.calls[STATUS_WRITE] / mine.wall_s, "a minute", at_most(0.0))
     for phase, what in ((SETTLED, "all Ready"), (RESTART, "after a restart")):
-        now, then = ours.memory[phase], groups.memory[phase]
-        yield Figure(f"memory, {what}", now.now_bytes / _MB, "MB", peer(then.now_bytes / _MB, _PEER))
-        yield Figure(f"memory at most, {what}", now.peak_bytes / _MB, "MB", at_most(MOST_MEMORY_MB))
+        now = ours.memory[phase]
+        theirs_mb = _peer(groups, lambda life, phase=phase: life.memory[phase].now_bytes / _MB)  # type: ignore[misc]
+        yield Figure(f"memory, {what}", now.now_bytes / _MB, "MB", theirs_mb)
+        limit = at_most(MOST_MEMORY_MB) if ours.objects <= _MEMORY_OBJECTS else None
+        yield Figure(f"memory at most, {what}", now.peak_bytes / _MB, "MB", limit)
 
 
-def _changes(ours: Life, groups: Life) -> Iterator[Figure]:
+def _changes(ours: Life, groups: Life | None) -> Iterator[Figure]:
     """Single changes, a restart, a change of all, and the end."""
-    mine, theirs = (statistics.median(life.reactions_s) * _MS for life in (ours, groups))
-    worst = (
-        f"worst {max(ours.reactions_s) * _MS:.0f}, of the peer {max(groups.reactions_s) * _MS:.0f}; one after the other"
-    )
-    yield Figure(f"one change amid them, median of {len(ours.reactions_s)}", mine, "ms", peer(theirs, _PEER), worst)
-    yield Figure("restart, until 3 changes are acted on", ours.restart_s, "s", peer(groups.restart_s, _PEER),
+    worst = f"worst {max(ours.reactions_s) * _MS:.0f}; one after the other"
+    if groups is not None:
+        worst += f"; worst of the peer {max(groups.reactions_s) * _MS:.0f}"
+    yield Figure(f"one change amid them, median of {len(ours.reactions_s)}", _reaction_ms(ours), "ms",
+                 _peer(groups, _reaction_ms), worst)  # fmt: skip
+    yield Figure("restart, until 3 changes are acted on", ours.restart_s, "s",
+                 _peer(groups, lambda life: life.restart_s),
                  "made meanwhile; of groups when its webhook answers again")  # fmt: skip
     yield Figure("CPU time of a restart, until all is at rest", ours.costs[RESTART].cpu_s, "s",
-                 peer(groups.costs[RESTART].cpu_s, _PEER))  # fmt: skip
-    yield Figure("API calls of a restart", about_objects(ours.costs[RESTART].calls).total() / ours.objects, "an object",
-                 peer(about_objects(groups.costs[RESTART].calls).total() / ours.objects, _PEER))  # fmt: skip
+                 _peer(groups, lambda life: life.costs[RESTART].cpu_s))  # fmt: skip
+    yield Figure("API calls of a restart", _restart_calls(ours), "an object", _peer(groups, _restart_calls))
+    if groups is None:
+        return
     update, delete = ours.costs[UPDATE], ours.costs[DELETE]
     yield Figure("update of all, until all workloads have it", update.wall_s, "s", None, f"{update.cpu_s:.1f} s of CPU")
     yield Figure("delete of all, until no child is left", delete.wall_s, "s", peer(groups.costs[DELETE].wall_s, _PEER),
                  f"{delete.cpu_s:.1f} s of CPU")  # fmt: skip
+
+
+def _reaction_ms(life: Life) -> float:
+    return statistics.median(life.reactions_s) * _MS
+
+
+def _restart_calls(life: Life) -> float:
+    return about_objects(life.costs[RESTART].calls).total() / life.objects
 
 
 def _growth(lives: Mapping[int, Life]) -> Iterator[Figure]:
@@ -199,7 +233,7 @@ def _growth(lives: Mapping[int, Life]) -> Iterator[Figure]:
         "create, until all children are there": {n: life.costs[CHILDREN].wall_s for n, life in lives.items()},
         "CPU time until all is at rest": {n: life.costs[SETTLED].cpu_s for n, life in lives.items()},
         "idle CPU time": {n: life.costs[IDLE].cpu_s for n, life in lives.items()},
-        "update of all": {n: life.costs[UPDATE].wall_s for n, life in lives.items()},
+        "update of all": {n: life.costs[UPDATE].wall_s for n, life in lives.items() if UPDATE in life.costs},
         "restart": {n: life.restart_s for n, life in lives.items()},
         "one change amid them": {n: statistics.median(life.reactions_s) for n, life in lives.items()},
         "API calls until all is at rest": {
@@ -208,7 +242,7 @@ def _growth(lives: Mapping[int, Life]) -> Iterator[Figure]:
         "memory": {n: life.memory[SETTLED].now_bytes / _MB for n, life in lives.items()},
     }
     for name, values in costs.items():
-        if all(values.values()):
+        if values and all(values.values()):
             yield growth(name, _UNITS.get(name, "s"), values)
 
 
@@ -220,12 +254,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--objects", type=counts, default=objects, metavar="N,…", help=sizes)
     idle = "how long nothing is done (default: %(default)g)"
     parser.add_argument("--idle", type=positive, default=IDLE_S, metavar="SECONDS", help=idle)
+    alone = "without the peer, and up to the restart"
+    parser.add_argument("--alone", action="store_true", help=alone)
     parser.add_argument("--json", type=runs_file, metavar="FILE", help="add the run to FILE, with what the machine is")
     asked = parser.parse_args(arguments)
     machine = facts()
     rows: list[Row] = []
-    for figure in figures_of_sizes(asked.objects, asked.idle):
-        rows.append(Row(PART, figure))
+    for figure in figures_of_sizes(asked.objects, asked.idle, alone=asked.alone):
+        rows.append(Row(PART_ALONE if asked.alone else PART, figure))
         if asked.json:  # what is measured is kept, should the next size come to nothing
             write_run(asked.json, Run(machine, rows))
     print("\n".join(text_table(rows)))

@@ -138,7 +138,7 @@ def life(objects: int, seconds: float) -> Life:
 
 
 def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale, "_lives", lambda objects, _: (life(objects, objects / 10), life(objects, objects / 20)))
+    monkeypatch.setattr(scale, "_lives", lambda n, *_, **__: (life(n, n / 10), life(n, n / 20)))
     rows = {figure.name: figure for figure in scale.figures_of_sizes((100, 200), 60.0)}
 
     create = rows["100 objects: create, until all children are there"]
@@ -146,7 +146,7 @@ def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(mon
     assert (create.value, create.against.value) == (10.0, 5.0)
     assert create.is_detail, "the largest size stands in the README"
     assert not rows["200 objects: create, until all children are there"].is_detail
-    assert "others took 0.2 cores meanwhile, 0.2 in the peer's turn" in create.remark
+    assert "others took 0.2 cores meanwhile, 0.2 in the turn of the peer" in create.remark
     ratio = rows["100 objects: create, times the peer's"]
     assert ratio.against is not None
     assert ratio.value == 2.0
@@ -168,6 +168,25 @@ def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(mon
     )
     assert rows["create, until all children are there: growth"].value == pytest.approx(1.0)
     assert rows["memory: growth"].value == pytest.approx(0.0)
+
+
+def test_without_a_peer_rows_end_with_the_restart_and_the_readme_has_none_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def up_to_restart(objects: int, idle_s: float, *, alone: bool) -> tuple[Life, None]:
+        assert alone
+        found = life(objects, idle_s)
+        del found.costs[UPDATE], found.costs[DELETE]
+        return found, None
+
+    monkeypatch.setattr(scale, "_lives", up_to_restart)
+    rows = {figure.name: figure for figure in scale.figures_of_sizes((1000, 5000), 60.0, alone=True)}
+    sized = {name: figure for name, figure in rows.items() if "objects: " in name}
+    assert all(figure.is_detail for figure in sized.values())
+    assert not [name for name in rows if "peer" in name or "update" in name or "delete" in name]
+    assert rows["5,000 objects: restart, until 3 changes are acted on"].against is None
+    limits = {name: figure.against for name, figure in rows.items() if name.endswith("memory at most, all Ready")}
+    assert [limit is None for limit in limits.values()] == [False, True], "the aim is that of 1,000 objects"
 
 
 def test_the_readme_has_the_largest_size_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
