@@ -13,12 +13,12 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.objects.packed import pack, unpack
 from specdecode_operator.deployment.objects.workload import serving_template, with_pods_of, workload_name
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, as_data, from_data
 from specdecode_operator.deployment.pods.rollout import Rollout, template_hash
 from specdecode_operator.deployment.spec.engine_fields import engine_fields
 from specdecode_operator.documents.json_text import parse_json
-from specdecode_operator.documents.packed import pack, unpack
 from specdecode_operator.kube.manifests import owned
 from specdecode_operator.sizing.choice.plan import Plan
 

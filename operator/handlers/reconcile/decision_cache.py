@@ -13,8 +13,8 @@ from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.decision import decide
 from specdecode_operator.deployment.desired_state import DesiredState
+from specdecode_operator.deployment.objects.packed import pack, unpack
 from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.documents.packed import pack, unpack
 from specdecode_operator.problems import InvalidSpecError
 
 
