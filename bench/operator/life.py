@@ -54,8 +54,8 @@ def operator_life(
             life.ready_s = time.monotonic() - started_s
             measured.rest(SETTLED_QUIET_S)
         life.memory[SETTLED] = measured.memory()
-        _steady(life, measured)
         life.look_interval_s = value(operator.metrics(), "specdecode_look_interval_seconds")
+        _steady(life, measured)
         if until == RESTART:
             return life
         with measured.costing(life.costs, UPDATE):

@@ -118,7 +118,7 @@ def _created(ours: Life, groups: Life | None) -> Iterator[Figure]:
     yield Figure("create, until all are Ready", ours.ready_s, "s", None, f"{ours.ready} are; KWOK takes its time")
     yield Figure("CPU time until all is at rest", ours.costs[SETTLED].cpu_s, "s",
                  _peer(groups, lambda life: life.costs[SETTLED].cpu_s),
-                 "engines answer; pods of groups serve nothing")  # fmt: skip
+                 "engines answer" + "; pods of groups serve nothing" * (groups is not None))  # fmt: skip
     address_s, headless_s = ours.service_s
     yield Figure("API server alone, a Service with an address", address_s * _MS, "ms",
                  peer(headless_s * _MS, "headless, as those of LeaderWorkerSet"),
@@ -206,7 +206,7 @@ def _changes(ours: Life, groups: Life | None) -> Iterator[Figure]:
                  _peer(groups, _reaction_ms), worst)  # fmt: skip
     yield Figure("restart, until 3 changes are acted on", ours.restart_s, "s",
                  _peer(groups, lambda life: life.restart_s),
-                 "made meanwhile; of groups when its webhook answers again")  # fmt: skip
+                 "made meanwhile" + "; of groups when its webhook answers again" * (groups is not None))  # fmt: skip
     yield Figure("CPU time of a restart, until all is at rest", ours.costs[RESTART].cpu_s, "s",
                  _peer(groups, lambda life: life.costs[RESTART].cpu_s))  # fmt: skip
     yield Figure("API calls of a restart", _restart_calls(ours), "an object", _peer(groups, _restart_calls))

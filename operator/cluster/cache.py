@@ -179,9 +179,11 @@ class Cache:
         """Store a node; return whether anything changed that plans depend on."""
         self.on_seen(NODE.kind, body)
         name, facts = body["metadata"]["name"], node_facts(body)
+        known = self._nodes.get(name)
+        if known is not None and known[1] > _version(body):  # a list that is older than what a watch has told
+            return False
         if facts is None:
             return self.drop_node(body)
-        known = self._nodes.get(name)
         self._nodes[name] = (facts, _version(body))
         is_news = known is None or known[0] != facts
         if is_news:

@@ -1,6 +1,5 @@
 """Reads lines of JSON objects that say the same again and again: a value that an earlier line had is not read anew."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -19,14 +18,9 @@ _WITHOUT: Final = (b",", b'"%b":%b')
 
 
 class SharedObject(dict[str, Any]):
-    """An object that many lines hold and nobody changes: what was made of it is kept with it, as long as it lives."""
+    """An object that many lines hold and nobody changes: the digest of its content is worked out once."""
 
-    __slots__ = ("made",)
-
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        """Take the content; nothing was made of it yet."""
-        super().__init__(content)
-        self.made: dict[object, Any] = {}
+    digest: bytes | None = None
 
 
 class JsonLines:

@@ -1,4 +1,4 @@
-"""Texts that thousands of objects have in common, each kept once: names of fields, and annotations of ten kilobytes."""
+"""Texts that thousands of objects have in common, kept a few times: names of fields, annotations of ten kilobytes."""
 
 from typing import Any, Final
 

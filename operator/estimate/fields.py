@@ -54,7 +54,7 @@ class CaseFields:
                     raise self.error(key, _unknown(plain, spellings))
             elif values.get(name) is None:
                 values[name], spelled[name] = value, key
-            elif value is not None and (value != values[name] or type(value) is not type(values[name])):
+            elif value is not None and (value != values[name] or _kind(value) is not _kind(values[name])):
                 raise self.error(key, f"contradicts {spelled[name]}, {values[name]!r}: remove one of the two")
         return CaseFields(values, self.prefix, spelled)
 
@@ -117,6 +117,11 @@ class CaseFields:
     def error(self, key: str, message: str) -> CaseError:
         """Return an error about a key."""
         return CaseError(f"{self.prefix}{self.spelled.get(key, key)}", self.values.get(key), message)
+
+
+def _kind(value: object) -> type:
+    """Return what JSON tells apart: an object that lines share is an object."""
+    return dict if isinstance(value, dict) else type(value)
 
 
 def _plain(key: str) -> str:

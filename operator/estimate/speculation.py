@@ -33,7 +33,7 @@ class Speculation(NamedTuple):
     of_pair: Mapping[str, Any]  # What a pair has of it, by its fields
 
 
-_READ: Final = MadeOfContent[Speculation]()
+_READ: Final = MadeOfContent[Mapping[str, Any]]()
 
 
 def read_speculation(section: CaseFields) -> Speculation:
@@ -44,12 +44,8 @@ def read_speculation(section: CaseFields) -> Speculation:
     CaseError
         Naming the first key that is wrong.
     """
-    return _READ.get(section.values, (section.prefix,), lambda: _read_speculation(section))
-
-
-def _read_speculation(section: CaseFields) -> Speculation:
     speculative = section.named(SPECULATIVE_SPELLINGS, SPECULATIVE_REMARKS)
-    return Speculation(speculative, _of_pair(speculative))
+    return Speculation(speculative, _READ.get(section.values, (section.prefix,), lambda: _of_pair(speculative)))
 
 
 def _of_pair(speculative: CaseFields) -> Mapping[str, Any]:

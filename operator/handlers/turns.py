@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from specdecode_operator.api.key import Key
 
-_MOST_LOOKS: Final = 120
+_MOST_LOOKS: Final = 80
 """In one round: a look asks engines, so that the interval grows with the objects, and not the work. So many take
 less than 2 % of a core."""
 

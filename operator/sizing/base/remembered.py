@@ -16,9 +16,6 @@ A model's config, of at most a megabyte, comes to half a megabyte: 512 of them l
 _WITHOUT_REFERENCES: Final = 2
 """The last format of marshal in which equal values always have equal bytes."""
 
-_MOST_NAMES: Final = 16
-"""Under which something is kept with an object that lines share."""
-
 _Made = TypeVar("_Made")
 
 
@@ -27,23 +24,12 @@ class MadeOfContent(Generic[_Made]):
 
     def __init__(self) -> None:
         """Remember nothing yet."""
-        self._made: dict[bytes, _Made] = {}
+        self._made: dict[tuple[tuple[str, ...], bytes], _Made] = {}
 
     def get(self, content: Mapping[str, Any], named: tuple[str, ...], make: Callable[[], _Made]) -> _Made:
         """Return what was made of equal content under these names before, or make it; an error is not remembered."""
-        if not isinstance(content, SharedObject):
-            return self._of_equal(content, named, make)
-        # Its digest takes longer to compute than all else of reading it again.
-        made: _Made | None = content.made.get((self, named))
-        if made is None:
-            if len(content.made) >= _MOST_NAMES:  # each line of a long file may call its model by another name
-                content.made.clear()
-            made = content.made[self, named] = self._of_equal(content, named, make)
-        return made
-
-    def _of_equal(self, content: Mapping[str, Any], named: tuple[str, ...], make: Callable[[], _Made]) -> _Made:
         try:
-            key = sha256(marshal.dumps((named, dict(content)), _WITHOUT_REFERENCES)).digest()
+            key = named, _digest(content)
         except ValueError:  # it has more in it than JSON
             return make()
         # Threads may ask at once; the last asked stands at the end.
@@ -57,3 +43,13 @@ class MadeOfContent(Generic[_Made]):
     def cache_clear(self) -> None:
         """Forget everything."""
         self._made.clear()
+
+
+def _digest(content: Mapping[str, Any]) -> bytes:
+    """Return that of an object's content, worked out once of one that lines share: it takes longer than the rest."""
+    if isinstance(content, SharedObject) and content.digest is not None:
+        return content.digest
+    digest = sha256(marshal.dumps(dict(content), _WITHOUT_REFERENCES)).digest()
+    if isinstance(content, SharedObject):
+        content.digest = digest
+    return digest

@@ -130,6 +130,8 @@ def test_only_what_plans_depend_on_makes_a_node_news() -> None:
     assert not cache.put_node(node(2)), "a heartbeat"
     assert cache.put_node(node(3, unschedulable=True))
     assert [found.schedulable for found in cache.nodes()] == [False]
+    assert not cache.put_node(node(2)), "a list that came late"
+    assert [found.schedulable for found in cache.nodes()] == [False]
     assert cache.put_node(node(4, gpus="8k")), "no count that a device plugin would give"
     assert [(found.gpus, found.refusal is None) for found in cache.nodes()] == [(0, False)]
 

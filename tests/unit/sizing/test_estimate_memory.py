@@ -1,0 +1,30 @@
+"""What is remembered of the lines of `specdecode estimate` holds nothing of what they say."""
+
+import json
+import tracemalloc
+
+from specdecode_operator.estimate.estimate import read_case
+from tests.support.llama import LLAMA_8B_CONFIG
+
+LINES, FILLED_BYTES = 40, 65_000
+
+
+def line(number: int) -> str:
+    """One whose draft has a config.json that no other line has, and that says much of no use."""
+    filled = {**LLAMA_8B_CONFIG, "note": f"{number:09}" + "x" * FILLED_BYTES}
+    draft = {"method": "draft_model", "model": "draft", "num_speculative_tokens": 3, "model_config": filled}
+    case = {"vllm_version": "0.32", "gpu": "H100", "model": "target", "model_config": LLAMA_8B_CONFIG}
+    return json.dumps({**case, "speculative": draft})
+
+
+def test_no_text_of_a_line_stays_in_memory() -> None:
+    read_case(json.loads(line(LINES)))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(LINES):
+            read_case(json.loads(line(number)))
+        grown_bytes = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown_bytes < LINES * FILLED_BYTES / 4
