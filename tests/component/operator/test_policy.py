@@ -98,12 +98,12 @@ def test_what_is_expected_is_done_and_nothing_more(
     until(kubectl, engines, lambda: done(kubectl) == ["Restart", "TurnOff"], "speculation is turned off")
     operator.kill()
     operator.ensure()
-    until(kubectl, engines, lambda: serves(kubectl) and not speculates(kubectl), "the next operator goes on with that")
+    until(kubectl, engines, lambda: not speculates(kubectl) and serves(kubectl), "the next operator goes on with that")
     assert done(kubectl) == ["Restart", "TurnOff"]
     assert kubectl.object("sdd", "tiny")["spec"] == written["spec"]
     speculation = json.dumps({"spec": {"speculation": {"numSpeculativeTokens": 2}}})
     kubectl.must("patch", "sdd", "tiny", "--type=merge", f"--patch={speculation}")
-    until(kubectl, engines, lambda: serves(kubectl) and speculates(kubectl), "what a person writes is in force")
+    until(kubectl, engines, lambda: speculates(kubectl) and serves(kubectl), "what a person writes is in force")
     eventually(lambda: "speculation" not in status(kubectl), "the status tells of no other speculation")
     wait_for(kubectl, "tiny", "BestInForce", "EvidenceOutdated")
 
@@ -129,6 +129,7 @@ def pods(kubectl: Kubectl) -> list[dict[str, Any]]:
 
 
 def serves(kubectl: Kubectl, replicas: int = 2) -> bool:
+    """Whether all engines are those of the Deployment; ask first what that is, or it is changed between both looks."""
     hashes = [template_hash(pod) for pod in pods(kubectl) if pod.get("status", {}).get("podIP")]
     conditions = kubectl.object("sdd", "tiny").get("status", {}).get("conditions", [])
     said = {each["type"]: each["reason"] for each in conditions}
