@@ -61,7 +61,8 @@ def installed(kubectl: Kubectl, *files: str) -> Iterator[None]:
         kubectl.must("apply", "--server-side", *files)
         yield
     finally:
-        kubectl.must("delete", "--ignore-not-found", *files)
+        # An API server that has only just begun to serve a kind may take minutes to see that it has no objects.
+        kubectl.must("delete", "--ignore-not-found", *files, timeout_s=300)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(ROOT)))
