@@ -43,8 +43,11 @@ def _guarded(workload: Body, live: Body | None, kept_managers: Collection[str]) 
     Else an image edited by hand would end one at once, and undoing it would cost a start. The rendered strategy is in
     force while a template is rolled out: the operator's, or that of a restart, or of a manager whose fields are kept.
     """
-    if workload["kind"] != DEPLOYMENT.kind or live is None:
+    if workload["kind"] != DEPLOYMENT.kind:
         return workload
+    guarded = with_new_hash({**workload, "spec": {**workload["spec"], "strategy": _ENDS_NOTHING}})
+    if live is None:  # it is made with it, so that it need not be written again once it serves
+        return guarded
     if template_hash(serving_template(workload)) != template_hash(serving_template(live)):
         return workload
     status, is_guarded = live.get("status", {}), live["spec"].get("strategy") == _ENDS_NOTHING
@@ -54,9 +57,7 @@ def _guarded(workload: Body, live: Body | None, kept_managers: Collection[str]) 
         serves = 0 < replicas <= status.get("availableReplicas", 0)
         # An engine that is lost later is made anew in nobody's place.
         is_guarded = replicas <= status.get("updatedReplicas", 0) and (serves or is_guarded)
-    if not is_guarded:
-        return workload
-    return with_new_hash({**workload, "spec": {**workload["spec"], "strategy": _ENDS_NOTHING}})
+    return guarded if is_guarded else workload
 
 
 def resting(

@@ -12,6 +12,7 @@ TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionSta
 MESSAGE_LIMIT = 4096
 """Characters of a message: pods, which anybody may run, have a say in some."""
 _REASON_LIMIT = 64
+_BEGINS = (UNKNOWN, "Starting")
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,11 @@ def _word(reason: str) -> str:
 
 
 def changed_conditions(old: list[Condition], new: list[Condition]) -> list[Condition]:
-    """Return the conditions worth an Event: status or reason differ from before, and a person would want to know."""
-    before = {condition.type: (condition.status, condition.reason) for condition in old}
+    """Return the conditions worth an Event: status or reason differ from before, and a person would want to know.
+
+    An object begins with engines that start, of which Planned and the Deployment's own Events tell.
+    """
+    before = {condition.type: (condition.status, condition.reason) for condition in old} or {"Ready": _BEGINS}
     return [
         condition
         for condition in new

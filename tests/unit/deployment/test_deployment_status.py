@@ -291,7 +291,7 @@ def test_a_reconcile_that_finds_nothing_new_says_nothing_new() -> None:
 def test_people_hear_of_ready_and_of_proofs_but_not_of_every_helper() -> None:
     _, starting, _ = decide(parent(tiny_cpu()))
     _, serving, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
-    assert [condition.type for condition in changed_conditions([], starting.conditions)] == ["Ready", "Planned"]
+    assert [condition.type for condition in changed_conditions([], starting.conditions)] == ["Planned"]
     assert [c.type for c in changed_conditions(starting.conditions, serving.conditions)] == ["Ready", "BudgetAccurate"]
 
 

@@ -32,7 +32,11 @@ def strategy(live: Body | None, spec: Body | None = None, *, kept: str = "") -> 
 
 def live(*, guarded: bool, seen: int = 2, fields: Body | None = None, **counts: int) -> Body:
     """The Deployment after it was applied, as its controller counts; ``fields`` are what somebody else wrote."""
-    body = copy.deepcopy(written(None))
+    body = copy.deepcopy(
+        next(
+            child for child in desired_state(read_parent(parent(tiny_cpu()))).children if child["kind"] == "Deployment"
+        )
+    )
     body["metadata"] |= {"generation": 2, "managedFields": [{"manager": "vim", "fieldsV1": fields}] if fields else []}
     body["spec"]["strategy"]["rollingUpdate"] = ENDS_NOTHING if guarded else REPLACES
     names = {"replicas": "replicas", "updated": "updatedReplicas", "available": "availableReplicas"}
@@ -42,8 +46,12 @@ def live(*, guarded: bool, seen: int = 2, fields: Body | None = None, **counts: 
 SERVES = {"replicas": 1, "updated": 1, "available": 1}
 
 
+def test_a_deployment_is_made_with_the_guard() -> None:
+    assert strategy(None) == ENDS_NOTHING
+    assert is_same_wish(written(None), written(live(guarded=True, **SERVES)))
+
+
 def test_engines_that_serve_are_guarded() -> None:
-    assert strategy(None) == REPLACES
     assert strategy(live(guarded=False)) == REPLACES
     assert strategy(live(guarded=False, replicas=1, updated=1)) == REPLACES
     assert strategy(live(guarded=False, **SERVES)) == ENDS_NOTHING
