@@ -50,6 +50,18 @@ _TEMPORARY = ("is being terminated", "exceeded quota", "status unknown for quota
 """Words of refusals that pass by themselves: of a namespace that goes, of quotas that are full or just made."""
 
 
+@dataclass(frozen=True)
+class Page:
+    """A part of a list."""
+
+    bodies: Sequence[Body]
+    """The objects, but for those that are known."""
+    known: Sequence[str]
+    """The UIDs of these."""
+    version: int
+    """Of the list."""
+
+
 class Cluster:
     """Reads and writes objects; every failure becomes a `ClusterError`."""
 
@@ -91,20 +103,29 @@ class Cluster:
         In named namespaces it is that of the oldest list: what came after it may be in none.
         """
         pages = [page async for page in self.pages(resource, label_selector, name=name)]
-        return [body for bodies, _ in pages for body in bodies], min(version for _, version in pages)
+        return [body for page in pages for body in page.bodies], min(page.version for page in pages)
 
     async def pages(
-        self, resource: Resource, label_selector: str | None = None, *, name: str | None = None
-    ) -> AsyncIterator[tuple[Sequence[Body], int]]:
-        """Yield the same page by page: thousands of objects at once take much memory, as text and as values."""
+        self,
+        resource: Resource,
+        label_selector: str | None = None,
+        *,
+        name: str | None = None,
+        is_known: Callable[[Body], bool] | None = None,
+    ) -> AsyncIterator[Page]:
+        """Yield the same page by page: thousands of objects at once take much memory, as text and as values.
+
+        Of objects of which ``is_known`` says so, asked with their metadata, only the UIDs are read.
+        """
         query = {"limit": str(_PAGE)}
         query |= {"labelSelector": label_selector} if label_selector else {}
         query |= {"fieldSelector": f"metadata.name={name}"} if name else {}
         for place in self._namespaces or (None,):
             following: dict[str, str] | None = {}
             while following is not None:
-                answer = await self._send(_Request("GET", resource, place), query=query | following)
-                yield answer["items"], int(answer["metadata"]["resourceVersion"])
+                answer = await self._send(_Request("GET", resource, place), query=query | following, is_known=is_known)
+                version = int(answer["metadata"]["resourceVersion"])
+                yield Page(answer["items"], answer.get("known", ()), version)
                 more = answer["metadata"].get("continue")
                 following = {"continue": more} if more else None
 
@@ -199,10 +220,11 @@ class Cluster:
         body: Body | None = None,
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
+        is_known: Callable[[Body], bool] | None = None,
     ) -> Body:
         for wait_s in (*_WAITS_S, None):
             try:
-                return await self._ask(request, body, query, content_type)
+                return _read(request, await self._ask(request, body, query, content_type), is_known)
             except _PassingError as error:
                 if wait_s is None:
                     raise error.told from error
@@ -213,8 +235,8 @@ class Cluster:
 
     async def _ask(
         self, request: "_Request", body: Body | None, query: Mapping[str, str] | None, content_type: str
-    ) -> Body:
-        """Ask once.
+    ) -> bytes:
+        """Ask once; return what is answered.
 
         Raises
         ------
@@ -242,7 +264,7 @@ class Cluster:
                 raise _PassingError(told) from error
             raise told from error
         if answer.status < HTTPStatus.BAD_REQUEST:
-            return _read(request, answer.text)
+            return answer.text
         told = _error(request, answer.status, error_message(answer.text, _MESSAGE_LIMIT))
         if request.passes(answer.status) and not isinstance(told, InvalidObjectError):
             raise _PassingError(told, answer.retry_after_s)
@@ -310,10 +332,10 @@ class _Request:
         return f"{self.permission} {where}".rstrip()
 
 
-def _read(request: _Request, text: bytes) -> Body:
+def _read(request: _Request, text: bytes, is_known: Callable[[Body], bool] | None) -> Body:
     """Return the object of an answer; one that a proxy cut off says nothing, whatever became of the request."""
     try:
-        found = read_answer(text)
+        found = read_answer(text, is_known)
     except ValueError as error:
         told = ClusterError(f"{request}: the answer of the API server is no JSON ({error})")
         raise _PassingError(told) if request.may_repeat else told from error

@@ -4,6 +4,7 @@ An object has 1.5 MB at most, says etcd, but made of empty lists that is 40 MB o
 are kept. Nothing of use has as many values as are let through: what has more is read as who it is, and how it stood.
 """
 
+from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -37,16 +38,23 @@ class _Event(msgspec.Struct):
     object: msgspec.Raw
 
 
-class _Metadata(msgspec.Struct, rename="camel", omit_defaults=True):
+class _Identity(msgspec.Struct, rename="camel", omit_defaults=True):
     name: str
     uid: str = ""
     namespace: str | msgspec.UnsetType = msgspec.UNSET
     resource_version: str = ""
+    labels: dict[str, str] | None = None
+
+
+class _Metadata(_Identity, rename="camel", omit_defaults=True):
     generation: int | msgspec.UnsetType = msgspec.UNSET
     creation_timestamp: str | msgspec.UnsetType = msgspec.UNSET
     deletion_timestamp: str | msgspec.UnsetType = msgspec.UNSET
-    labels: dict[str, str] | None = None
     owner_references: list[dict[str, Any]] | None = None
+
+
+class _Identified(msgspec.Struct):
+    metadata: _Identity
 
 
 class _Object(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -56,21 +64,30 @@ class _Object(msgspec.Struct, rename="camel", omit_defaults=True):
     status: msgspec.Raw = _NOTHING
 
 
-def read_answer(text: bytes) -> Any:
+def read_answer(text: bytes, is_known: Callable[[dict[str, Any]], bool] | None = None) -> Any:
     """Return an object, a list of objects, or whatever else the API server answers.
+
+    With ``is_known``, which is asked with name, UID, version and labels of each object of a list, the list has under
+    ``known`` the UIDs of those that are known, and in ``items`` only the others: all of an object takes far longer.
 
     Raises
     ------
     ValueError
         When it is no JSON.
     """
-    if not _may_be_too_large(text):
+    if is_known is None and not _may_be_too_large(text):
         return read_json(text)
     found = _decoded(text, _List)
     if found.items is msgspec.UNSET:
         return _object(text)
-    metadata, items = read_json(bytes(found.metadata)), [_object(bytes(item)) for item in found.items]
-    return {"kind": found.kind, "apiVersion": found.apiVersion, "metadata": metadata, "items": items}
+    items, known = [], []
+    for item in map(bytes, found.items):
+        if is_known is not None and is_known(who := msgspec.to_builtins(_decoded(item, _Identified))):
+            known.append(who["metadata"]["uid"])
+        else:
+            items.append(_object(item))
+    read = {"kind": found.kind, "apiVersion": found.apiVersion, "metadata": read_json(bytes(found.metadata))}
+    return {**read, "items": items, **({} if is_known is None else {"known": known})}
 
 
 def bounded_event(line: bytes) -> bytes:

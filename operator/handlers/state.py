@@ -4,8 +4,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 from prometheus_client.registry import Collector
 
@@ -16,7 +17,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.capture import has_ended
 from specdecode_operator.capture.control.preemption import borrows
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.client import Cluster, Page
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, NotFoundError
 from specdecode_operator.cluster.figures_source import FiguresReader
@@ -304,8 +305,8 @@ class OperatorState:
 
     async def _list_children(self, cluster: Cluster, resource: Resource) -> None:
         cache = self.cache
-        pages = cluster.pages(resource, OWNED_SELECTOR)
-        for key in await _news(resource.kind, pages, cache.knows, cache.put, cache.retain):
+        pages = cluster.pages(resource, OWNED_SELECTOR, is_known=partial(cache.knows, resource.kind))
+        for key in await _news(resource.kind, pages, cache.put, cache.retain):
             if cache.parent(key) is not None:
                 self.queue.add_calmly(key)
 
@@ -320,12 +321,12 @@ class OperatorState:
     async def _list_objects(self, cluster: Cluster, resource: Resource) -> None:
         cache = self.cache
         with suppress(NotFoundError):  # without its CRD there is no such kind
-            pages = cluster.pages(resource)
+            pages = cluster.pages(resource, is_known=partial(cache.knows_parent, resource.kind))
 
             def put(kind: str, body: Body) -> list[Key]:
                 return [cache.put_parent(kind, body)]
 
-            for key in await _news(resource.kind, pages, cache.knows_parent, put, cache.retain_parents):
+            for key in await _news(resource.kind, pages, put, cache.retain_parents):
                 self.queue.add_calmly(key)
 
     def _beat(self) -> None:
@@ -373,19 +374,17 @@ class OperatorState:
 
 async def _news(
     kind: str,
-    pages: AsyncIterator[tuple[Sequence[Body], int]],
-    knows: Callable[[str, Body], bool],
+    pages: AsyncIterator[Page],
     put: Callable[[str, Body], Iterable[Key]],
     retain: Callable[[str, Iterable[str], int], Iterable[Key]],
 ) -> set[Key]:
     """Bring the cache up to a full list; return the keys of what it did not know, and of what is gone."""
     present, versions = [], []
     news: set[Key] = set()
-    async for bodies, version in pages:
-        unknown = [body for body in bodies if not knows(kind, body)]
-        news.update(itertools.chain.from_iterable(put(kind, body) for body in unknown))
-        present += [body["metadata"]["uid"] for body in bodies]
-        versions.append(version)
+    async for page in pages:
+        news.update(itertools.chain.from_iterable(put(kind, body) for body in page.bodies))
+        present += [*page.known, *(body["metadata"]["uid"] for body in page.bodies)]
+        versions.append(page.version)
     return news | set(retain(kind, present, min(versions)))
 
 

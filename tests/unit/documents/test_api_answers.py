@@ -74,6 +74,21 @@ def test_large_texts_are_read_whole() -> None:
     assert bounded_event(line) == line
 
 
+def test_of_objects_that_are_known_only_the_uid_is_read() -> None:
+    asked = []
+
+    def is_known(seen: dict[str, Any]) -> bool:
+        asked.append(seen)
+        return bool(seen["metadata"]["name"] != "b")
+
+    deep = text(listed(body("a", spec="HERE"), body("b"), body("c", spec={"lists": WIDE})))
+    read = read_answer(deep.replace(b'"HERE"', b"[" * 9000 + b"]" * 9000), is_known)
+    assert read == {**listed(body("b")), "known": ["uid-a", "uid-c"]}
+    who = {"name": "a", "namespace": "team", "uid": "uid-a", "resourceVersion": "7", "labels": {"a": "b"}}
+    assert asked[0] == {"metadata": who}
+    assert read_answer(text(listed()), is_known) == {**listed(), "known": []}
+
+
 def test_what_is_no_list_of_objects_is_read_as_it_is() -> None:
     discovery = {"kind": "APIResourceList", "resources": [{"name": f"n{number}"} for number in range(9000)]}
     assert read_answer(text(discovery)) == discovery
