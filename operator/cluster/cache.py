@@ -179,12 +179,13 @@ class Cache:
         """Store a node; return whether anything changed that plans depend on."""
         self.on_seen(NODE.kind, body)
         name, facts = body["metadata"]["name"], node_facts(body)
-        known = self._nodes.get(name)
-        if known is not None and known[1] > _version(body):  # a list that is older than what a watch has told
+        known, version = self._nodes.get(name), _version(body)
+        told = max(self._deleted.get(str(_uid(body)), -1), -1 if known is None else known[1])
+        if version < told:  # a list that is older than what a watch has told
             return False
         if facts is None:
-            return self.drop_node(body)
-        self._nodes[name] = (facts, _version(body))
+            return self._remove_node(name)
+        self._nodes[name] = (facts, version)
         is_news = known is None or known[0] != facts
         if is_news:
             self._sorted_nodes = None
@@ -192,7 +193,11 @@ class Cache:
 
     def drop_node(self, body: Body) -> bool:
         """Remove a node that is gone; return whether plans may depend on it."""
-        is_news = self._nodes.pop(body["metadata"]["name"], None) is not None
+        self._remember_deletion(body)
+        return self._remove_node(body["metadata"]["name"])
+
+    def _remove_node(self, name: str) -> bool:
+        is_news = self._nodes.pop(name, None) is not None
         if is_news:
             self._sorted_nodes = None
         return is_news
@@ -245,7 +250,7 @@ class Cache:
         present = {body["metadata"]["name"] for body in listed}
         for name, (_, seen) in [*self._nodes.items()]:
             if seen <= version and name not in present:
-                self.drop_node({"metadata": {"name": name}})
+                self._remove_node(name)
 
     def _newest(self, known: Body | None, seen: Body) -> Body | None:
         """The later of two versions: the answer to a write may overtake older watch events.

@@ -112,7 +112,7 @@ def test_a_full_list_drops_what_it_lacks_but_nothing_newer() -> None:
 
 def node(version: int, gpus: str = "8", name: str = "n", **spec: Any) -> dict[str, Any]:
     labels = {"nvidia.com/gpu.product": "NVIDIA-H200"}
-    metadata = {"name": name, "labels": labels, "resourceVersion": str(version)}
+    metadata = {"name": name, "uid": f"uid-{name}", "labels": labels, "resourceVersion": str(version)}
     return {"metadata": metadata, "spec": spec, "status": {"allocatable": {"nvidia.com/gpu": gpus}}}
 
 
@@ -122,6 +122,15 @@ def test_a_full_list_drops_nodes_that_it_lacks_but_none_that_joined_after_it() -
         cache.put_node(node(version, name=name))
     cache.retain_nodes([node(1, name="kept")], version=5)
     assert [found.name for found in cache.nodes()] == ["joined", "kept"]
+
+
+def test_a_node_that_went_while_a_list_was_on_its_way_does_not_come_back() -> None:
+    cache = Cache()
+    cache.put_node(node(1))
+    cache.drop_node(node(3))
+    assert not cache.put_node(node(1)), "as the list has it"
+    assert cache.nodes() == ()
+    assert cache.put_node({**node(4), "metadata": {**node(4)["metadata"], "uid": "another"}}), "it joined again"
 
 
 def test_only_what_plans_depend_on_makes_a_node_news() -> None:

@@ -171,7 +171,7 @@ class TestNodes:
     @staticmethod
     def node(version: int, gpus: int = 8) -> Body:
         labels = {"nvidia.com/gpu.product": H200}
-        metadata = {"name": "n", "labels": labels, "resourceVersion": str(version)}
+        metadata = {"name": "n", "uid": "n-1", "labels": labels, "resourceVersion": str(version)}
         return {"metadata": metadata, "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}}}
 
     async def test_all_deployments_are_planned_anew_when_gpus_change_and_only_then(self, state: OperatorState) -> None:
