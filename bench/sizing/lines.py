@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bench.figures import Figure, at_least, at_most, growth
 from bench.processes import Used, run_command
-from bench.sizing.speed import PRODUCTS, estimates_per_second
+from bench.sizing.speed import NEW_REQUESTS, PRODUCTS, estimates_per_second
 from specdecode_operator.sizing.families.catalogue import find_entry
 
 TARGET: Final = "meta-llama/Llama-3.1-70B-Instruct"
@@ -65,7 +65,7 @@ def figures() -> Iterator[Figure]:
             size: min((_run(file) for file in [files[size]] * ROUNDS), key=lambda used: used.cpu_s) for size in files
         }
         longest = runs[LINES]
-        ready = estimates_per_second()
+        ready = estimates_per_second(NEW_REQUESTS)
         rate = LINES / longest.cpu_s
         size_mb = files[LINES].stat().st_size / 1e6
         remark = (

@@ -22,7 +22,8 @@ from specdecode_operator.sizing.base.units import GIB, gib_to_bytes
 from specdecode_operator.sizing.choice.quantization_matrix import pair_kernel_problem
 from specdecode_operator.sizing.kv.capacity import blocks_for, pool_blocks, pool_capacity
 from specdecode_operator.sizing.kv.layout import cache_layout
-from specdecode_operator.sizing.memory.budget import Budget, Verdict, estimate, refuse_bad_split
+from specdecode_operator.sizing.memory.budget import Budget, Verdict, estimate
+from specdecode_operator.sizing.memory.footprint import refuse_bad_split
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, longest_sequence

@@ -10,8 +10,7 @@ from specdecode_operator.sizing.choice.plan_row import Row
 from specdecode_operator.sizing.choice.precision_rules import NOTHING_NAMED, Available, served_precision
 from specdecode_operator.sizing.choice.quantization_matrix import Selection, pair_kernel_problem, quantization_matrix
 from specdecode_operator.sizing.choice.ranking import ranked
-from specdecode_operator.sizing.memory.budget import TENSOR_FIELD
-from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Pair, Parallelism
+from specdecode_operator.sizing.pair.pair import TENSOR_FIELD, TENSOR_ONLY, Pair, Parallelism
 from specdecode_operator.sizing.weights.divisibility import split_remedy, supported_tensors
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype, Objective, Precision
 

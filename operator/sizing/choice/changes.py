@@ -13,10 +13,11 @@ from specdecode_operator.sizing.choice.other_models import Alternatives, smaller
 from specdecode_operator.sizing.choice.plan_row import PRODUCT_FIELD, Row
 from specdecode_operator.sizing.choice.precision_rules import ONLINE_PRECISIONS, served_precision
 from specdecode_operator.sizing.choice.ranking import severity
-from specdecode_operator.sizing.memory.budget import TENSOR_FIELD, Verdict
+from specdecode_operator.sizing.memory.budget import Verdict
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import (
     PIPELINE_FIELD,
+    TENSOR_FIELD,
     TENSOR_ONLY,
     EngineLimits,
     Pair,

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.memory.budget import TENSOR_FIELD
-from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Parallelism
+from specdecode_operator.sizing.pair.pair import TENSOR_FIELD, TENSOR_ONLY, Parallelism
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,16 @@ from specdecode_operator.sizing.choice.precision_rules import (
     kernel_problem,
     served_precision,
 )
-from specdecode_operator.sizing.memory.budget import TENSOR_FIELD, Budget, Term, Verdict, estimate
+from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, EngineLimits, Pair, Parallelism, spread_problems
+from specdecode_operator.sizing.pair.pair import (
+    TENSOR_FIELD,
+    TENSOR_ONLY,
+    EngineLimits,
+    Pair,
+    Parallelism,
+    spread_problems,
+)
 from specdecode_operator.sizing.weights.divisibility import MAX_TENSOR, tensor_problems
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype, Method, Precision
 

@@ -3,37 +3,25 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from specdecode_operator.sizing.base.devices import Device, memory_coefficients
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION, Era, find_era
-from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.kv.capacity import blocks_for, pool_blocks, pool_capacity
 from specdecode_operator.sizing.kv.groups import KvGrouping
-from specdecode_operator.sizing.kv.layout import cache_layout, kv_bytes_per_token, stage_weights
-from specdecode_operator.sizing.memory.activation import activation_bytes
-from specdecode_operator.sizing.memory.buffers import charged_state_bytes
+from specdecode_operator.sizing.kv.layout import cache_layout, kv_bytes_per_token
+from specdecode_operator.sizing.memory.footprint import Footprint, Rank, engine_footprint
 from specdecode_operator.sizing.memory.latent import on_product
-from specdecode_operator.sizing.memory.overhead import graph_bytes, non_torch_bytes, runtime_overrun_bytes, slack_bytes
-from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.memory.overhead import free_outside_bytes
 from specdecode_operator.sizing.pair.calibration import Correction, EngineKind
 from specdecode_operator.sizing.pair.pair import (
     TENSOR_ONLY,
     EngineLimits,
     Pair,
     Parallelism,
-    effective_batch,
     loaded_draft,
-    spread_problems,
 )
-from specdecode_operator.sizing.weights.divisibility import split_remedy, tensor_problems
-from specdecode_operator.sizing.weights.stages import stages
-from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Precision
-
-TENSOR_FIELD: Final = "parallelism.tensor"
-"""Where users say over how many GPUs to split."""
+from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES
 
 
 class Verdict(StrEnum):
@@ -135,13 +123,13 @@ def estimate(pair: Pair, device: Device, split: Parallelism | int) -> Budget:
     """
     if isinstance(split, int):
         split = TENSOR_ONLY.at(split)
-    refuse_bad_split(pair, split)
     pair = on_product(pair, device.product)
+    footprint = engine_footprint(pair, split)
     # As vLLM rounds it (v1/worker/utils.py, request_memory).
     requested = math.ceil(device.total_bytes * pair.limits.memory_utilization_percent / 100)
-    engine = _Engine(pair, device, split, requested, find_correction(pair, device, split))
-    ranks, layout = _ranks(engine), cache_layout(pair, split)
-    available = [requested - rank.taken_bytes for rank in ranks]
+    engine = _Engine(pair, device, footprint, requested, find_correction(pair, device, split))
+    ranks, layout = _corrected(footprint.ranks, engine.correction), footprint.layout
+    available = [requested - sum(rank) for rank in ranks]
     tightest = _tightest(layout, available)
     return _budget(engine, ranks[tightest], layout[tightest], pool_blocks(layout, available))
 
@@ -151,53 +139,32 @@ class _Engine(NamedTuple):
 
     pair: Pair
     device: Device
-    split: Parallelism
+    footprint: Footprint
     requested_bytes: int
     correction: Correction | None
 
 
-class _Rank(NamedTuple):
-    """What one GPU holds beside the KV cache; non-torch memory includes the correction."""
-
-    target_bytes: int
-    draft_bytes: int
-    state_bytes: int
-    activation_bytes: int
-    graphs_bytes: int
-    non_torch_bytes: int
-    correction_bytes: int
-    taken_bytes: int
+def _corrected(ranks: tuple[Rank, ...], correction: Correction | None) -> tuple[Rank, ...]:
+    """Return the ranks with what measurements add to the estimated terms; one cannot give more than they take."""
+    if correction is None:
+        return ranks
+    estimated = [rank.activation_bytes + rank.graphs_bytes + rank.non_torch_bytes for rank in ranks]
+    return tuple(
+        rank._replace(correction_bytes=max(correction.residual_bytes, -size_bytes))
+        for rank, size_bytes in zip(ranks, estimated, strict=True)
+    )
 
 
-def _ranks(engine: _Engine) -> list[_Rank]:
-    """Return what a GPU of each pipeline stage holds."""
-    pair, split = engine.pair, engine.split
-    graphs, non_torch = graph_bytes(pair, split), non_torch_bytes(pair, split)
-    ranks = []
-    for stage, weights in zip(stages(pair.target, split.pipeline), stage_weights(pair, split), strict=True):
-        activation = activation_bytes(pair, split, stage)
-        corrected = _correction_bytes(engine.correction, activation + graphs + non_torch)
-        state = charged_state_bytes(pair, split, stage)
-        parts = (weights.target_bytes, weights.draft_bytes, state, activation, graphs, non_torch + corrected)
-        ranks.append(_Rank(*parts, corrected, taken_bytes=sum(parts)))
-    return ranks
-
-
-def _correction_bytes(correction: Correction | None, estimated_bytes: int) -> int:
-    """Return what is added to the estimated terms; a measurement cannot give more than they take."""
-    return 0 if correction is None else max(correction.residual_bytes, -estimated_bytes)
-
-
-def _budget(engine: _Engine, rank: _Rank, grouping: KvGrouping, blocks: int) -> Budget:
+def _budget(engine: _Engine, rank: Rank, grouping: KvGrouping, blocks: int) -> Budget:
     """Return the budget of the GPU with the least blocks."""
-    pair, device, split, requested, correction = engine
+    pair, device, footprint, requested, correction = engine
     limits = pair.limits
-    available = requested - rank.taken_bytes
+    available = requested - sum(rank)
     capacity = pool_capacity(grouping, blocks, limits.max_model_len)
     needed = blocks_for(grouping, limits.max_model_len, limits.min_concurrency) * grouping.bytes_per_block
-    margin = _margin_bytes(pair.era, device, correction)
-    overrun, slack = runtime_overrun_bytes(pair, split.tensor), slack_bytes(pair, device.total_bytes, requested, split)
-    term = _broken_term(engine, rank, available - needed, margin, slack - overrun)
+    margin = _margin_bytes(footprint.era, device, correction)
+    slack = free_outside_bytes(device.total_bytes, requested, footprint.uncharged_bytes)
+    term = _broken_term(engine, rank, available - needed, margin, slack - footprint.overrun_bytes)
     return Budget(
         total_bytes=device.total_bytes,
         requested_bytes=requested,
@@ -206,18 +173,18 @@ def _budget(engine: _Engine, rank: _Rank, grouping: KvGrouping, blocks: int) -> 
         state_bytes=rank.state_bytes,
         activation_bytes=rank.activation_bytes,
         cuda_graphs_bytes=rank.graphs_bytes,
-        non_torch_bytes=rank.non_torch_bytes,
+        non_torch_bytes=rank.non_torch_bytes + rank.correction_bytes,
         available_kv_bytes=available,
         needed_kv_bytes=needed,
         margin_bytes=margin,
-        kv_bytes_per_token=kv_bytes_per_token(pair, split),
+        kv_bytes_per_token=footprint.kv_bytes_per_token,
         num_blocks=blocks,
         kv_cache_tokens=capacity.tokens,
         max_concurrency=capacity.max_concurrency,
-        effective_batch=effective_batch(pair),
-        overrun_bytes=overrun,
+        effective_batch=footprint.effective_batch,
+        overrun_bytes=footprint.overrun_bytes,
         slack_bytes=slack,
-        calibrated=pair.era.calibrated and device.known,
+        calibrated=footprint.era.calibrated and device.known,
         verdict=verdict_of(term),
         binding_term=term,
         correction_bytes=rank.correction_bytes,
@@ -226,12 +193,12 @@ def _budget(engine: _Engine, rank: _Rank, grouping: KvGrouping, blocks: int) -> 
 
 
 def _broken_term(
-    engine: _Engine, rank: _Rank, spare_bytes: int, margin_bytes: int, spare_outside_bytes: int
+    engine: _Engine, rank: Rank, spare_bytes: int, margin_bytes: int, spare_outside_bytes: int
 ) -> Term | None:
     """Return the first thing that keeps the budget from fitting; None when it fits."""
     if rank.target_bytes + rank.draft_bytes >= engine.requested_bytes:
         return Term.WEIGHTS
-    if engine.requested_bytes <= rank.taken_bytes:
+    if engine.requested_bytes <= sum(rank):
         return Term.OVERHEAD
     if spare_bytes < 0:
         return Term.KV_CACHE
@@ -286,39 +253,6 @@ def _margin_bytes(era: Era, device: Device, correction: Correction | None) -> in
     if correction is None or correction.margin_bytes is None:
         return era.margin_bytes
     return min(era.margin_bytes, correction.margin_bytes)
-
-
-def refuse_bad_split(pair: Pair, split: Parallelism | int) -> None:
-    """Raise PlanError with the first problem of splitting the pair so."""
-    if isinstance(split, int):
-        split = TENSOR_ONLY.at(split)
-    version = pair.limits.engine_version
-    bad = _bad_split(pair.target, pair.target_precision, pair.draft, pair.draft_precision, version, split)
-    if bad is not None:
-        raise PlanError(bad.field, bad.value, bad.message)
-
-
-@lru_cache(maxsize=MOST_REMEMBERED)
-def _bad_split(  # noqa: PLR0913, PLR0917 (the key of the cache: all that it depends on)
-    target: ModelGeometry,
-    target_precision: Precision,
-    draft: ModelGeometry | None,
-    draft_precision: Precision | None,
-    version: str,
-    split: Parallelism,
-) -> PlanError | None:
-    tensor, data, expert = split.tensor, split.data, split.expert
-    if tensor < 1:
-        return PlanError(TENSOR_FIELD, tensor, "must be 1 or more")
-    for problem in spread_problems(target, split, version):
-        return problem
-    for model, precision in ((target, target_precision), (draft, draft_precision)):
-        problems = tensor_problems(model, tensor, precision, version, data=data, expert=expert) if model else ()
-        if problems:
-            models = (target, draft, target_precision, draft_precision, version)
-            remedy = split_remedy(*models, data=data, expert=expert)
-            return PlanError(TENSOR_FIELD, tensor, f"{problems[0].message}; {remedy}")
-    return None
 
 
 def pair_kv_bytes_per_token(pair: Pair, tensor: int) -> int:

@@ -23,7 +23,7 @@ NGRAM_PAGE_TOKENS: Final = 256
 NGRAM_PAGE_BYTES: Final = 8
 """The token table of ngram keeps a pointer for so many tokens (vLLM, spec_decode/ngram/speculator.py)."""
 
-_WITH_TOKEN_TABLE: Final = (Method.NGRAM, Method.NGRAM_GPU)
+METHODS_WITH_TOKEN_TABLE: Final = (Method.NGRAM, Method.NGRAM_GPU)
 
 _PIECES: Final = "PIECEWISE"
 """The mode without graphs of whole steps (config/compilation.py, CUDAGraphMode)."""
@@ -83,7 +83,7 @@ def _sampler_bytes(pair: Pair) -> int:
     mask = ceil_div(vocabulary, BITS_PER_MASK_WORD) * INT32_BYTES
     masks = named(1 + (pair.num_speculative_tokens + 1), "masks")
     size_bytes = requests * (vocabulary * INT32_BYTES + masks * mask + SAMPLER_BYTES_PER_REQUEST)
-    if pair.method in _WITH_TOKEN_TABLE:
+    if pair.method in METHODS_WITH_TOKEN_TABLE:
         length = pair.limits.max_model_len
         tables = requests * (length * INT32_BYTES + ceil_div(length, NGRAM_PAGE_TOKENS) * NGRAM_PAGE_BYTES)
         size_bytes += described(tables, "of token tables")

@@ -133,11 +133,22 @@ def runtime_overrun_bytes(pair: Pair, tensor: int) -> int:
 
 def slack_bytes(pair: Pair, total_bytes: int, requested_bytes: int, split: Parallelism) -> int:
     """Return what stays outside the budget once the CUDA context, what is not charged, and a reserve are there."""
-    coefficients, era = memory_coefficients(), pair.era
+    return free_outside_bytes(total_bytes, requested_bytes, uncharged_bytes(pair, split))
+
+
+def uncharged_bytes(pair: Pair, split: Parallelism) -> int:
+    """Return what the engine takes outside the budget."""
+    era = pair.era
     uncharged = confidence_tables_bytes(pair) + (0 if era.charges_state else state_bytes(pair, split))
-    uncharged += coefficients.cublas_workspace_bytes if era.cublas_before_snapshot else 0
+    uncharged += memory_coefficients().cublas_workspace_bytes if era.cublas_before_snapshot else 0
     uncharged += unprofiled_latent_bytes(pair, split)
     if not era.charges_graphs:
         uncharged += graph_pool_bytes(pair, split)
+    return uncharged
+
+
+def free_outside_bytes(total_bytes: int, requested_bytes: int, uncharged_bytes: int) -> int:
+    """Return what is left of a GPU beside the budget and what is not charged to it."""
+    coefficients = memory_coefficients()
     free = total_bytes - requested_bytes - coefficients.context_bytes - coefficients.slack_reserve_bytes
-    return free - named(uncharged, "that is not charged") if uncharged else free
+    return free - named(uncharged_bytes, "that is not charged") if uncharged_bytes else free

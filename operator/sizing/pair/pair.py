@@ -24,6 +24,9 @@ from specdecode_operator.sizing.pair.drafting import fitted_draft, prediction_dr
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.vocabulary import METHODS_IN_PARALLEL, METHODS_OF_BLOCKS, SIXTEEN_BIT_BYTES, Method, Precision
 
+TENSOR_FIELD: Final = "parallelism.tensor"
+"""Where users say over how many GPUs to split."""
+
 PIPELINE_FIELD: Final = "parallelism.pipeline"
 """Where users say in how many stages the layers lie."""
 
