@@ -188,12 +188,32 @@ def _reaches_embedding(target: ModelGeometry, head: HeadParts, split: Parallelis
     return split.pipeline == 1 or (head.shares_on_last_stage and on_last)
 
 
+class CachedLayers(NamedTuple):
+    """Whose layers keep something, on how many GPUs, and what the engine was told: all but the type of the cache."""
+
+    target: ModelGeometry
+    draft: ModelGeometry | None
+    tensor: int
+    settings: KvSettings
+
+    def layout(self, element_bytes: int | None) -> tuple[KvGrouping, ...]:
+        """Return how each stage divides its KV cache of numbers with so many bytes."""
+        return _layout(self.target, self.draft, self.tensor, element_bytes, self.settings)
+
+    def bytes_per_token(self, element_bytes: int | None) -> int:
+        """Return what kv_bytes_per_token says of numbers with so many bytes."""
+        return _kv_bytes_per_token(self.target, self.draft, self.tensor, self.settings.pipeline, element_bytes)
+
+
+def layers_of_pair(pair: Pair, split: Parallelism) -> CachedLayers:
+    """Return the layers of target and draft that keep something."""
+    draft = loaded_draft(pair)
+    return CachedLayers(pair.target, draft[0] if draft else None, split.tensor, _kv_settings(pair, split.pipeline))
+
+
 def cache_layout(pair: Pair, split: Parallelism) -> tuple[KvGrouping, ...]:
     """Return how each stage divides its KV cache among the layers of target and draft."""
-    draft = loaded_draft(pair)
-    element_bytes = pair.limits.kv_cache_element_bytes
-    settings = _kv_settings(pair, split.pipeline)
-    return _layout(pair.target, draft[0] if draft else None, split.tensor, element_bytes, settings)
+    return layers_of_pair(pair, split).layout(pair.limits.kv_cache_element_bytes)
 
 
 def cache_pages(pair: Pair, tensor: int) -> tuple[tuple[LayerRun, Page], ...]:
@@ -233,10 +253,7 @@ def kv_bytes_per_token(pair: Pair, split: Parallelism) -> int:
 
     Layers with a window count until it is full; states do not count.
     """
-    draft = loaded_draft(pair)
-    return _kv_bytes_per_token(
-        pair.target, draft[0] if draft else None, split.tensor, split.pipeline, pair.limits.kv_cache_element_bytes
-    )
+    return layers_of_pair(pair, split).bytes_per_token(pair.limits.kv_cache_element_bytes)
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)

@@ -128,7 +128,8 @@ def estimate(pair: Pair, device: Device, split: Parallelism | int) -> Budget:
     # As vLLM rounds it (v1/worker/utils.py, request_memory).
     requested = math.ceil(device.total_bytes * pair.limits.memory_utilization_percent / 100)
     engine = _Engine(pair, device, footprint, requested, find_correction(pair, device, split))
-    ranks, layout = _corrected(footprint.ranks, engine.correction), footprint.layout
+    ranks = _corrected(footprint.ranks, engine.correction)
+    layout = footprint.cached.layout(pair.limits.kv_cache_element_bytes)
     available = [requested - sum(rank) for rank in ranks]
     tightest = _tightest(layout, available)
     return _budget(engine, ranks[tightest], layout[tightest], pool_blocks(layout, available))
@@ -177,7 +178,7 @@ def _budget(engine: _Engine, rank: Rank, grouping: KvGrouping, blocks: int) -> B
         available_kv_bytes=available,
         needed_kv_bytes=needed,
         margin_bytes=margin,
-        kv_bytes_per_token=footprint.kv_bytes_per_token,
+        kv_bytes_per_token=footprint.cached.bytes_per_token(limits.kv_cache_element_bytes),
         num_blocks=blocks,
         kv_cache_tokens=capacity.tokens,
         max_concurrency=capacity.max_concurrency,

@@ -1,4 +1,4 @@
-"""What an engine's GPUs hold whichever product they are, and how much of it the engine may use.
+"""What an engine's GPUs hold whichever product they are, how much of it the engine may use, and the cache's type.
 
 A matrix, a search for what fits and a sweep ask for it again and again: it is worked out once.
 """
@@ -11,8 +11,7 @@ from typing import Any, Final, NamedTuple, Self
 from specdecode_operator.sizing.base.eras import Era, sizing_facts
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
-from specdecode_operator.sizing.kv.groups import KvGrouping
-from specdecode_operator.sizing.kv.layout import cache_layout, kv_bytes_per_token, stage_weights
+from specdecode_operator.sizing.kv.layout import CachedLayers, layers_of_pair, stage_weights
 from specdecode_operator.sizing.memory.activation import activation_bytes
 from specdecode_operator.sizing.memory.buffers import METHODS_WITH_TOKEN_TABLE, charged_state_bytes
 from specdecode_operator.sizing.memory.overhead import (
@@ -54,8 +53,7 @@ class Footprint(NamedTuple):
 
     era: Era
     ranks: tuple[Rank, ...]  # A GPU of each pipeline stage
-    layout: tuple[KvGrouping, ...]  # How each of them divides its KV cache
-    kv_bytes_per_token: int
+    cached: CachedLayers  # What its KV cache is for
     effective_batch: int
     overrun_bytes: int
     uncharged_bytes: int
@@ -72,7 +70,10 @@ def engine_footprint(pair: Pair, split: Parallelism) -> Footprint:
     return _footprint(_Question(pair, split))
 
 
-_CHANGE_NOTHING: Final = ("calibration", "limits", "max_model_len", "memory_utilization_percent", "min_concurrency")
+_CHANGE_NOTHING: Final = (
+    *("calibration", "limits", "max_model_len", "memory_utilization_percent", "min_concurrency"),
+    "kv_cache_element_bytes",
+)
 """Fields of pairs and limits that no footprint depends on as they are."""
 
 _of_pair: Final = attrgetter(*(each.name for each in fields(Pair) if each.name not in _CHANGE_NOTHING))
@@ -113,8 +114,7 @@ def _footprint(question: _Question) -> Footprint:
     return Footprint(
         era=pair.era,
         ranks=_ranks(pair, split),
-        layout=cache_layout(pair, split),
-        kv_bytes_per_token=kv_bytes_per_token(pair, split),
+        cached=layers_of_pair(pair, split),
         effective_batch=effective_batch(pair),
         overrun_bytes=runtime_overrun_bytes(pair, split.tensor),
         uncharged_bytes=uncharged_bytes(pair, split),

@@ -6,8 +6,10 @@ routers, compressions and norms are whole on every rank.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.model.layers import (
     DeltaNet,
@@ -78,6 +80,7 @@ class RankLayer:
     fixed_bytes: int = 0  # Parameters whose type never changes
 
 
+@lru_cache(maxsize=MOST_REMEMBERED)
 def rank_layer(layer: Layer, hidden_size: int, split: Split) -> RankLayer:
     """Return one decoder layer as one rank holds it; the split must divide it (see divisibility)."""
     inputs = layer.input_multiple * hidden_size
