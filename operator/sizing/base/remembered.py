@@ -1,7 +1,7 @@
 """How much sizing remembers of what it has worked out, and what it made of JSON that comes again and again."""
 
 import marshal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from hashlib import sha256
 from typing import Any, Final, Generic, TypeVar
 
@@ -19,19 +19,15 @@ _WITHOUT_REFERENCES: Final = 2
 _Made = TypeVar("_Made")
 
 
-class MadeOfContent(Generic[_Made]):
-    """What was last made of JSON objects, by their content: equal values of equal types. Of each a digest is kept."""
+class Remembered(Generic[_Made]):
+    """What was last made, by all that decides it."""
 
     def __init__(self) -> None:
         """Remember nothing yet."""
-        self._made: dict[tuple[tuple[str, ...], bytes], _Made] = {}
+        self._made: dict[Hashable, _Made] = {}
 
-    def get(self, content: Mapping[str, Any], named: tuple[str, ...], make: Callable[[], _Made]) -> _Made:
-        """Return what was made of equal content under these names before, or make it; an error is not remembered."""
-        try:
-            key = named, _digest(content)
-        except ValueError:  # it has more in it than JSON
-            return make()
+    def get(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
+        """Return what was made for an equal key before, or make it; an error is not remembered."""
         # Threads may ask at once; the last asked stands at the end.
         if (made := self._made.pop(key, None)) is None:
             made = make()
@@ -43,6 +39,26 @@ class MadeOfContent(Generic[_Made]):
     def cache_clear(self) -> None:
         """Forget everything."""
         self._made.clear()
+
+
+class MadeOfContent(Generic[_Made]):
+    """What was last made of JSON objects, by their content: equal values of equal types. Of each a digest is kept."""
+
+    def __init__(self) -> None:
+        """Remember nothing yet."""
+        self._made = Remembered[_Made]()
+
+    def get(self, content: Mapping[str, Any], named: tuple[str, ...], make: Callable[[], _Made]) -> _Made:
+        """Return what was made of equal content under these names before, or make it; an error is not remembered."""
+        try:
+            key = named, _digest(content)
+        except ValueError:  # it has more in it than JSON
+            return make()
+        return self._made.get(key, make)
+
+    def cache_clear(self) -> None:
+        """Forget everything."""
+        self._made.cache_clear()
 
 
 def _digest(content: Mapping[str, Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
@@ -32,8 +33,7 @@ def kv_rules(version: str) -> KvRules:
     return KvRules(**sizing_facts(version)["kv_cache"])
 
 
-@dataclass(frozen=True)
-class KvSettings:
+class KvSettings(NamedTuple):
     """What the engine was told. The length of a request is no part: it does not change how memory is divided."""
 
     block_size: int  # Tokens in a block, as asked for or as the attention backend prefers (16 with FlashAttention)

@@ -127,21 +127,23 @@ def estimate(pair: Pair, device: Device, split: Parallelism | int) -> Budget:
     footprint = engine_footprint(pair, split)
     # As vLLM rounds it (v1/worker/utils.py, request_memory).
     requested = math.ceil(device.total_bytes * pair.limits.memory_utilization_percent / 100)
-    engine = _Engine(pair, device, footprint, requested, find_correction(pair, device, split))
-    ranks = _corrected(footprint.ranks, engine.correction)
+    correction = find_correction(pair, device, split)
+    ranks = _corrected(footprint.ranks, correction)
     layout = footprint.cached.layout(pair.limits.kv_cache_element_bytes)
     available = [requested - sum(rank) for rank in ranks]
     tightest = _tightest(layout, available)
+    engine = _Engine(pair, device, footprint, requested, available[tightest], correction)
     return _budget(engine, ranks[tightest], layout[tightest], pool_blocks(layout, available))
 
 
 class _Engine(NamedTuple):
-    """What is estimated: the pair on its GPUs, what it claims of each, and what was measured of its like."""
+    """What is estimated: the pair on its GPUs, what it claims of each and keeps for its cache, what was measured."""
 
     pair: Pair
     device: Device
     footprint: Footprint
     requested_bytes: int
+    available_bytes: int
     correction: Correction | None
 
 
@@ -158,9 +160,8 @@ def _corrected(ranks: tuple[Rank, ...], correction: Correction | None) -> tuple[
 
 def _budget(engine: _Engine, rank: Rank, grouping: KvGrouping, blocks: int) -> Budget:
     """Return the budget of the GPU with the least blocks."""
-    pair, device, footprint, requested, correction = engine
+    pair, device, footprint, requested, available, correction = engine
     limits = pair.limits
-    available = requested - sum(rank)
     capacity = pool_capacity(grouping, blocks, limits.max_model_len)
     needed = blocks_for(grouping, limits.max_model_len, limits.min_concurrency) * grouping.bytes_per_block
     margin = _margin_bytes(footprint.era, device, correction)
@@ -199,7 +200,7 @@ def _broken_term(
     """Return the first thing that keeps the budget from fitting; None when it fits."""
     if rank.target_bytes + rank.draft_bytes >= engine.requested_bytes:
         return Term.WEIGHTS
-    if engine.requested_bytes <= sum(rank):
+    if engine.available_bytes <= 0:
         return Term.OVERHEAD
     if spare_bytes < 0:
         return Term.KV_CACHE

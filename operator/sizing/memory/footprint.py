@@ -6,11 +6,11 @@ A matrix, a search for what fits and a sweep ask for it again and again: it is w
 from dataclasses import fields
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from specdecode_operator.sizing.base.eras import Era, sizing_facts
 from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED, Remembered
 from specdecode_operator.sizing.kv.layout import CachedLayers, layers_of_pair, stage_weights
 from specdecode_operator.sizing.memory.activation import activation_bytes
 from specdecode_operator.sizing.memory.buffers import METHODS_WITH_TOKEN_TABLE, charged_state_bytes
@@ -67,8 +67,13 @@ def engine_footprint(pair: Pair, split: Parallelism) -> Footprint:
     PlanError
         When the models cannot be split so.
     """
-    return _footprint(_Question(pair, split))
+    limits = pair.limits
+    reads_length = _reads_length(pair.target, pair.draft, pair.method, limits.engine_version)
+    key = (split, limits.max_model_len if reads_length else None, _of_pair(pair), _of_limits(limits))
+    return _FOOTPRINTS.get(key, lambda: _footprint(pair, split))
 
+
+_FOOTPRINTS: Final = Remembered[Footprint]()
 
 _CHANGE_NOTHING: Final = (
     *("calibration", "limits", "max_model_len", "memory_utilization_percent", "min_concurrency"),
@@ -78,21 +83,6 @@ _CHANGE_NOTHING: Final = (
 
 _of_pair: Final = attrgetter(*(each.name for each in fields(Pair) if each.name not in _CHANGE_NOTHING))
 _of_limits: Final = attrgetter(*(each.name for each in fields(EngineLimits) if each.name not in _CHANGE_NOTHING))
-
-
-class _Question(tuple[Any, ...]):  # noqa: SLOT001 (tuples have no slots)
-    """All that a footprint depends on, and with it, which makes no two unequal, a pair that it is worked out from."""
-
-    pair: Pair
-    split: Parallelism
-
-    def __new__(cls, pair: Pair, split: Parallelism) -> Self:
-        limits = pair.limits
-        reads_length = _reads_length(pair.target, pair.draft, pair.method, limits.engine_version)
-        length = limits.max_model_len if reads_length else None
-        question = super().__new__(cls, (split, length, *_of_pair(pair), *_of_limits(limits)))
-        question.pair, question.split = pair, split
-        return question
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
@@ -107,9 +97,7 @@ def _reads_length(target: ModelGeometry, draft: ModelGeometry | None, method: st
     return latent or stretched or bool(target.tower.item_tokens) or method in METHODS_WITH_TOKEN_TABLE
 
 
-@lru_cache(maxsize=MOST_REMEMBERED)
-def _footprint(question: _Question) -> Footprint:
-    pair, split = question.pair, question.split
+def _footprint(pair: Pair, split: Parallelism) -> Footprint:
     refuse_bad_split(pair, split)
     return Footprint(
         era=pair.era,

@@ -15,8 +15,8 @@ from specdecode_operator.sizing.kv.settings import KvSettings, concurrent_batche
 from tests.support.kv_layers import NEWEST, SPACE, capacity, chunked, full, kv_groups, latent, linear, runs, sliding
 from tests.support.kv_logs import printed_tokens
 
-IN_STEP = replace(NEWEST, async_scheduling=False)
-V019 = replace(NEWEST, version="0.19.0", v2_runner=False, prefix_caching=False)
+IN_STEP = NEWEST._replace(async_scheduling=False)
+V019 = NEWEST._replace(version="0.19.0", v2_runner=False, prefix_caching=False)
 
 LLAMA_70B = (80, full(4, 128))
 LLAMA_8B = (32, full(4, 128))
@@ -48,7 +48,7 @@ def test_full_attention_is_one_group_whatever_its_width(
 
 
 def test_a_draft_of_full_attention_joins_latent_caches() -> None:
-    settings = replace(NEWEST, block_size=64)
+    settings = NEWEST._replace(block_size=64)
     assert capacity(runs((61, latent())), settings, 32_768) == KvCapacity(4774, 305_536, 4774 / 512)
     assert capacity(runs((61, latent()), (1, latent())), settings, 32_768).tokens == 300_608
     joined = kv_groups(runs((61, latent()), (1, full(8, 128))), settings)
@@ -68,11 +68,11 @@ def test_tokens_depend_on_a_length_off_the_block_boundary() -> None:
     [
         (GEMMA_27B, NEWEST, 32_768, 7, 32_768, 125_115, 3.8182),
         (GEMMA_27B, IN_STEP, 32_768, 7, 32_768, 194_871, 5.9470),
-        (GEMMA_27B, replace(NEWEST, hybrid_manager=False), 32_768, 1, 5285, 84_560, 2.5806),
+        (GEMMA_27B, NEWEST._replace(hybrid_manager=False), 32_768, 1, 5285, 84_560, 2.5806),
         (GPT_OSS_120B, NEWEST, 131_072, 2, 72_817, 1_034_609, 7.8934),
         ((*GPT_OSS_120B, LayerRun(full(4, 64), 1)), IN_STEP, 131_072, 2, 68_985, 1_037_759, 7.9175),
-        (SCOUT, replace(IN_STEP, chunked_hybrid=False), 131_072, 1, 27_306, 436_896, 3.3333),
-        (SCOUT, replace(NEWEST, draft_reads_hidden_states=True), 131_072, 1, 27_306, 436_896, 3.3333),
+        (SCOUT, IN_STEP._replace(chunked_hybrid=False), 131_072, 1, 27_306, 436_896, 3.3333),
+        (SCOUT, NEWEST._replace(draft_reads_hidden_states=True), 131_072, 1, 27_306, 436_896, 3.3333),
     ],
 )
 def test_windows_and_chunks(
@@ -102,7 +102,7 @@ def test_states_raise_the_block_and_take_one_more_for_each_speculated_token(
     speculated: int, draft_layers: int, caching: bool, num_blocks: int, blocks_per_request: int
 ) -> None:
     layers = runs((36, linear(QWEN3_NEXT_STATE)), (12, full(1, 256)), (draft_layers, full(1, 256)))
-    settings = replace(NEWEST, num_speculative_tokens=speculated, prefix_caching=caching)
+    settings = NEWEST._replace(num_speculative_tokens=speculated, prefix_caching=caching)
     grouping = kv_groups(layers, settings)
     assert {group.block_size for group in grouping.groups if group.kind is CacheKind.FULL} == {544}
     assert pool_blocks([grouping], [SPACE]) == num_blocks
@@ -112,7 +112,7 @@ def test_states_raise_the_block_and_take_one_more_for_each_speculated_token(
 def test_speculated_columns_widen_a_state_and_so_the_block() -> None:
     layers = runs((36, linear(QWEN3_NEXT_STATE, per_speculated=8192)), (12, full(1, 256)))
     block_sizes = [
-        max(group.block_size for group in kv_groups(layers, replace(NEWEST, num_speculative_tokens=k)).groups)
+        max(group.block_size for group in kv_groups(layers, NEWEST._replace(num_speculative_tokens=k)).groups)
         for k in (0, 3, 5)
     ]
     assert block_sizes == [544, 560, 576]
@@ -128,8 +128,8 @@ def test_a_state_stored_from_inside_a_prefill_takes_one_more_block() -> None:
         return ours.blocks_per_request(8192) - theirs.blocks_per_request(8192)
 
     assert more(NEWEST) == 4
-    assert more(replace(NEWEST, prefix_caching=False)) == 0
-    assert more(replace(NEWEST, version="0.31.0")) == 0
+    assert more(NEWEST._replace(prefix_caching=False)) == 0
+    assert more(NEWEST._replace(version="0.31.0")) == 0
 
 
 def test_an_unequal_page_is_scaled_where_it_divides_and_padded_where_not() -> None:
@@ -145,17 +145,17 @@ def test_a_window_beside_latent_caches_that_cannot_be_padded_is_kept_whole() -> 
     grouping = kv_groups(layers, NEWEST)
     assert [(group.kind, group.num_layers) for group in grouping.groups] == [(CacheKind.LATENT, 66)]
     with pytest.raises(SizingError, match=r"vLLM 0\.26\.0 cannot give these layers blocks of one size"):
-        kv_groups(layers, replace(NEWEST, version="0.26.0"))
+        kv_groups(layers, NEWEST._replace(version="0.26.0"))
 
 
 def test_latent_pages_are_padded_in_0_28_alone() -> None:
     layers = runs((4, latent()), (4, sliding(8, 128, 2048)))
-    padded = kv_groups(layers, replace(NEWEST, version="0.28.0")).groups
+    padded = kv_groups(layers, NEWEST._replace(version="0.28.0")).groups
     assert [(group.kind, group.block_size, group.block_bytes) for group in padded] == [
         (CacheKind.LATENT, 16, 262_144),
         (CacheKind.SLIDING, 16, 262_144),
     ]
-    (whole,) = kv_groups(layers, replace(NEWEST, version="0.29.0")).groups
+    (whole,) = kv_groups(layers, NEWEST._replace(version="0.29.0")).groups
     assert whole.num_layers == 8
 
 
@@ -167,19 +167,19 @@ def test_latent_pages_are_padded_in_0_28_alone() -> None:
     ],
 )
 def test_pages_are_padded_only_from_some_version_on(layers: Layers, first_version: str, before: str) -> None:
-    kv_groups(layers, replace(NEWEST, version=first_version))
+    kv_groups(layers, NEWEST._replace(version=first_version))
     with pytest.raises(SizingError, match=before.replace(".", r"\.")):
-        kv_groups(layers, replace(NEWEST, version=before))
+        kv_groups(layers, NEWEST._replace(version=before))
 
 
 def test_blocks_beside_states_are_whole_kernel_blocks_with_latent_attention() -> None:
     layers = runs((20, linear(KIMI_LINEAR_STATE)), (7, latent()))
     block_sizes = [
-        max(group.block_size for group in kv_groups(layers, replace(NEWEST, version=version)).groups)
+        max(group.block_size for group in kv_groups(layers, NEWEST._replace(version=version)).groups)
         for version in ("0.26.0", "0.27.0")
     ]
     assert block_sizes == [944, 1024]
-    larger = kv_groups(layers, replace(NEWEST, block_size=384))
+    larger = kv_groups(layers, NEWEST._replace(block_size=384))
     assert max(group.block_size for group in larger.groups) == 3 * 384, "a larger block that was asked for stays"
 
 
@@ -201,12 +201,12 @@ def test_a_layer_without_bytes_is_refused(empty: KvLayer) -> None:
 def test_mixes_that_need_the_hybrid_manager_are_refused_without_it(layers: Layers) -> None:
     kv_groups(layers, NEWEST)
     with pytest.raises(SizingError, match="hybrid KV cache manager"):
-        kv_groups(layers, replace(NEWEST, hybrid_manager=False))
+        kv_groups(layers, NEWEST._replace(hybrid_manager=False))
 
 
 def test_the_smallest_rank_decides() -> None:
     stages = (runs((40, full(8, 128))), runs((40, full(8, 128)), (32, full(8, 128))))
-    first, last = stage_groups(stages, replace(NEWEST, pipeline=2))
+    first, last = stage_groups(stages, NEWEST._replace(pipeline=2))
     assert (first.bytes_per_block, last.bytes_per_block) == (40 * 65_536, 72 * 65_536)
     assert pool_blocks((first, last), (SPACE, SPACE)) == SPACE // (72 * 65_536)
     assert pool_blocks((first, last), (GIB, SPACE)) == GIB // (40 * 65_536)
@@ -214,13 +214,13 @@ def test_the_smallest_rank_decides() -> None:
 
 def test_each_stage_holds_some_of_every_group() -> None:
     pattern = runs((5, sliding(8, 128, 1024)), (1, full(8, 128)))
-    groupings = stage_groups((pattern * 5, pattern * 5), replace(NEWEST, pipeline=2))
+    groupings = stage_groups((pattern * 5, pattern * 5), NEWEST._replace(pipeline=2))
     assert [[group.num_layers for group in grouping.groups] for grouping in groupings] == [[5] * 6, [5] * 6]
 
 
 def test_a_stage_without_layers_is_refused() -> None:
     with pytest.raises(SizingError, match="no layer of stage 2 keeps"):
-        stage_groups((runs((4, full(8, 128))), ()), replace(NEWEST, pipeline=2))
+        stage_groups((runs((4, full(8, 128))), ()), NEWEST._replace(pipeline=2))
 
 
 @pytest.mark.parametrize(
@@ -228,12 +228,12 @@ def test_a_stage_without_layers_is_refused() -> None:
     [(1, True, True, 2), (1, True, False, 2), (1, False, True, 1), (2, True, True, 3), (2, True, False, 2)],
 )
 def test_steps_under_way_at_once(pipeline: int, asynchronous: bool, v2_runner: bool, batches: int) -> None:
-    settings = replace(NEWEST, pipeline=pipeline, async_scheduling=asynchronous, v2_runner=v2_runner)
+    settings = NEWEST._replace(pipeline=pipeline, async_scheduling=asynchronous, v2_runner=v2_runner)
     assert concurrent_batches(settings) == batches
 
 
 def test_versions_before_0_26_keep_one_batch_beside_the_window() -> None:
-    before, since = (replace(NEWEST, version=version) for version in ("0.25.1", "0.26.0"))
+    before, since = (NEWEST._replace(version=version) for version in ("0.25.1", "0.26.0"))
     assert capacity(GEMMA_27B, before, 32_768) == capacity(GEMMA_27B, IN_STEP, 32_768)
     assert capacity(GEMMA_27B, since, 32_768) == capacity(GEMMA_27B, NEWEST, 32_768)
 
@@ -241,7 +241,7 @@ def test_versions_before_0_26_keep_one_batch_beside_the_window() -> None:
 def test_version_0_17_tolerates_fewer_odd_layers_in_a_group() -> None:
     layers = runs((10, sliding(8, 128, 1024)), (13, full(8, 128)))
     counts = {
-        version: [group.num_layers for group in kv_groups(layers, replace(NEWEST, version=version)).groups]
+        version: [group.num_layers for group in kv_groups(layers, NEWEST._replace(version=version)).groups]
         for version in ("0.17.1", "0.18.0")
     }
     assert counts == {"0.17.1": [10, 7, 6], "0.18.0": [10, 13]}
@@ -255,10 +255,10 @@ def test_layers_half_as_many_again_are_dealt_out() -> None:
 
 def test_chained_prediction_modules_keep_tokens_beyond_the_window() -> None:
     layers = runs((10, sliding(8, 128, 1025)), (10, full(8, 128)))
-    chained = replace(NEWEST, num_speculative_tokens=3, draft_reads_hidden_states=True, prediction_modules=3)
+    chained = NEWEST._replace(num_speculative_tokens=3, draft_reads_hidden_states=True, prediction_modules=3)
     blocks = [
         kv_groups(layers, settings).blocks_per_request(131_072)
-        for settings in (replace(chained, prediction_modules=1), chained, replace(chained, version="0.27.0"))
+        for settings in (chained._replace(prediction_modules=1), chained, chained._replace(version="0.27.0"))
     ]
     assert blocks == [8192 + 1089, 8192 + 1090, 8192 + 1089]
     two_to_the_boundary = runs((10, sliding(8, 128, 1023)), (10, full(8, 128)))
@@ -267,11 +267,11 @@ def test_chained_prediction_modules_keep_tokens_beyond_the_window() -> None:
 
 def test_a_version_that_is_no_version_is_refused() -> None:
     with pytest.raises(SizingError, match=r"write it as 0\.32\.0"):
-        kv_groups(GEMMA_27B, replace(NEWEST, version="latest"))
+        kv_groups(GEMMA_27B, NEWEST._replace(version="latest"))
 
 
 def test_a_newer_version_follows_the_newest_rules() -> None:
-    assert kv_groups(GEMMA_27B, replace(NEWEST, version="0.41.2")) == kv_groups(GEMMA_27B, NEWEST)
+    assert kv_groups(GEMMA_27B, NEWEST._replace(version="0.41.2")) == kv_groups(GEMMA_27B, NEWEST)
 
 
 def test_requests_need_the_block_that_the_pool_holds_back() -> None:
@@ -306,23 +306,23 @@ QWEN_7B = full(4, 128)
         pytest.param(SCOUT, V019, 16.75, 8192, 365_968, 44.68, id="Llama 4 Scout TP4, 0.19"),
         pytest.param(
             runs((36, linear(QWEN3_NEXT_STATE)), (12, full(1, 256))),
-            replace(V019, version="0.10.2"), 44.59, 262_144, 973_760, 14.77,
+            V019._replace(version="0.10.2"), 44.59, 262_144, 973_760, 14.77,
             id="Qwen3-Next TP2, 0.10.2",
         ),
         pytest.param(
             runs((20, linear(KIMI_LINEAR_STATE)), (7, latent())),
-            replace(V019, version="0.11.1", block_size=64, max_num_batched_tokens=64_000), 2.3, 120_000, 75_840, 2.48,
+            V019._replace(version="0.11.1", block_size=64, max_num_batched_tokens=64_000), 2.3, 120_000, 75_840, 2.48,
             id="Kimi Linear TP2, 0.11.1",
         ),
         pytest.param(
             runs((30, linear(QWEN35_STATE)), (10, full(2, 256, 1))),
-            replace(V019, version="0.17.1"), 5.18, 131_072, 134_144, None,
+            V019._replace(version="0.17.1"), 5.18, 131_072, 134_144, None,
             id="Qwen3.5 35B FP8 KV, 0.17.1",
         ),
         pytest.param(runs((32, full(8, 128))), NEWEST, 56.21, 131_072, 460_496, 3.51, id="Llama 8B, 0.32"),
         pytest.param(
             runs((36, full(8, 128)), (1, full(8, 128))),
-            replace(NEWEST, version="0.31.0", num_speculative_tokens=3, draft_reads_hidden_states=True),
+            NEWEST._replace(version="0.31.0", num_speculative_tokens=3, draft_reads_hidden_states=True),
             4.34, 16_384, 30_784, 1.88,
             id="Qwen3 8B + EAGLE-3, 0.31",
         ),
