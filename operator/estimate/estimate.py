@@ -26,7 +26,7 @@ from specdecode_operator.sizing.memory.budget import Budget, Verdict, estimate
 from specdecode_operator.sizing.memory.footprint import refuse_bad_split
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, longest_sequence
+from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, longest_sequence, parallelism
 from specdecode_operator.vocabulary import (
     DTYPE_BYTES,
     ENGINE_DTYPES,
@@ -141,11 +141,12 @@ def read_case(values: Mapping[str, Any], calibration: Calibration = UNCALIBRATED
     return Case(
         pair=pair,
         device=device,
-        split=Parallelism(
-            pipeline=fields.whole("pp", _MOST_GPUS) or 1,
-            data=fields.whole("dp", _MOST_GPUS) or 1,
-            expert=fields.flag("enable_expert_parallel"),
-        ).at(fields.whole("tp", _MOST_GPUS) or 1),
+        split=parallelism(
+            fields.whole("tp", _MOST_GPUS) or 1,
+            fields.whole("pp", _MOST_GPUS) or 1,
+            fields.whole("dp", _MOST_GPUS) or 1,
+            fields.flag("enable_expert_parallel"),
+        ),
         available_kv_bytes=None if available_gib is None else gib_to_bytes(available_gib),
     )
 

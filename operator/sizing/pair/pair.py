@@ -83,8 +83,8 @@ class Parallelism:
         return self.pipeline * self.data
 
     def at(self, tensor: int) -> "Parallelism":
-        """Return it with another tensor parallelism; always the same object for the same one, as caches like it."""
-        return _parallelism(tensor, self.pipeline, self.data, self.expert)
+        """Return it with another tensor parallelism."""
+        return parallelism(tensor, self.pipeline, self.data, self.expert)
 
     @property
     def each_copy(self) -> str:
@@ -114,7 +114,8 @@ TENSOR_ONLY: Final = Parallelism()
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
-def _parallelism(tensor: int, pipeline: int, data: int, expert: bool) -> Parallelism:
+def parallelism(tensor: int, pipeline: int = 1, data: int = 1, expert: bool = False) -> Parallelism:
+    """Return always the same object for the same numbers, as caches like it."""
     return Parallelism(tensor, pipeline, data, expert)
 
 
