@@ -168,7 +168,8 @@ class Cluster:
     async def create(self, body: Body) -> Body:
         """Create an object; one of its name that exists already is a `ConflictError`."""
         request = _Request("POST", written_resource(body["kind"]), body["metadata"]["namespace"])
-        return await self._send(request, body, {"fieldManager": FIELD_MANAGER})
+        # As apply does: what the API server does not know is refused, and not left out.
+        return await self._send(request, body, {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"})
 
     async def merge(self, body: Body, patch: Body) -> Body:
         """Apply a merge patch to exactly this object: one that was made anew under its name stays as it is."""

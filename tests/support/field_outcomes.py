@@ -9,6 +9,7 @@ from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.decision import decide
 from specdecode_operator.capture.control.golden.gate import gate_capture
 from specdecode_operator.capture.control.job import LOAD
+from specdecode_operator.capture.control.schedules import DueCapture
 from specdecode_operator.capture.control.status import compose_status as compose_capture_status
 from specdecode_operator.capture.control.status import is_outlived
 from specdecode_operator.capture.load.workload import SETTINGS_VARIABLE
@@ -50,7 +51,7 @@ def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
     desired = desired_state(owner, case.nodes)
     status = compose_status(owner, desired, Observation(), NOW)
     scheduled = [
-        dataclasses.replace(decision, create=[_created(body, case) for body in decision.create])
+        dataclasses.replace(decision, create=[_created(due, case) for due in decision.create])
         for decision in schedule_outcomes(spec.get("captures", []))
     ]
     decided = policy_outcomes(spec.get("policy"))
@@ -106,9 +107,10 @@ def _literal(container: Body) -> dict[str, str]:
     return {each["name"]: each["value"] for each in container.get("env") or [] if "value" in each}
 
 
-def _created(body: Body, case: FieldCase) -> Any:
+def _created(due: DueCapture, case: FieldCase) -> Any:
     """A capture that a schedule creates: for its spec, what comes of one."""
-    return {name: part for name, part in body.items() if name != "spec"}, capture_outcome(body["spec"], case)
+    others = {name: part for name, part in due.body.items() if name != "spec"}
+    return others, due.replaces, capture_outcome(due.body["spec"], case)
 
 
 def _without_copies(value: Any) -> Any:

@@ -11,7 +11,6 @@ from cronsim import CronSim
 
 from specdecode_operator.api import base
 from specdecode_operator.api import capture as capture_api
-from specdecode_operator.api import deployment as deployment_api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_schedule import CaptureSchedule, Concurrency, Queue, ScheduleStatus
 from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
@@ -27,8 +26,10 @@ from specdecode_operator.kube.labels import (
     SCHEDULE_LABEL,
     SCHEDULED_AT_ANNOTATION,
 )
+from specdecode_operator.kube.manifests import owner_reference
 
 _FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
+_DIGEST_LENGTH: Final = 8
 _OVER: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
 
 
@@ -41,12 +42,42 @@ class ScheduleEvent:
     warns: bool = False
 
 
+@dataclass(frozen=True)
+class DueCapture:
+    """A capture whose time has come."""
+
+    body: Body
+    replaces: Sequence[Body]
+    """Captures to suspend, because this one takes their place."""
+
+    @property
+    def name(self) -> str:
+        """Its name, which is of its time and schedule alone."""
+        return str(self.body["metadata"]["name"])
+
+    def told_as_started(self) -> ScheduleEvent:
+        """Return the Event that it is there."""
+        return ScheduleEvent("CaptureStarted", f"{self._schedule}: capture {self.name} is due")
+
+    def told_as_taken(self) -> ScheduleEvent:
+        """Return the Event that its name is somebody else's."""
+        why = f"SpecDecodeCapture {self.name} exists and does not belong to this object; it is left untouched"
+        return _missed(self._schedule, self.body["metadata"]["annotations"][SCHEDULED_AT_ANNOTATION], why)
+
+    @property
+    def _schedule(self) -> str:
+        return str(self.body["metadata"]["labels"][SCHEDULE_LABEL])
+
+
+def _missed(schedule: str, at: str, why: str) -> ScheduleEvent:
+    return ScheduleEvent("MissedSchedule", f"{schedule}: the capture of {at} was missed: {why}", warns=True)
+
+
 @dataclass
 class SchedulingDecision:
     """What is to be done now for the schedules of one deployment."""
 
-    create: list[Body] = field(default_factory=list)
-    cancel: list[Body] = field(default_factory=list)  # captures to suspend, because others take their place
+    create: list[DueCapture] = field(default_factory=list)
     delete_captures: list[Body] = field(default_factory=list)  # captures that are over, beyond the history
     delete_claims: list[Body] = field(default_factory=list)  # claims beyond what retention keeps
     statuses: list[ScheduleStatus] = field(default_factory=list)  # what the deployment's status says of its schedules
@@ -68,6 +99,7 @@ def decide_schedules(
     """Return what is due at a time, for schedules without problems.
 
     It is safe to carry out twice: a capture has the name of its time, so that the second creation meets the first.
+    Whether the name is somebody else's shows only then.
     """
     decision = SchedulingDecision()
     known = {status.name: status for status in observed.statuses}
@@ -80,13 +112,8 @@ def decide_schedules(
         decision.statuses.append(_with_next(schedule, status, now))
         decision.events += [event] if event else []
         if due is not None:
-            body = _capture(key, uid, schedule, due)
-            decision.create.append(body)
-            decision.events.append(
-                ScheduleEvent("CaptureStarted", f"{schedule.name}: capture {body['metadata']['name']} is due")
-            )
-            if schedule.concurrency_policy is Concurrency.REPLACE:
-                decision.cancel += [each for each in _running(captures) if not each["spec"].get("suspend")]
+            replaces = _replaceable(captures) if schedule.concurrency_policy is Concurrency.REPLACE else []
+            decision.create.append(DueCapture(_capture(key, uid, schedule, due), replaces))
         claims = _of_schedule(observed.claims, schedule)
         decision.delete_captures += _too_old_captures(schedule, captures, claims)
         decision.delete_claims += _too_old_claims(schedule, captures, claims, now)
@@ -109,8 +136,7 @@ def _check_due(
         return done, None, None  # what falls into a time of rest is not made up for
     if now - due > timedelta(seconds=schedule.starting_deadline_seconds):
         late = f"more than {schedule.starting_deadline_seconds} s late (startingDeadlineSeconds)"
-        message = f"{schedule.name}: the capture of {_text(due)} was missed: {late}"
-        return done, None, ScheduleEvent("MissedSchedule", message, warns=True)
+        return done, None, _missed(schedule.name, _text(due), late)
     if _running(captures) and schedule.concurrency_policy is Concurrency.FORBID:
         return status, None, None
     return done, due, None
@@ -150,19 +176,10 @@ def _capture(key: Key, uid: str, schedule: CaptureSchedule, due: datetime) -> Bo
         "kind": capture_api.KIND,
         "metadata": {
             "namespace": key.namespace,
-            "name": _name(key.name, f"-{schedule.name}-{int(due.timestamp()) // 60}"),
+            "name": _name(key.name, uid, schedule.name, due),
             "labels": {MANAGED_BY_LABEL: MANAGER, SCHEDULE_LABEL: schedule.name} | _queue_labels(schedule.queue),
             "annotations": {SCHEDULED_AT_ANNOTATION: _text(due)},
-            "ownerReferences": [
-                {
-                    "apiVersion": base.API_VERSION,
-                    "kind": deployment_api.KIND,
-                    "name": key.name,
-                    "uid": uid,
-                    "controller": True,
-                    "blockOwnerDeletion": False,
-                }
-            ],
+            "ownerReferences": [owner_reference(key, uid)],
         },
         "spec": {"deployment": key.name, **template},
     }
@@ -175,13 +192,14 @@ def _queue_labels(queue: Queue | None) -> dict[str, str]:
     return {QUEUE_LABEL: queue.name} | priority
 
 
-def _name(deployment: str, suffix: str) -> str:
-    """Return a name that is short enough, and another one for each deployment."""
-    room = NAME_MAX_LENGTH - len(suffix)
-    if len(deployment) <= room:
-        return f"{deployment}{suffix}"
-    digest = hashlib.sha256(deployment.encode()).hexdigest()[:4]
-    return f"{deployment[: room - len(digest) - 1].rstrip('-')}-{digest}{suffix}"
+def _name(deployment: str, uid: str, schedule: str, due: datetime) -> str:
+    """Return a name that is short enough, and that no other schedule's capture has.
+
+    `llama` and `prod-nightly` read as `llama-prod` and `nightly` do: the digest tells them apart.
+    """
+    digest = hashlib.sha256(f"{uid}/{schedule}".encode()).hexdigest()[:_DIGEST_LENGTH]
+    suffix = f"-{schedule}-{digest}-{int(due.timestamp()) // 60}"
+    return f"{deployment[: NAME_MAX_LENGTH - len(suffix)].rstrip('-')}{suffix}"
 
 
 def _too_old_captures(schedule: CaptureSchedule, captures: Sequence[Body], claims: Sequence[Body]) -> list[Body]:
@@ -245,6 +263,10 @@ def _of_schedule(bodies: Sequence[Body], schedule: CaptureSchedule) -> list[Body
 
 def _running(captures: Sequence[Body]) -> list[Body]:
     return [each for each in captures if _phase(each) not in _OVER]
+
+
+def _replaceable(captures: Sequence[Body]) -> list[Body]:
+    return [each for each in _running(captures) if not each["spec"].get("suspend")]
 
 
 def _newest_first(bodies: Sequence[Body]) -> list[Body]:

@@ -10,7 +10,13 @@ from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleSt
 from specdecode_operator.api.deployment import Gate
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.golden.gate import GateObjects, gate_state, gate_writes
-from specdecode_operator.capture.control.schedules import ObservedSchedules, SchedulingDecision, decide_schedules
+from specdecode_operator.capture.control.schedules import (
+    DueCapture,
+    ObservedSchedules,
+    ScheduleEvent,
+    SchedulingDecision,
+    decide_schedules,
+)
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError
@@ -47,23 +53,36 @@ class ScheduleKeeper:
         observed = ObservedSchedules(captures, self._cache.claims_captured_from(parent.key), parent.status.captures)
         decision = decide_schedules(parent.key, parent.uid, schedules, observed, datetime.now(UTC))
         try:
-            await self._carry_out(decision)
+            events = await self._carry_out(parent, decision)
         except ClusterError as error:
             _logger.warning("%s: spec.captures: %s; tried again soon", parent.key, error)
             return parent.status.captures
-        for event in decision.events:
+        for event in events:
             await self._reporter.post_event(parent.key, parent.uid, event.reason, event.message, warns=event.warns)
         return decision.statuses
 
-    async def _carry_out(self, decision: SchedulingDecision) -> None:
-        for body in decision.cancel:
-            await self._cluster.merge(_typed(body), {"spec": {"suspend": True}})
-        for body in decision.create:
-            self._cache.put_parent(capture.KIND, await self._cluster.apply(body))
+    async def _carry_out(self, parent: Parent, decision: SchedulingDecision) -> list[ScheduleEvent]:
+        events = decision.events + [await self._start(parent, due) for due in decision.create]
         for body in decision.delete_captures:
             await self._cluster.delete(_typed(body))
         for body in decision.delete_claims:
             await self._cluster.delete({**body, "kind": PERSISTENT_VOLUME_CLAIM.kind})
+        return events
+
+    async def _start(self, parent: Parent, due: DueCapture) -> ScheduleEvent:
+        """Create a capture, unless it is there; return what is to be told of it.
+
+        It is never applied: that would take over what somebody else made under its name. One that no watch has told of
+        yet is a conflict, and known at the next look.
+        """
+        there = self._cache.parent(Key(parent.key.namespace, due.name, capture.KIND))
+        if there is not None and not is_owned(there, parent.uid):
+            return due.told_as_taken()
+        for body in due.replaces:
+            await self._cluster.merge(_typed(body), {"spec": {"suspend": True}})
+        if there is None:
+            self._cache.put_parent(capture.KIND, await self._cluster.create(due.body))
+        return due.told_as_started()
 
 
 def _typed(body: Body) -> Body:
@@ -92,7 +111,7 @@ class GateKeeper:
             for body in writes.delete:
                 await self._cluster.delete(_typed(body))
             if writes.create is not None:
-                self._cache.put_parent(capture.KIND, await self._cluster.apply(writes.create))
+                self._cache.put_parent(capture.KIND, await self._cluster.create(writes.create))
                 message = f"capture {writes.create['metadata']['name']} judges the engines of this spec"
                 await self._reporter.post_event(parent.key, parent.uid, "GateCaptureStarted", message)
         except ClusterError as error:

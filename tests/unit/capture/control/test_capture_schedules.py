@@ -1,5 +1,6 @@
 """Which captures are due, and what of earlier ones is removed."""
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -43,6 +44,7 @@ def seen(
 
 
 def capture(at: datetime, phase: str | None) -> dict[str, Any]:
+    """A capture with a name as they were before there was a digest in it."""
     return {
         "metadata": {
             "name": f"llama-hourly-{int(at.timestamp()) // 60}",
@@ -71,11 +73,15 @@ def names(bodies: list[dict[str, Any]]) -> list[str]:
     return [body["metadata"]["name"] for body in bodies]
 
 
+def created(decision: SchedulingDecision) -> list[dict[str, Any]]:
+    return [due.body for due in decision.create]
+
+
 class TestDue:
     def test_a_capture_is_created_at_its_time_with_a_name_of_that_time(self) -> None:
         decision = decide(NOON + timedelta(seconds=10), hourly(), status=seen())
-        (body,) = decision.create
-        assert body["metadata"]["name"] == f"llama-hourly-{int(NOON.timestamp()) // 60}"
+        (body,) = created(decision)
+        assert re.fullmatch(rf"llama-hourly-[0-9a-f]{{8}}-{int(NOON.timestamp()) // 60}", body["metadata"]["name"])
         assert body["metadata"]["annotations"][SCHEDULED_AT_ANNOTATION] == "2026-11-21T12:00:00Z"
         assert body["spec"]["deployment"] == "llama"
         assert body["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
@@ -100,10 +106,11 @@ class TestDue:
 
     @pytest.mark.parametrize("annotations", [None, {}, {SCHEDULED_AT_ANNOTATION: "yesterday"}])
     def test_a_capture_whose_annotation_somebody_broke_is_no_obstacle(self, annotations: dict[str, str] | None) -> None:
-        broken = capture(NOON, "Succeeded")
-        broken["metadata"]["annotations"] = annotations
         now = NOON + timedelta(seconds=10)
-        (again,) = decide(now, hourly(), broken, status=seen()).create
+        broken = capture(NOON, "Succeeded")
+        (broken["metadata"]["name"],) = names(created(decide(now, hourly(), status=seen())))
+        broken["metadata"]["annotations"] = annotations
+        (again,) = created(decide(now, hourly(), broken, status=seen()))
         assert again["metadata"]["name"] == broken["metadata"]["name"]
         assert not decide(now, hourly(), broken, status=seen(last=NOON)).create
 
@@ -126,7 +133,7 @@ class TestDue:
             decision = decide(now, clock, status=status)
             (status,) = decision.statuses
             started += len(decision.create)
-            assert not decision.events or decision.events[0].reason == "CaptureStarted"
+            assert not decision.events
             assert status.next_schedule_time is not None
             assert status.next_schedule_time > text(now)
             now += timedelta(seconds=60)
@@ -176,8 +183,8 @@ class TestConcurrency:
     def test_replace_cancels_the_earlier_one(self) -> None:
         earlier = capture(NOON - timedelta(hours=1), "Loading")
         decision = decide(NOON, hourly(concurrencyPolicy="Replace"), earlier, status=seen())
-        assert len(decision.create) == 1
-        assert decision.cancel == [earlier]
+        (due,) = decision.create
+        assert due.replaces == [earlier]
 
 
 class TestHistory:
@@ -241,7 +248,7 @@ def test_each_time_gets_one_capture_however_often_and_irregularly_it_is_decided(
         now += timedelta(seconds=step)
         decision = decide(now, hourly(startingDeadlineSeconds=86_400), *made, status=status)
         (status,) = decision.statuses
-        made += [{**body, "status": {"phase": "Succeeded"}} for body in decision.create]
+        made += [{**body, "status": {"phase": "Succeeded"}} for body in created(decision)]
         for body in made:
             body["metadata"].setdefault("creationTimestamp", text(now))
     times = [body["metadata"]["annotations"][SCHEDULED_AT_ANNOTATION] for body in made]
@@ -263,13 +270,27 @@ def test_what_cron_or_the_zones_do_not_know_is_refused_by_name(fields: dict[str,
     assert next(iter(fields.values())) in problem.value
 
 
-def test_long_names_of_deployments_still_give_names_of_their_own_that_captures_can_have() -> None:
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("llama", "prod-hourly"), ("llama-prod", "hourly")),
+        (("a" * 51 + "b", "hourly"), ("a" * 51 + "c", "hourly")),
+        (("llama", "a" * 20), ("llama-" + "a" * 20, "a" * 20)),
+    ],
+)
+def test_no_two_schedules_give_one_name(one: tuple[str, str], other: tuple[str, str]) -> None:
+    """A deployment that is made anew has schedules of its own, too."""
     made = [
-        decide_schedules(
-            Key("team", "a" * 51 + end), "uid", [hourly()], ObservedSchedules([], [], [seen()]), NOON
-        ).create[0]
-        for end in "bc"
+        name
+        for (deployment, schedule), uid in ((one, "uid-1"), (other, "uid-2"), (one, "uid-3"))
+        for at in (NOON, NOON + timedelta(hours=1))
+        for name in names(created(decide_alone(Key("team", deployment), uid, schedule, at)))
     ]
-    first, second = names(made)
-    assert first != second
-    assert max(len(first), len(second)) <= 52
+    assert len(set(made)) == len(made) == 6
+    assert max(map(len, made)) <= 52
+    assert made[0] < made[1], "they are sorted by time"
+
+
+def decide_alone(key: Key, uid: str, schedule: str, at: datetime) -> SchedulingDecision:
+    status = seen().model_copy(update={"name": schedule})
+    return decide_schedules(key, uid, [hourly(name=schedule)], ObservedSchedules([], [], [status]), at)

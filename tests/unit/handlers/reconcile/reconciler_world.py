@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
-from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.metrics import ResidualCollector
 from specdecode_operator.handlers.reconcile.reconciler import Reconciler
@@ -56,11 +56,11 @@ class World:
         for node in self.all(NODE):
             self.cache.put_node(node)
 
-    async def look(self) -> list[str]:
+    async def look(self, name: str = "llama") -> list[str]:
         """Reconcile once; return what was written."""
         self.see()
         self.api.requests.clear()
-        await self.reconciler.reconcile(read_parent(self.object).key)
+        await self.reconciler.reconcile(Key("team", name))
         return self.api.writes()
 
     @property

@@ -33,10 +33,6 @@ class FakeCluster:
         self.written: list[tuple[str, str]] = []
         self._refuses = refuses
 
-    async def apply(self, body: Body) -> Body:
-        self.written.append(("apply", body["metadata"]["name"]))
-        return body
-
     async def delete(self, body: Body) -> None:
         if self._refuses:
             raise ClusterError("no")
@@ -80,9 +76,10 @@ def cache_with(*schedules: str) -> Cache:
     return cache
 
 
-def owner(*schedules: str, status_of: str) -> Parent:
+def owner(*schedules: str, status_of: str, **fields: object) -> Parent:
     told = [{"name": status_of, "schedule": "0 0 1 1 * UTC", "since": "2026-11-01T00:00:00Z"}]
-    captures = [{"name": name, "schedule": "0 0 1 1 *", "suspend": True, "retention": RETENTION} for name in schedules]
+    rest = {"schedule": "0 0 1 1 *", "suspend": True, "retention": RETENTION, **fields}
+    captures = [{"name": name, **rest} for name in schedules]
     return read_parent(parent(pair_70b(captures=captures), status={"captures": told}))
 
 
@@ -100,6 +97,17 @@ def test_retention_removes_the_older_claim_of_its_schedule() -> None:
     kept = keep(cluster, cache_with("yearly", "removed"), owner("yearly", status_of="yearly"))
     assert cluster.written == [("delete", "PersistentVolumeClaim llama-yearly-1")], "nothing of the other schedule"
     assert [each.name for each in kept] == ["yearly"]
+
+
+def test_a_capture_with_the_label_that_is_not_owned_is_neither_counted_nor_deleted() -> None:
+    cluster, cache = FakeCluster(), cache_with("yearly")
+    over = {"spec": {"deployment": "llama"}, "status": {"phase": "Succeeded"}}
+    for day in (3, 4, 5, 6):
+        theirs = labelled(f"theirs-{day}", "yearly", day)
+        theirs["metadata"]["ownerReferences"] = [{"uid": "another-uid"}] if day > 4 else []
+        cache.put_parent(capture.KIND, {**theirs, **over})
+    keep(cluster, cache, owner("yearly", status_of="yearly", successfulHistoryLimit=1))
+    assert [name for _, name in cluster.written if "Claim" not in name] == ["SpecDecodeCapture llama-yearly-1"]
 
 
 @pytest.mark.parametrize("left", [(), ("another",)], ids=["the last one", "one of two"])
