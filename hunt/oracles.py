@@ -324,10 +324,10 @@ def _wrong_counts(parent: Body, objects: tuple[Body, ...]) -> Iterator[str]:
 def _different_children(life: Life) -> Iterator[str]:
     end = {identity(each): _content(each) for each in children(life.end) if not _remembers(each)}
     new = {identity(each): _content(each) for each in children(life.fresh) if not _remembers(each)}
-    if gone := sorted(set(new) - set(end)):
-        yield f"a fresh apply also has {gone}"
-    if more := sorted(set(end) - set(new)):
-        yield f"a fresh apply has no {more}"
+    if lacking := sorted(set(new) - set(end)):
+        yield f"{lacking} is lacking, which a fresh apply makes"
+    if left_over := sorted(set(end) - set(new)):
+        yield f"{left_over} is left over, which a fresh apply does not make"
     for who in sorted(set(end) & set(new)):
         if end[who] != new[who]:
             yield f"{who[0]} {who[1]} differs from a fresh apply: {_difference(end[who], new[who])}"

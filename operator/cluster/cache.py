@@ -255,14 +255,13 @@ class Cache:
     def _newest(self, known: Body | None, seen: Body) -> Body | None:
         """The later of two versions: the answer to a write may overtake older watch events.
 
-        Resource versions of one kind are ordered numbers:
+        What is said late of an object replaces none that was made anew under its name either: resource versions of one
+        kind are ordered numbers.
         https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
         """
         if _version(seen) <= self._deleted.get(str(_uid(seen)), -1):
             return known
-        if known is None or _uid(known) != _uid(seen):
-            return seen
-        return known if _version(known) > _version(seen) else seen
+        return known if known is not None and _version(known) > _version(seen) else seen
 
     def _about(self, key: Key) -> Key | None:
         """Return the deployment that an object of ours is, or is a capture of."""
@@ -359,7 +358,7 @@ def _uid(body: Body | None) -> str | None:
 
 
 def _is_as_new(known: Body | None, seen: Body) -> bool:
-    return known is not None and _uid(known) == _uid(seen) and _version(known) >= _version(seen)
+    return known is not None and _version(known) >= _version(seen)
 
 
 def _version(body: Body) -> int:

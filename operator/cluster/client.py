@@ -100,7 +100,7 @@ class Cluster:
     ) -> tuple[list[Body], int]:
         """Return all objects of a kind in the cluster, or those with the labels or of the name, and the list's version.
 
-        In named namespaces it is that of the oldest list: what came after it may be in none.
+        Only who serves the whole cluster asks for it; of named namespaces `pages` tells list by list.
         """
         pages = [page async for page in self.pages(resource, label_selector, name=name)]
         return [body for page in pages for body in page.bodies], min(page.version for page in pages)

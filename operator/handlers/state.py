@@ -378,7 +378,10 @@ async def _news(
     put: Callable[[str, Body], Iterable[Key]],
     retain: Callable[[str, Iterable[str], int], Iterable[Key]],
 ) -> set[Key]:
-    """Bring the cache up to a full list; return the keys of what it did not know, and of what is gone."""
+    """Bring the cache up to a full list; return the keys of what it did not know, and of what is gone.
+
+    Of lists of several namespaces the oldest version counts: what came after it may be in none of them.
+    """
     present, versions = [], []
     news: set[Key] = set()
     async for page in pages:

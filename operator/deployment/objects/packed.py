@@ -1,4 +1,8 @@
-"""Rendered objects as packed text: thousands of them are kept for a long time and read rarely."""
+"""Rendered objects as packed text: thousands of them are kept for a long time and read rarely.
+
+They are the children of the latest decision of each object (`handlers/reconcile/decision_cache.py`), and the workload
+whose engines served last (`deployment/pods/rollback.py`).
+"""
 
 import zlib
 from typing import Any, Final

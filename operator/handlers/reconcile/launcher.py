@@ -101,6 +101,7 @@ class Launcher:
             await self._inventory.delete(parent.key, child)
         is_group = desired.workload is not None and desired.workload["kind"] == LEADER_WORKER_SET.kind
         waits = not is_all or unwanted or self._signing_key is not None or is_group or rejections(pods)
+        # What has changed meanwhile would be out of line at the next look: to keep it would only take memory.
         if not waits and before == self._cache.all_children(parent.key):
             self._in_line[parent.key] = _InLine(decided, parent.kept_managers, before)
         else:

@@ -11,11 +11,11 @@ import pytest
 from bench.documents import bench_table
 from bench.figures import Figure, Row, Run, at_most, write_run
 from bench.machine import facts
-from bench.operator import histogram, scale
+from bench.operator import histogram, process_use, scale
 from bench.operator.audit_counts import STATUS_WRITE, AuditCounts, about_objects, writes
 from bench.operator.life import CHILDREN, DELETE, IDLE, RESTART, SETTLED, UPDATE, Life
 from bench.operator.phases import Cost
-from bench.operator.process_use import Memory, cpu_s, memory
+from bench.operator.process_use import Memory, cpu_s, machine_cpu_s, memory
 from bench.operator.slowest import Look, looks, slowest_tenth
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.waits import Wait, Waits
@@ -229,3 +229,9 @@ def test_help_tells_the_defaults(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     told = capsys.readouterr().out
     assert "(default: 100,300,1000)" in told
     assert "(default: 60)" in told
+
+
+def test_a_machine_that_waits_for_disks_is_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stat").write_text("cpu  100 20 30 5000 700 4 6 9 9 9\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+    monkeypatch.setattr(process_use, "Path", lambda name: tmp_path / name.removeprefix("/proc/"))
+    assert machine_cpu_s() * os.sysconf("SC_CLK_TCK") == 100 + 20 + 30 + 4 + 6

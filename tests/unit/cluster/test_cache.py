@@ -8,6 +8,7 @@ import pytest
 from specdecode_operator.api import capture
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
+from specdecode_operator.cluster import cache as module
 from specdecode_operator.cluster.cache import Cache, slim
 from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
 from specdecode_operator.kube.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL
@@ -83,6 +84,33 @@ def test_only_a_config_map_has_facts_of_models() -> None:
     cache.put("ConfigMap", facts("a", 1, {"one": "1"}))
     cache.put("Pod", facts("p", 2, {}))
     assert cache.model_facts("default") == {"one": "1"}
+
+
+def test_the_latest_deletions_are_remembered_and_so_many_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_REMEMBERED_DELETIONS", 3)
+    cache = Cache()
+    for uid in "abcd":
+        cache.drop("Service", body(uid, 2, name=uid))
+    for uid in "abcd":
+        cache.put("Service", body(uid, 1, name=uid))
+    assert names(cache.children_of(KEY, "Service")) == ["a"]
+
+
+def test_what_is_said_late_of_a_predecessor_does_not_replace_its_successor() -> None:
+    cache = Cache()
+    for uid, version in (("first", 3), ("new", 5), ("old", 4)):
+        cache.put_parent(KIND, body(uid, version))
+        cache.put("Service", body(uid, version))
+        cache.put("ConfigMap", facts(uid, version, {"of": uid}))
+    assert (cache.parent(KEY) or {})["metadata"]["uid"] == "new"
+    assert versions(cache) == ["5"]
+    assert cache.model_facts("default") == {"of": "new"}
+
+
+def test_of_an_object_it_is_not_kept_who_wrote_what() -> None:
+    cache = Cache()
+    cache.put_parent(KIND, body("a", 1, managedFields=[{"manager": "kubectl"}]))
+    assert "managedFields" not in (cache.parent(KEY) or {})["metadata"]
 
 
 def test_a_late_deletion_does_not_take_its_successor_with_it() -> None:

@@ -6,8 +6,8 @@ from hunt.soak import Sample, busy, slope_per_hour
 
 
 def test_memory_that_grows_is_told_an_hour_since_the_last_start() -> None:
-    before = [Sample(at, 500.0, at) for at in range(0, 600, 60)]
-    since = [Sample(at, 100 + at / 60, (at - 600) * 0.1) for at in range(600, 4200, 60)]
+    before = [Sample(at, 500.0, at) for at in range(0, 3600, 60)]  # as long as since: more than the third left out
+    since = [Sample(at, 100 + at / 60, (at - 3600) * 0.1) for at in range(3600, 7200, 60)]
     assert slope_per_hour([*before, *since]) == pytest.approx(60)
     assert slope_per_hour(before[:1]) == 0
 

@@ -1,6 +1,8 @@
 """Of several operators each namespace is served by one."""
 
+import asyncio
 import logging
+from typing import Any
 
 import pytest
 
@@ -66,6 +68,22 @@ async def test_a_claim_that_is_given_back_frees_the_namespace_at_once(api: ApiSe
     assert holder(api) == ""
     await whole.look()
     assert whole.serves("team")
+
+
+async def test_claims_that_nobody_takes_back_are_not_waited_for_at_the_end(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for the Lease waits for them, too: three seconds are over as soon as one does not answer."""
+    loop = asyncio.get_running_loop()
+    now_s = loop.time
+
+    async def hangs(*_: Any) -> None:
+        monkeypatch.setattr(loop, "time", lambda: now_s() + 3)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(cluster, "get", hangs)
+    async with asyncio.timeout(15):
+        await Claims(cluster, [f"team-{number}" for number in range(10)], "team/ours").release()
 
 
 async def test_of_two_that_name_a_namespace_the_first_serves_it(api: ApiServer, cluster: Cluster) -> None:

@@ -1,21 +1,16 @@
-"""Of several operators one works: the one that has the Lease."""
+"""Of several operators one works: the thread that holds the Lease meanwhile, and what is told of it."""
 
 import asyncio
-import re
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from devcluster.cluster.settings import free_ports
 from specdecode_operator.cli.main import app
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import ConflictError
 from specdecode_operator.handlers import lifecycle
 from specdecode_operator.handlers.leadership import leadership
 from specdecode_operator.handlers.leadership.leadership import LeaderCollector, Leadership
@@ -25,9 +20,7 @@ from specdecode_operator.kube.resources import LEASE
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 from tests.support.objects import Body
-from tests.support.rights import role_rights
 
-ROOT = Path(__file__).parents[4]
 NAME = "specdecode-operator"
 METADATA = {"namespace": "specdecode-system", "name": NAME}
 LEASE_S = 30
@@ -48,129 +41,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-async def test_one_of_two_has_the_lease_until_it_has_not_renewed_it(api: ApiServer, cluster: Cluster) -> None:
-    clock = Clock()
-    first, second = (Candidate(cluster, lease_for(each), clock) for each in ("first", "second"))
-    assert await first.take()
-    assert spec(api)["holderIdentity"] == "first"
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", spec(api)["renewTime"])
-    assert not await second.take(), "it has just seen it for the first time"
-    clock.now_s += LEASE_S / 2
-    assert not await second.take()
-    assert await first.take()
-    clock.now_s += LEASE_S / 2
-    assert not await second.take(), "it was renewed"
-    clock.now_s += LEASE_S / 2
-    assert not await second.take()
-    clock.now_s += LEASE_S / 2 - 1
-    assert not await second.take()
-    clock.now_s += 1
-    assert await second.take()
-    assert (spec(api)["holderIdentity"], spec(api)["leaseTransitions"], second.transitions) == ("second", 1, 1)
-    assert not await first.take(), "the one that had it sees that it lost it"
-    assert first.transitions == 1
-
-
-async def test_while_the_api_server_answers_nobody_the_lease_does_not_end(api: ApiServer, cluster: Cluster) -> None:
-    clock = Clock()
-    first, second = (Candidate(cluster, lease_for(each), clock) for each in ("first", "second"))
-    await first.take()
-    await second.take()
-    clock.now_s += 10 * LEASE_S
-    assert not await second.take(), "the other could renew it no more than this one could look"
-    clock.now_s += LEASE_S / 2
-    assert await second.take()
-
-
-async def test_a_renewal_is_one_request_and_one_that_nobody_answered_is_asked_about(
-    api: ApiServer, cluster: Cluster
-) -> None:
-    candidate = Candidate(cluster, lease_for("first"))
-    await candidate.take()
-    api.requests.clear()
-    await candidate.take()
-    assert api.requests == [f"patch leases.coordination.k8s.io {NAME}"]
-    api.change(LEASE, NAME, metadata={**(api.find(LEASE, NAME) or {})["metadata"], "labels": {"a": "b"}})
-    assert await candidate.take(), "somebody wrote into it, and it is held all the same"
-
-
-@pytest.mark.parametrize("holder", ["", "second"])
-async def test_whoever_had_the_lease_does_not_go_on_where_another_had_it_since(
-    api: ApiServer, cluster: Cluster, holder: str
-) -> None:
-    candidate = Candidate(cluster, lease_for("first"))
-    await candidate.take()
-    api.change(LEASE, NAME, spec={"holderIdentity": holder})
-    assert not await candidate.take(only_renew=True)
-    assert spec(api)["holderIdentity"] == holder
-
-
-async def test_a_container_that_starts_anew_goes_on_with_the_lease_of_its_pod(api: ApiServer, cluster: Cluster) -> None:
-    await Candidate(cluster, lease_for("pod-1")).take()
-    acquired = spec(api)["acquireTime"]
-    assert await Candidate(cluster, lease_for("pod-1")).take()
-    assert (spec(api)["acquireTime"], spec(api)["leaseTransitions"]) == (acquired, 0)
-
-
-async def test_a_lease_that_was_given_back_is_taken_at_once(api: ApiServer, cluster: Cluster) -> None:
-    first, second = (Candidate(cluster, lease_for(each)) for each in ("first", "second"))
-    assert await first.take()
-    await second.release()
-    assert spec(api)["holderIdentity"] == "first", "only whoever has it gives it back"
-    await first.release()
-    assert await second.take()
-
-
-async def test_the_role_grants_exactly_what_the_lease_takes(api: ApiServer, cluster: Cluster) -> None:
-    roles = yaml.safe_load_all((ROOT / "manifests/operator-role.yaml").read_text())
-    (rules,) = (role["rules"] for role in roles if role["kind"] == "Role")
-    rules = [rule for rule in rules if "leases" in rule["resources"]]
-    api.granted = role_rights(rules)
-    candidate = Candidate(cluster, lease_for("first"))
-    assert [await candidate.take(), await candidate.take()] == [True, True]
-    await candidate.release()
-    assert api.used == api.granted
-    assert {*rules[0]["verbs"], *rules[1]["verbs"]} == {"create", "get", "patch"}
-    assert rules[1]["resourceNames"] == [NAME], "no name can narrow what may be created"
-
-
-async def test_of_two_that_take_it_at_once_one_does(api: ApiServer, cluster: Cluster) -> None:
-    first, second = (Candidate(cluster, lease_for(each)) for each in ("first", "second"))
-    made = {"metadata": {"namespace": "specdecode-system", "name": NAME}, "spec": {"holderIdentity": "first"}}
-    api.before["create leases.coordination.k8s.io"] = lambda: api.create(LEASE, made)
-    with pytest.raises(ConflictError):
-        await second.take()
-    await first.release()
-    taken = {"holderIdentity": "third", "leaseDurationSeconds": LEASE_S}
-    api.before["patch leases.coordination.k8s.io"] = lambda: api.change(LEASE, NAME, spec=taken)
-    with pytest.raises(ConflictError):
-        await second.take()
-    assert spec(api) == taken
-
-
-@pytest.mark.parametrize("lasts", [None, "x", -5, 0, 10**9, 1.5])
-async def test_how_long_a_foreign_lease_lasts_is_not_believed_blindly(
-    api: ApiServer, cluster: Cluster, lasts: object
-) -> None:
-    made = {"holderIdentity": "x\nINFO forged", "leaseDurationSeconds": lasts, "leaseTransitions": "many"}
-    api.create(LEASE, {"metadata": {"namespace": "specdecode-system", "name": NAME}, "spec": made})
-    clock = Clock()
-    candidate = Candidate(cluster, lease_for("first"), clock)
-    assert not await candidate.take()
-    assert "\n" not in candidate.holder
-    for _ in range(2):
-        clock.now_s += LEASE_S / 2
-        taken = await candidate.take()
-    assert taken
-
-
-async def test_a_lease_whose_counter_is_full_can_be_taken(api: ApiServer, cluster: Cluster) -> None:
-    made = {"holderIdentity": "", "leaseTransitions": 2**31 - 1}
-    api.create(LEASE, {"metadata": {"namespace": "specdecode-system", "name": NAME}, "spec": made})
-    assert await Candidate(cluster, lease_for("first")).take()
-    assert spec(api)["leaseTransitions"] < 2**31
 
 
 @asynccontextmanager
@@ -293,6 +163,41 @@ async def test_a_connection_that_hangs_leaves_time_for_another(api: ApiServer, m
         await until(lambda: len(asked) > 1, lambda: "it asked again")
         assert asked[1], "in time"
         assert lost == []
+
+
+async def test_a_lease_of_six_seconds_is_asked_for_each_second_however_long_answers_take(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, asked_s = Clock(), list[float]()
+
+    class MadeUpWaits:
+        """Waits end at once, on a clock that has gone on; after five looks they are real ones."""
+
+        @staticmethod
+        async def wait_for(what: Any, wait_s: float) -> Any:
+            if len(asked_s) < 5:
+                clock.now_s += wait_s
+                wait_s = 0.0
+            return await asyncio.wait_for(what, wait_s)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+    async def take(*_: object, **__: object) -> bool:
+        asked_s.append(clock.now_s)
+        clock.now_s += 0.25
+        return True
+
+    monkeypatch.setattr(leadership, "_now_s", clock)
+    monkeypatch.setattr(leadership, "asyncio", MadeUpWaits())
+    monkeypatch.setattr(Candidate, "take", take)
+    thread = Leadership(lease_for("first", duration_s=6), lambda _: None)
+    thread.start()
+    try:
+        await until(lambda: len(asked_s) >= 5, lambda: f"it asks: {asked_s}")
+    finally:
+        await asyncio.to_thread(thread.stop)
+    assert asked_s[:5] == [1000, 1001, 1002, 1003, 1004]
 
 
 async def test_an_api_server_that_is_slow_for_everybody_is_waited_for(

@@ -1,5 +1,6 @@
 """A decision is kept while nothing that it depends on changes, and no longer."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -56,7 +57,7 @@ def reader(version: str) -> dict[str, Any]:
 def ask(cache: DecisionCache, **changes: Any) -> DesiredState:
     given = {"nodes": NODES, **changes}
     owner = read_parent(given.pop("body", parent(pair_70b())), preempted_by=given.pop("preempted_by", None))
-    return cache.decide(owner, ClusterState(**given))
+    return cache.decide(replace(owner, by_policy=given.pop("by_policy", False)), ClusterState(**given))
 
 
 def test_the_same_question_gets_the_same_answer_and_is_not_decided_anew() -> None:
@@ -73,6 +74,7 @@ def test_the_same_question_gets_the_same_answer_and_is_not_decided_anew() -> Non
         {"body": parent(pair_70b(replicas=3), generation=2)},
         {"body": {**parent(pair_70b()), "metadata": {**parent(pair_70b())["metadata"], "uid": "uid-2"}}},
         {"preempted_by": "demo"},
+        {"by_policy": True},
         {"nodes": NODES[:1]},
         {"model_facts": {"model": "{}"}},
         {"calibration": MEASURED},
@@ -86,6 +88,7 @@ def test_the_same_question_gets_the_same_answer_and_is_not_decided_anew() -> Non
         "spec",
         "another object of the name",
         "a capture has its GPUs",
+        "speculation by a policy",
         "nodes",
         "facts of models",
         "calibration",

@@ -74,6 +74,18 @@ async def test_of_children_that_were_deleted_nothing_is_kept(monkeypatch: pytest
     assert grown_bytes < 500 * 50, "a digest is a hundred bytes"
 
 
+async def test_what_was_applied_counts_and_not_what_the_status_of_before_says_of_it() -> None:
+    """A look may begin with an object as it was before the last write of its status."""
+    inventory = Inventory(cast("Cluster", FakeCluster()), Cache(), [SERVICE])
+    child: Any = owned({"kind": "Service", "metadata": {"name": "llama"}, "spec": {}}, KEY, "uid-1")
+    inventory.believe(KEY, {("Service", "llama"): "of an earlier operator"})
+    await inventory.apply(KEY, "uid-1", [child])
+    applied = inventory.proofs(KEY, "uid-1")
+    inventory.believe(KEY, {("Service", "llama"): "of before"})
+    assert inventory.proofs(KEY, "uid-1") == applied
+    assert "of" not in str(applied)
+
+
 async def test_another_object_that_took_the_name_meanwhile_is_not_taken_for_the_child_that_drifted() -> None:
     inventory = Inventory(cast("Cluster", cluster := FakeCluster()), cache := Cache(), [SERVICE])
     child: Any = owned({"kind": "Service", "metadata": {"name": "llama"}, "spec": {}}, KEY, "uid-1")

@@ -70,18 +70,27 @@ async def test_engines_of_an_earlier_spec_are_not_asked_for_this_one(world: Worl
     assert world.object["status"]["observed"]["engines"] == 1
 
 
-async def test_figures_that_were_just_written_rest(world: World, engine_port: int) -> None:
+async def test_figures_that_were_just_written_rest(
+    world: World, engine_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = time.monotonic()
+
+    async def engines_after(seconds: float) -> int:
+        monkeypatch.setattr(time, "monotonic", lambda: now_s + seconds)
+        await world.look()
+        return int(world.object["status"]["observed"]["engines"])
+
     world.add(tiny_cpu(replicas=2, serving={"maxModelLen": 1024, "port": engine_port}))
     await world.look()
     world.start_engines("llama-1")
-    await world.look()
-    assert world.object["status"]["observed"]["engines"] == 1
+    assert await engines_after(0) == 1
     world.start_engines("llama-2")
-    await world.look()
-    assert world.object["status"]["observed"]["engines"] == 1, "they may change again in a minute"
+    assert await engines_after(59) == 1, "they may change again in a minute"
+    assert await engines_after(60) == 2
+    world.start_engines("llama-3")
+    assert await engines_after(61) == 2
     world.restart()
-    await world.look()
-    assert world.object["status"]["observed"]["engines"] == 2
+    assert await engines_after(61) == 3
 
 
 async def test_who_names_a_claim_too_is_told_to_a_pod_that_waits_for_it(world: World) -> None:

@@ -10,12 +10,14 @@ import pytest
 
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.handlers import queue, turns
 from specdecode_operator.handlers import state as module
 from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.manifests import child_labels
 from specdecode_operator.kube.resources import (
+    CONFIG_MAP,
     NODE,
     POD,
     SPECDECODE_CAPTURE,
@@ -69,6 +71,47 @@ class TestResync:
         assert state.cache.parents() == (Key("team", "stays"),)
         assert state.cache.nodes() == ()
         assert state.cache.children_of(LLAMA, POD.kind) == []
+
+    async def test_a_change_that_watches_missed_is_seen_with_the_next_full_list_and_nothing_else_is_read(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read: list[str] = []
+        put = state.cache.put
+
+        def noted(kind: str, body: Any) -> list[Key]:
+            read.append(body["metadata"]["name"])
+            return put(kind, body)
+
+        for name in ("p", "stays"):
+            api.create(POD, {"metadata": {"namespace": "team", "name": name, "labels": child_labels(LLAMA)}})
+        for name in ("team", "other"):
+            api.create(CONFIG_MAP, facts_config_map(name, {"a": "1"}))
+        await state.start()
+        await rounds.go()
+        monkeypatch.setattr(state.cache, "put", noted)
+        api.change(POD, "p", status={"phase": "Running"})
+        api.change(CONFIG_MAP, CONFIG_MAP_NAME, data={"a": "2"})
+        await rounds.go(20)
+        assert [pod.get("status") for pod in state.cache.children_of(LLAMA, POD.kind)] == [{"phase": "Running"}, None]
+        assert [state.cache.model_facts(name) for name in ("team", "other")] == [{"a": "2"}, {"a": "1"}]
+        assert sorted(read) == ["p", CONFIG_MAP_NAME]
+
+    async def test_what_came_between_the_lists_of_two_namespaces_is_not_taken_for_gone(
+        self, api: ApiServer, rounds: Rounds
+    ) -> None:
+        state = OperatorState(Settings(namespaces=("team", "other")))
+        pods = f"list {POD.qualified_plural}"
+
+        def comes() -> None:
+            pod = {"metadata": {"namespace": "team", "name": "p", "labels": child_labels(LLAMA)}}
+            state.cache.put(POD.kind, api.create(POD, pod))  # as its watch tells
+
+        api.before[pods] = lambda: api.before.update({pods: comes})
+        try:
+            await state.start()
+            assert [pod["metadata"]["name"] for pod in state.cache.children_of(LLAMA, POD.kind)] == ["p"]
+        finally:
+            await stop(state)
 
     async def test_what_went_before_watches_began_is_missed_for_one_round(
         self, api: ApiServer, state: OperatorState, rounds: Rounds
