@@ -36,8 +36,11 @@ PARTS: Final = (
 )
 """Modules of `bench`, in the order of the table."""
 
-LONG_PARTS: Final = ("operator.scale", "operator.failover")
+LONG_PARTS: Final = ("operator.scale", "operator.scale_alone", "operator.failover")
 """Parts that take longer than all others together: measured with --all, or where they are named."""
+
+SECOND_WAYS: Final = {"operator.scale_alone": ("operator.scale", "figures_alone")}
+"""Parts that are no modules: a module's second way to measure, and the function for it."""
 
 
 class UnknownPartError(Exception):
@@ -73,7 +76,8 @@ def measure(part: str) -> list[Figure]:
 
 def figures_of(part: str) -> list[Figure]:
     """Return the figures of a part, measured in this process."""
-    return list(importlib.import_module(f"bench.{part}").figures())
+    module, function = SECOND_WAYS.get(part, (part, "figures"))
+    return list(getattr(importlib.import_module(f"bench.{module}"), function)())
 
 
 def measured(parts: Iterable[str]) -> list[Row]:

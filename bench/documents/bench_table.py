@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from bench.figures import AIM, GROWTH, Row, Run, cells, markdown_table, read_runs, table_lines
+from bench.figures import AIM, GROWTH, Figure, Row, Run, cells, markdown_table, read_runs, table_lines
 from bench.machine import ROOT, described
 
 FILE: Final = ROOT / "docs/reference/benchmarks.json"
@@ -25,14 +25,20 @@ def bench_table() -> str:
 
 
 def bench_table_in_short() -> str:
-    """Return the rows with limit or peer, of the largest size alone and without growth, and the machines."""
+    """Return the rows with limit or peer without growth, of the largest size and what is not kept, and the machines."""
     runs = read_runs(FILE)
-    rows = [row for row in _rows(runs) if row.figure.against and not row.figure.is_detail and row.figure.unit != GROWTH]
+    rows = [row for row in _rows(runs) if row.figure.unit != GROWTH and _is_told_in_short(row.figure)]
     return "\n".join([*table_lines(_short_cells(rows)), "", *_machines([run.machine for run in runs]), ""])
 
 
 def _rows(runs: Iterable[Run]) -> list[Row]:
     return [row for run in runs for row in run.rows]
+
+
+def _is_told_in_short(figure: Figure) -> bool:
+    if figure.against is None or figure.value is None:
+        return False
+    return not figure.is_detail or figure.against.holds(figure.value) is False
 
 
 def _short_cells(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:

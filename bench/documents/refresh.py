@@ -20,6 +20,7 @@ from bench.documents.node_plans import node_plans
 from bench.documents.option_tables import commands, exit_table, option_table
 from bench.documents.reason_tables import condition_table, reason_tables
 from bench.documents.rights import TEMPLATE, rights_table, rights_template
+from bench.documents.scale_table import scale_table
 from bench.documents.support_matrix import support_matrix
 from bench.documents.trace_example import trace_example
 from bench.documents.version_table import version_table
@@ -99,6 +100,7 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
     "engine-versions": version_table,
     "benchmarks": bench_table,
     "benchmarks with a limit or a peer": bench_table_in_short,
+    "what an operator takes": scale_table,
     "reasons of SpecDecodeDeployment": partial(reason_tables, "SpecDecodeDeployment"),
     "figures": figure_table,
     "support matrix": support_matrix,

@@ -32,6 +32,10 @@ from devcluster.host.arguments import counts, positive
 PART: Final = "operator.scale"
 PART_ALONE: Final = "operator.scale_alone"
 OBJECTS: Final = (100, 300, 1000)
+OBJECTS_ALONE: Final = (5000,)
+MOST_OBJECTS: Final = 16_380
+"""Of the 16,382 Service addresses of a development cluster the API server takes one, and the peer's webhook another."""
+
 IDLE_S: Final = 60.0
 """Four looks of the operator at everything."""
 
@@ -59,6 +63,11 @@ Lives = tuple[Life, Life | None]
 def figures() -> Iterator[Figure]:
     """Yield the figures of the numbers of objects that are measured unless others are asked for."""
     yield from figures_of_sizes(OBJECTS, IDLE_S)
+
+
+def figures_alone() -> Iterator[Figure]:
+    """Yield the figures without the peer, of more objects."""
+    yield from figures_of_sizes(OBJECTS_ALONE, IDLE_S, alone=True)
 
 
 def figures_of_sizes(sizes: Iterable[int], idle_s: float, *, alone: bool = False) -> Iterator[Figure]:
@@ -246,18 +255,38 @@ def _growth(lives: Mapping[int, Life]) -> Iterator[Figure]:
             yield growth(name, _UNITS.get(name, "s"), values)
 
 
+def _sizes(text: str) -> tuple[int, ...]:
+    """Return numbers of objects that a cluster has addresses for."""
+    sizes = counts(text)
+    if max(sizes) > MOST_OBJECTS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: use {MOST_OBJECTS:,} at most: each object takes a Service address, of which a development"
+            " cluster has 16,382"
+        )
+    return sizes
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table."""
+    """Print the table; return 130 where somebody ends it before."""
     parser = argparse.ArgumentParser(prog="./just bench-operator")
     objects = ",".join(map(str, OBJECTS))
     sizes = "how many, one run for each (default: %(default)s)"
-    parser.add_argument("--objects", type=counts, default=objects, metavar="N,…", help=sizes)
+    parser.add_argument("--objects", type=_sizes, default=objects, metavar="N,…", help=sizes)
     idle = "how long nothing is done (default: %(default)g)"
     parser.add_argument("--idle", type=positive, default=IDLE_S, metavar="SECONDS", help=idle)
     alone = "without the peer, and up to the restart"
     parser.add_argument("--alone", action="store_true", help=alone)
     parser.add_argument("--json", type=runs_file, metavar="FILE", help="add the run to FILE, with what the machine is")
     asked = parser.parse_args(arguments)
+    try:
+        _measure(asked)
+    except KeyboardInterrupt:
+        print("bench-operator: interrupted, the cluster is removed", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _measure(asked: argparse.Namespace) -> None:
     machine = facts()
     rows: list[Row] = []
     for figure in figures_of_sizes(asked.objects, asked.idle, alone=asked.alone):
@@ -266,7 +295,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_run(asked.json, Run(machine, rows))
     print("\n".join(text_table(rows)))
     print(f"\n{described(machine, (each for row in rows for each in row.figure.parts))}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -223,13 +223,7 @@ kubectl delete -k crds
             "kubectl --namespace specdecode-system scale": f"{_NO_CHARTS}{_CHARTS}",
         },
     ),
-    "docs/scale.md": Page(
-        cluster=True,
-        before={
-            "helm install specdecode-a": "for each in platform-a platform-b team-a team-b team-c team-d; do\n"
-            "    kubectl create namespace $each\ndone\n"
-        },
-    ),
+    "docs/scale.md": Page(cluster=True),
     "docs/how-to/monitor.md": Page(
         cluster=True,
         before={

@@ -310,7 +310,10 @@ class SpecDecodeDeploymentStatus(ApiModel):
     """What was asked of speculation, and whether it is in force."""
 
     figures: FiguresStatus | None = None
-    """Tokens, latencies, acceptance, prefix cache and load of the last minutes, written anew every five."""
+    """Tokens, latencies, acceptance, prefix cache and load of the last minutes.
+
+    Taken every five minutes, or each time that engines are asked where that is more rarely; written where one moved.
+    """
 
     policy: PolicyStatus | None = None
     """What the policy does about speculation, and why."""

@@ -349,6 +349,7 @@ def test_chart_uses_a_service_account_that_exists() -> None:
         ("topologySpreadConstraints[0].maxSkew=1", "/topologySpreadConstraints/0"),
         ("extraLabels.app\\.kubernetes\\.io/name=mine", "app.kubernetes.io/name"),
         ("resources.cpu=1", "/resources"),
+        ("resources.limits.memry=1Gi", "'memry' not allowed"),
         ("watchNamespaces={Team}", "/watchNamespaces/0"),
         ("fleet.nodes[0].name=h", "/fleet/nodes/0"),
         ("webhook.certificate.from=Secret,webhook.certificate.secretName=mine", "/webhook/certificate/caBundle"),

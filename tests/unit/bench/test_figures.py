@@ -111,8 +111,14 @@ def test_an_area_is_all_of_its_parts_and_long_ones_need_a_word() -> None:
 
 def test_every_part_is_a_module_that_has_figures() -> None:
     for part in (*command.PARTS, *command.LONG_PARTS):
-        file = ROOT / "bench" / f"{part.replace('.', '/')}.py"
-        assert "\ndef figures() -> Iterator[Figure]:" in file.read_text(), file
+        module, function = command.SECOND_WAYS.get(part, (part, "figures"))
+        file = ROOT / "bench" / f"{module.replace('.', '/')}.py"
+        assert f"\ndef {function}() -> Iterator[Figure]:" in file.read_text(), file
+
+
+def test_each_row_of_the_document_has_a_command_that_there_is() -> None:
+    parts = {row.part for run in read_runs(ROOT / "docs/reference/benchmarks.json") for row in run.rows}
+    assert command.chosen(",".join(sorted(parts))), "`./just bench --only PART` takes each"
 
 
 def test_growth_is_the_slope_of_the_logarithms() -> None:

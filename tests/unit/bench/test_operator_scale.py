@@ -5,10 +5,11 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from bench.documents import bench_table
+from bench.documents import bench_table, scale_table
 from bench.figures import Figure, Row, Run, at_most, write_run
 from bench.machine import facts
 from bench.operator import histogram, process_use, scale
@@ -170,7 +171,23 @@ def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(mon
     assert rows["memory: growth"].value == pytest.approx(0.0)
 
 
-def test_without_a_peer_rows_end_with_the_restart_and_the_readme_has_none_of_them(
+def test_what_an_operator_takes_is_told_with_a_size_between_and_how_it_grows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scale, "_lives", lambda n, *_, **__: (life(n, n / 10), life(n, n / 20)))
+    file = tmp_path / "figures.json"
+    rows = [Row("operator.scale", figure) for figure in scale.figures_of_sizes(scale_table.MEASURED, 60.0)]
+    write_run(file, Run(facts(), rows))
+    monkeypatch.setattr(scale_table, "FILE", file)
+    assert scale_table.scale_table().splitlines()[2:6] == [
+        "| memory at most | 300 MB | 300 MB | 300 MB | 300 MB | 0.00 |",
+        "| `resources.requests.memory` | 320Mi | 320Mi | 320Mi | 320Mi |  |",
+        "| `resources.limits.memory` | 512Mi | 512Mi | 512Mi | 512Mi |  |",
+        "| create all, until their children are there | 10.0 s | 100 s | 300 s | 500 s | 1.00 |",
+    ]
+
+
+def test_without_a_peer_rows_end_with_the_restart_and_the_readme_has_none_that_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def up_to_restart(objects: int, idle_s: float, *, alone: bool) -> tuple[Life, None]:
@@ -189,15 +206,19 @@ def test_without_a_peer_rows_end_with_the_restart_and_the_readme_has_none_of_the
     assert [limit is None for limit in limits.values()] == [False, True], "the aim is that of 1,000 objects"
 
 
-def test_the_readme_has_the_largest_size_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_readme_has_the_largest_size_and_what_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     held = [Figure(f"{size}: create", 1.0, "s", at_most(2.0), is_detail=size < 200) for size in (100, 200)]
+    held.append(Figure("50: create", 3.0, "s", at_most(2.0), is_detail=True))
     write_run(file, Run(facts(), [Row("operator.scale", each) for each in (*held, Figure("200: calls", 5.0))]))
     monkeypatch.setattr(bench_table, "FILE", file)
 
-    assert re.findall(r"\d+: \w+", bench_table.bench_table_in_short().split("Measured")[0]) == ["200: create"]
+    assert re.findall(r"\d+: \w+", bench_table.bench_table_in_short().split("Measured")[0]) == [
+        "200: create",
+        "50: create",
+    ]
     every = bench_table.bench_table().split("Measured")[0]
-    assert re.findall(r"\d+: \w+", every) == ["100: create", "200: create", "200: calls"]
+    assert re.findall(r"\d+: \w+", every) == ["100: create", "200: create", "50: create", "200: calls"]
 
 
 @pytest.mark.parametrize(
@@ -207,6 +228,7 @@ def test_the_readme_has_the_largest_size_alone(monkeypatch: pytest.MonkeyPatch, 
             (f"--objects={text}", "use whole numbers from 1 on, such as 100,1000")
             for text in ("", "zero", "100,", "-5")
         ),
+        ("--objects=100,16381", "use 16,380 at most: each object takes a Service address, of which a development"),
         *((f"--idle={text}", "use a number above 0") for text in ("-3", "0", "inf", "long")),
         ("--json=no/such.json", "there is no folder no: make it, or name another file"),
     ],
@@ -220,6 +242,15 @@ def test_a_wrong_option_is_told_before_anything_is_measured(
         scale.main([option])
     name, _, text = option.partition("=")
     assert f"argument {name}: {text!r}: {said}" in capsys.readouterr().err
+
+
+def test_who_ends_it_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scale, "figures_of_sizes", interrupted)
+    assert scale.main([]) == 130
+    assert capsys.readouterr().err == "bench-operator: interrupted, the cluster is removed\n"
 
 
 def test_help_tells_the_defaults(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,95 @@
+"""What one operator takes, by how many objects it serves, for docs/scale.md: of the rows of `./just bench-operator`."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from bench.documents.bench_table import FILE
+from bench.figures import number, read_runs, table_lines
+from specdecode_operator.api.key import Key
+from specdecode_operator.handlers.state import RESYNC_S
+from specdecode_operator.handlers.turns import Turns
+
+MEASURED: Final = (100, 1000, 5000)
+BETWEEN: Final = 3000
+"""Not measured: on a straight line between those beside it."""
+
+_MIB_IN_MB: Final = 2**20 / 1e6
+_REQUEST_STEP_MIB: Final = 64
+_LIMIT_STEP_MIB: Final = 128
+_ROOM: Final = 1.5
+"""Times what was taken at most: the limit."""
+
+_REQUEST_MIB: Final = 192
+_LIMIT_MIB: Final = 512
+"""Of the chart: no less."""
+
+_FIGURES: Final = {
+    "create all, until their children are there": "create, until all children are there",
+    "CPU time for it": "CPU time for it",
+    "a start, until changes are acted on": "restart, until 3 changes are acted on",
+    "CPU time of a start, until all is at rest": "CPU time of a restart, until all is at rest",
+    "one change, all else at rest": "one change amid them",
+    "CPU while nothing changes": "idle CPU",
+}
+
+Values = Mapping[int, float]
+
+
+def scale_table() -> str:
+    """Return the table."""
+    heads = [f"{size:,} objects" + " (between)" * (size == BETWEEN) for size in sorted((*MEASURED, BETWEEN))]
+    rows = [("", *heads, "exponent, 1,000 to 5,000"), *_memory(), *_times(), _asked()]
+    return "\n".join([*table_lines(rows), ""])
+
+
+def _memory() -> Iterator[tuple[str, ...]]:
+    phases = [_values(f"memory at most, {phase}")[0] for phase in ("all Ready", "after a restart")]
+    most = _with_between({size: max(phase[size] for phase in phases) for size in MEASURED})
+    yield "memory at most", *(f"{number(most[size])} MB" for size in sorted(most)), _exponent(most)
+    for name, least, room, step in (
+        ("`resources.requests.memory`", _REQUEST_MIB, 1.0, _REQUEST_STEP_MIB),
+        ("`resources.limits.memory`", _LIMIT_MIB, _ROOM, _LIMIT_STEP_MIB),
+    ):
+        wanted = [max(least, step * math.ceil(room * most[size] / _MIB_IN_MB / step)) for size in sorted(most)]
+        yield name, *(f"{each}Mi" for each in wanted), ""
+
+
+def _times() -> Iterator[tuple[str, ...]]:
+    for title, name in _FIGURES.items():
+        values, unit = _values(name)
+        every = _with_between(values)
+        yield title, *(f"{number(every[size])} {unit}" for size in sorted(every)), _exponent(values)
+
+
+def _asked() -> tuple[str, ...]:
+    """Return how often engines are asked: a rule of the code, whatever was measured."""
+    turns, asked = Turns(RESYNC_S), []
+    for size in range(1, max(MEASURED) + 1):
+        turns.looked(Key("team", str(size)), is_close=True)
+        if size in (*MEASURED, BETWEEN):
+            asked.append(f"{turns.interval_s:.0f} s")
+    return "each engine is asked every", *asked, ""
+
+
+def _values(name: str) -> tuple[Values, str]:
+    """Return the values of the first figure of such a name by the number of objects, and their unit."""
+    figures = [row.figure for run in read_runs(FILE) for row in run.rows]
+    found = {
+        size: next(figure for figure in figures if figure.name.startswith(f"{size:,} objects: {name}"))
+        for size in MEASURED
+    }
+    return {size: figure.value or 0.0 for size, figure in found.items()}, found[MEASURED[0]].unit
+
+
+def _with_between(values: Values) -> dict[int, float]:
+    """Return values with that of the size between the two largest ones."""
+    below, above = MEASURED[-2:]
+    share = (BETWEEN - below) / (above - below)
+    return {**values, BETWEEN: values[below] + share * (values[above] - values[below])}
+
+
+def _exponent(values: Values) -> str:
+    """Return with which exponent a value grows between the two largest sizes; 1 is as the number of objects."""
+    below, above = MEASURED[-2:]
+    return f"{math.log(values[above] / values[below], above / below):.2f}"
