@@ -1,6 +1,7 @@
 """`./just hunt` and `./just soak`: looks for faults of the operator by machine."""
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import shutil
@@ -14,7 +15,8 @@ from typing import Final
 
 import yaml
 
-from devcluster.host.arguments import count, output_file, positive
+from devcluster.cluster.cluster import Cluster
+from devcluster.host.arguments import count, output_file, positive, whole
 from devcluster.host.errors import ClusterError
 from hunt import findings
 from hunt.findings import Beat
@@ -41,8 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with stage(options.name, folder) as place:
             result: int = options.run(place, options)
     except ClusterError as error:
+        with contextlib.suppress(OSError):  # of an operator that ran there are logs
+            folder.rmdir()
         print(f"hunt: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"hunt: interrupted; the operator's logs: {folder}", file=sys.stderr)
+        return 130
     if result:
         print(f"the operator's logs: {folder}")
     else:
@@ -54,7 +61,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return what is asked for; what is wrong with it is told with the usage of the command that is meant."""
     options, unknown = _parser().parse_known_args(arguments)
     if unknown:
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}: use those of the usage above")
     if options.command == "hunt" and options.fault and not options.seeded:
         options.parser.error(f"argument --fault: {options.fault[0]}: needs --seeded, add it")
     return options
@@ -64,8 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./just", description=__doc__)
     common = argparse.ArgumentParser(add_help=False)
     name = "of the cluster; one that is up is used, and stays up (default: %(default)s)"
-    common.add_argument("--name", default="hunt", help=name)
-    common.add_argument("--seed", type=int, default=1, help="the same seed gives the same steps (default: %(default)s)")
+    common.add_argument("--name", type=_name, default="hunt", help=name)
+    seed = "the same seed gives the same steps (default: %(default)s)"
+    common.add_argument("--seed", type=whole, default=1, help=seed)
     minutes = "it ends with the round that is under way then (default: %(default)s)"
     common.add_argument("--minutes", type=positive, default=10, help=minutes)
     commands = parser.add_subparsers(required=True, dest="command")
@@ -83,6 +91,13 @@ def _parser() -> argparse.ArgumentParser:
     soak.add_argument("--objects", type=count, default=12, help="how many there are at a time (default: %(default)s)")
     soak.set_defaults(run=_soak, parser=soak)
     return parser
+
+
+def _name(text: str) -> str:
+    try:
+        return Cluster(text).name
+    except ClusterError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _finding(text: str) -> list[Beat]:

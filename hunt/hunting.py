@@ -1,6 +1,7 @@
 """Hunts: rounds until the time is over or something is found, which is then repeated with ever less."""
 
 import itertools
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -90,6 +91,7 @@ class Hunt:
 
     def round(self, sequences: list[Steps], faults: tuple[str, ...]) -> Record:
         """Run one round and count it."""
+        print(f"hunt: round {self.tried.rounds + 1}, {len(sequences)} sequences …", file=sys.stderr, flush=True)
         record = Round(self._stage, f"{self._token}-{next(self._numbers)}", sequences, faults).run()
         self.tried.add(record)
         return record

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -46,6 +47,7 @@ _QUIET_S: Final = 16.5
 """So long nobody does anything: longer than the operator goes without looking again."""
 
 _GONE_S: Final = 45.0
+_SAY_EACH_S: Final = 15.0
 
 
 class Round:
@@ -73,6 +75,9 @@ class Round:
         self._known: set[str] = set()
         """Namespaces in which something was not so at a bound: nobody waits for it twice."""
 
+        self._name, self._began_s = name, time.monotonic()
+        self._said_s = self._began_s
+
     def run(self) -> Record:
         """Return what was seen."""
         self.operator.start()
@@ -80,7 +85,8 @@ class Round:
             for life in self.lives:
                 life.foreign = self.places[life.namespace].open()
             self.operator.note()
-            for part in (self.drive, self._rest, self._end):
+            for part, doing in ((self.drive, "steps"), (self._rest, "looks at what rests"), (self._end, "deletes all")):
+                self.say(doing)
                 part()
                 if self._is_found():
                     break
@@ -88,6 +94,12 @@ class Round:
             record = self._record(self.operator.end())
             self._clean_up()
         return record
+
+    def say(self, doing: str) -> None:
+        """Tell now and then how far it is."""
+        if (now_s := time.monotonic()) - self._said_s >= _SAY_EACH_S:
+            self._said_s = now_s
+            print(f"  round {self._name}, {now_s - self._began_s:.0f} s: {doing}", file=sys.stderr, flush=True)
 
     def _is_found(self) -> bool:
         """Whether enough was seen."""
@@ -102,6 +114,7 @@ class Round:
         """Do all steps; in the end all that is still wrong is healed."""
         beats = max(len(life.sequence.steps) for life in self.lives)
         for beat in range(beats):
+            self.say(f"beat {beat + 1} of {beats}")
             self._beat(beat, is_last=beat == beats - 1)
             if self._is_found():
                 break

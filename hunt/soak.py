@@ -20,6 +20,9 @@ _CALM_S: Final = 45.0
 _STORM_S: Final = 30.0
 _PAUSE_S: Final = 0.5
 _SAMPLE_S: Final = 5.0
+_SLOPE_FROM_S: Final = 900.0
+"""So long since the operator's last start a slope tells something: before, its caches fill."""
+
 _STORMS: Final = (
     (Fault(Delay(0.5), "[!w]*", share=0.3),),
     (Fault(Refuse(429, retry_after_s=1), "*", share=0.2), Fault(Refuse(500), "patch *", share=0.1)),
@@ -27,7 +30,9 @@ _STORMS: Final = (
     (Fault(EndWatch(410), "watch *", share=0.2), Fault(RepeatEvent(), "watch *", share=0.3)),
     (),  # the operator is killed
 )
-"""What goes wrong in a storm: a slow, a busy, a broken way to the API server, broken watches, no operator."""
+"""What goes wrong in a storm: a slow, a busy, a broken way to the API server, broken watches, no operator.
+
+In the second half it is not killed: how its memory grows shows only in a process that lives."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,15 @@ class Soaked:
     def __str__(self) -> str:
         steps = ", ".join(f"{count} {name}" for name, count in self.steps.most_common())
         memory, cpu = [each.memory_mib for each in self.samples], busy(self.samples)
+        since = since_last_start(self.samples)
+        minutes, needed = (since[-1].at_s - since[0].at_s) / 60, _SLOPE_FROM_S / 60
+        slope = f"slope {slope_per_hour(self.samples):+.1f} MiB/h in the {minutes:.0f} minutes since the last start"
+        if minutes < needed:
+            slope = f"no slope told: {minutes:.0f} minutes since the last start are fewer than {needed:.0f}"
         return (
             f"steps: {steps}\nstorms: {self.storms}, kills of the operator: {self.kills}\n"
-            f"memory: {memory[0]:.0f} MiB at first, {max(memory):.0f} at most, {memory[-1]:.0f} at last,"
-            f" slope {slope_per_hour(self.samples):+.1f} MiB/h since the last start\nCPU: {100 * cpu:.1f} % of a core"
+            f"memory: {memory[0]:.0f} MiB at first, {max(memory):.0f} at most, {memory[-1]:.0f} at last;"
+            f" {slope}\nCPU: {100 * cpu:.1f} % of a core"
         )
 
 
@@ -79,24 +89,26 @@ class Soak(Round):
     def drive(self) -> None:
         """Do something to some object all the time, with storms now and then; then heal all and let it come to rest."""
         began_s = turn_s = time.monotonic()
-        stormy = False
+        stormy, half_s = False, 30 * self._minutes
         while (now_s := time.monotonic()) - began_s < 60 * self._minutes:
             if now_s - turn_s > (_STORM_S if stormy else _CALM_S):
                 stormy, turn_s = not stormy, now_s
-                self._turn(stormy=stormy)
+                self._turn(stormy=stormy, may_kill=now_s - began_s < half_s)
+            self.say(f"{self.counted.total()} steps, {self.storms} storms, of {self._minutes:g} minutes")
             self._churn(self._random.choice(self.lives))
             self._sample(now_s - began_s)
             time.sleep(_PAUSE_S)
-        self._turn(stormy=False)
+        self._turn(stormy=False, may_kill=False)
         for life in self.lives:
             self.heal(life)
         seen = self.settled()
         for life in self.lives:
             life.moments.append(Moment(0, Step("wait"), tuple(seen.get(life.namespace, ()))))
 
-    def _turn(self, *, stormy: bool) -> None:
+    def _turn(self, *, stormy: bool, may_kill: bool) -> None:
         """Begin a storm, or end it."""
-        storm = _STORMS[self.storms % len(_STORMS)] if stormy else ()
+        storms = _STORMS if may_kill else [storm for storm in _STORMS if storm]
+        storm = storms[self.storms % len(storms)] if stormy else ()
         self.storms += stormy
         self.stage.proxy.faults = storm
         if stormy and not storm:
@@ -137,10 +149,15 @@ def busy(samples: list[Sample]) -> float:
     return took / (samples[-1].at_s - samples[0].at_s) if pairs else 0.0
 
 
+def since_last_start(samples: list[Sample]) -> list[Sample]:
+    """Return those of the process that runs at the end."""
+    starts = [n for n in range(1, len(samples)) if samples[n].cpu_s < samples[n - 1].cpu_s]
+    return samples[starts[-1] :] if starts else samples
+
+
 def slope_per_hour(samples: list[Sample]) -> float:
     """Return by how much memory grows, by least squares, since the operator was started last."""
-    starts = [n for n in range(1, len(samples)) if samples[n].cpu_s < samples[n - 1].cpu_s]
-    since = samples[starts[-1] :] if starts else samples
+    since = since_last_start(samples)
     since = since[len(since) // 3 :]  # it fills its caches first
     if len(since) < 2:  # noqa: PLR2004  a line takes two points
         return 0.0

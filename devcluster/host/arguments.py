@@ -17,6 +17,14 @@ def positive(text: str) -> float:
     return number
 
 
+def whole(text: str) -> int:
+    """Return a whole number."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"{text!r}: use a whole number, such as 7") from error
+
+
 def count(text: str) -> int:
     """Return a whole number from 1 on."""
     try:

@@ -30,7 +30,10 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         ("hunt --repeat nofile.yaml", "argument --repeat: 'nofile.yaml': No such file or directory: name a file that"),
         ("hunt --repeat list.yaml", "argument --repeat: 'list.yaml': holds no finding: name a file that"),
         ("hunt --finding no/such.yaml", "argument --finding: 'no/such.yaml': there is no folder no: make it, or"),
-        ("hunt --bogus", "unrecognized arguments: --bogus"),
+        ("hunt --bogus", "unrecognized arguments: --bogus: use those of the usage above"),
+        ("hunt --seed x", "argument --seed: 'x': use a whole number, such as 7"),
+        ("hunt --name x/y", "argument --name: cluster name 'x/y': use lower case letters, digits and dashes, 40 at"),
+        ("soak --name=", "argument --name: cluster name '': use lower case letters, digits and dashes, 40 at most"),
     ],
 )
 def test_a_wrong_one_is_told_with_the_usage_of_its_command(

@@ -1,8 +1,10 @@
 """What a soak says of the operator's process."""
 
+from collections import Counter
+
 import pytest
 
-from hunt.soak import Sample, busy, slope_per_hour
+from hunt.soak import Sample, Soaked, busy, slope_per_hour
 
 
 def test_memory_that_grows_is_told_an_hour_since_the_last_start() -> None:
@@ -10,6 +12,18 @@ def test_memory_that_grows_is_told_an_hour_since_the_last_start() -> None:
     since = [Sample(at, 100 + at / 60, (at - 3600) * 0.1) for at in range(3600, 7200, 60)]
     assert slope_per_hour([*before, *since]) == pytest.approx(60)
     assert slope_per_hour(before[:1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (180, "no slope told: 3 minutes since the last start are fewer than 15"),
+        (1800, "slope +60.0 MiB/h in the 30 minutes since the last start"),
+    ],
+)
+def test_a_run_too_short_for_a_slope_says_so(seconds: int, said: str) -> None:
+    samples = [Sample(at, 100 + at / 60, at * 0.1) for at in range(0, seconds + 1, 60)]
+    assert said in str(Soaked([], Counter(), samples, storms=1, kills=0))
 
 
 def test_time_of_a_process_that_was_started_anew_counts_from_nothing() -> None:
