@@ -7,11 +7,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from specdecode_operator.api import capture as api
+from specdecode_operator.api import deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status.capture import SpecDecodeCaptureStatus
 from specdecode_operator.api.status.deployment import Condition, ConditionStatus
-from specdecode_operator.kube.labels import QUEUE_LABEL, QUEUE_PREFIX
+from specdecode_operator.kube.labels import QUEUE_LABEL, QUEUE_PREFIX, SCHEDULE_LABEL
 from specdecode_operator.kube.untyped import mapping, objects
 
 
@@ -25,6 +26,8 @@ class Capture:
     spec: Body
     status: SpecDecodeCaptureStatus
     labels: Mapping[str, str]
+    owners: frozenset[tuple[str, str]]
+    """Kind and name of what it goes with."""
 
     @property
     def claim_name(self) -> str:
@@ -35,6 +38,15 @@ class Capture:
     def job_name(self) -> str:
         """Name of its Job."""
         return f"{self.key.name}-capture"
+
+    @property
+    def schedule_label(self) -> dict[str, str]:
+        """The label by which a schedule's retention counts its claim; empty where its deployment did not make it.
+
+        Anybody may write the label, and claims that are counted push out others.
+        """
+        is_made = (deployment.KIND, self.spec.get("deployment")) in self.owners
+        return {name: value for name, value in self.labels.items() if is_made and name == SCHEDULE_LABEL}
 
     @property
     def queue_labels(self) -> dict[str, str]:
@@ -87,4 +99,5 @@ def read_capture(body: Mapping[str, Any]) -> Capture:
         spec=body.get("spec") or {},
         status=status,
         labels=metadata.get("labels") or {},
+        owners=frozenset((each["kind"], each["name"]) for each in metadata.get("ownerReferences") or ()),
     )

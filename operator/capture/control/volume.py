@@ -7,7 +7,7 @@ from specdecode_operator.api.capture import DEFAULT_SIZE, Storage
 from specdecode_operator.capture.control.capture import Capture
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.kube.drift import is_owned
-from specdecode_operator.kube.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL
+from specdecode_operator.kube.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL
 from specdecode_operator.kube.manifests import child_labels, owner_reference, render_template
 
 _READ_ONLY = "ReadOnlyMany"
@@ -36,10 +36,9 @@ def render_claim(capture: Capture, deployment: str, storage: Storage) -> Body:
             "storage_class_name": storage.storage_class_name,
         },
     )
-    schedule = {name: value for name, value in capture.labels.items() if name == SCHEDULE_LABEL}
     claim["metadata"] |= {
         "namespace": capture.key.namespace,
-        "labels": child_labels(capture.key) | {CAPTURED_DEPLOYMENT_LABEL: deployment} | schedule,
+        "labels": child_labels(capture.key) | {CAPTURED_DEPLOYMENT_LABEL: deployment} | capture.schedule_label,
         "ownerReferences": owners(capture, storage),
     }
     return claim

@@ -1,10 +1,15 @@
 """Captures by the clock, against a real API server and a real operator."""
 
+import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import yaml
 
+from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
+from specdecode_operator.api.key import Key
+from specdecode_operator.capture.control.schedules import ObservedSchedules, decide_schedules
 from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER
 from tests.support.conditions import wait_for
 from tests.support.kubectl import Kubectl
@@ -22,12 +27,15 @@ def _running(operator: OperatorProcess) -> None:
     pass
 
 
-def deploy(kubectl: Kubectl, **schedule: Any) -> None:
+def often(**fields: Any) -> dict[str, Any]:
     # No engine finds a node here, and a capture that kept engines would wait for theirs.
     template = {"workload": WORKLOAD, "storage": {"size": "1Gi"}, "deploymentDuringCapture": "Suspend"}
-    captures = [{"name": "often", "schedule": "* * * * *", "template": template, **schedule}]
+    return {"name": "often", "schedule": "* * * * *", "template": template, **fields}
+
+
+def deploy(kubectl: Kubectl, **schedule: Any) -> None:
     body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": "tiny"}}
-    answer = kubectl.write(yaml.safe_dump({**body, "spec": tiny_cpu(captures=captures)}))
+    answer = kubectl.write(yaml.safe_dump({**body, "spec": tiny_cpu(captures=[often(**schedule)])}))
     assert answer.returncode == 0, answer.stderr
 
 
@@ -54,6 +62,38 @@ def test_a_capture_starts_every_minute_and_its_data_outlives_the_deployment(kube
     kubectl.must("delete", "sdd", "tiny")
     eventually(lambda: not kubectl.objects("sdc", OF_SCHEDULE), "captures go")
     assert kubectl.objects("pvc", OF_SCHEDULE), "their claims stay"
+
+
+@pytest.mark.long
+def test_a_strangers_capture_of_a_due_name_is_left_as_it_is(kubectl: Kubectl) -> None:
+    """It is of the same deployment and has our labels, so neither the API server nor the guard would protect it."""
+    deploy(kubectl, suspend=True)
+    uid = kubectl.object("sdd", "tiny")["metadata"]["uid"]
+    now = datetime.now(UTC)
+    for minutes in (1, 2, 3):
+        body = next_capture(kubectl.namespace, uid, now + timedelta(minutes=minutes))
+        theirs = {name: value for name, value in body["metadata"].items() if name != "ownerReferences"}
+        kubectl.must("create", "--filename=-", stdin=json.dumps({**body, "metadata": theirs}))
+    before = {each["metadata"]["name"]: each["metadata"]["uid"] for each in kubectl.objects("sdc")}
+    deploy(kubectl)
+
+    def missed() -> str:
+        events = kubectl.objects("events", "--field-selector=reason=MissedSchedule")
+        return next((each["message"] for each in events), "")
+
+    assert "exists and does not belong to this object" in eventually(missed, "the time is told as missed")
+    after = kubectl.objects("sdc")
+    assert {each["metadata"]["name"]: each["metadata"]["uid"] for each in after} == before
+    assert not any("ownerReferences" in each["metadata"] for each in after)
+
+
+def next_capture(namespace: str, uid: str, now: datetime) -> dict[str, Any]:
+    """The capture that the schedule makes at the minute before a time."""
+    schedule = CaptureSchedule.model_validate(often())
+    clock = f"{schedule.schedule} {schedule.time_zone}"
+    seen = ScheduleStatus(name=schedule.name, schedule=clock, since="2026-01-01T00:00:00Z")
+    (due,) = decide_schedules(Key(namespace, "tiny"), uid, [schedule], ObservedSchedules((), (), [seen]), now).create
+    return due.body
 
 
 def leave_claim(kubectl: Kubectl, capture: str, **labels: str) -> None:

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.capture.control.decision import blocked_by_cluster
 from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.capture.control.status import compose_status, is_outlived
 from specdecode_operator.deployment.pods.readiness import stalled
-from specdecode_operator.kube.labels import CAPTURED_ENGINE_ANNOTATION, QUEUE_LABEL
+from specdecode_operator.kube.labels import CAPTURED_ENGINE_ANNOTATION, QUEUE_LABEL, SCHEDULE_LABEL
+from specdecode_operator.kube.manifests import owner_reference
 from tests.support.capture_decisions import NOW, after, decided, words
 from tests.support.captures import (
     capture,
@@ -65,6 +68,22 @@ class TestRetain:
         assert metadata["ownerReferences"] == []
         assert metadata["labels"]["specdecode.io/capture"] == "demo"
         assert metadata["labels"]["specdecode.io/captured-deployment"] == "llama"
+
+    @pytest.mark.parametrize(
+        ("owners", "counted"),
+        [
+            ([owner_reference(Key("default", "llama"), "uid-1")], True),
+            ([owner_reference(Key("default", "other"), "uid-2")], False),
+            ([], False),
+        ],
+    )
+    def test_the_retention_of_a_schedule_counts_claims_of_its_own_captures_alone(
+        self, owners: list[Body], *, counted: bool
+    ) -> None:
+        """Who gives a capture the label would push out good data of the schedule's."""
+        decision, _ = decided(capture(labels={SCHEDULE_LABEL: "nightly"}, ownerReferences=owners))
+        assert decision.writes.claim is not None
+        assert (decision.writes.claim["metadata"]["labels"].get(SCHEDULE_LABEL) == "nightly") is counted
 
     def test_one_that_is_not_kept_goes_with_the_capture(self) -> None:
         decision, _ = decided(capture(capture_spec(storage={"retain": False, "size": "1Gi"})))
