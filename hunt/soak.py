@@ -94,7 +94,7 @@ class Soak(Round):
             if now_s - turn_s > (_STORM_S if stormy else _CALM_S):
                 stormy, turn_s = not stormy, now_s
                 self._turn(stormy=stormy, may_kill=now_s - began_s < half_s)
-            self.say(f"{self.counted.total()} steps, {self.storms} storms, of {self._minutes:g} minutes")
+            self.say(f"{self.counted.total()} steps, storms: {self.storms}, of {self._minutes:g} minutes")
             self._churn(self._random.choice(self.lives))
             self._sample(now_s - began_s)
             time.sleep(_PAUSE_S)

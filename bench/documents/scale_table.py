@@ -38,7 +38,7 @@ Values = Mapping[int, float]
 
 def scale_table() -> str:
     """Return the table."""
-    heads = [f"{size:,} objects" + " (between)" * (size == BETWEEN) for size in sorted((*MEASURED, BETWEEN))]
+    heads = [f"{size:,} objects" + " (interpolated)" * (size == BETWEEN) for size in sorted((*MEASURED, BETWEEN))]
     rows = [("", *heads, "exponent, 1,000 to 5,000"), *_memory(), *_times(), _asked()]
     return "\n".join([*table_lines(rows), ""])
 
