@@ -1,10 +1,13 @@
 """What a soak says of the operator's process."""
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from hunt.soak import Sample, Soaked, busy, slope_per_hour
+from hunt import rounds
+from hunt.soak import Sample, Soak, Soaked, busy, slope_per_hour
 
 
 def test_memory_that_grows_is_told_an_hour_since_the_last_start() -> None:
@@ -29,3 +32,15 @@ def test_a_run_too_short_for_a_slope_says_so(seconds: int, said: str) -> None:
 def test_time_of_a_process_that_was_started_anew_counts_from_nothing() -> None:
     samples = [Sample(0, 1, 10), Sample(10, 1, 12), Sample(20, 1, 3), Sample(30, 1, 4)]
     assert busy(samples) == pytest.approx((2 + 3 + 1) / 30)
+
+
+def test_how_far_it_is_is_told_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(rounds.time, "monotonic", lambda: now[0])
+    stage: Any = SimpleNamespace(operator=lambda _: None)
+    soak = Soak(stage, "51234", seed=1, objects=0)
+    for now[0] in (101.0, 116.0, 117.0, 140.0):
+        soak.say("steps")
+    assert capsys.readouterr().err == "  round 51234, 16 s: steps\n  round 51234, 40 s: steps\n"
