@@ -74,11 +74,12 @@ def _asked() -> tuple[str, ...]:
 
 def _values(name: str) -> tuple[Values, str]:
     """Return the values of the first figure of such a name by the number of objects, and their unit."""
-    figures = [row.figure for run in read_runs(FILE) for row in run.rows]
-    found = {
-        size: next(figure for figure in figures if figure.name.startswith(f"{size:,} objects: {name}"))
-        for size in MEASURED
-    }
+    figures, found = [row.figure for run in read_runs(FILE) for row in run.rows], {}
+    for size in MEASURED:
+        start = f"{size:,} objects: {name}"
+        if not (of_size := [figure for figure in figures if figure.name.startswith(start)]):
+            raise LookupError(f"{FILE}: has no row {start!r}: measure it, or take it back from git")
+        found[size] = of_size[0]
     return {size: figure.value or 0.0 for size, figure in found.items()}, found[MEASURED[0]].unit
 
 
