@@ -39,11 +39,13 @@ class Reporter:
         ClusterError
             When the API server refuses or cannot be reached.
         """
+        said = status.model_dump(by_alias=True, mode="json", exclude_none=True)
         body = {
             "apiVersion": base.API_VERSION,
             "kind": key.kind,
             "metadata": {"namespace": key.namespace, "name": key.name, "uid": uid},
-            "status": status.model_dump(by_alias=True, mode="json", exclude_none=True),
+            # The API server keeps an empty list, but may drop one that an apply empties: so none is ever written.
+            "status": {name: value for name, value in said.items() if value != []},
         }
         resource = SPECDECODE_CAPTURE if key.kind == capture.KIND else SPECDECODE_DEPLOYMENT
         try:

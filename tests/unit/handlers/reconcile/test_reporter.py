@@ -1,4 +1,4 @@
-"""Which Events are posted of conditions that changed."""
+"""What is written into a status, and which Events are posted of conditions that changed."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ import pytest
 
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.deployment import ConditionStatus
+from specdecode_operator.api.status.deployment import ConditionStatus, SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.conditions import ConditionUpdate, stamp
 from specdecode_operator.handlers.reconcile.reporter import Reporter
 
@@ -36,3 +36,17 @@ def test_what_is_wrong_is_a_warning(type_: str, status: str, kind: str) -> None:
     said = stamp([ConditionUpdate(type_, ConditionStatus(status), "Why", "")], [], 1, datetime(2026, 1, 1, tzinfo=UTC))
     asyncio.run(reporter.post_changes(Key("team", "a", KIND), "uid", [], said))
     assert [event["type"] for event in posted] == [kind]
+
+
+def test_a_list_that_is_empty_is_left_out_whatever_was_in_it_before() -> None:
+    written: list[dict[str, Any]] = []
+
+    async def apply(_: object, body: dict[str, Any]) -> dict[str, Any]:
+        written.append(body)
+        return body
+
+    cluster, cache = SimpleNamespace(apply_status=apply), SimpleNamespace(put_parent=lambda *_: None)
+    reporter = Reporter(cast("Any", cluster), cast("Any", cache))
+    status = SpecDecodeDeploymentStatus(observed_generation=1, replicas=0, ready_replicas=0)
+    assert asyncio.run(reporter.write(Key("team", "a", KIND), "uid", status))
+    assert written[0]["status"] == {"observedGeneration": 1, "replicas": 0, "readyReplicas": 0}
