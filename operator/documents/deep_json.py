@@ -1,6 +1,7 @@
-"""JSON from the API server, nested as deep as others like: that takes 10,000 levels, and Python reads and copies fewer.
+"""JSON from the API server, as others made it: nested 10,000 deep, where Python reads and copies less, or no Unicode.
 
-A reader that ends at one object sees none of the others either, so what is too deep is left out.
+A reader that ends at one object sees none of the others either, so what is too deep is left out, and what is no
+character is replaced.
 """
 
 import json
@@ -14,6 +15,12 @@ from specdecode_operator.documents.limits import MAX_DEPTH
 
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _TOKEN: Final = re.compile(_STRING.pattern + rb"|[\[\]{}]")
+_ESCAPES: Final = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # two that are one character
+    rb"|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+    rb"|\\."
+)
+_SURROGATE: Final = re.compile(rb"\\u[dD]")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -25,10 +32,26 @@ def read_json(text: bytes) -> Any:
     json.JSONDecodeError
         When it is no JSON: what kopf expects of an answer in plain text, such as that there is no such kind.
     """
+    shallow = without_deep(text)
     try:
-        return msgspec.json.decode(without_deep(text))
-    except msgspec.DecodeError as error:
-        raise json.JSONDecodeError(str(error), "", 0) from error
+        return msgspec.json.decode(shallow)
+    except msgspec.DecodeError:  # no JSON, or a number that is too large
+        return json.loads(shallow)
+
+
+def in_unicode(text: bytes) -> bytes:
+    """Return JSON with U+FFFD in place of bytes and escapes that are no character.
+
+    The API server keeps the managed fields of its own kinds byte for byte, whoever wrote them.
+    """
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            text = text.decode(errors="replace").encode()
+    if _SURROGATE.search(text):
+        text = _ESCAPES.sub(lambda found: rb"\ufffd" if found["lone"] else found[0], text)
+    return text
 
 
 def without_deep(text: bytes) -> bytes:

@@ -2,8 +2,10 @@
 
 import asyncio
 import signal
+from collections.abc import Iterator
 from http import HTTPStatus
-from typing import Any
+from itertools import repeat
+from typing import Any, Final
 
 import kopf
 
@@ -16,6 +18,8 @@ from specdecode_operator.kube.labels import OWNED_SELECTOR
 from specdecode_operator.kube.resources import WATCHED
 
 _RETRY_S = 5
+_LAST_S: Final = 10.0
+"""After a task of kopf has failed: others of its may wait for ever for a session that it has closed."""
 _HEALTH_PATHS = ("/livez", "/readyz", "/healthz")
 
 
@@ -56,12 +60,26 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 30
     settings.watching.chunk_size = 100  # each is held as text and as values at once
+    settings.watching.reconnect_backoff = 1.0
     settings.networking.request_timeout = 30
+    settings.networking.error_backoffs = _Backoffs()
+    settings.process.ultimate_exiting_timeout = _LAST_S
     # A worker of kopf holds its object until then; after a start there is one for each object and child.
     settings.queueing.idle_timeout = 0.1
     # Only what carries our label is watched: clusters have many other pods.
     for resource in WATCHED:
         settings.watching.label_selectors[resource.group, resource.plural] = OWNED_SELECTOR
+
+
+class _Backoffs:
+    """Seconds between tries of a list or a watch that is refused or fails, without an end.
+
+    After the last one kopf would end the operator: for all namespaces, should it lose its rights in one of them.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (1, 1, 2, 3, 5, 8, 13)
+        yield from repeat(21)
 
 
 class _NothingCompared(kopf.DiffBaseStorage):

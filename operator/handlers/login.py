@@ -3,12 +3,16 @@
 import dataclasses
 import os
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import kopf
 
 from specdecode_operator.documents.api_answers import bounded_event, read_answer
+
+_ERROR: Final = b'{"type":"ERROR"'
+_LIST_ANEW: Final = b'{"type":"ERROR","object":{"code":410}}'
+"""The one error after which kopf lists and watches anew; at any other its watch ends, and with it the operator."""
 
 
 async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
@@ -62,13 +66,15 @@ class _Lines:
         return getattr(self._content, name)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Yield whole lines, whatever their length."""
+        """Yield whole lines, whatever their length; what a connection that ends leaves of one says nothing."""
         rest = bytearray()
         async for chunk in self._content.iter_chunked(size):
             rest += chunk
             if b"\n" in chunk:
                 *lines, tail = bytes(rest).split(b"\n")
                 rest = bytearray(tail)
-                yield b"".join(bounded_event(line) + b"\n" for line in lines)
-        if rest:
-            yield bounded_event(bytes(rest))
+                yield b"".join(_event(line) + b"\n" for line in lines)
+
+
+def _event(line: bytes) -> bytes:
+    return _LIST_ANEW if line.startswith(_ERROR) else bounded_event(line)

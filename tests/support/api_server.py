@@ -99,6 +99,7 @@ class ApiServer:
         """What was last applied of an object, by its UID."""
         self._history: list[tuple[str, Body]] = []
         self._watches: list[asyncio.Queue[tuple[str, Body] | None]] = []
+        self._last_words = b""
         self._versions = itertools.count(1)
         self._runner: web.AppRunner | None = None
         self._version = 0
@@ -176,8 +177,9 @@ class ApiServer:
             self.end_watches()
             await runner.cleanup()
 
-    def end_watches(self) -> None:
-        """End all watches; what happens before they start anew is not told of."""
+    def end_watches(self, last_words: bytes = b"") -> None:
+        """End all watches, after these words; what happens before they start anew is not told of."""
+        self._last_words = last_words
         for watch in self._watches:
             watch.put_nowait(None)
 
@@ -298,6 +300,7 @@ class ApiServer:
                 is_here = call.namespace in ("", body["metadata"].get("namespace", ""))
                 if is_new and is_here and body["kind"] == call.resource.kind and matches(body, selector):
                     await response.write(json.dumps({"type": event, "object": body}).encode() + b"\n")
+            await response.write(self._last_words)
         finally:
             self._watches.remove(queue)
         return response

@@ -74,6 +74,19 @@ def test_large_texts_are_read_whole() -> None:
     assert bounded_event(line) == line
 
 
+@pytest.mark.parametrize("bad", [b"\xff", rb"\ud800"])
+def test_what_others_wrote_that_is_no_character_hides_nothing(bad: bytes) -> None:
+    """The API server keeps it so in managed fields of its own kinds: one ConfigMap would end each list and watch."""
+    evil = body("evil")
+    evil["metadata"]["managedFields"] = [{"fieldsV1": {"f:data": {"f:HERE": {}}}}]
+    shown = read_answer(text(listed(evil, body("b"))).replace(b"HERE", bad))
+    assert [each["metadata"]["name"] for each in shown["items"]] == ["evil", "b"]
+    line = bounded_event(text({"type": "ADDED", "object": evil}).replace(b"HERE", bad))
+    assert json.loads(line.decode())["object"]["metadata"]["managedFields"] == [
+        {"fieldsV1": {"f:data": {"f:\ufffd": {}}}}
+    ]
+
+
 def test_of_objects_that_are_known_only_the_uid_is_read() -> None:
     asked = []
 

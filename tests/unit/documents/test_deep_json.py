@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.documents.deep_json import read_json
+from specdecode_operator.documents.deep_json import in_unicode, read_json
 from specdecode_operator.documents.limits import MAX_DEPTH
 
 
@@ -56,3 +56,22 @@ def test_what_is_no_json_is_told_as_such() -> None:
     for text in (b"", b"404 page not found", b"[" * 5_000, b"]" * 500, b'"' + b"\\" * 501):
         with pytest.raises(json.JSONDecodeError):
             read_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "readable"),
+    [
+        (b'{"a": "\xff"}', '{"a": "\ufffd"}'),
+        (rb'{"a": "\ud800"}', '{"a": "\ufffd"}'),
+        (rb'{"a": "\uDC00\ud83d"}', '{"a": "\ufffd\ufffd"}'),
+        (rb'{"a": "\\ud800"}', r'{"a": "\\ud800"}'),
+        (rb'{"a": "\ud83d\ude00"}', '{"a": "\U0001f600"}'),
+        ('{"a": "\u00e9"}'.encode(), '{"a": "\u00e9"}'),
+    ],
+)
+def test_what_is_no_character_is_replaced_and_all_else_stays(text: bytes, readable: str) -> None:
+    assert read_json(in_unicode(text)) == json.loads(readable)
+
+
+def test_a_number_that_is_too_large_is_read_all_the_same() -> None:
+    assert read_json(b'{"a": 1e999}') == {"a": float("inf")}
