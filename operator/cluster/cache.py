@@ -224,25 +224,24 @@ class Cache:
         owner = self._owners.owner(_member(kind, body))
         return owner is not None and _is_as_new(self._children[owner][kind, body["metadata"]["name"]], body)
 
-    def retain_parents(self, kind: str, present: Iterable[str], version: int) -> list[Key]:
+    def retain_parents(
+        self, kind: str, present: Iterable[str], version: int, namespace: str | None = None
+    ) -> list[Key]:
         """Drop the objects of a kind that a full list of this version lacks: their deletion was missed; return them.
 
-        ``present`` are the UIDs of those that it has.
+        ``present`` are the UIDs of those that it has; one of a namespace tells of no other.
         """
-        uids = set(present)
-        missed = [body for body in self._parents[kind].values() if _version(body) <= version and _uid(body) not in uids]
+        missed = _missed([*self._parents[kind].values()], present, version, namespace)
         return [self.drop_parent(kind, body, version) for body in missed]
 
-    def retain(self, kind: str, present: Iterable[str], version: int) -> list[Key]:
-        """Drop the children or pods of a kind whose UIDs a full list of this version lacks; return their owners."""
-        uids = set(present)
+    def retain(self, kind: str, present: Iterable[str], version: int, namespace: str | None = None) -> list[Key]:
+        """Drop the children or pods of a kind whose UIDs such a list lacks; return their owners."""
         known = [
             body for bodies in self._children.values() for (found_kind, _), body in bodies.items() if found_kind == kind
         ]
         if kind == CONFIG_MAP.kind:
             known += self._model_facts.values()
-        missed = [body for body in known if _version(body) <= version and _uid(body) not in uids]
-        owners = [self.drop(kind, body, version) for body in missed]
+        owners = [self.drop(kind, body, version) for body in _missed(known, present, version, namespace)]
         return [owner for owner in owners if owner is not None]
 
     def retain_nodes(self, listed: Iterable[Body], version: int) -> None:
@@ -277,6 +276,13 @@ class Cache:
         self._deleted[str(_uid(body))] = version
         while len(self._deleted) > _REMEMBERED_DELETIONS:
             self._deleted.popitem(last=False)
+
+
+def _missed(known: Iterable[Body], present: Iterable[str], version: int, namespace: str | None) -> list[Body]:
+    """Return what a full list of this version, of a namespace or of all, should have and lacks."""
+    uids = set(present)
+    within = (body for body in known if namespace in (None, body["metadata"]["namespace"]))
+    return [body for body in within if _version(body) <= version and _uid(body) not in uids]
 
 
 def is_model_facts(kind: str, body: Body) -> bool:

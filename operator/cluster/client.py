@@ -27,6 +27,7 @@ from specdecode_operator.cluster.http import error_message, send
 from specdecode_operator.documents.api_answers import read_answer
 from specdecode_operator.kube.field_managers import with_fields_taken_over
 from specdecode_operator.kube.resources import EVENT, POD, Resource, written_resource
+from specdecode_operator.kube.untyped import mapping
 
 FIELD_MANAGER = "specdecode-operator"
 _REQUEST_TIMEOUT_S = 30
@@ -65,24 +66,21 @@ class Page:
 class Cluster:
     """Reads and writes objects; every failure becomes a `ClusterError`."""
 
-    def __init__(
-        self, api: client.ApiClient, namespaces: Sequence[str] = (), may_write: Callable[[], bool] = lambda: True
-    ) -> None:
+    def __init__(self, api: client.ApiClient, may_write: Callable[[], bool] = lambda: True) -> None:
         self._api = api
-        self._namespaces = namespaces
         self._may_write = may_write
 
     @classmethod
-    async def connect(cls, namespaces: Sequence[str] = (), may_write: Callable[[], bool] = lambda: True) -> "Cluster":
+    async def connect(cls, may_write: Callable[[], bool] = lambda: True) -> "Cluster":
         """Connect as the pod's service account, or as KUBECONFIG says outside a cluster.
 
-        With ``namespaces`` nothing is listed but what lies in these. ``may_write`` is asked before each write.
+        ``may_write`` is asked before each write.
         """
         if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
             config.load_incluster_config()
         else:
             await config.load_kube_config()
-        return cls(client.ApiClient(_settings()), namespaces, may_write)
+        return cls(client.ApiClient(_settings()), may_write)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -98,10 +96,7 @@ class Cluster:
     async def list(
         self, resource: Resource, label_selector: str | None = None, *, name: str | None = None
     ) -> tuple[list[Body], int]:
-        """Return all objects of a kind in the cluster, or those with the labels or of the name, and the list's version.
-
-        Only who serves the whole cluster asks for it; of named namespaces `pages` tells list by list.
-        """
+        """Return all objects of a kind in the cluster, or those with the labels or of the name, and the version."""
         pages = [page async for page in self.pages(resource, label_selector, name=name)]
         return [body for page in pages for body in page.bodies], min(page.version for page in pages)
 
@@ -111,23 +106,27 @@ class Cluster:
         label_selector: str | None = None,
         *,
         name: str | None = None,
+        namespace: str | None = None,
         is_known: Callable[[Body], bool] | None = None,
     ) -> AsyncIterator[Page]:
         """Yield the same page by page: thousands of objects at once take much memory, as text and as values.
 
         Of objects of which ``is_known`` says so, asked with their metadata, only the UIDs are read.
         """
-        query = {"limit": str(_PAGE)}
+        request, query = _Request("GET", resource, namespace), {"limit": str(_PAGE)}
         query |= {"labelSelector": label_selector} if label_selector else {}
         query |= {"fieldSelector": f"metadata.name={name}"} if name else {}
-        for place in self._namespaces or (None,):
-            following: dict[str, str] | None = {}
-            while following is not None:
-                answer = await self._send(_Request("GET", resource, place), query=query | following, is_known=is_known)
-                version = int(answer["metadata"]["resourceVersion"])
-                yield Page(answer["items"], answer.get("known", ()), version)
-                more = answer["metadata"].get("continue")
-                following = {"continue": more} if more else None
+        while True:
+            answer = await self._send(request, query=query, is_known=is_known)
+            metadata = mapping(answer, "metadata")
+            version, more = str(metadata.get("resourceVersion")), metadata.get("continue")
+            is_endless = more and more == query.get("continue")
+            if not isinstance(answer.get("items"), list) or not version.isdecimal() or is_endless:
+                raise ClusterError(f"{request}: the answer of the API server is no list, or one without an end")
+            yield Page(answer["items"], answer.get("known", ()), int(version))
+            if not more:
+                return
+            query["continue"] = str(more)
 
     async def apply(self, body: Body) -> Body:
         """Create or change a child by server-side apply, and take over its fields."""

@@ -4,9 +4,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from functools import partial
 
 from prometheus_client.registry import Collector
 
@@ -17,13 +16,14 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.capture import has_ended
 from specdecode_operator.capture.control.preemption import borrows
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster, Page
+from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, NotFoundError
 from specdecode_operator.cluster.figures_source import FiguresReader
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.leadership.claims import Claims
 from specdecode_operator.handlers.leadership.leadership import Leadership
+from specdecode_operator.handlers.lists import Lists
 from specdecode_operator.handlers.metrics import (
     CaptureCollector,
     DeploymentCollector,
@@ -39,7 +39,6 @@ from specdecode_operator.handlers.reconcile.reconciler import Reconciler
 from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.turns import Turns
 from specdecode_operator.handlers.watch_progress import WatchProgress
-from specdecode_operator.kube.labels import OWNED_SELECTOR
 from specdecode_operator.kube.nodes import NodesFrom
 from specdecode_operator.kube.resources import (
     CUSTOM_RESOURCE_DEFINITION,
@@ -87,6 +86,7 @@ class OperatorState:
         self.cache = Cache()
         self.progress = WatchProgress(by_namespace=bool(self._settings.namespaces))
         self.cache.on_seen = self.progress.knows
+        self._lists = Lists(self.cache, self.namespaces)
         self.calibration = CalibrationFile(self._settings.calibration)
         self.figures = FiguresReader(self._settings.prometheus)
         self.queue = WorkQueue()
@@ -117,7 +117,7 @@ class OperatorState:
         """
         await self._connections.aclose()
         may_write = (lambda: True) if self._leadership is None else self._leadership.may_write
-        cluster = await Cluster.connect(self.namespaces, may_write)
+        cluster = await Cluster.connect(may_write)
         self._connections.push_async_callback(cluster.close)
         probe = EngineProbe()
         self._connections.push_async_callback(probe.close)
@@ -304,10 +304,8 @@ class OperatorState:
         self._said_of_crds = said
 
     async def _list_children(self, cluster: Cluster, resource: Resource) -> None:
-        cache = self.cache
-        pages = cluster.pages(resource, OWNED_SELECTOR, is_known=partial(cache.knows, resource.kind))
-        for key in await _news(resource.kind, pages, cache.put, cache.retain):
-            if cache.parent(key) is not None:
+        for key in await self._lists.children(cluster, resource):
+            if self.cache.parent(key) is not None:
                 self.queue.add_calmly(key)
 
     async def _list_groups(self, cluster: Cluster) -> None:
@@ -319,14 +317,8 @@ class OperatorState:
             self.cache.has_groups = False
 
     async def _list_objects(self, cluster: Cluster, resource: Resource) -> None:
-        cache = self.cache
         with suppress(NotFoundError):  # without its CRD there is no such kind
-            pages = cluster.pages(resource, is_known=partial(cache.knows_parent, resource.kind))
-
-            def put(kind: str, body: Body) -> list[Key]:
-                return [cache.put_parent(kind, body)]
-
-            for key in await _news(resource.kind, pages, put, cache.retain_parents):
+            for key in await self._lists.objects(cluster, resource):
                 self.queue.add_calmly(key)
 
     def _beat(self) -> None:
@@ -370,25 +362,6 @@ class OperatorState:
         if body is None:
             return False
         return not has_ended(body) or body["spec"].get("ttlSecondsAfterFinished") is not None
-
-
-async def _news(
-    kind: str,
-    pages: AsyncIterator[Page],
-    put: Callable[[str, Body], Iterable[Key]],
-    retain: Callable[[str, Iterable[str], int], Iterable[Key]],
-) -> set[Key]:
-    """Bring the cache up to a full list; return the keys of what it did not know, and of what is gone.
-
-    Of lists of several namespaces the oldest version counts: what came after it may be in none of them.
-    """
-    present, versions = [], []
-    news: set[Key] = set()
-    async for page in pages:
-        news.update(itertools.chain.from_iterable(put(kind, body) for body in page.bodies))
-        present += [*page.known, *(body["metadata"]["uid"] for body in page.bodies)]
-        versions.append(page.version)
-    return news | set(retain(kind, present, min(versions)))
 
 
 def _is_settled(body: Body) -> bool:

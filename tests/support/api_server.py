@@ -91,6 +91,8 @@ class ApiServer:
         """Rights that there are; None where everything may be done."""
         self.refusals: dict[str, tuple[int, str]] = {}
         """Status and message for all requests that need a right."""
+        self.barred: set[str] = set()
+        """Namespaces in which nothing may be done."""
         self.before: dict[str, Callable[[], object]] = {}
         """What happens just before the next request that needs a right is answered."""
         self.served = {resource.qualified_plural: resource for resource in _RESOURCES}
@@ -195,7 +197,7 @@ class ApiServer:
             self.places.add(call.namespace)
             if act := self.before.pop(call.permission, None):
                 act()
-            self._authorize(call.permission, call.name or _wanted_name(request))
+            self._authorize(call, call.name or _wanted_name(request))
             if call.verb == "watch":
                 return await self._watch(request, call)
             body = json.loads(text) if (text := await request.text()) else {}
@@ -246,7 +248,7 @@ class ApiServer:
 
     def _patch(self, call: _Call, live: Body | None, patch: Body, *, applies: bool) -> Body:
         if live is None:
-            self._authorize(f"create {call.resource.qualified_plural}")
+            self._authorize(call._replace(verb="create", subresource=""))
             made = self.create(call.resource, with_server_fields(patch))
             self._applied[made["metadata"]["uid"]] = patch
             return made
@@ -305,8 +307,11 @@ class ApiServer:
             self._watches.remove(queue)
         return response
 
-    def _authorize(self, permission: str, name: str = "") -> None:
+    def _authorize(self, call: _Call, name: str = "") -> None:
+        permission = call.permission
         self.used.add(right_for(permission, name))
+        if call.namespace in self.barred:
+            raise RefusalError(403, f'User "operator" may do nothing in the namespace "{call.namespace}"')
         if self.granted is not None and not self.granted & {permission, f"{permission} {name}"}:
             verb, _, resource = permission.partition(" ")
             raise RefusalError(403, f'User "operator" cannot {verb} resource "{resource}"')

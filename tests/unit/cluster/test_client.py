@@ -254,3 +254,39 @@ async def test_a_proxy_of_the_environment_is_gone_through_unless_it_says_otherwi
         finally:
             await cluster.close()
     assert asked == [] if bypassed else ["http://api.invalid/api/v1/namespaces/team/services/llama"]
+
+
+class ListingApi:
+    """An API server, or a proxy before it, that answers every list with one text."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self._answer = answer
+        self.asked = 0
+
+    async def param_serialize(self, *request: Any, **_: Any) -> tuple[Any, ...]:
+        return *request, {}
+
+    async def call_api(self, *_: Any, **__: Any) -> Any:
+        self.asked += 1
+
+        async def read() -> bytes:
+            return json.dumps(self._answer).encode()
+
+        return SimpleNamespace(status=200, headers={}, read=read)
+
+
+@pytest.mark.parametrize(
+    ("answer", "asked"),
+    [
+        ({}, 1),
+        ({"items": []}, 1),
+        ({"items": [], "metadata": {"resourceVersion": ""}}, 1),
+        ({"metadata": {"resourceVersion": "7"}}, 1),
+        ({"items": [], "metadata": {"resourceVersion": "7", "continue": "again"}}, 2),
+    ],
+)
+async def test_what_is_no_list_is_an_error_and_none_goes_on_for_ever(answer: dict[str, Any], asked: int) -> None:
+    api = ListingApi(answer)
+    with pytest.raises(ClusterError, match="list services: the answer of the API server is no list"):
+        await Cluster(cast("ApiClient", api)).list(SERVICE_KIND)
+    assert api.asked == asked
