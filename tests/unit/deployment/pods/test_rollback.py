@@ -97,6 +97,27 @@ def test_what_is_put_back_is_the_same_each_time(story: Story) -> None:
     assert first == second
 
 
+@pytest.mark.parametrize(
+    ("pod_fields", "permission"),
+    [
+        ({"hostPID": True}, {"pod_template": frozenset({"hostPID"})}),
+        ({"volumes": [{"name": "r", "hostPath": {"path": "/mnt/models"}}]}, {"host_paths": ("/mnt",)}),
+    ],
+    ids=["a field of podTemplate", "a directory of the nodes"],
+)
+def test_what_served_by_a_permission_that_was_taken_back_is_not_put_back(
+    story: Story, pod_fields: Body, permission: dict[str, Any]
+) -> None:
+    story.look(0, crash_looping(0, REFUSED))
+    assert story.memory is not None
+    workload = story.memory.workload
+    workload["spec"]["template"]["spec"] |= pod_fields
+    owner = read_parent(parent(story.spec, generation=story.generation))
+    kept = LastGood.of(workload, story.memory.failure)
+    outcomes = [desired_state(owner, last_good=kept, **given).outcome for given in (permission, {})]
+    assert [isinstance(outcome, RolledBack) for outcome in outcomes] == [True, False]
+
+
 def crash_looping(times: int, container: Body = CRASHED) -> Body:
     return pod(containerStatuses=[{**container, "restartCount": times}])
 

@@ -45,9 +45,9 @@ def pod_spec(world: World) -> Body:
 
 
 def hostile(workload: Body) -> Body:
-    """A workload that takes the node, with all that the operator looks for."""
+    """A workload that runs a program of others', with all that the operator looks for, and nothing that no pod may."""
     forged = copy.deepcopy({field: workload[field] for field in ("apiVersion", "kind", "spec")})
-    forged["spec"]["template"]["spec"] |= {"hostPID": True, "volumes": [{"name": "r", "hostPath": {"path": "/"}}]}
+    forged["spec"]["template"]["spec"]["containers"][0] |= {"image": "others/miner", "command": ["mine"]}
     forged["spec"]["template"]["metadata"]["annotations"]["specdecode.io/template-hash"] = "0" * 16
     return forged
 
