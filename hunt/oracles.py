@@ -186,8 +186,10 @@ def _tracebacks(log: str) -> Iterator[str]:
             yield next((each.strip()[:200] for each in lines if each[margin : margin + 1].strip()), "")
 
 
-_FORESEEN: Final = re.compile(r"cluster\.errors\.|aiohttp|Timeout|Connection|ClientError|APIError|kopf")
-"""What an API server's refusal or absence looks like in a log."""
+_FORESEEN: Final = re.compile(
+    r"cluster\.errors\.|cluster\.client\._PassingError|aiohttp|Timeout|Connection|ClientError|APIError|kopf"
+)
+"""What an API server's refusal or absence looks like in a log, that of the last try beside what came of all."""
 
 
 def told(life: Life) -> Iterator[str]:

@@ -103,8 +103,9 @@ def test_without_its_oracle_a_fault_is_missed(oracle: str) -> None:
     assert missed, "no fault is this oracle's alone"
 
 
-def test_a_failure_that_the_api_server_made_is_no_traceback_to_report() -> None:
-    log = TRACEBACK.replace("TypeError: no", "specdecode_operator.cluster.errors.ClusterError: HTTP 503")
+@pytest.mark.parametrize("error", ["errors.ClusterError: HTTP 503", "client._PassingError: patch jobs.batch: HTTP 429"])
+def test_a_failure_that_the_api_server_made_is_no_traceback_to_report(error: str) -> None:
+    log = TRACEBACK.replace("TypeError: no", f"specdecode_operator.cluster.{error}")
     assert judge(record(log=log)) == []
 
 
