@@ -100,7 +100,7 @@ def case(seed: int, version: str = NEWEST_VERSION) -> dict[str, Any]:
 
 def as_question(one: dict[str, Any]) -> dict[str, Any]:
     stages = [[[asdict(run.layer), run.count] for run in stage] for stage in one["stages"]]
-    return one | {"stages": stages, "settings": asdict(one["settings"])}
+    return one | {"stages": stages, "settings": one["settings"]._asdict()}
 
 
 def described(one: dict[str, Any]) -> str:
