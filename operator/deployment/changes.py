@@ -53,10 +53,7 @@ def _guarded(workload: Body, live: Body | None, kept_managers: Collection[str]) 
     status, is_guarded = live.get("status", {}), live["spec"].get("strategy") == _ENDS_NOTHING
     is_settled = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
     if is_settled and not foreign_managers(live, kept_managers):
-        replicas = status.get("replicas", 0)
-        serves = 0 < replicas <= status.get("availableReplicas", 0)
-        # An engine that is lost later is made anew in nobody's place.
-        is_guarded = replicas <= status.get("updatedReplicas", 0) and (serves or is_guarded)
+        is_guarded = status.get("replicas", 0) <= status.get("updatedReplicas", 0)
     return guarded if is_guarded else workload
 
 

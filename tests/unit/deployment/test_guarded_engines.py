@@ -51,10 +51,16 @@ def test_a_deployment_is_made_with_the_guard() -> None:
     assert is_same_wish(written(None), written(live(guarded=True, **SERVES)))
 
 
-def test_engines_that_serve_are_guarded() -> None:
-    assert strategy(live(guarded=False)) == REPLACES
-    assert strategy(live(guarded=False, replicas=1, updated=1)) == REPLACES
-    assert strategy(live(guarded=False, **SERVES)) == ENDS_NOTHING
+def test_a_deployment_is_guarded_when_its_last_engine_of_before_has_gone() -> None:
+    assert strategy(live(guarded=False)) == ENDS_NOTHING
+    for counts in ({"replicas": 1, "updated": 0}, {"replicas": 2, "updated": 1, "available": 1}):
+        assert strategy(live(guarded=False, **counts)) == strategy(live(guarded=True, **counts)) == REPLACES
+    for counts in ({"replicas": 1, "updated": 1}, SERVES):
+        assert strategy(live(guarded=False, **counts)) == ENDS_NOTHING
+
+
+def test_what_its_controller_has_not_seen_yet_changes_no_guard() -> None:
+    assert strategy(live(guarded=False, seen=1, **SERVES)) == REPLACES
 
 
 @pytest.mark.parametrize(
