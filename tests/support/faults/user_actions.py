@@ -353,6 +353,7 @@ def without_history(state: EndState) -> EndState:
             del state[name]  # what was captured outlives the capture
     for body in state.values():
         (body.get("metadata", {}).get("annotations") or {}).pop("deployment.kubernetes.io/revision", None)
+        body.get("spec", {}).pop("strategy", None)  # a Deployment's: it says what is replaced just now
         conditions = body.get("status", {}).get("conditions", {})
         for type_ in _OF_HISTORY:
             conditions.pop(type_, None)
