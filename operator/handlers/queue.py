@@ -5,7 +5,7 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 
 from specdecode_operator.api.key import Key
 
@@ -21,7 +21,10 @@ _REST_S = 0.5
 """Between two looks at an object whose children change: of one that starts, ten things are told in a second or two."""
 
 _CALM_TURN = 4
-"""Each so many turns are of keys that have time, also while others have none."""
+"""Each so many turns are of keys that have time, of namespaces in which nobody has changed anything."""
+
+_ANY_TURN = 20
+"""Each so many are of such keys, whatever else there is in their namespaces."""
 
 _logger = logging.getLogger(__name__)
 
@@ -41,12 +44,20 @@ class _Line:
     def add(self, key: Key) -> None:
         self._namespaces.setdefault(key.namespace, {})[key] = None
 
-    def take(self) -> Key:
-        """Return the oldest key of the namespace whose turn it is."""
-        key = next(iter(next(iter(self._namespaces.values()))))
+    @property
+    def namespaces(self) -> Container[str]:
+        """Those of its keys."""
+        return self._namespaces
+
+    def take(self, but_not_in: Container[str] = ()) -> Key | None:
+        """Return the oldest key of the namespace whose turn it is, of those that may have it."""
+        namespace = next((each for each in self._namespaces if each not in but_not_in), None)
+        if namespace is None:
+            return None
+        key = next(iter(self._namespaces[namespace]))
         self.discard(key)
-        if key.namespace in self._namespaces:
-            self._namespaces.move_to_end(key.namespace)
+        if namespace in self._namespaces:
+            self._namespaces.move_to_end(namespace)
         return key
 
     def discard(self, key: Key) -> None:
@@ -61,6 +72,7 @@ class WorkQueue:
 
     What somebody changed goes ahead of what comes of it, and of what is only looked at once more: a change that is made
     while a thousand objects start, or are looked at after a start of the operator, need not wait for the last of them.
+    Who changes much holds up what comes of changes in that namespace, and in no other.
     """
 
     def __init__(self, workers: int = 16) -> None:
@@ -178,11 +190,14 @@ class WorkQueue:
     def _take(self) -> tuple[Key, Callable[[Key], None]]:
         """Return the key whose turn it is, and how it was asked for: a change stays urgent if it fails."""
         self._turns += 1
-        lines = [(self._urgent, self.add), (self._news, self.add_soon), (self._calm, self.add_calmly)]
+        news, calm = (self._news, self.add_soon), (self._calm, self.add_calmly)
         if self._turns % _CALM_TURN == 0:  # the others come to their turns, too, one after the other
-            lines = [lines[2], lines[1], lines[0]] if self._turns % (2 * _CALM_TURN) else [lines[1], lines[2], lines[0]]
-        line, ask = next((line, ask) for line, ask in lines if line)
-        return line.take(), ask
+            busy = () if self._turns % _ANY_TURN == 0 else self._urgent.namespaces
+            for line, ask in (news, calm) if self._turns % (2 * _CALM_TURN) == 0 else (calm, news):
+                if key := line.take(but_not_in=busy):
+                    return key, ask
+        taken = ((line.take(), ask) for line, ask in ((self._urgent, self.add), news, calm))
+        return next((key, ask) for key, ask in taken if key)
 
     def _retry_later(self, key: Key, error: Exception, ask_again: Callable[[Key], None]) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1

@@ -76,6 +76,19 @@ async def test_what_is_only_looked_at_again_comes_to_its_turn_while_others_chang
         await seen.wait()
 
 
+@pytest.mark.parametrize("add", [WorkQueue.add_calmly, WorkQueue.add_soon])
+async def test_who_changes_much_holds_up_what_comes_of_it_in_that_namespace_alone(
+    add: Callable[[WorkQueue, Key], None],
+) -> None:
+    queue, own = WorkQueue(workers=1), Key("crowd", "own")
+    for key in (own, LONE):
+        add(queue, key)
+    for key in CROWD[:12]:
+        queue.add(key)
+    order = await taken(queue, 14)
+    assert (order.index(LONE), order.index(own)) == (3, 13)
+
+
 async def test_what_failed_at_one_moment_does_not_come_back_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     delays: list[float] = []
     loop, work = asyncio.get_running_loop(), Failing()
