@@ -41,6 +41,9 @@ EDITS: dict[str, Body] = {
 _OF_HISTORY = ("DriftContested",)
 """Conditions that tell what was, and are no part of where all must end."""
 
+_HINDRANCES = {"ApiServerError", "ChildNameConflict", "Forbidden", "RefusedForNow", "WaitingForCleanup"}
+"""Reasons of Ready while something keeps the operator from writing children."""
+
 KILLED = "kill the operator"
 UNCHECKED = 6
 """So many actions come at least between two looks, and two kills."""
@@ -276,10 +279,14 @@ class UserActions(RuleBasedStateMachine):
             assert running == (wanted.good["replicas"] if wanted.good and launched else 0)
 
     def _calm(self) -> None:
-        """End all faults, and wait until every object was looked at."""
+        """End all faults, and wait until every object was looked at, and nothing that passes is in its way."""
         self.world.proxy.faults = ()
         for name in self.model.objects:
-            eventually(partial(is_seen, self.kubectl, name), f"{name} is looked at", self.world.deadline_s)
+            eventually(partial(self._is_settled, name), f"{name} is looked at", self.world.deadline_s)
+
+    def _is_settled(self, name: str) -> bool:
+        is_free = name in self.model.strangers or not is_held_up(self.kubectl, name)
+        return is_seen(self.kubectl, name) and is_free
 
     def _restart(self) -> None:
         self.world.operator.kill()
@@ -330,6 +337,12 @@ def is_seen(kubectl: Kubectl, name: str) -> bool:
     """Whether the status speaks of the spec as it is."""
     body = kubectl.object("sdd", name)
     return bool(body["status"].get("observedGeneration") == body["metadata"]["generation"])
+
+
+def is_held_up(kubectl: Kubectl, name: str) -> bool:
+    """Whether its children could not be written: an object that becomes invalid then has none, and gets none."""
+    conditions = kubectl.object("sdd", name)["status"].get("conditions", [])
+    return any(each["type"] == "Ready" and each["reason"] in _HINDRANCES for each in conditions)
 
 
 def strays(kubectl: Kubectl) -> list[str]:
