@@ -361,9 +361,8 @@ def without_history(state: EndState) -> EndState:
     state.pop("templates")
     state.pop("pods")
     for name in [*state]:
-        kind, _, of = name.partition(" ")
-        if kind == "PersistentVolumeClaim" and f"SpecDecodeCapture {of.removesuffix('-capture')}" not in state:
-            del state[name]  # what was captured outlives the capture
+        if name.startswith("PersistentVolumeClaim "):
+            del state[name]  # what was captured outlives the capture, and is there before the next of its name
     for body in state.values():
         (body.get("metadata", {}).get("annotations") or {}).pop("deployment.kubernetes.io/revision", None)
         body.get("spec", {}).pop("strategy", None)  # a Deployment's: it says what is replaced just now
