@@ -10,6 +10,7 @@ from specdecode_operator.handlers.queue import WorkQueue
 from tests.unit.handlers.test_queue import Counted, Failing, Retries, running
 
 CROWD = [Key("crowd", str(number)) for number in range(20)]
+OWN = Key("crowd", "own")
 LONE = Key("lone", "one")
 
 
@@ -56,21 +57,22 @@ async def test_a_change_goes_ahead_of_what_children_say_and_that_of_what_is_only
     assert await taken(queue, len(CROWD)) == [CROWD[-1], *CROWD[:-1]]
 
 
+@pytest.mark.parametrize("waiting", [LONE, OWN], ids=["of another namespace", "of theirs"])
 @pytest.mark.parametrize("add", [WorkQueue.add_calmly, WorkQueue.add_soon])
 async def test_what_is_only_looked_at_again_comes_to_its_turn_while_others_change_all_the_time(
-    add: Callable[[WorkQueue, Key], None],
+    add: Callable[[WorkQueue, Key], None], waiting: Key
 ) -> None:
     queue, seen = WorkQueue(workers=1), asyncio.Event()
 
     async def work(key: Key) -> None:
         await asyncio.sleep(0)  # as work does that asks the API server
-        if key == LONE:
+        if key == waiting:
             seen.set()
         else:
             for each in CROWD:
                 queue.add(each)
 
-    add(queue, LONE)
+    add(queue, waiting)
     queue.add(CROWD[0])
     async with running(queue, work):
         await seen.wait()
@@ -80,13 +82,13 @@ async def test_what_is_only_looked_at_again_comes_to_its_turn_while_others_chang
 async def test_who_changes_much_holds_up_what_comes_of_it_in_that_namespace_alone(
     add: Callable[[WorkQueue, Key], None],
 ) -> None:
-    queue, own = WorkQueue(workers=1), Key("crowd", "own")
-    for key in (own, LONE):
+    queue = WorkQueue(workers=1)
+    for key in (OWN, LONE):
         add(queue, key)
     for key in CROWD[:12]:
         queue.add(key)
     order = await taken(queue, 14)
-    assert (order.index(LONE), order.index(own)) == (3, 13)
+    assert (order.index(LONE), order.index(OWN)) == (3, 13)
 
 
 async def test_what_failed_at_one_moment_does_not_come_back_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
