@@ -192,9 +192,11 @@ class Cache:
         return is_news
 
     def drop_node(self, body: Body) -> bool:
-        """Remove a node that is gone; return whether plans may depend on it."""
+        """Remove a node that is gone, but not one made anew under its name; return whether plans may depend on it."""
         self._remember_deletion(body)
-        return self._remove_node(body["metadata"]["name"])
+        name = body["metadata"]["name"]
+        known = self._nodes.get(name)
+        return known is not None and known[1] <= _version(body) and self._remove_node(name)
 
     def _remove_node(self, name: str) -> bool:
         is_news = self._nodes.pop(name, None) is not None

@@ -1,7 +1,7 @@
-"""JSON from the API server, as others made it: nested 10,000 deep, where Python reads and copies less, or no Unicode.
+"""JSON from the API server, as others made it: nested 10,000 deep, no Unicode, or with integers of 5,000 digits.
 
-A reader that ends at one object sees none of the others either, so what is too deep is left out, and what is no
-character is replaced.
+Python reads none of these, and a reader that ends at one object sees none of the others either: so what is too deep is
+left out, and the rest is replaced.
 """
 
 import json
@@ -15,11 +15,12 @@ from specdecode_operator.documents.limits import MAX_DEPTH
 
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _TOKEN: Final = re.compile(_STRING.pattern + rb"|[\[\]{}]")
-_ESCAPES: Final = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # two that are one character
-    rb"|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
-    rb"|\\."
+_SURROGATES: Final = re.compile(
+    rb"(?<!\\)(?P<before>(?:\\\\)*+)"  # backslashes that are characters themselves
+    rb"(?:(?P<pair>\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
+_LONG_NUMBER: Final = re.compile(rb"(?<![0-9])[0-9]{1000}")
+_STRING_OR_LONG_NUMBER: Final = re.compile(_STRING.pattern + rb"|(?P<number>[0-9]{1000,})")
 _SURROGATE: Final = re.compile(rb"\\u[dD]")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -39,8 +40,8 @@ def read_json(text: bytes) -> Any:
         return json.loads(shallow)
 
 
-def in_unicode(text: bytes) -> bytes:
-    """Return JSON with U+FFFD in place of bytes and escapes that are no character.
+def readable(text: bytes) -> bytes:
+    """Return JSON that Python can read: U+FFFD for what is no character, 0 for integers of a thousand digits or more.
 
     The API server keeps the managed fields of its own kinds byte for byte, whoever wrote them.
     """
@@ -50,7 +51,9 @@ def in_unicode(text: bytes) -> bytes:
         except UnicodeDecodeError:
             text = text.decode(errors="replace").encode()
     if _SURROGATE.search(text):
-        text = _ESCAPES.sub(lambda found: rb"\ufffd" if found["lone"] else found[0], text)
+        text = _SURROGATES.sub(lambda found: found["before"] + (found["pair"] or rb"\ufffd"), text)
+    if _LONG_NUMBER.search(text):
+        text = _STRING_OR_LONG_NUMBER.sub(lambda found: b"0" if found["number"] else found[0], text)
     return text
 
 

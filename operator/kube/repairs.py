@@ -34,6 +34,8 @@ class Repairs:
 
     def record(self, uid: str, what: str, now_s: float) -> None:
         """Remember a repair; ``what`` names object, fields and who wrote them."""
+        for each in [uid for uid in self._repaired if not self._recent(uid, now_s)]:
+            del self._repaired[each]
         repaired = self._repaired[uid]
         repaired.times_s, repaired.what = [*self._recent(uid, now_s), now_s], what
         self._untold.append(what)

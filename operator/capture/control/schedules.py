@@ -57,15 +57,16 @@ class DueCapture:
 
     def told_as_started(self) -> ScheduleEvent:
         """Return the Event that it is there."""
-        return ScheduleEvent("CaptureStarted", f"{self._schedule}: capture {self.name} is due")
+        return ScheduleEvent("CaptureStarted", f"{self.schedule}: capture {self.name} is due")
 
     def told_as_taken(self) -> ScheduleEvent:
         """Return the Event that its name is somebody else's."""
         why = f"SpecDecodeCapture {self.name} exists and does not belong to this object; it is left untouched"
-        return _missed(self._schedule, self.body["metadata"]["annotations"][SCHEDULED_AT_ANNOTATION], why)
+        return _missed(self.schedule, self.body["metadata"]["annotations"][SCHEDULED_AT_ANNOTATION], why)
 
     @property
-    def _schedule(self) -> str:
+    def schedule(self) -> str:
+        """Name of its schedule."""
         return str(self.body["metadata"]["labels"][SCHEDULE_LABEL])
 
 
@@ -128,7 +129,8 @@ def _check_due(
     schedule: CaptureSchedule, captures: Sequence[Body], status: ScheduleStatus, now: datetime
 ) -> tuple[ScheduleStatus, datetime | None, ScheduleEvent | None]:
     """Return the status after now, the time whose capture is to start, and the Event that says what was missed."""
-    due = _latest_due(schedule, captures, status, now)
+    status = _caught_up(status, captures, now)
+    due = _latest_due(schedule, status, now)
     if due is None:
         return status, None, None
     done = status.model_copy(update={"last_schedule_time": _text(due)})
@@ -142,15 +144,23 @@ def _check_due(
     return done, due, None
 
 
-def _latest_due(
-    schedule: CaptureSchedule, captures: Sequence[Body], status: ScheduleStatus, now: datetime
-) -> datetime | None:
+def _caught_up(status: ScheduleStatus, captures: Sequence[Body], now: datetime) -> ScheduleStatus:
+    """Return a status that knows the captures that are there: the operator may be killed before it is written.
+
+    Else the last one would be made again once the history lets it go.
+    """
+    made = [at for each in captures if (at := _scheduled_at(each)) is not None and at <= now]
+    latest = max(made, default=None)
+    if latest is None or latest <= _time(status.last_schedule_time or status.since):
+        return status
+    return status.model_copy(update={"last_schedule_time": _text(latest)})
+
+
+def _latest_due(schedule: CaptureSchedule, status: ScheduleStatus, now: datetime) -> datetime | None:
     """The last time of the schedule that nothing was done for; earlier ones are not made up for."""
     handled = [_time(status.since)]
     if status.last_schedule_time:
         handled.append(_time(status.last_schedule_time))
-    # The status may be older than the captures: the operator may be killed between the two.
-    handled += [at for each in captures if (at := _scheduled_at(each)) is not None]
     # Backwards from just after now, so that this very second counts. Added in UTC: in the hour that autumn repeats,
     # arithmetic on local times forgets which of the two it is.
     local = (now + timedelta(seconds=1)).astimezone(zoneinfo.ZoneInfo(schedule.time_zone))

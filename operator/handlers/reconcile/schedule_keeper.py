@@ -1,8 +1,9 @@
 """The captures that a deployment makes by itself: when they are due by its schedules, and at its gate."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from specdecode_operator.api import base, capture
 from specdecode_operator.api.base import Body
@@ -14,7 +15,6 @@ from specdecode_operator.capture.control.schedules import (
     DueCapture,
     ObservedSchedules,
     ScheduleEvent,
-    SchedulingDecision,
     decide_schedules,
 )
 from specdecode_operator.cluster.cache import Cache
@@ -29,6 +29,7 @@ from specdecode_operator.kube.resources import PERSISTENT_VOLUME_CLAIM
 from specdecode_operator.problems import InvalidSpecError
 
 _logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class ScheduleKeeper:
@@ -43,7 +44,8 @@ class ScheduleKeeper:
     async def keep(self, parent: Parent, schedules: Sequence[CaptureSchedule] | None) -> list[ScheduleStatus] | None:
         """Do what is due, and return what the status says of the schedules; None where they cannot be read.
 
-        What the API server refuses is tried again at the next look: until then the status stays as it was.
+        What the API server refuses is tried again at the next look, and holds up nothing else: until then the status of
+        that schedule stays as it was.
         """
         if schedules is None:
             return None
@@ -52,22 +54,27 @@ class ScheduleKeeper:
         captures = [each for each in self._cache.captures_of(parent.key) if is_owned(each, parent.uid)]
         observed = ObservedSchedules(captures, self._cache.claims_captured_from(parent.key), parent.status.captures)
         decision = decide_schedules(parent.key, parent.uid, schedules, observed, datetime.now(UTC))
-        try:
-            events = await self._carry_out(parent, decision)
-        except ClusterError as error:
-            _logger.warning("%s: spec.captures: %s; tried again soon", parent.key, error)
-            return parent.status.captures
+        events, statuses = [*decision.events], {each.name: each for each in decision.statuses}
+        for due in decision.create:
+            event = await self._tried(parent, self._start(parent, due))
+            if event is not None:
+                events.append(event)
+            else:
+                statuses |= {each.name: each for each in parent.status.captures if each.name == due.schedule}
+        claims = [{**body, "kind": PERSISTENT_VOLUME_CLAIM.kind} for body in decision.delete_claims]
+        for body in [*map(_typed, decision.delete_captures), *claims]:
+            await self._tried(parent, self._cluster.delete(body))
         for event in events:
             await self._reporter.post_event(parent.key, parent.uid, event.reason, event.message, warns=event.warns)
-        return decision.statuses
+        return [*statuses.values()]
 
-    async def _carry_out(self, parent: Parent, decision: SchedulingDecision) -> list[ScheduleEvent]:
-        events = decision.events + [await self._start(parent, due) for due in decision.create]
-        for body in decision.delete_captures:
-            await self._cluster.delete(_typed(body))
-        for body in decision.delete_claims:
-            await self._cluster.delete({**body, "kind": PERSISTENT_VOLUME_CLAIM.kind})
-        return events
+    async def _tried(self, parent: Parent, writing: Awaitable[_T]) -> _T | None:
+        """Write something; return None where the API server refuses it."""
+        try:
+            return await writing
+        except ClusterError as error:
+            _logger.warning("%s: spec.captures: %s; tried again soon", parent.key, error)
+            return None
 
     async def _start(self, parent: Parent, due: DueCapture) -> ScheduleEvent:
         """Create a capture, unless it is there; return what is to be told of it.

@@ -161,6 +161,15 @@ def test_a_node_that_went_while_a_list_was_on_its_way_does_not_come_back() -> No
     assert cache.put_node({**node(4), "metadata": {**node(4)["metadata"], "uid": "another"}}), "it joined again"
 
 
+def test_the_late_end_of_a_node_drops_none_that_was_made_anew_under_its_name() -> None:
+    cache, anew = Cache(), node(10)
+    anew["metadata"]["uid"] = "another"
+    cache.put_node(node(5))
+    cache.put_node(anew)
+    assert not cache.drop_node(node(8))
+    assert len(cache.nodes()) == 1
+
+
 def test_only_what_plans_depend_on_makes_a_node_news() -> None:
     cache = Cache()
     assert cache.put_node(node(1))

@@ -241,6 +241,22 @@ class TestHistory:
         assert not decide(NOON + timedelta(minutes=30), hourly(), status=seen(last=NOON), claims=claims).delete_claims
 
 
+def test_a_capture_whose_status_was_never_written_is_not_made_again_once_the_history_lets_it_go() -> None:
+    schedule, before = hourly(successfulHistoryLimit=0), seen(last=NOON - timedelta(hours=1))
+    made = capture(NOON, "Succeeded")
+    decision = decide_schedules(KEY, "uid", [schedule], ObservedSchedules([made], [], [before]), NOON)
+    assert decision.delete_captures == [made]
+    (told,) = decision.statuses
+    assert told.last_schedule_time == text(NOON)
+    assert not decide_schedules(KEY, "uid", [schedule], ObservedSchedules([], [], [told]), NOON).create
+
+
+def test_a_time_to_come_that_somebody_wrote_into_a_capture_stops_nothing() -> None:
+    ahead = capture(NOON + timedelta(days=400), "Succeeded")
+    (due,) = decide_schedules(KEY, "uid", [hourly()], ObservedSchedules([ahead], [], [seen()]), NOON).create
+    assert due.body["metadata"]["annotations"][SCHEDULED_AT_ANNOTATION] == text(NOON)
+
+
 @given(st.lists(st.integers(min_value=1, max_value=4000), min_size=1, max_size=60))
 def test_each_time_gets_one_capture_however_often_and_irregularly_it_is_decided(steps: list[int]) -> None:
     now, status, made = NOON, seen(since=NOON), []

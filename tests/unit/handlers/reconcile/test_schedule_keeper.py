@@ -27,16 +27,23 @@ RETENTION = {"count": 1}
 
 
 class FakeCluster:
-    """Remembers what was written to it; refuses deletions where it should."""
+    """Remembers what was written to it; refuses what has some letters in its name."""
 
-    def __init__(self, *, refuses: bool = False) -> None:
+    def __init__(self, *, refuses: str = " ") -> None:
         self.written: list[tuple[str, str]] = []
         self._refuses = refuses
 
     async def delete(self, body: Body) -> None:
-        if self._refuses:
+        self._write("delete", body)
+
+    async def create(self, body: Body) -> Body:
+        self._write("create", body)
+        return {**body, "metadata": {**body["metadata"], "uid": body["metadata"]["name"], "resourceVersion": "1"}}
+
+    def _write(self, verb: str, body: Body) -> None:
+        if self._refuses in body["metadata"]["name"]:
             raise ClusterError("no")
-        self.written.append(("delete", f"{body['kind']} {body['metadata']['name']}"))
+        self.written.append((verb, f"{body['kind']} {body['metadata']['name']}"))
 
 
 class Mute(Reporter):
@@ -118,10 +125,21 @@ def test_a_removed_schedule_goes_from_the_status_and_its_captures_and_claims_sta
     assert [each.name for each in status(holder, kept)] == [*left]
 
 
-def test_the_status_stays_while_the_api_server_refuses() -> None:
+def test_a_refused_deletion_holds_up_no_schedule() -> None:
     holder = owner("yearly", status_of="removed")
-    kept = keep(FakeCluster(refuses=True), cache_with("yearly"), holder)
-    assert [each.name for each in status(holder, kept)] == ["removed"]
+    kept = keep(FakeCluster(refuses="llama"), cache_with("yearly"), holder)
+    assert [each.name for each in status(holder, kept)] == ["yearly"]
+
+
+def test_a_refused_capture_holds_up_no_other_schedule_and_its_time_stays_open() -> None:
+    fields = {"schedule": "* * * * *", "startingDeadlineSeconds": 86_400}
+    told = [{"name": name, "schedule": "* * * * * UTC", "since": "2026-11-01T00:00:00Z"} for name in ("no", "yes")]
+    captures = [{"name": name, **fields} for name in ("no", "yes")]
+    holder = read_parent(parent(pair_70b(captures=captures), status={"captures": told}))
+    cluster = FakeCluster(refuses="-no-")
+    first, second = keep(cluster, Cache(), holder)
+    assert [name.split("-")[1] for _, name in cluster.written] == ["yes"]
+    assert (first.last_schedule_time, second.last_schedule_time is None) == (None, False)
 
 
 @pytest.mark.parametrize("name", ["llama-gate-0123456789", "llama-gate-nightly"])
