@@ -123,6 +123,8 @@ class UserActions(RuleBasedStateMachine):
         self._note("make invalid", name)
         if self.edited:  # whether that was set back before depends on who is faster
             return
+        if name in self.model.strangers:  # it has no children, and gets none when the name is free
+            return
         self._end_capture(name)
         wanted = self.model.objects[name]
         wanted.spec = {**wanted.spec, **INVALID}
