@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from specdecode_operator.documents.deep_json import read_json, readable, without_deep, without_strings
+from specdecode_operator.documents.deep_json import in_unicode, read_json, without_deep, without_strings
 
 MOST_VALUES: Final = 50_000
 """Of one object: its spec may have some 40,000, a pod with all that the API server and others add has some thousand."""
@@ -75,7 +75,7 @@ def read_answer(text: bytes, is_known: Callable[[dict[str, Any]], bool] | None =
     ValueError
         When it is no JSON.
     """
-    text = readable(text)
+    text = in_unicode(text)
     if is_known is None and not _may_be_too_large(text):
         return read_json(text)
     found = _decoded(text, _List)
@@ -93,7 +93,7 @@ def read_answer(text: bytes, is_known: Callable[[dict[str, Any]], bool] | None =
 
 def bounded_event(line: bytes) -> bytes:
     """Return one line of a watch as anybody can read it."""
-    line = readable(line)
+    line = in_unicode(line)
     if _may_be_too_large(line):
         event = _decoded(line, _Event)
         if _is_too_large(seen := bytes(event.object)):

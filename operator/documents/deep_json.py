@@ -1,7 +1,7 @@
-"""JSON from the API server, as others made it: nested 10,000 deep, no Unicode, or with integers of 5,000 digits.
+"""JSON from the API server, as others made it: nested 10,000 deep, where Python reads and copies less, or no Unicode.
 
-Python reads none of these, and a reader that ends at one object sees none of the others either: so what is too deep is
-left out, and the rest is replaced.
+A reader that ends at one object sees none of the others either, so what is too deep is left out, and what is no
+character is replaced.
 """
 
 import json
@@ -19,8 +19,6 @@ _SURROGATES: Final = re.compile(
     rb"(?<!\\)(?P<before>(?:\\\\)*+)"  # backslashes that are characters themselves
     rb"(?:(?P<pair>\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
-_LONG_NUMBER: Final = re.compile(rb"(?<![0-9])[0-9]{1000}")
-_STRING_OR_LONG_NUMBER: Final = re.compile(_STRING.pattern + rb"|(?P<number>[0-9]{1000,})")
 _SURROGATE: Final = re.compile(rb"\\u[dD]")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -40,8 +38,8 @@ def read_json(text: bytes) -> Any:
         return json.loads(shallow)
 
 
-def readable(text: bytes) -> bytes:
-    """Return JSON that Python can read: U+FFFD for what is no character, 0 for integers of a thousand digits or more.
+def in_unicode(text: bytes) -> bytes:
+    """Return JSON with U+FFFD in place of bytes and escapes that are no character.
 
     The API server keeps the managed fields of its own kinds byte for byte, whoever wrote them.
     """
@@ -52,8 +50,6 @@ def readable(text: bytes) -> bytes:
             text = text.decode(errors="replace").encode()
     if _SURROGATE.search(text):
         text = _SURROGATES.sub(lambda found: found["before"] + (found["pair"] or rb"\ufffd"), text)
-    if _LONG_NUMBER.search(text):
-        text = _STRING_OR_LONG_NUMBER.sub(lambda found: b"0" if found["number"] else found[0], text)
     return text
 
 
