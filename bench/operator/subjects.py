@@ -22,6 +22,8 @@ from tests.support.operator_process import USER, OperatorProcess
 Body = dict[str, Any]
 
 _TOLERATIONS: Final = [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]
+_MODELS: Final = "/models"
+"""Where they lie on the nodes."""
 _LOOK_S: Final = 0.01
 _LOG_CHARACTERS: Final = 1000
 
@@ -107,7 +109,7 @@ class Operator(Subject):
     def __init__(self, stand: Stand) -> None:
         super().__init__(stand)
         (self._metrics_port,) = free_ports(1)
-        arguments = (f"--metrics-port={self._metrics_port}", OPTION)
+        arguments = (f"--metrics-port={self._metrics_port}", f"--allow-host-path={_MODELS}", OPTION)
         self.process = OperatorProcess(stand.operator_kubeconfig, stand.folder / "operator.log", "bench-1", arguments)
 
     def start(self) -> None:
@@ -132,7 +134,7 @@ class Operator(Subject):
         return scrape(self._metrics_port)
 
     def body(self, name: Name) -> Body:
-        """Return Llama-3.1-8B with n-grams, on nodes that are simulated."""
+        """Return Llama-3.1-8B with n-grams, on nodes that are simulated and have the model."""
         spec = {
             "target": {"model": "meta-llama/Llama-3.1-8B-Instruct"},
             "speculation": {
@@ -141,6 +143,8 @@ class Operator(Subject):
                 "ngram": {"promptLookupMin": 2, "promptLookupMax": 4},
             },
             "serving": {"maxModelLen": 16384},
+            # No pod of the peer has an init container either: KWOK plays each of its states, a write of the pod each.
+            "models": {"volume": {"hostPath": {"path": _MODELS}}},
             "podTemplate": {"spec": {"tolerations": _TOLERATIONS}},
         }
         return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name[1]}, "spec": spec}

@@ -250,7 +250,9 @@ class ApiServer:
         if live is None:
             self._authorize(call._replace(verb="create", subresource=""))
             made = self.create(call.resource, with_server_fields(patch))
-            self._applied[made["metadata"]["uid"]] = patch
+            # Nobody owns the version, not even who has named it.
+            named = {name: value for name, value in patch["metadata"].items() if name != "resourceVersion"}
+            self._applied[made["metadata"]["uid"]] = {**patch, "metadata": named}
             return made
         uid = live["metadata"]["uid"]
         if patch.get("metadata", {}).get("uid") not in (None, uid):

@@ -76,9 +76,9 @@ class Candidate:
                 return await self._write(held)
             except (ConflictError, NotFoundError):
                 pass  # somebody wrote it in between: who?
-        name = {"namespace": self._lease.namespace, "name": self._lease.name}
-        live = await self._cluster.get(LEASE, **name)
+        live = await self._cluster.get(LEASE, self._lease.namespace, self._lease.name)
         if live is None:
+            name = {"namespace": self._lease.namespace, "name": self._lease.name}
             spec = self._spec({})
             body = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": name} | spec
             self._held = await self._cluster.create(body)

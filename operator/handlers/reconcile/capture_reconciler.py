@@ -193,7 +193,7 @@ class CaptureReconciler:
             changed = await self._cluster.merge(claim, {"metadata": writes.claim_metadata})
             self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, changed)
         if writes.job is not None:
-            self._cache.put(JOB.kind, await self._cluster.apply(writes.job))
+            await self._inventory.create(key, capture.uid, writes.job)
         live = self._inventory.owned(key, capture.uid).get((JOB.kind, capture.job_name))
         if live is not None and writes.job_suspended is not None:
             self._cache.put(JOB.kind, await self._cluster.merge(live, {"spec": {"suspend": writes.job_suspended}}))

@@ -13,7 +13,13 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache, slim
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, InvalidObjectError, RefusedForNowError
+from specdecode_operator.cluster.errors import (
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    InvalidObjectError,
+    RefusedForNowError,
+)
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.readiness import Readiness, readiness_of, stalled, working
 from specdecode_operator.kube.drift import (
@@ -103,8 +109,8 @@ class Inventory:
         applied = self._applied.get(key, {})
         return {child: applied[child].digest for child in self.owned(key, uid) if child in applied}
 
-    async def check_names(self, key: Key, uid: str, missing: Iterable[Body]) -> None:
-        """Make sure that no child that is still missing has the name of something else.
+    async def check_names(self, key: Key, uid: str, missing: Iterable[Body]) -> set[Identity]:
+        """Make sure that no child of which nothing is known has the name of something else; return those that exist.
 
         Raises
         ------
@@ -113,8 +119,14 @@ class Inventory:
         ClusterError
             When the API server refuses or cannot be reached.
         """
+        there = set()
         for child in missing:
-            await self._check_name(key, uid, *identity(child))
+            live = await self._live(key, child, may_be_old=True)
+            if live is not None and not is_owned(live, uid):
+                live = await self._own(key, uid, child)
+            if live is not None:
+                there.add(identity(child))
+        return there
 
     async def apply(self, key: Key, uid: str, children: Collection[Body], kept_managers: Collection[str] = ()) -> bool:
         """Apply children where they are missing or drifted, and remove what others added to them.
@@ -125,19 +137,40 @@ class Inventory:
         Raises
         ------
         ChildNameTakenError
-            Before anything was written: nothing is half-created.
+            Before anything was written: nothing is half-created, unless a name was taken in that very moment.
         ClusterError
             When the API server refuses or cannot be reached.
         """
         owned = self.owned(key, uid)
-        await self.check_names(key, uid, [child for child in children if identity(child) not in owned])
-        done = [await self._bring_in_line(key, child, owned.get(identity(child)), kept_managers) for child in children]
+        there = await self.check_names(key, uid, [child for child in children if identity(child) not in owned])
+        done = []
+        for child in children:
+            if live := owned.get(identity(child)):
+                done.append(await self._bring_in_line(key, child, live, kept_managers))
+            elif identity(child) in there:
+                self._remember(key, child, await self._cluster.apply(child))
+            else:
+                await self.create(key, uid, child)
         return all(done)
 
-    async def _bring_in_line(self, key: Key, child: Body, live: Body | None, kept_managers: Collection[str]) -> bool:
-        if live is None:
-            await self._apply(key, child)
-            return True
+    async def create(self, key: Key, uid: str, child: Body) -> None:
+        """Create a child whose name was free a moment ago.
+
+        Raises
+        ------
+        ChildNameTakenError
+            When something else has it now.
+        ClusterError
+            When the API server refuses or cannot be reached.
+        """
+        try:
+            answer = await self._cluster.apply_new(child)
+        except ConflictError:  # it may be ours: the answer to an earlier try was lost
+            await self._own(key, uid, child)
+            answer = await self._cluster.apply(child)
+        self._remember(key, child, answer)
+
+    async def _bring_in_line(self, key: Key, child: Body, live: Body, kept_managers: Collection[str]) -> bool:
         uid, managers, now_s = live["metadata"]["uid"], foreign_managers(live, kept_managers), time.monotonic()
         applied = self._applied[key].get(identity(child))
         if not managers and applied is not None and not applied.needs_another(child, live):
@@ -150,7 +183,8 @@ class Inventory:
             managers = foreign_managers(live, kept_managers)
         if managers:
             await self._cluster.take_over_fields(live, kept_managers)
-        answer = await self._apply(key, without_kept_fields(child, live, kept_managers))
+        wanted = without_kept_fields(child, live, kept_managers)
+        answer = self._remember(key, wanted, await self._cluster.apply(wanted))
         if is_drift and (fields := changed_fields(live, answer)):
             by = f" (written by {', '.join(managers)})" if managers else ""
             self._repairs[key].record(uid, f"{child['kind']} {child['metadata']['name']}: {fields}{by}", now_s)
@@ -158,9 +192,8 @@ class Inventory:
 
     async def _read_again(self, key: Key, seen: Body) -> Body:
         """Return a child as it is now: what others wrote since it was seen is set back with the rest, and told too."""
-        kind, name = identity(seen)
-        live = await self._cluster.get(written_resource(kind), key.namespace, name)
-        return seen if live is None or live["metadata"]["uid"] != seen["metadata"]["uid"] else slim(kind, live)
+        live = await self._live(key, seen)
+        return seen if live is None or live["metadata"]["uid"] != seen["metadata"]["uid"] else slim(seen["kind"], live)
 
     def repairs(self, key: Key) -> Repairs:
         """Return what was repaired of the children of an object."""
@@ -184,9 +217,8 @@ class Inventory:
         self._applied.pop(key, None)
         self._repairs.pop(key, None)
 
-    async def _apply(self, key: Key, child: Body) -> Body:
-        """Apply a child; return what the API server made of it."""
-        answer = await self._cluster.apply(child)
+    def _remember(self, key: Key, child: Body, answer: Body) -> Body:
+        """Keep what the API server made of a child that was applied, and return it."""
         # The live object comes from the cache, so what it is compared with must be as slim.
         slimmed = slim(child["kind"], answer)
         self._applied[key][identity(child)] = _Applied(
@@ -195,10 +227,16 @@ class Inventory:
         self._cache.put(child["kind"], answer)
         return slimmed
 
-    async def _check_name(self, key: Key, uid: str, kind: str, name: str) -> None:
-        live = await self._cluster.get(written_resource(kind), key.namespace, name)
+    async def _own(self, key: Key, uid: str, child: Body) -> Body | None:
+        """Return a child as it is now, if it is there; raise where something else has its name."""
+        live = await self._live(key, child)
         if live is not None and not is_owned(live, uid):
-            raise ChildNameTakenError(kind, name, leaving=is_leaving(live, key))
+            raise ChildNameTakenError(*identity(child), leaving=is_leaving(live, key))
+        return live
+
+    async def _live(self, key: Key, child: Body, *, may_be_old: bool = False) -> Body | None:
+        kind, name = identity(child)
+        return await self._cluster.get(written_resource(kind), key.namespace, name, may_be_old=may_be_old)
 
 
 def is_leaving(live: Body, key: Key) -> bool:

@@ -5,13 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import yaml
-from kubernetes.aio.config import kube_config
 
-from devcluster.cluster.cluster import Cluster
-from specdecode_operator.cluster.client import Cluster as Client
-from specdecode_operator.cluster.errors import ConflictError
 from specdecode_operator.handlers.leadership.leadership import EXIT_STATUS
 from tests.support.conditions import condition
 from tests.support.faults.calls import Call, Moment
@@ -139,23 +134,3 @@ def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes_and_what_it_had_s
         assert wanted(kubectl, "held") == 3
         assert condition(kubectl, "held", "Planned")[0] == "True"
         eventually(lambda: second.health() == "ok", "the other one goes on")
-
-
-async def test_a_late_change_of_an_object_that_is_gone_leaves_the_one_of_its_name_alone(
-    crds: Cluster, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(crds.kubeconfig))
-    monkeypatch.setenv("KUBECONFIG", str(crds.kubeconfig))
-    client = await Client.connect()
-    try:
-        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": kubectl.namespace, "name": "kept"}}
-        first = await client.create(body)
-        await client.merge(first, {"data": {"by": "the first"}})
-        await client.delete(first)
-        await client.create(body)
-        with pytest.raises(ConflictError):
-            await client.merge(first, {"data": {"by": "the first"}})
-        await client.delete(first)
-        assert "data" not in kubectl.object("configmap", "kept")
-    finally:
-        await client.close()

@@ -14,6 +14,7 @@ METADATA = {"namespace": "team", "name": "llama"}
 BODY: Body = {"apiVersion": "v1", "kind": "Service", "metadata": {**METADATA, "uid": "1"}}
 WRITES: dict[str, Callable[[Cluster], Awaitable[object]]] = {
     "apply": lambda cluster: cluster.apply(BODY),
+    "apply_new": lambda cluster: cluster.apply_new(BODY),
     "apply_to": lambda cluster: cluster.apply_to(SPECDECODE_DEPLOYMENT, BODY),
     "apply_status": lambda cluster: cluster.apply_status(SPECDECODE_DEPLOYMENT, BODY),
     "create": lambda cluster: cluster.create(BODY),

@@ -27,8 +27,11 @@ class FakeCluster:
         self.refuses: Exception | None = None
         self.status: Body = {}
 
-    async def get(self, *_: Any) -> Body | None:
+    async def get(self, *_: Any, **__: bool) -> Body | None:
         return self.config_map
+
+    async def apply_new(self, body: Body) -> Body:
+        return await self.apply(body)
 
     async def apply(self, body: Body) -> Body:
         if self.refuses:

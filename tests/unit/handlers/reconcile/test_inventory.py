@@ -10,8 +10,9 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.errors import ConflictError
 from specdecode_operator.documents import shared_texts
-from specdecode_operator.handlers.reconcile.inventory import Inventory
+from specdecode_operator.handlers.reconcile.inventory import ChildNameTakenError, Inventory
 from specdecode_operator.kube.manifests import owned
 from specdecode_operator.kube.resources import SERVICE
 
@@ -25,15 +26,24 @@ class FakeCluster:
         self._numbers = count()
         self.has_deleted = True
         self.live: Body | None = None
+        self.old: Body | None = None
+        """What the API server has in memory, which may be late."""
+        self.applied = 0
         self.taken_over: list[str] = []
 
     async def take_over_fields(self, body: Body, _: Any) -> None:
         self.taken_over.append(body["metadata"]["uid"])
 
-    async def get(self, *_: Any) -> Body | None:
-        return self.live
+    async def get(self, *_: Any, may_be_old: bool = False) -> Body | None:
+        return self.old if may_be_old else self.live
+
+    async def apply_new(self, body: Body) -> Body:
+        if self.live is not None:
+            raise ConflictError("the object has been modified")
+        return await self.apply(body)
 
     async def apply(self, body: Body) -> Body:
+        self.applied += 1
         return {**body, "metadata": {**body["metadata"], "uid": f"{next(self._numbers):036}", "resourceVersion": "1"}}
 
     async def delete(self, _: Body) -> bool:
@@ -98,3 +108,32 @@ async def test_another_object_that_took_the_name_meanwhile_is_not_taken_for_the_
     cluster.live = {**drifted, "metadata": {**drifted["metadata"], "uid": "another"}}
     await inventory.apply(KEY, "uid-1", [child])
     assert cluster.taken_over == [ours["metadata"]["uid"]]
+
+
+def service(owner_uid: str, of: str = KEY.name) -> Any:
+    """Return a Service of the child's name, and whose it is."""
+    return owned({"kind": "Service", "metadata": {"name": "llama"}, "spec": {}}, Key("team", of), owner_uid)
+
+
+async def test_a_name_that_is_taken_after_it_was_looked_at_is_left_to_who_has_it() -> None:
+    """By server-side apply with force, what a stranger made in between was taken over."""
+    inventory = Inventory(cast("Cluster", cluster := FakeCluster()), Cache(), [SERVICE])
+    cluster.live = service("uid-2", of="strangers")
+    with pytest.raises(ChildNameTakenError, match="Service llama exists and does not belong to this object"):
+        await inventory.apply(KEY, "uid-1", [service("uid-1")])
+    assert not cluster.applied
+
+
+async def test_a_child_of_which_no_watch_has_told_yet_is_applied() -> None:
+    """An earlier try made it, and its answer was lost."""
+    inventory = Inventory(cast("Cluster", cluster := FakeCluster()), Cache(), [SERVICE])
+    cluster.live = service("uid-1")
+    assert await inventory.apply(KEY, "uid-1", [service("uid-1")])
+    assert cluster.applied == 1
+
+
+async def test_a_name_that_is_free_again_is_not_told_as_taken() -> None:
+    """What the API server has in memory may be late: nothing would bring the next look."""
+    inventory = Inventory(cast("Cluster", cluster := FakeCluster()), Cache(), [SERVICE])
+    cluster.old = service("uid-2", of="strangers")
+    assert await inventory.apply(KEY, "uid-1", [service("uid-1")])

@@ -32,8 +32,11 @@ class FakeCluster:
         self.stored: dict[tuple[str, str], Body] = {}
         self.merges = 0
 
-    async def get(self, resource: Any, _namespace: str, name: str) -> Body | None:
+    async def get(self, resource: Any, _namespace: str, name: str, **_: bool) -> Body | None:
         return self.stored.get((resource.kind, name))
+
+    async def apply_new(self, body: Body) -> Body:
+        return await self.apply(body)
 
     async def apply(self, body: Body) -> Body:
         return self._store(body)
