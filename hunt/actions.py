@@ -74,6 +74,11 @@ class Namespace:
         """Delete the capture."""
         self._client.delete(self.name, "sdc", capture_name(step.number))
 
+    def discard(self, step: Step) -> None:
+        """Delete the capture, and the claim with its data."""
+        self.uncapture(step)
+        self._client.delete(self.name, "pvc", f"{capture_name(step.number)}-capture")
+
     def delete(self, _: Step) -> None:
         """Delete the object."""
         self._client.delete(self.name, "sdd", NAME)
@@ -210,6 +215,7 @@ _ACTIONS: Final[dict[str, Callable[[Namespace, Step], None]]] = {
     "apply": Namespace.apply,
     "capture": Namespace.capture,
     "delete": Namespace.delete,
+    "discard": Namespace.discard,
     "drift": Namespace.drift,
     "finalize": Namespace.finalize,
     "finalize-parent": Namespace.finalize_parent,

@@ -23,6 +23,10 @@ _SAMPLE_S: Final = 5.0
 _SLOPE_FROM_S: Final = 900.0
 """So long since the operator's last start a slope tells something: before, its caches fill."""
 
+_CAPTURES: Final = 3
+"""Of one object; the oldest goes with its data then. As many objects at the end as at first: else memory grows with
+them, and nothing can be said of what the operator keeps."""
+
 _STORMS: Final = (
     (Fault(Delay(0.5), "[!w]*", share=0.3),),
     (Fault(Refuse(429, retry_after_s=1), "*", share=0.2), Fault(Refuse(500), "patch *", share=0.1)),
@@ -115,22 +119,9 @@ class Soak(Round):
             self.operator.kill()
 
     def _churn(self, life: Life) -> None:
-        """Do one thing to an object, by what was done before."""
+        """Do one thing to an object."""
         place: Namespace = self.places[life.namespace]
-        kinds = [step.kind for step in life.sequence.steps]
-        number = len(kinds)
-        if not kinds or kinds[-1] == "delete":
-            step = Step("apply", self._states.good())
-        else:
-            kind = self._random.choices(
-                ("apply", "scale", "capture", "delete", "drift", "remove", "podkill"), (4, 4, 1, 1, 2, 2, 2)
-            )[0]
-            last = life.sequence.last or self._states.good()
-            states = {
-                "apply": lambda: self._states.near(last),
-                "scale": lambda: last.with_field(("replicas",), number % 3),
-            }
-            step = Step("apply", states[kind]()) if kind in states else Step(kind, number=number)
+        step = next_step(life.sequence, self._random, self._states)
         place.do(step)
         self.counted[step.kind] += 1
         life.sequence = Sequence((*life.sequence.steps, step))
@@ -140,6 +131,26 @@ class Soak(Round):
             self.operator.note()
             memory = self.operator.life.memory_mib
             self.samples.append(Sample(at_s, memory[-1] if memory else 0.0, self.operator.cpu_s()))
+
+
+def next_step(sequence: Sequence, chance: random.Random, states: States) -> Step:
+    """Return what is done to an object next, by what was done before."""
+    kinds = [step.kind for step in sequence.steps]
+    number = len(kinds)
+    if not kinds or kinds[-1] == "delete":
+        return Step("apply", states.good())
+    (kind,) = chance.choices(
+        ("apply", "scale", "capture", "delete", "drift", "remove", "podkill"), (4, 4, 1, 1, 2, 2, 2)
+    )
+    last = sequence.last or states.good()
+    if kind == "apply":
+        return Step("apply", states.near(last))
+    if kind == "scale":
+        return Step("apply", last.with_field(("replicas",), number % 3))
+    captures = [step.number for step in sequence.steps if step.kind == "capture"][kinds.count("discard") :]
+    if kind == "capture" and len(captures) == _CAPTURES:
+        return Step("discard", number=captures[0])
+    return Step(kind, number=number)
 
 
 def busy(samples: list[Sample]) -> float:

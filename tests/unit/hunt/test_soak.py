@@ -1,13 +1,16 @@
 """What a soak says of the operator's process."""
 
 from collections import Counter
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hunt import rounds
-from hunt.soak import Sample, Soak, Soaked, busy, slope_per_hour
+from hunt.soak import Sample, Soak, Soaked, busy, next_step, slope_per_hour
+from hunt.states import States
+from hunt.steps import Sequence
 
 
 def test_memory_that_grows_is_told_an_hour_since_the_last_start() -> None:
@@ -44,3 +47,17 @@ def test_how_far_it_is_is_told_now_and_then(
     for now[0] in (101.0, 116.0, 117.0, 140.0):
         soak.say("steps")
     assert capsys.readouterr().err == "  round 51234, 16 s: steps\n  round 51234, 40 s: steps\n"
+
+
+def test_there_are_no_more_captures_the_longer_it_lasts() -> None:
+    """Each that was kept took memory of the operator: what grew with the time of a soak was taken for a leak."""
+    sequence, chance, states, there = Sequence(()), Random(1), States(1), []
+    for _ in range(400):
+        step = next_step(sequence, chance, states)
+        sequence = Sequence((*sequence.steps, step))
+        if step.kind == "capture":
+            there.append(step.number)
+        elif step.kind == "discard":
+            assert step.number == there.pop(0), "the oldest"
+        assert len(there) <= 3
+    assert len(there) == len(set(there)) > 0
