@@ -7,6 +7,7 @@ from typing import Final
 from bench.documents.bench_table import FILE
 from bench.figures import number, read_runs, table_lines
 from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.attention import Attention
 from specdecode_operator.handlers.state import RESYNC_S
 from specdecode_operator.handlers.turns import Turns
 
@@ -66,7 +67,7 @@ def _asked() -> tuple[str, ...]:
     """Return how often engines are asked: a rule of the code, whatever was measured."""
     turns, asked = Turns(RESYNC_S), []
     for size in range(1, max(MEASURED) + 1):
-        turns.looked(Key("team", str(size)), is_close=True)
+        turns.looked(Key("team", str(size)), Attention())
         if size in (*MEASURED, BETWEEN):
             asked.append(f"{turns.interval_s:.0f} s")
     return "each engine is asked every", *asked, ""

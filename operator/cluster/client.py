@@ -92,7 +92,7 @@ class Cluster:
     async def get(self, resource: Resource, namespace: str, name: str, *, may_be_old: bool = False) -> Body | None:
         """Return the object, or None where there is none.
 
-        Where it ``may_be_old`` the API server says what it has in memory, which costs it and etcd half as much.
+        Where it ``may_be_old`` the API server says what it has in memory, and does not ask etcd.
         """
         query = {"resourceVersion": "0"} if may_be_old else None
         try:
@@ -136,7 +136,10 @@ class Cluster:
             query["continue"] = str(more)
 
     async def apply(self, body: Body) -> Body:
-        """Create or change a child by server-side apply, and take over its fields."""
+        """Create or change a child by server-side apply, and take over its fields.
+
+        With its UID in its metadata only this very object is changed: without it that is a `ConflictError`.
+        """
         return await self._apply(written_resource(body["kind"]), body)
 
     async def apply_new(self, body: Body) -> Body:

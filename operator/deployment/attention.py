@@ -1,5 +1,10 @@
-"""Whether an object changes by itself, with time or in its engines, so that no watch would tell of it."""
+"""When an object is to be looked at again though nobody told of a change: what goes on in engines no watch tells."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from specdecode_operator.api.capture_schedule import ScheduleStatus
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.pods.rejected_pods import rejections
@@ -8,7 +13,32 @@ from specdecode_operator.kube.resources import JOB, LEADER_WORKER_SET
 from specdecode_operator.problems import InvalidSpecError
 
 
-def changes_by_itself(parent: Parent, desired: DesiredState, observation: Observation) -> bool:
+@dataclass(frozen=True)
+class Attention:
+    """What an object asks for. One whose look failed asks for all that is usual."""
+
+    is_close: bool = True
+    """Whether it changes by itself, with time or in its engines."""
+
+    has_policy: bool = False
+    """Whether it is measured for a policy, for which a look stands a minute at most."""
+
+    due_at_s: float | None = None
+    """When the next of its schedules is due, in Unix time."""
+
+
+def attention(
+    parent: Parent, desired: DesiredState, observation: Observation, schedules: Sequence[ScheduleStatus]
+) -> Attention:
+    """Return what an object asks for after a look at it."""
+    spec = parent.written_spec or parent.spec
+    has_policy = not isinstance(spec, InvalidSpecError) and spec.policy is not None and bool(observation.readings)
+    times = [each.next_schedule_time for each in schedules if each.next_schedule_time]
+    due_at_s = min((datetime.fromisoformat(time).timestamp() for time in times), default=None)
+    return Attention(_changes_by_itself(parent, desired, observation), has_policy, due_at_s)
+
+
+def _changes_by_itself(parent: Parent, desired: DesiredState, observation: Observation) -> bool:
     """Whether there is something to ask or to wait for.
 
     Pods that do not run yet, nodes and captures are told of by watches.

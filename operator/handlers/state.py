@@ -20,6 +20,7 @@ from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, NotFoundError
 from specdecode_operator.cluster.figures_source import FiguresReader
+from specdecode_operator.deployment.attention import Attention
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.leadership.claims import Claims
 from specdecode_operator.handlers.leadership.leadership import Leadership
@@ -145,19 +146,19 @@ class OperatorState:
         async def reconcile(key: Key) -> None:
             if not claims.serves(key.namespace):
                 return
-            is_close = True
+            asked = Attention()
             try:
                 with self.reconcile_times.measured(key):
                     if key.kind == deployment.KIND:
-                        is_close = await reconciler.reconcile(key)
+                        asked = await reconciler.reconcile(key)
                     else:
                         await captures.reconcile(key)
-                        is_close = self._is_open_capture(key)
+                        asked = Attention(self._is_open_capture(key))
             finally:  # also of a look that failed: first in the line, it would keep others from their turn
                 if self.cache.parent(key) is None:
                     self.turns.forget(key)
                 else:
-                    self.turns.looked(key, is_close=is_close)
+                    self.turns.looked(key, asked)
 
         self._beat()
         self._tasks = [
@@ -347,10 +348,13 @@ class OperatorState:
             if before != shared:
                 self.add_all()
             # In parts through the round: what others change meanwhile need not wait for all of them.
-            keys, loop = self.turns.next(self.cache.parents()) if self._leads else [], asyncio.get_running_loop()
+            keys, loop = self._next_keys() if self._leads else [], asyncio.get_running_loop()
             for number, key in enumerate(keys):
                 part = number * _PARTS_OF_ROUND // len(keys)
                 loop.call_later(RESYNC_S * part / _PARTS_OF_ROUND, self.queue.add_unless_failing, key)
+
+    def _next_keys(self) -> list[Key]:
+        return self.turns.next(self.cache.parents(), time.time())
 
     def _shared(self) -> tuple[Calibration, bool]:
         """Return what decisions depend on and no watch tells of."""

@@ -2,62 +2,98 @@
 
 import math
 from collections.abc import Collection, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.attention import Attention
 
 _MOST_LOOKS: Final = 80
 """In one round: a look asks engines, so that the interval grows with the objects, and not the work. So many take
 less than 2 % of a core."""
+
+_LEAST_LOOKS: Final = 20
+"""Of those in one round for objects without a policy, however many there are with one."""
+
+_ROUNDS_OF_POLICIES: Final = 3
+"""In so many rounds each object with a policy is looked at: a look stands for a minute at most (policy/window.py)."""
 
 _ROUNDS_OF_ALL: Final = 20
 """So many rounds after the last look at it, an object that waits for nothing is looked at all the same."""
 
 
 class Turns(Collector):
-    """All objects in two lines, in each the one first that was looked at longest ago.
+    """All objects in three lines, in each the one first that was looked at longest ago.
 
-    In one are those that change by themselves: their engines are asked, or they wait for a time. Of the others watches
-    tell all there is to know, and a look that is due only finds what a watch has missed.
+    In two are those that change by themselves: their engines are asked, or they wait for a time. With a policy they are
+    asked often enough for it, as many as there are. Of the others watches tell all there is to know, and a look that is
+    due only finds what a watch has missed.
     """
 
     def __init__(self, round_s: float) -> None:
         self._round_s = round_s
+        self._measured: dict[Key, None] = {}
+        """Those with a policy."""
         self._close: dict[Key, None] = {}
         self._quiet: dict[Key, None] = {}
+        self._due_at_s: dict[Key, float] = {}
+        """When a schedule of an object is due."""
 
-    def looked(self, key: Key, *, is_close: bool) -> None:
-        """Take down that an object was looked at, and whether it changes by itself."""
+    def looked(self, key: Key, asked: Attention) -> None:
+        """Take down that an object was looked at, and what it asks for."""
         self.forget(key)
-        (self._close if is_close else self._quiet)[key] = None
+        line = self._quiet if not asked.is_close else self._measured if asked.has_policy else self._close
+        line[key] = None
+        if asked.due_at_s is not None:
+            self._due_at_s[key] = asked.due_at_s
 
     def forget(self, key: Key) -> None:
         """Drop an object that is gone."""
-        self._close.pop(key, None)
-        self._quiet.pop(key, None)
+        for line in self._lines:
+            line.pop(key, None)
+        self._due_at_s.pop(key, None)
 
-    def next(self, present: Collection[Key]) -> list[Key]:
-        """Return what is to be looked at in this round of all that there are: what is new, and whose turn it is."""
+    def next(self, present: Collection[Key], now_s: float) -> list[Key]:
+        """Return what is to be looked at in this round of all that there are.
+
+        That is what is new, what has a schedule that is due (``now_s`` is Unix time), and whose turn it is.
+        """
         there = set(present)
-        for gone in [*(self._close.keys() - there), *(self._quiet.keys() - there)]:
+        for gone in {key for line in self._lines for key in line} - there:
             self.forget(gone)
-        new = [key for key in present if key not in self._close and key not in self._quiet]
-        quiet = islice(self._quiet, math.ceil(len(self._quiet) / _ROUNDS_OF_ALL))
-        return [*new, *islice(self._close, _MOST_LOOKS), *quiet]
+        new = [key for key in present if not any(key in line for line in self._lines)]
+        due = [key for key, at_s in self._due_at_s.items() if at_s <= now_s]
+        measured, close = self._looks
+        quiet = math.ceil(len(self._quiet) / _ROUNDS_OF_ALL)
+        turns = (islice(self._measured, measured), islice(self._close, close), islice(self._quiet, quiet))
+        return list(dict.fromkeys(chain(new, due, *turns)))
+
+    @property
+    def _lines(self) -> tuple[dict[Key, None], ...]:
+        return self._measured, self._close, self._quiet
+
+    @property
+    def _looks(self) -> tuple[int, int]:
+        """How many objects with a policy, and of the others that change by themselves, are looked at in one round."""
+        if len(self._measured) + len(self._close) <= _MOST_LOOKS:
+            return len(self._measured), len(self._close)
+        measured = math.ceil(len(self._measured) / _ROUNDS_OF_POLICIES)
+        return measured, max(_MOST_LOOKS - measured, _LEAST_LOOKS)
 
     @property
     def interval_s(self) -> float:
-        """How often an object that changes by itself is looked at."""
-        return self._round_s * max(1, math.ceil(len(self._close) / _MOST_LOOKS))
+        """How often an object without a policy that changes by itself is looked at."""
+        _, looks = self._looks
+        return self._round_s * max(1, math.ceil(len(self._close) / max(1, looks)))
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the samples of one scrape."""
         yield GaugeMetricFamily(
             "specdecode_look_interval_seconds",
-            "How often engines are asked: 15 s, and longer where more objects have engines than the operator may ask.",
+            "How often engines are asked: 15 s, and longer where more objects have engines than the operator may ask."
+            " Those with a policy: every 45 s at least.",
             value=self.interval_s,
         )

@@ -22,6 +22,12 @@ def after_apply(live: Any, earlier: Any, desired: Any) -> Any:
     return {**kept, **changed}
 
 
+def applied_fields(patch: Body) -> Body:
+    """Return what somebody owns who applies this: nobody owns UID and version, not even who has named them."""
+    metadata = {name: value for name, value in patch["metadata"].items() if name not in {"resourceVersion", "uid"}}
+    return {**patch, "metadata": metadata}
+
+
 def after_merge(live: Any, patch: Any) -> Any:
     """Return what a merge patch makes of something (RFC 7386)."""
     if not isinstance(patch, dict):

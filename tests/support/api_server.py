@@ -31,7 +31,7 @@ from specdecode_operator.kube.resources import (
     SPECDECODE_DEPLOYMENT,
     Resource,
 )
-from tests.support.api_objects import after_apply, after_merge, matches, with_server_fields
+from tests.support.api_objects import after_apply, after_merge, applied_fields, matches, with_server_fields
 from tests.support.objects import Body
 from tests.support.rights import right_for
 
@@ -102,7 +102,7 @@ class ApiServer:
         self._history: list[tuple[str, Body]] = []
         self._watches: list[asyncio.Queue[tuple[str, Body] | None]] = []
         self._last_words = b""
-        self._versions = itertools.count(1)
+        self._versions = itertools.count(2)  # as etcd's: no object has version 1
         self._runner: web.AppRunner | None = None
         self._version = 0
 
@@ -248,11 +248,11 @@ class ApiServer:
 
     def _patch(self, call: _Call, live: Body | None, patch: Body, *, applies: bool) -> Body:
         if live is None:
+            if "uid" in patch["metadata"]:
+                raise RefusalError(409, "uid mismatch: no existing object was found")
             self._authorize(call._replace(verb="create", subresource=""))
             made = self.create(call.resource, with_server_fields(patch))
-            # Nobody owns the version, not even who has named it.
-            named = {name: value for name, value in patch["metadata"].items() if name != "resourceVersion"}
-            self._applied[made["metadata"]["uid"]] = {**patch, "metadata": named}
+            self._applied[made["metadata"]["uid"]] = applied_fields(patch)
             return made
         uid = live["metadata"]["uid"]
         if patch.get("metadata", {}).get("uid") not in (None, uid):
@@ -263,7 +263,7 @@ class ApiServer:
             merged = {**live, call.subresource: patch[call.subresource]}
         elif applies:
             merged = after_apply(live, self._applied.get(uid, {}), patch)
-            self._applied[uid] = patch
+            self._applied[uid] = applied_fields(patch)
         else:
             merged = after_merge(live, patch)
         return live if merged == live else self._store(call.resource, merged, "MODIFIED")

@@ -59,14 +59,15 @@ def is_created_for(capture: Capture, claim: Body) -> bool:
 def claim_changes(capture: Capture, storage: Storage, claim: Body, *, published: bool) -> Body:
     """Return what is to change in the metadata of a claim that was created; empty where all is as it should be.
 
-    A claim that holds published files holds them for good: nothing is ever overwritten, so its label is not taken away.
+    The UID says which claim: another one may have its name when this is written. A claim that holds published files
+    holds them for good: nothing is ever overwritten, so its label is not taken away.
     """
     changes: Body = {}
     if is_owned(claim, capture.uid) is storage.retain:  # it was changed since
         changes["ownerReferences"] = owners(capture, storage)
     if published and not is_published(claim):
         changes["labels"] = {PUBLISHED_LABEL: "true"}
-    return changes
+    return {**changes, "uid": claim["metadata"]["uid"]} if changes else {}
 
 
 def is_published(claim: Body) -> bool:

@@ -186,7 +186,7 @@ class CaptureReconciler:
             # Before the first write, so that nothing is half-created.
             await self._inventory.check_names(key, capture.uid, [writes.job])
         if writes.claim is not None:
-            self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, await self._cluster.apply(writes.claim))
+            self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, await self._cluster.apply_new(writes.claim))
         if writes.claim_metadata:
             metadata = {"namespace": key.namespace, "name": capture.claim_name}
             claim = {"kind": PERSISTENT_VOLUME_CLAIM.kind, "metadata": metadata}

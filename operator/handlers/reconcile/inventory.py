@@ -109,7 +109,7 @@ class Inventory:
         applied = self._applied.get(key, {})
         return {child: applied[child].digest for child in self.owned(key, uid) if child in applied}
 
-    async def check_names(self, key: Key, uid: str, missing: Iterable[Body]) -> set[Identity]:
+    async def check_names(self, key: Key, uid: str, missing: Iterable[Body]) -> dict[Identity, Body]:
         """Make sure that no child of which nothing is known has the name of something else; return those that exist.
 
         Raises
@@ -119,13 +119,11 @@ class Inventory:
         ClusterError
             When the API server refuses or cannot be reached.
         """
-        there = set()
+        there = {}
         for child in missing:
-            live = await self._live(key, child, may_be_old=True)
-            if live is not None and not is_owned(live, uid):
-                live = await self._own(key, uid, child)
-            if live is not None:
-                there.add(identity(child))
+            is_there = await self._live(key, child, may_be_old=True) is not None
+            if is_there and (live := await self._own(key, uid, child)):
+                there[identity(child)] = live
         return there
 
     async def apply(self, key: Key, uid: str, children: Collection[Body], kept_managers: Collection[str] = ()) -> bool:
@@ -146,14 +144,14 @@ class Inventory:
         done = []
         for child in children:
             if live := owned.get(identity(child)):
-                done.append(await self._bring_in_line(key, child, live, kept_managers))
-            elif identity(child) in there:
-                self._remember(key, child, await self._cluster.apply(child))
+                done.append(await self._bring_in_line(key, uid, child, live, kept_managers))
+            elif live := there.get(identity(child)):
+                await self._apply_to(key, child, live, kept_managers)
             else:
-                await self.create(key, uid, child)
+                await self.create(key, uid, child, kept_managers)
         return all(done)
 
-    async def create(self, key: Key, uid: str, child: Body) -> None:
+    async def create(self, key: Key, uid: str, child: Body, kept_managers: Collection[str] = ()) -> None:
         """Create a child whose name was free a moment ago.
 
         Raises
@@ -164,13 +162,16 @@ class Inventory:
             When the API server refuses or cannot be reached.
         """
         try:
-            answer = await self._cluster.apply_new(child)
+            self._remember(key, child, await self._cluster.apply_new(child))
         except ConflictError:  # it may be ours: the answer to an earlier try was lost
-            await self._own(key, uid, child)
-            answer = await self._cluster.apply(child)
-        self._remember(key, child, answer)
+            live = await self._own(key, uid, child)
+            if live is None:
+                raise
+            await self._apply_to(key, child, live, kept_managers)
 
-    async def _bring_in_line(self, key: Key, child: Body, live: Body, kept_managers: Collection[str]) -> bool:
+    async def _bring_in_line(
+        self, key: Key, owner_uid: str, child: Body, live: Body, kept_managers: Collection[str]
+    ) -> bool:
         uid, managers, now_s = live["metadata"]["uid"], foreign_managers(live, kept_managers), time.monotonic()
         applied = self._applied[key].get(identity(child))
         if not managers and applied is not None and not applied.needs_another(child, live):
@@ -183,12 +184,22 @@ class Inventory:
             managers = foreign_managers(live, kept_managers)
         if managers:
             await self._cluster.take_over_fields(live, kept_managers)
-        wanted = without_kept_fields(child, live, kept_managers)
-        answer = self._remember(key, wanted, await self._cluster.apply(wanted))
+        try:
+            answer = await self._apply_to(key, child, live, kept_managers)
+        except ConflictError:  # it is gone, and no watch has told
+            self._cache.drop(child["kind"], live)
+            await self.create(key, owner_uid, child, kept_managers)
+            return True
         if is_drift and (fields := changed_fields(live, answer)):
             by = f" (written by {', '.join(managers)})" if managers else ""
             self._repairs[key].record(uid, f"{child['kind']} {child['metadata']['name']}: {fields}{by}", now_s)
         return True
+
+    async def _apply_to(self, key: Key, child: Body, live: Body, kept_managers: Collection[str]) -> Body:
+        """Apply a child to this very object, but for fields of others that stay; return what came of it."""
+        wanted = without_kept_fields(child, live, kept_managers)
+        named = {**wanted, "metadata": {**wanted["metadata"], "uid": live["metadata"]["uid"]}}
+        return self._remember(key, wanted, await self._cluster.apply(named))
 
     async def _read_again(self, key: Key, seen: Body) -> Body:
         """Return a child as it is now: what others wrote since it was seen is set back with the rest, and told too."""

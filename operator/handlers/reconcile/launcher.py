@@ -78,7 +78,7 @@ class Launcher:
         Raises
         ------
         ChildNameTakenError
-            Before anything was written.
+            Before anything was written, unless a name was taken in that very moment.
         ClusterError
             When the API server refuses or cannot be reached.
         """
@@ -142,7 +142,7 @@ class Launcher:
         Raises
         ------
         ChildNameTakenError
-            Before anything was written.
+            Before anything was written, unless a name was taken in that very moment.
         ClusterError
             When the API server refuses or cannot be reached.
         """

@@ -20,7 +20,7 @@ from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.cluster.figures_source import FiguresReader, KeptFigures
-from specdecode_operator.deployment.attention import changes_by_itself
+from specdecode_operator.deployment.attention import Attention, attention
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
@@ -99,8 +99,8 @@ class Reconciler:
         self._operator_image, self._nodes_from = operator_image, nodes_from
         self._records: dict[Key, Record] = {}
 
-    async def reconcile(self, key: Key) -> bool:
-        """Bring one SpecDecodeDeployment and its children in line; return whether it changes by itself.
+    async def reconcile(self, key: Key) -> Attention:
+        """Bring one SpecDecodeDeployment and its children in line; return when it is to be looked at again.
 
         Raises
         ------
@@ -110,7 +110,7 @@ class Reconciler:
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)
-            return False
+            return Attention(is_close=False)
         parent, refused = self._read(body), ""
         try:
             blocked = await self._keep_what_was_read(parent)
@@ -139,7 +139,7 @@ class Reconciler:
         observation = replace(observation, blocked=blocked or observation.blocked)
         policy = await self._policies.keep(parent, desired, observation, partial(self._not_had, parent), refused)
         await self._report(parent, desired, observation, kept, policy)
-        return changes_by_itself(parent, desired, observation)
+        return attention(parent, desired, observation, kept or ())
 
     def _not_had(self, parent: Parent, speculation: Speculation) -> str:
         """Return why a speculation cannot take the place of the one in force; an empty text where it can."""

@@ -1,10 +1,12 @@
 """Who is to be looked at again without a word from a watch."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from specdecode_operator.deployment.attention import changes_by_itself
+from specdecode_operator.api.capture_schedule import ScheduleStatus
+from specdecode_operator.deployment.attention import Attention, attention
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.pods.readiness import working
 from specdecode_operator.deployment.spec.parent import read_parent
@@ -15,9 +17,13 @@ from tests.unit.deployment.pods.test_rejected_pods import rejected
 from tests.unit.deployment.spec.test_model_facts import undescribed
 
 
-def is_close(spec: Body, **seen: Any) -> bool:
+def asked(spec: Body, *schedules: ScheduleStatus, **seen: Any) -> Attention:
     owner = read_parent(parent(spec))
-    return changes_by_itself(owner, desired_state(owner), Observation(**seen))
+    return attention(owner, desired_state(owner), Observation(**seen), schedules)
+
+
+def is_close(spec: Body, **seen: Any) -> bool:
+    return asked(spec, **seen).is_close
 
 
 @pytest.mark.parametrize(
@@ -54,3 +60,21 @@ def test_what_changes_with_time_or_in_engines_is_looked_at(seen: dict[str, Any])
 )
 def test_specs_that_have_the_operator_act_are_looked_at(spec: Body) -> None:
     assert is_close(spec)
+
+
+def test_engines_that_are_measured_for_a_policy_are_told_apart() -> None:
+    policy = tiny_cpu(policy={"windowSeconds": 300, "cooldownSeconds": 600})
+    serving = {"readings": {"llama-1": Unreachable("busy")}}
+    assert asked(policy, **serving).has_policy
+    assert not asked(tiny_cpu(), **serving).has_policy
+    assert not asked(policy).has_policy, "no engine, nothing to measure"
+
+
+def test_the_first_schedule_that_is_due_is_asked_for() -> None:
+    times = ("2026-11-24T12:00:30Z", None, "2026-11-24T12:00:00Z")
+    known = [
+        ScheduleStatus(name="s", schedule="* * * * * UTC", since="2026-11-24T00:00:00Z", next_schedule_time=time)
+        for time in times
+    ]
+    assert asked(tiny_cpu(), *known).due_at_s == datetime(2026, 11, 24, 12, tzinfo=UTC).timestamp()
+    assert asked(tiny_cpu()).due_at_s is None

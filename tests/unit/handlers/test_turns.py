@@ -1,6 +1,7 @@
 """Objects take turns: one that changes by itself is asked often, others are found all the same."""
 
 from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.attention import Attention
 from specdecode_operator.handlers.turns import Turns
 
 ROUND_S = 15.0
@@ -10,11 +11,13 @@ def keys(count: int) -> list[Key]:
     return [Key("team", str(number)) for number in range(count)]
 
 
-def round_of(turns: Turns, present: list[Key], close: frozenset[Key]) -> list[Key]:
+def round_of(
+    turns: Turns, present: list[Key], close: frozenset[Key], with_policy: frozenset[Key] = frozenset()
+) -> list[Key]:
     """Look at all whose turn it is."""
-    looked = turns.next(present)
+    looked = turns.next(present, 0.0)
     for key in looked:
-        turns.looked(key, is_close=key in close)
+        turns.looked(key, Attention(is_close=key in close | with_policy, has_policy=key in with_policy))
     return looked
 
 
@@ -47,8 +50,40 @@ def test_what_waits_for_nothing_is_looked_at_in_twenty_rounds_a_few_at_a_time() 
 def test_what_was_just_looked_at_comes_last_and_what_is_gone_not_at_all() -> None:
     present, turns = keys(40), Turns(ROUND_S)
     round_of(turns, present, frozenset())
-    turns.looked(present[0], is_close=False)
-    assert turns.next(present) == present[1:3]
-    assert turns.next(present[3:]) == present[3:5]
-    assert turns.next([]) == []
+    turns.looked(present[0], Attention(is_close=False))
+    assert turns.next(present, 0.0) == present[1:3]
+    assert turns.next(present[3:], 0.0) == present[3:5]
+    assert turns.next([], 0.0) == []
     assert turns.interval_s == ROUND_S
+
+
+def test_with_a_policy_engines_are_asked_each_minute_however_many_there_are() -> None:
+    """A look stands for a minute: from 400 objects on no policy ever saw enough of its window."""
+    present, turns = keys(2000), Turns(ROUND_S)
+    with_policy, close = frozenset(present[:600]), frozenset(present[600:])
+    round_of(turns, present, close, with_policy)
+    looked = [round_of(turns, present, close, with_policy) for _ in range(3)]
+    assert sorted(key for each in looked for key in each if key in with_policy) == sorted(with_policy)
+    assert [len(close.intersection(each)) for each in looked] == [20] * 3, "nor are the others forgotten"
+    assert turns.interval_s == 15.0 * 1400 / 20
+
+
+def test_a_few_with_a_policy_and_a_few_without_are_all_looked_at_each_round() -> None:
+    present, turns = keys(80), Turns(ROUND_S)
+    with_policy = frozenset(present[:40])
+    close = frozenset(present[40:])
+    assert all(len(round_of(turns, present, close, with_policy)) == 80 for _ in range(3))
+
+
+def test_who_has_a_schedule_is_looked_at_when_it_is_due_whosever_turn_it_is() -> None:
+    """With 2,000 objects each is looked at every six minutes, which is later than a schedule may be."""
+    present, turns = keys(2000), Turns(ROUND_S)
+    for key in present:
+        turns.looked(key, Attention())
+    last = present[-1]
+    turns.looked(last, Attention(due_at_s=1000.0))
+    assert last not in turns.next(present, 999.0)
+    assert turns.next(present, 1000.0).count(last) == 1
+    turns.looked(last, Attention(due_at_s=4600.0))
+    assert last not in turns.next(present, 1000.0)
+    assert last not in turns.next(present[:-1], 4600.0)

@@ -98,11 +98,11 @@ class TestRetain:
         assert [owner["uid"] for owner in owners] == ["capture-uid"]
         kept["metadata"]["ownerReferences"] = owners
         decision, _ = decided(capture(), surroundings(claim=kept, job=job()))
-        assert decision.writes.claim_metadata == {"ownerReferences": []}
+        assert decision.writes.claim_metadata == {"ownerReferences": [], "uid": kept["metadata"]["uid"]}
 
     def test_a_claim_tells_for_good_that_it_holds_published_files(self) -> None:
         made = claim(labels={"specdecode.io/capture": "demo"})
-        published = {"labels": {"specdecode.io/published": "true"}}
+        published = {"labels": {"specdecode.io/published": "true"}, "uid": made["metadata"]["uid"]}
         running_one, _ = decided(capture(), surroundings(claim=made, job=job()))
         assert running_one.writes.claim_metadata == {}
         failed, _ = decided(capture(), surroundings(claim=made, job=job("Failed")))

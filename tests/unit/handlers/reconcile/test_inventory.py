@@ -1,6 +1,7 @@
 """What is remembered of children that were applied."""
 
 import tracemalloc
+from collections import deque
 from itertools import count
 from typing import Any, cast
 
@@ -28,7 +29,9 @@ class FakeCluster:
         self.live: Body | None = None
         self.old: Body | None = None
         """What the API server has in memory, which may be late."""
-        self.applied = 0
+        self.is_counting = False
+        self.named: deque[str | None] = deque(maxlen=4)
+        """UIDs that were applied, None where an object was made."""
         self.taken_over: list[str] = []
 
     async def take_over_fields(self, body: Body, _: Any) -> None:
@@ -38,12 +41,15 @@ class FakeCluster:
         return self.old if may_be_old else self.live
 
     async def apply_new(self, body: Body) -> Body:
-        if self.live is not None:
+        if self.live is not None or self.is_counting:
             raise ConflictError("the object has been modified")
         return await self.apply(body)
 
     async def apply(self, body: Body) -> Body:
-        self.applied += 1
+        uid = body["metadata"].get("uid")
+        if self.live is not None and uid not in (None, self.live["metadata"]["uid"]):
+            raise ConflictError("the UID is another")
+        self.named.append(uid)
         return {**body, "metadata": {**body["metadata"], "uid": f"{next(self._numbers):036}", "resourceVersion": "1"}}
 
     async def delete(self, _: Body) -> bool:
@@ -110,9 +116,15 @@ async def test_another_object_that_took_the_name_meanwhile_is_not_taken_for_the_
     assert cluster.taken_over == [ours["metadata"]["uid"]]
 
 
-def service(owner_uid: str, of: str = KEY.name) -> Any:
-    """Return a Service of the child's name, and whose it is."""
-    return owned({"kind": "Service", "metadata": {"name": "llama"}, "spec": {}}, Key("team", of), owner_uid)
+def made(body: Any, uid: str) -> Any:
+    """Return an object as the API server has it."""
+    return {**body, "metadata": {**body["metadata"], "uid": uid, "resourceVersion": "3"}}
+
+
+def service(owner_uid: str, of: str = KEY.name, port: int = 80) -> Any:
+    """Return a Service of the child's name."""
+    body: Any = {"kind": "Service", "metadata": {"name": "llama"}, "spec": {"ports": [{"port": port}]}}
+    return owned(body, Key("team", of), owner_uid)
 
 
 async def test_a_name_that_is_taken_after_it_was_looked_at_is_left_to_who_has_it() -> None:
@@ -121,19 +133,51 @@ async def test_a_name_that_is_taken_after_it_was_looked_at_is_left_to_who_has_it
     cluster.live = service("uid-2", of="strangers")
     with pytest.raises(ChildNameTakenError, match="Service llama exists and does not belong to this object"):
         await inventory.apply(KEY, "uid-1", [service("uid-1")])
-    assert not cluster.applied
+    assert not cluster.named
 
 
 async def test_a_child_of_which_no_watch_has_told_yet_is_applied() -> None:
     """An earlier try made it, and its answer was lost."""
     inventory = Inventory(cast("Cluster", cluster := FakeCluster()), Cache(), [SERVICE])
-    cluster.live = service("uid-1")
+    cluster.live = made(service("uid-1"), "the child's")
     assert await inventory.apply(KEY, "uid-1", [service("uid-1")])
-    assert cluster.applied == 1
+    assert list(cluster.named) == ["the child's"], "this very object, and none that takes its name now"
 
 
 async def test_a_name_that_is_free_again_is_not_told_as_taken() -> None:
-    """What the API server has in memory may be late: nothing would bring the next look."""
+    """What the API server has in memory may be late."""
     inventory = Inventory(cast("Cluster", cluster := FakeCluster()), Cache(), [SERVICE])
     cluster.old = service("uid-2", of="strangers")
     assert await inventory.apply(KEY, "uid-1", [service("uid-1")])
+    assert list(cluster.named) == [None]
+
+
+async def test_what_has_the_name_of_a_child_that_is_still_in_memory_is_not_taken_over() -> None:
+    """The child was deleted, and a stranger's object made in its place, before memory had either."""
+    inventory = Inventory(cast("Cluster", cluster := FakeCluster()), Cache(), [SERVICE])
+    cluster.old = made(service("uid-1"), "the child's")
+    cluster.live = made(service("uid-2", of="strangers"), "strangers'")
+    with pytest.raises(ChildNameTakenError):
+        await inventory.apply(KEY, "uid-1", [service("uid-1")])
+    assert not cluster.named
+
+
+async def test_a_child_whose_name_somebody_took_unseen_is_not_applied_by_name() -> None:
+    """Any change of the spec brings an apply; by name it would be written into the stranger's object."""
+    inventory = Inventory(cast("Cluster", cluster := FakeCluster()), cache := Cache(), [SERVICE])
+    await inventory.apply(KEY, "uid-1", [service("uid-1")])
+    cluster.live = made(service("uid-2", of="strangers"), "strangers'")
+    cluster.named.clear()
+    with pytest.raises(ChildNameTakenError):
+        await inventory.apply(KEY, "uid-1", [service("uid-1", port=81)])
+    assert not cluster.named
+    assert not cache.children_of(KEY, "Service"), "it is gone"
+
+
+async def test_a_refusal_of_another_kind_is_no_reason_to_apply_by_name() -> None:
+    """A quota that is being counted is told as a conflict, too."""
+    inventory = Inventory(cast("Cluster", cluster := FakeCluster()), Cache(), [SERVICE])
+    cluster.is_counting = True
+    with pytest.raises(ConflictError):
+        await inventory.apply(KEY, "uid-1", [service("uid-1")])
+    assert not cluster.named

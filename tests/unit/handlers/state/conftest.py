@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.attention import Attention
 from specdecode_operator.handlers import state as module
 from specdecode_operator.handlers.state import OperatorState
 from tests.support.api_server import ApiServer
@@ -40,9 +41,9 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of all that is looked at, and waits for nothing."""
     found: list[str] = []
 
-    async def reconcile(_: Any, key: Key) -> bool:
+    async def reconcile(_: Any, key: Key) -> Attention:
         found.append(key.name)
-        return False
+        return Attention(is_close=False)
 
     monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
     return found

@@ -10,6 +10,7 @@ import pytest
 
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
+from specdecode_operator.deployment.attention import Attention
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.handlers import queue, turns
 from specdecode_operator.handlers import state as module
@@ -142,11 +143,11 @@ class TestResync:
     ) -> None:
         looked: list[str] = []
 
-        async def reconcile(_: Any, key: Key) -> bool:
+        async def reconcile(_: Any, key: Key) -> Attention:
             looked.append(key.name)
             if key.name == "fails":
                 raise RuntimeError
-            return True
+            return Attention()
 
         monkeypatch.setattr(queue, "_FIRST_RETRY_S", 60.0)
         monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
@@ -184,11 +185,11 @@ class TestResync:
         looked: list[str] = []
         failing: set[str] = set()
 
-        async def reconcile(_: Any, key: Key) -> bool:
+        async def reconcile(_: Any, key: Key) -> Attention:
             looked.append(key.name)
             if key.name in failing:
                 raise RuntimeError
-            return True
+            return Attention()
 
         monkeypatch.setattr(queue, "_FIRST_RETRY_S", 60.0)
         monkeypatch.setattr(turns, "_MOST_LOOKS", 1)
