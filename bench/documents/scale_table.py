@@ -12,7 +12,7 @@ from specdecode_operator.handlers.state import RESYNC_S
 from specdecode_operator.handlers.turns import Turns
 
 MEASURED: Final = (100, 1000, 5000)
-BETWEEN: Final = 3000
+BETWEEN: Final = (2000, 3000)
 """Not measured: on a straight line between those beside it."""
 
 _MIB_IN_MB: Final = 2**20 / 1e6
@@ -39,7 +39,7 @@ Values = Mapping[int, float]
 
 def scale_table() -> str:
     """Return the table."""
-    heads = [f"{size:,} objects" + " (interpolated)" * (size == BETWEEN) for size in sorted((*MEASURED, BETWEEN))]
+    heads = [f"{size:,} objects" + " (interpolated)" * (size in BETWEEN) for size in sorted((*MEASURED, *BETWEEN))]
     rows = [("", *heads, "exponent, 1,000 to 5,000"), *_memory(), *_times(), _asked()]
     return "\n".join([*table_lines(rows), ""])
 
@@ -68,7 +68,7 @@ def _asked() -> tuple[str, ...]:
     turns, asked = Turns(RESYNC_S), []
     for size in range(1, max(MEASURED) + 1):
         turns.looked(Key("team", str(size)), Attention())
-        if size in (*MEASURED, BETWEEN):
+        if size in (*MEASURED, *BETWEEN):
             asked.append(f"{turns.interval_s:.0f} s")
     return "each engine is asked every", *asked, ""
 
@@ -85,10 +85,10 @@ def _values(name: str) -> tuple[Values, str]:
 
 
 def _with_between(values: Values) -> dict[int, float]:
-    """Return values with that of the size between the two largest ones."""
+    """Return values with those of the sizes between the two largest ones."""
     below, above = MEASURED[-2:]
-    share = (BETWEEN - below) / (above - below)
-    return {**values, BETWEEN: values[below] + share * (values[above] - values[below])}
+    a_step = (values[above] - values[below]) / (above - below)
+    return {**values, **{size: values[below] + a_step * (size - below) for size in BETWEEN}}
 
 
 def _exponent(values: Values) -> str:

@@ -50,7 +50,7 @@ def parse_json_values(text: str | bytes, most_bytes: int = MAX_BYTES) -> Iterato
             value, end = _DECODER.raw_decode(text, position)
         except json.JSONDecodeError as error:
             place = f"line {error.lineno}, column {error.colno}" if "\n" in text.strip() else f"column {error.colno}"
-            unreadable = UnreadableTextError(f"is no JSON at {place}: {_lowered(error.msg)}")
+            unreadable = UnreadableTextError(f"is no JSON at {place}: {_lowered(error.msg).removesuffix(' at')}")
             unreadable.line = error.lineno
             raise unreadable from error
         except RecursionError as error:

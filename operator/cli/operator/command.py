@@ -128,10 +128,13 @@ def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":
     """The Lease in the namespace of the operator's pod, asked for in the pod's name."""
     if name is None:
         if duration_s is not None:
-            raise typer.BadParameter(
-                "is for --leader-election alone: give both or neither", param_hint="--lease-duration"
-            )
+            fix = "goes with --leader-election only: add --leader-election LEASE, or leave it out"
+            raise typer.BadParameter(f"{duration_s}: {fix}", param_hint="--lease-duration")
         return None
+    duration_s = _LEASE_S if duration_s is None else duration_s
+    if not _SHORTEST_LEASE_S <= duration_s <= _LONGEST_LEASE_S:
+        allowed = f"give {_SHORTEST_LEASE_S} to {_LONGEST_LEASE_S} seconds"
+        raise typer.BadParameter(f"{duration_s}: {allowed}", param_hint="--lease-duration")
     from specdecode_operator.handlers.leadership.lease import LeaseName  # noqa: PLC0415
     from specdecode_operator.handlers.settings import own_name  # noqa: PLC0415
 
@@ -139,10 +142,6 @@ def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":
     if not namespace or not name:
         fix = "set POD_NAMESPACE, as the pod of the operator has it" if name else "name a Lease"
         raise typer.BadParameter(f"{name or 'an empty name'}: {fix}", param_hint="--leader-election")
-    duration_s = _LEASE_S if duration_s is None else duration_s
-    if not _SHORTEST_LEASE_S <= duration_s <= _LONGEST_LEASE_S:
-        allowed = f"give {_SHORTEST_LEASE_S} to {_LONGEST_LEASE_S} seconds"
-        raise typer.BadParameter(f"{duration_s}: {allowed}", param_hint="--lease-duration")
     return LeaseName(namespace, name, own_name(), duration_s)
 
 
