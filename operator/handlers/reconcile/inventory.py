@@ -186,8 +186,11 @@ class Inventory:
             await self._cluster.take_over_fields(live, kept_managers)
         try:
             answer = await self._apply_to(key, child, live, kept_managers)
-        except ConflictError:  # it is gone, and no watch has told
-            self._cache.drop(child["kind"], live)
+        except ConflictError:
+            now = await self._live(key, child)
+            if now is not None and now["metadata"]["uid"] == uid:
+                raise
+            self._cache.drop(child["kind"], live)  # it is gone, and no watch has told
             await self.create(key, owner_uid, child, kept_managers)
             return True
         if is_drift and (fields := changed_fields(live, answer)):

@@ -47,6 +47,8 @@ class FakeCluster:
 
     async def apply(self, body: Body) -> Body:
         uid = body["metadata"].get("uid")
+        if self.is_counting:
+            raise ConflictError("the quota is being counted")
         if self.live is not None and uid not in (None, self.live["metadata"]["uid"]):
             raise ConflictError("the UID is another")
         self.named.append(uid)
@@ -181,3 +183,13 @@ async def test_a_refusal_of_another_kind_is_no_reason_to_apply_by_name() -> None
     with pytest.raises(ConflictError):
         await inventory.apply(KEY, "uid-1", [service("uid-1")])
     assert not cluster.named
+
+
+async def test_a_child_whose_change_is_refused_for_now_is_not_taken_for_gone() -> None:
+    inventory = Inventory(cast("Cluster", cluster := FakeCluster()), cache := Cache(), [SERVICE])
+    await inventory.apply(KEY, "uid-1", [service("uid-1")])
+    (cluster.live,) = cache.children_of(KEY, "Service")
+    cluster.is_counting = True
+    with pytest.raises(ConflictError):
+        await inventory.apply(KEY, "uid-1", [service("uid-1", port=81)])
+    assert cache.children_of(KEY, "Service")
