@@ -193,6 +193,7 @@ class TestResync:
 
         monkeypatch.setattr(queue, "_FIRST_RETRY_S", 60.0)
         monkeypatch.setattr(turns, "_MOST_LOOKS", 1)
+        monkeypatch.setattr(turns, "_LEAST_LOOKS", 1)
         monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
         for name in ("a", "b"):
             add(api, name)
@@ -204,6 +205,28 @@ class TestResync:
         await until(lambda: looked.count(first) == 2, lambda: f"its turn: {looked}")
         await rounds.go(2)
         await until(lambda: looked.count(second) == 2, lambda: f"engines of the other are asked as before: {looked}")
+
+    async def test_what_is_due_is_looked_at_whosever_turn_it_is(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A capture by the clock starts in its round, however many engines wait to be asked."""
+        looked: list[str] = []
+
+        async def reconcile(_: Any, key: Key) -> Attention:
+            looked.append(key.name)
+            return Attention(due_at_s=1.0 if key.name == "due" else None)
+
+        monkeypatch.setattr(turns, "_MOST_LOOKS", 1)
+        monkeypatch.setattr(turns, "_LEAST_LOOKS", 1)
+        monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
+        for name in ("a", "b", "due"):
+            add(api, name)
+        await state.start()
+        await until(lambda: sorted(looked) == ["a", "b", "due"], lambda: f"all are looked at after the start: {looked}")
+        for number in (2, 3):
+            await rounds.go()
+            await until(lambda n=number: looked.count("due") == n, lambda: f"each round: {looked}")
+        assert len(looked) <= 7, "and of the others one"
 
     async def test_of_what_waits_for_nothing_only_another_version_is_looked_at_before_its_turn(
         self, api: ApiServer, state: OperatorState, rounds: Rounds, looked: list[str]
