@@ -121,6 +121,11 @@ def test_each_row_of_the_document_has_a_command_that_there_is() -> None:
     assert command.chosen(",".join(sorted(parts))), "`./just bench --only PART` takes each"
 
 
+def test_a_limit_is_kept_by_a_value_that_is_just_it() -> None:
+    assert at_most(0.0).holds(0.0)
+    assert at_least(1.0).holds(1.0)
+
+
 def test_growth_is_the_slope_of_the_logarithms() -> None:
     assert growth("reading", "s", {10: 2.0, 20: 8.0, 40: 32.0}).value == pytest.approx(2)
     assert growth("reading", "s", {10: 3.0, 20: 3.0, 40: 3.0}).value == pytest.approx(0)

@@ -5,19 +5,21 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
 from bench.documents import bench_table, scale_table
 from bench.figures import Figure, Row, Run, at_most, write_run
 from bench.machine import facts
-from bench.operator import histogram, process_use, scale
+from bench.operator import histogram, process_use, scale, watching
 from bench.operator.audit_counts import STATUS_WRITE, AuditCounts, about_objects, writes
 from bench.operator.life import CHILDREN, DELETE, IDLE, RESTART, SETTLED, UPDATE, Life
-from bench.operator.phases import Cost
+from bench.operator.phases import Cost, Measured
 from bench.operator.process_use import Memory, cpu_s, machine_cpu_s, memory
 from bench.operator.slowest import Look, looks, slowest_tenth
+from bench.operator.watching import Watched
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.waits import Wait, Waits
 from specdecode_operator.handlers.metrics import told
@@ -180,10 +182,10 @@ def test_what_an_operator_takes_is_told_with_a_size_between_and_how_it_grows(
     write_run(file, Run(facts(), rows))
     monkeypatch.setattr(scale_table, "FILE", file)
     assert scale_table.scale_table().splitlines()[2:6] == [
-        "| memory at most | 300 MB | 300 MB | 300 MB | 300 MB | 0.00 |",
-        "| `resources.requests.memory` | 320Mi | 320Mi | 320Mi | 320Mi |  |",
-        "| `resources.limits.memory` | 512Mi | 512Mi | 512Mi | 512Mi |  |",
-        "| create all, until their children are there | 10.0 s | 100 s | 300 s | 500 s | 1.00 |",
+        "| memory at most | 300 MB | 300 MB | 300 MB | 300 MB | 300 MB | 0.00 |",
+        "| `resources.requests.memory` | 320Mi | 320Mi | 320Mi | 320Mi | 320Mi |  |",
+        "| `resources.limits.memory` | 512Mi | 512Mi | 512Mi | 512Mi | 512Mi |  |",
+        "| create all, until their children are there | 10.0 s | 100 s | 200 s | 300 s | 500 s | 1.00 |",
     ]
 
 
@@ -266,3 +268,36 @@ def test_a_machine_that_waits_for_disks_is_idle(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "stat").write_text("cpu  100 20 30 5000 700 4 6 9 9 9\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
     monkeypatch.setattr(process_use, "Path", lambda name: tmp_path / name.removeprefix("/proc/"))
     assert machine_cpu_s() * os.sysconf("SC_CLK_TCK") == 100 + 20 + 30 + 4 + 6
+
+
+def test_cpu_time_of_a_new_process_counts_from_nothing() -> None:
+    moments = iter(Cost(0.0, cpu_s, Counter(), 0, 0, {1.0: cpu_s}, 0.0, [], 0.0) for cpu_s in (100, 3))
+    measured: Any = object.__new__(Measured)
+    measured.subject, measured.say, measured._moment = SimpleNamespace(pid=1), lambda _: None, lambda: next(moments)
+    costs: dict[str, Cost] = {}
+    with measured.costing(costs, RESTART):
+        measured.subject.pid = 2
+    assert (costs[RESTART].cpu_s, costs[RESTART].reconciles) == (3, {1.0: 3})
+
+
+def test_what_went_while_no_watch_was_open_is_not_counted_for_ever(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened = [["gone", "there"], ["there"]]
+
+    class Client:
+        def __init__(self, _: str) -> None: ...
+
+        def watch_rows(self, *_: str) -> Any:
+            for name in opened.pop(0):
+                yield "ADDED", {"object": {"metadata": {"namespace": "n", "name": name}}, "cells": [name]}
+            if not opened:
+                watched.end()
+
+    monkeypatch.setattr(watching, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(watching.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(watching, "ApiClient", Client)
+    (tmp_path / "kubeconfig").write_text("")
+    watched = Watched(tmp_path / "kubeconfig", "pods")
+    watched._watch()
+    assert list(watched.generations()) == [("n", "there")]

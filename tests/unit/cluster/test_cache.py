@@ -57,6 +57,22 @@ def test_what_was_deleted_does_not_come_back_by_a_late_answer() -> None:
     assert versions(cache) == []
 
 
+def test_what_the_api_server_says_is_not_there_does_not_come_back() -> None:
+    cache, gone = Cache(), body("a", 1)
+    cache.put("Service", body("a", 1))
+    del gone["metadata"]["resourceVersion"]
+    cache.drop("Service", gone)
+    cache.put("Service", body("a", 2))
+    assert versions(cache) == []
+
+
+def test_of_owners_without_children_nothing_is_kept() -> None:
+    cache = Cache()
+    cache.put("Service", body("a", 1))
+    cache.drop("Service", body("a", 2))
+    assert not cache._children
+
+
 def test_one_that_was_without_our_label_for_a_while_is_seen_again() -> None:
     cache = Cache()
     cache.put("Service", body("a", 1))
@@ -269,6 +285,13 @@ class TestCapturesOfADeployment:
         assert (names(cache.captures_of(KEY)), names(cache.captures_of(other))) == ([], ["c"]), "the latest word holds"
         cache.put_parent(capture.KIND, {**captured(4), "spec": {}})
         assert (cache.captures_of(KEY), cache.captures_of(other)) == ([], [])
+
+    def test_that_one_names_another_deployment_now_is_told_to_both(self) -> None:
+        cache, told = Cache(), list[Key]()
+        cache.put_parent(capture.KIND, captured(1))
+        cache.on_change = told.append
+        cache.put_parent(capture.KIND, captured(2, of="other"))
+        assert {*told} == {KEY, Key("default", "other")}
 
     def test_a_deleted_one_is_gone_and_one_made_anew_under_its_name_stays(self) -> None:
         cache = Cache()

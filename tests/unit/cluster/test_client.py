@@ -121,8 +121,8 @@ class Answering:
         self.asked = 0
         self.sent: list[Any] = []
 
-    async def param_serialize(self, *request: Any, **_: Any) -> tuple[Any, ...]:
-        return *request, {}
+    async def param_serialize(self, *request: Any, **parts: Any) -> tuple[Any, ...]:
+        return *request, parts
 
     async def call_api(self, *request: Any, **_: Any) -> Any:
         self.sent.append(request)
@@ -200,6 +200,13 @@ async def test_what_would_be_there_twice_is_asked_for_once(
     assert (api.asked, slept_s) == (1, [])
 
 
+async def test_what_took_too_long_is_not_asked_again(slept_s: list[float]) -> None:
+    api = Answering(TimeoutError())
+    with pytest.raises(ClusterError, match="cannot be reached"):
+        await Cluster(cast("ApiClient", api)).apply(SERVICE)
+    assert (api.asked, slept_s) == (1, [])
+
+
 async def test_a_budget_that_lets_no_pod_go_is_no_overload(slept_s: list[float]) -> None:
     api = Answering(429)
     with pytest.raises(ClusterError):
@@ -220,6 +227,20 @@ async def test_what_is_changed_or_ended_is_this_very_object_and_none_that_took_i
     for write in (cluster.merge(body, {"spec": {}}), cluster.delete(body), cluster.evict(body)):
         await write
     assert ["the-first" in str(sent) for sent in api.sent] == [True] * 3
+
+
+async def test_a_new_child_is_sent_with_a_version_that_none_has_and_that_is_not_any() -> None:
+    api = Answering(b"{}")
+    await Cluster(cast("ApiClient", api)).apply_new(SERVICE)
+    ((*_, body),) = api.sent
+    assert body["metadata"]["resourceVersion"] == "1"
+
+
+@pytest.mark.parametrize("may_be_old", [False, True])
+async def test_only_what_may_be_old_is_read_from_memory(*, may_be_old: bool) -> None:
+    api = Answering(b"{}")
+    await Cluster(cast("ApiClient", api)).get(SERVICE_KIND, "team", "llama", may_be_old=may_be_old)
+    assert ["('resourceVersion', '0')" in str(sent) for sent in api.sent] == [may_be_old]
 
 
 @pytest.mark.parametrize("bypassed", [False, True])

@@ -65,6 +65,13 @@ def test_what_others_wrote_into_metadata_and_status_is_no_way_around(monkeypatch
     assert "managedFields" not in seen["metadata"]
 
 
+def test_one_that_is_being_deleted_is_read_as_such_however_large() -> None:
+    wide = body("wide", spec={"lists": WIDE})
+    since = {"creationTimestamp": "2026-01-01T00:00:00Z", "deletionTimestamp": "2026-01-02T00:00:00Z"}
+    wide["metadata"] |= since
+    assert read_answer(text(wide))["metadata"].items() >= since.items()
+
+
 def test_large_texts_are_read_whole() -> None:
     data = {"config.json": "{,[" * 300_000, "quoted": '\\"' * 100_000}
     whole = body("facts", data=data)

@@ -1,13 +1,15 @@
 """Full lists of several namespaces, in some of which the operator may do nothing."""
 
 import logging
+from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import pytest
 
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.client import Cluster, Page
 from specdecode_operator.cluster.errors import ForbiddenError
 from specdecode_operator.handlers.lists import Lists
 from specdecode_operator.handlers.settings import Settings
@@ -16,6 +18,7 @@ from specdecode_operator.kube.resources import POD, SPECDECODE_DEPLOYMENT
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import tiny_cpu
+from tests.unit.cluster.test_cache import body, versions
 
 NAMESPACES = ("team", "gone")
 
@@ -55,6 +58,28 @@ async def test_what_is_known_of_a_namespace_that_is_barred_stays_and_the_others_
 
     api.barred = set()
     assert await lists.children(cluster, POD) == {Key("gone", "llama")}
+
+
+async def test_a_namespace_that_is_barred_again_is_told_again(
+    api: ApiServer, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    lists = Lists(Cache(), NAMESPACES)
+    with caplog.at_level(logging.WARNING):
+        for api.barred in ({"gone"}, set(), {"gone"}):
+            await lists.objects(cluster, SPECDECODE_DEPLOYMENT)
+    assert caplog.text.count("namespace gone is passed over") == 2
+
+
+async def test_what_was_made_between_two_pages_is_not_taken_for_gone() -> None:
+    class Paged:
+        async def pages(self, *_: Any, **__: Any) -> AsyncIterator[Page]:
+            for version in (5, 9):
+                yield Page([], [], version)
+
+    cache = Cache()
+    cache.put(POD.kind, body("a", 7))
+    await Lists(cache, ()).children(cast("Cluster", Paged()), POD)
+    assert versions(cache, POD.kind) == ["7"]
 
 
 async def test_who_may_list_nowhere_is_told_so(api: ApiServer, cluster: Cluster) -> None:

@@ -184,3 +184,63 @@ async def test_what_came_during_a_look_brings_one_more_and_only_a_change_at_once
             assert queue.longest_wait_s() == 0, "it rests"
             timers.fire()
             await work.ran(3)
+
+
+async def test_what_is_looked_at_again_comes_to_its_turn_while_children_change_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, order, done = WorkQueue(workers=1), list[Key](), asyncio.Event()
+
+    async def work(key: Key) -> None:
+        order.append(key)
+        timers.fire()
+        for each in CROWD:
+            if each != key:
+                queue.add_soon(each)
+        if len(order) == 2 * len(CROWD):
+            done.set()
+
+    queue.add_soon(CROWD[0])
+    queue.add_calmly(LONE)
+    async with running(queue, work):
+        timers = Retries(monkeypatch)
+        await done.wait()
+    assert LONE in order[:8]
+
+
+@pytest.mark.parametrize("then", [WorkQueue.add_soon, WorkQueue.add_calmly])
+async def test_a_change_during_a_look_stays_one_whatever_is_told_after_it(
+    monkeypatch: pytest.MonkeyPatch, then: Callable[[WorkQueue, Key], None]
+) -> None:
+    queue, order = WorkQueue(workers=1), list[Key]()
+    began, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def held_up(key: Key) -> None:
+        order.append(key)
+        began.set()
+        await go_on.wait()
+        if len(order) == 2:
+            done.set()
+
+    async with running(queue, held_up):
+        Retries(monkeypatch)
+        queue.add(LONE)
+        await began.wait()
+        queue.add(LONE)
+        then(queue, LONE)
+        queue.add_soon(CROWD[0])
+        go_on.set()
+        await done.wait()
+    assert order[:2] == [LONE, LONE]
+
+
+async def test_what_is_gone_is_not_looked_at_after_its_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, work = WorkQueue(workers=1), Counted()
+    async with running(queue, work):
+        timers = Retries(monkeypatch)
+        queue.add_soon(LONE)
+        await work.ran(1)
+        queue.add_soon(LONE)
+        queue.forget(LONE)
+        assert timers.fire() == 1
+        assert queue.longest_wait_s() == 0, "nothing waits"

@@ -87,3 +87,12 @@ def test_who_has_a_schedule_is_looked_at_when_it_is_due_whosever_turn_it_is() ->
     turns.looked(last, Attention(due_at_s=4600.0))
     assert last not in turns.next(present, 1000.0)
     assert last not in turns.next(present[:-1], 4600.0)
+
+
+def test_what_no_longer_changes_by_itself_takes_no_turn_of_what_does() -> None:
+    present, turns = keys(160), Turns(ROUND_S)
+    round_of(turns, present, frozenset(present))
+    assert turns.interval_s == 2 * ROUND_S
+    for key in present[80:]:
+        turns.looked(key, Attention(is_close=False))
+    assert turns.interval_s == ROUND_S

@@ -68,6 +68,13 @@ def test_what_comes_late_is_no_news(progress: WatchProgress, clock: Clock) -> No
     assert progress.stalled() is None
 
 
+def test_an_old_event_that_comes_again_takes_nothing_back(progress: WatchProgress, clock: Clock) -> None:
+    for version in (5, 3):
+        progress.brings(KIND, body(version))
+    clock.now_s += STALLED_S + 1
+    assert progress.stalled() is None
+
+
 @pytest.mark.parametrize(("by_namespace", "where"), [(True, " in b"), (False, None)])
 def test_in_named_namespaces_each_has_a_watch_of_its_own(clock: Clock, by_namespace: bool, where: str | None) -> None:
     progress = WatchProgress(by_namespace=by_namespace, clock=clock)

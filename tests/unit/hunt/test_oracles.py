@@ -4,11 +4,23 @@ import dataclasses
 
 import pytest
 
-from hunt.oracles import ORACLES, judge
+from hunt.oracles import ORACLES, judge, lies
 from hunt.records import Call, Life, Record
 from hunt.states import Change, State
 from hunt.steps import Step
-from tests.unit.hunt.made_up import GOOD, STRANGER, Body, body, life, parent, pod, record, summary, workload
+from tests.unit.hunt.made_up import (
+    GOOD,
+    STRANGER,
+    Body,
+    body,
+    condition,
+    life,
+    parent,
+    pod,
+    record,
+    summary,
+    workload,
+)
 
 WRITE = Call("patch", "specdecodedeployments/hunted/status", 200)
 READ = Call("get", "configmaps/hunted-plan", 200)
@@ -129,3 +141,24 @@ def test_a_status_that_changes_to_and_fro_was_not_written_as_it_was() -> None:
 def test_a_capture_that_waits_for_others_may_move() -> None:
     capture = body("SpecDecodeCapture", "measured-1", owner=None, spec={}, status={"conditions": []})
     assert judge(record(life((*GOOD, capture), later=(*GOOD, moved(capture)), calls=[WRITE, WRITE]))) == []
+
+
+def leaving(found: Body) -> Body:
+    return {**found, "metadata": {**found["metadata"], "deletionTimestamp": "now"}}
+
+
+OLD = [{**each, "observedGeneration": 0} for each in summary("True", "False", "False")]
+AVAILABLE = [*summary("False", "True", "False"), condition("Available", "True")]
+
+
+@pytest.mark.parametrize(
+    ("objects", "said"),
+    [
+        ((parent(OLD), *GOOD[1:]), "conditions of an earlier generation: Ready, Reconciling, Stalled"),
+        ((*GOOD[:2], leaving(pod())), "Ready is True with 0 ready pods, 1 are asked for"),
+        ((parent(AVAILABLE, ready=0), workload(0), pod("False")), "Available is True, and no pod is ready"),
+    ],
+    ids=["old conditions", "a pod that goes", "available without a pod"],
+)
+def test_what_a_status_says_that_is_not_so_is_told_as_that_alone(objects: tuple[Body, ...], said: str) -> None:
+    assert list(lies(objects)) == [said]

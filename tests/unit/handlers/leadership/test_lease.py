@@ -121,6 +121,14 @@ async def test_the_role_grants_exactly_what_the_lease_takes(api: ApiServer, clus
     assert rules[1]["resourceNames"] == [NAME], "no name can narrow what may be created"
 
 
+async def test_a_lease_that_somebody_deleted_is_made_anew_in_the_same_look(api: ApiServer, cluster: Cluster) -> None:
+    candidate = Candidate(cluster, lease_for("first"))
+    await candidate.take()
+    api.remove(LEASE, NAME)
+    assert await candidate.take()
+    assert spec(api)["holderIdentity"] == "first"
+
+
 async def test_of_two_that_take_it_at_once_one_does(api: ApiServer, cluster: Cluster) -> None:
     first, second = (Candidate(cluster, lease_for(each)) for each in ("first", "second"))
     made = {"metadata": METADATA, "spec": {"holderIdentity": "first"}}

@@ -1,5 +1,6 @@
 """What is remembered of children that were applied."""
 
+import time
 import tracemalloc
 from collections import deque
 from itertools import count
@@ -29,6 +30,8 @@ class FakeCluster:
         self.live: Body | None = None
         self.old: Body | None = None
         """What the API server has in memory, which may be late."""
+        self.may_be_old: deque[bool] = deque(maxlen=4)
+        """Whether that would do, of each look."""
         self.is_counting = False
         self.named: deque[str | None] = deque(maxlen=4)
         """UIDs that were applied, None where an object was made."""
@@ -38,6 +41,7 @@ class FakeCluster:
         self.taken_over.append(body["metadata"]["uid"])
 
     async def get(self, *_: Any, may_be_old: bool = False) -> Body | None:
+        self.may_be_old.append(may_be_old)
         return self.old if may_be_old else self.live
 
     async def apply_new(self, body: Body) -> Body:
@@ -193,3 +197,21 @@ async def test_a_child_whose_change_is_refused_for_now_is_not_taken_for_gone() -
     with pytest.raises(ConflictError):
         await inventory.apply(KEY, "uid-1", [service("uid-1", port=81)])
     assert cache.children_of(KEY, "Service")
+
+
+async def test_the_look_for_a_free_name_does_not_ask_etcd() -> None:
+    inventory = Inventory(cast("Cluster", cluster := FakeCluster()), Cache(), [SERVICE])
+    await inventory.apply(KEY, "uid-1", [service("uid-1")])
+    assert list(cluster.may_be_old) == [True]
+
+
+async def test_of_a_child_that_was_deleted_no_contest_is_told() -> None:
+    inventory = Inventory(cast("Cluster", FakeCluster()), cache := Cache(), [SERVICE])
+    await inventory.apply(KEY, "uid-1", [service("uid-1")])
+    (child,) = cache.children_of(KEY, "Service")
+    repairs, now_s = inventory.repairs(KEY), time.monotonic()
+    for _ in range(5):
+        repairs.record(child["metadata"]["uid"], "Service llama", now_s)
+    assert repairs.contested(now_s)
+    await inventory.delete(KEY, {**child, "kind": "Service"})
+    assert not repairs.contested(now_s)

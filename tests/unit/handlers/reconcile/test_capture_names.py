@@ -1,0 +1,94 @@
+"""A capture before it starts: a Job of its name is left to who has it, and of one that goes then nothing is kept."""
+
+import asyncio
+import gc
+import weakref
+from typing import Any, cast
+
+import pytest
+
+from specdecode_operator.api import deployment
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture import KIND
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.errors import ConflictError
+from specdecode_operator.deployment.desired_state import DesiredState
+from specdecode_operator.deployment.spec.parent import Parent, read_parent
+from specdecode_operator.handlers.metrics import EndedCaptures
+from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
+from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
+from specdecode_operator.kube.resources import Resource
+from tests.support.captures import KEY, capture, capture_spec
+from tests.support.decisions import desired_state
+from tests.support.objects import parent, tiny_cpu
+from tests.unit.handlers.reconcile.test_image_note import FakeCluster
+
+THEIRS: Body = {"kind": "Job", "metadata": {"name": "demo-capture", "namespace": "default", "uid": "theirs"}}
+
+
+class Taken(FakeCluster):
+    """Somebody has a Job of the name, from a look on or from right after it."""
+
+    def __init__(self, *, late: bool) -> None:
+        super().__init__()
+        self.job = None if late else THEIRS
+        self.written: list[str] = []
+
+    async def get(self, resource: Resource, *_: Any, **__: bool) -> Body | None:
+        return self.job if resource.kind == "Job" else None
+
+    async def apply_new(self, body: Body) -> Body:
+        if body["kind"] == "Job":
+            self.job = THEIRS
+            raise ConflictError("the object has been modified")
+        return await self.apply(body)
+
+    async def apply(self, body: Body) -> Body:
+        self.written.append(body["kind"])
+        return {**body, "metadata": {**body["metadata"], "uid": "new", "resourceVersion": "1"}}
+
+
+def to_start() -> Cache:
+    """Return a cache with a capture that nothing but a name keeps from its start."""
+    cache, body = Cache(), parent(tiny_cpu())
+    cache.put_parent(deployment.KIND, {**body, "metadata": {**body["metadata"], "resourceVersion": "1"}})
+    engine = {"namespace": "default", "name": "e", "uid": "e", "resourceVersion": "1"}
+    labels = {"specdecode.io/deployment": "llama"}
+    cache.put("Pod", {"metadata": {**engine, "labels": labels}, "status": {"phase": "Running"}})
+    cache.put_parent(KIND, capture(capture_spec(arms=[{"name": "a"}, {"name": "b"}])))
+    return cache
+
+
+def desired_state_of(body: Body, *_: DecisionCache) -> tuple[Parent, DesiredState]:
+    owner = read_parent(body)
+    return owner, desired_state(owner, ())
+
+
+@pytest.mark.parametrize(("late", "written"), [(False, []), (True, ["PersistentVolumeClaim"])])
+def test_a_strangers_job_is_left_alone_and_before_it_nothing_is_written(late: bool, written: list[str]) -> None:
+    cluster = Taken(late=late)
+    reconciler = CaptureReconciler(
+        cast("Cluster", cluster), to_start(), desired_state_of, EndedCaptures(), "operator:1"
+    )
+    asyncio.run(reconciler.reconcile(KEY))
+    (ready,) = (each for each in cluster.status["conditions"] if each["type"] == "Ready")
+    assert (ready["reason"], cluster.written) == ("ChildNameConflict", written)
+
+
+def test_of_a_capture_that_went_before_it_started_no_decisions_are_kept() -> None:
+    kept: weakref.WeakSet[DecisionCache] = weakref.WeakSet()
+
+    def noted(body: Body, *decisions: DecisionCache) -> tuple[Parent, DesiredState]:
+        kept.update(decisions)
+        return desired_state_of(body)
+
+    cluster, cache = cast("Cluster", Taken(late=False)), to_start()
+    reconciler = CaptureReconciler(cluster, cache, noted, EndedCaptures(), "operator:1")
+    asyncio.run(reconciler.reconcile(KEY))
+    gc.collect()
+    assert kept
+    cache.drop_parent(KIND, capture())
+    asyncio.run(reconciler.reconcile(KEY))
+    gc.collect()
+    assert not kept
