@@ -138,8 +138,8 @@ class Cluster:
     async def apply(self, body: Body) -> Body:
         """Create or change a child by server-side apply, and take over its fields.
 
-        With a UID in its metadata this very object alone is changed: where it is gone, or another one has its name, that
-        is a `ConflictError`.
+        With a UID in its metadata this very object alone is changed: where it is gone, or another one has its name,
+        that is a `ConflictError`.
         """
         return await self._apply(written_resource(body["kind"]), body)
 
