@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 from argparse import ArgumentTypeError
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,9 @@ from devcluster.host.arguments import output_file
 AIM: Final = "our aim"
 GROWTH: Final = "exponent"
 """The unit of cost growth."""
+
+_SIZE: Final = re.compile(r"[\d,]+ objects(?=: )")
+"""With what the name of a figure begins that is of one of several numbers of objects."""
 
 LINEAR: Final = 1.1
 """An exponent of cost growth up to which growth counts as linear, noise of small sizes included."""
@@ -83,6 +87,12 @@ class Row:
     def command(self) -> str:
         """What prints this row, and no other part."""
         return f"./just bench --only {self.part}"
+
+    @property
+    def series(self) -> tuple[str, str]:
+        """What is measured together: a part of the bench, or one number of objects in it."""
+        size = _SIZE.match(self.figure.name)
+        return self.part, size[0] if size else ""
 
     def as_json(self) -> dict[str, Any]:
         """Return what stands in the file."""
@@ -178,9 +188,9 @@ def runs_file(text: str) -> Path:
 
 
 def write_run(file: Path, run: Run) -> None:
-    """Add a run to a file; parts that it measured replace those of earlier runs."""
-    measured = {row.part for row in run.rows}
-    kept = [Run(old.machine, [row for row in old.rows if row.part not in measured]) for old in read_runs(file)]
+    """Add a run to a file; what it measured replaces the same parts, and numbers of objects, of earlier runs."""
+    measured = {row.series for row in run.rows}
+    kept = [Run(old.machine, [row for row in old.rows if row.series not in measured]) for old in read_runs(file)]
     runs = [each for each in (*kept, run) if each.rows]
     values = [{"machine": dict(each.machine), "figures": [row.as_json() for row in each.rows]} for each in runs]
     file.write_text(json.dumps({"runs": values}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

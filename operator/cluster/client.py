@@ -173,16 +173,6 @@ class Cluster:
             else:
                 return
 
-    async def create_or_merge(self, body: Body) -> Body:
-        """Merge the fields of a body into an object, or create it where there is none."""
-        metadata = body["metadata"]
-        resource, namespace = written_resource(body["kind"]), metadata["namespace"]
-        query = {"fieldManager": FIELD_MANAGER}
-        try:
-            return await self._send(_Request("PATCH", resource, namespace, metadata["name"]), body, query, _MERGE_PATCH)
-        except NotFoundError:
-            return await self._send(_Request("POST", resource, namespace), body, query)
-
     async def create(self, body: Body) -> Body:
         """Create an object; one of its name that exists already is a `ConflictError`."""
         request = _Request("POST", written_resource(body["kind"]), body["metadata"]["namespace"])

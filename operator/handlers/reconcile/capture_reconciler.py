@@ -40,7 +40,7 @@ from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
 from specdecode_operator.handlers.reconcile.inventory import BlockedError, Inventory, what_blocks
 from specdecode_operator.handlers.reconcile.reporter import Reporter
 from specdecode_operator.handlers.reconcile.servings import Servings, engine_pods
-from specdecode_operator.kube.drift import is_owned
+from specdecode_operator.kube.drift import Identity, identity, is_owned
 from specdecode_operator.kube.resources import (
     CAPTURE_CHILDREN,
     CONFIG_MAP,
@@ -182,9 +182,10 @@ class CaptureReconciler:
     async def _write(self, capture: Capture, writes: Writes) -> None:
         """Create, start, stop and remove what is decided."""
         key = capture.key
+        there: dict[Identity, Body] = {}
         if writes.job is not None:
             # Before the first write, so that nothing is half-created.
-            await self._inventory.check_names(key, capture.uid, [writes.job])
+            there = await self._inventory.check_names(key, capture.uid, [writes.job])
         if writes.claim is not None:
             self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, await self._cluster.apply_new(writes.claim))
         if writes.claim_metadata:
@@ -193,7 +194,10 @@ class CaptureReconciler:
             changed = await self._cluster.merge(claim, {"metadata": writes.claim_metadata})
             self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, changed)
         if writes.job is not None:
-            await self._inventory.create(key, capture.uid, writes.job)
+            job = writes.job
+            if known := there.get(identity(job)):  # somebody took its labels off: it runs on, or waits on
+                job = {**job, "spec": {**job["spec"], "suspend": known["spec"].get("suspend", False)}}
+            await self._inventory.create(key, capture.uid, job)
         live = self._inventory.owned(key, capture.uid).get((JOB.kind, capture.job_name))
         if live is not None and writes.job_suspended is not None:
             self._cache.put(JOB.kind, await self._cluster.merge(live, {"spec": {"suspend": writes.job_suspended}}))

@@ -168,12 +168,12 @@ class Launcher:
         ClusterError
             When the API server refuses or cannot be reached.
         """
-        if not self._cache.model_facts(namespace):
-            live = await self._cluster.get(CONFIG_MAP, namespace, CONFIG_MAP_NAME)
-            if live is not None and not is_model_facts(CONFIG_MAP.kind, live):
-                raise ChildNameTakenError(CONFIG_MAP.kind, CONFIG_MAP_NAME, leaving=False)
+        live = await self._cluster.get(CONFIG_MAP, namespace, CONFIG_MAP_NAME)
+        if live is not None and not is_model_facts(CONFIG_MAP.kind, live):
+            raise ChildNameTakenError(CONFIG_MAP.kind, CONFIG_MAP_NAME, leaving=False)
+        body = facts_config_map(namespace, entries)
         try:
-            answer = await self._cluster.create_or_merge(facts_config_map(namespace, entries))
+            answer = await (self._cluster.create(body) if live is None else self._cluster.merge(live, body))
         except InvalidObjectError as error:
             raise ModelFactsFullError(namespace) from error
         self._cache.put(CONFIG_MAP.kind, answer)

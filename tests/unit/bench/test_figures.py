@@ -54,6 +54,17 @@ def test_a_part_measured_again_replaces_its_rows_and_no_others(tmp_path: Path) -
     assert run["figures"][0]["command"] == "./just bench --only sizing.speed"
 
 
+def test_a_number_of_objects_measured_again_replaces_its_rows_and_no_others(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    before = ("100 objects: create", "100 objects: no more measured", "1,000 objects: create", "create: growth")
+    write_run(file, Run(MACHINE, [Row("operator.scale", Figure(name, 1.0)) for name in before]))
+
+    write_run(file, Run(MACHINE, [Row("operator.scale", Figure("100 objects: create", 2.0))]))
+
+    figures = [(row.figure.name, row.figure.value) for run in read_runs(file) for row in run.rows]
+    assert figures == [("1,000 objects: create", 1.0), ("create: growth", 1.0), ("100 objects: create", 2.0)]
+
+
 @pytest.mark.usefixtures("_measured")
 def test_a_part_that_fails_is_told_and_the_others_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--only", "replay.speed,capture.report"]) == 1

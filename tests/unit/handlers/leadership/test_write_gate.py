@@ -18,7 +18,6 @@ WRITES: dict[str, Callable[[Cluster], Awaitable[object]]] = {
     "apply_to": lambda cluster: cluster.apply_to(SPECDECODE_DEPLOYMENT, BODY),
     "apply_status": lambda cluster: cluster.apply_status(SPECDECODE_DEPLOYMENT, BODY),
     "create": lambda cluster: cluster.create(BODY),
-    "create_or_merge": lambda cluster: cluster.create_or_merge(BODY),
     "delete": lambda cluster: cluster.delete(BODY),
     "evict": lambda cluster: cluster.evict(BODY),
     "merge": lambda cluster: cluster.merge(BODY, {}),

@@ -49,6 +49,28 @@ class Taken(FakeCluster):
         return {**body, "metadata": {**body["metadata"], "uid": "new", "resourceVersion": "1"}}
 
 
+class Unlabelled(FakeCluster):
+    """Has a Job of the capture, of which no watch tells."""
+
+    def __init__(self, job: Body) -> None:
+        super().__init__()
+        self.job = job
+        self.applied_jobs: list[Body] = []
+
+    async def get(self, resource: Resource, *_: Any, **__: bool) -> Body | None:
+        return self.job if resource.kind == "Job" else None
+
+    async def apply_new(self, body: Body) -> Body:
+        if body["kind"] == "Job":
+            raise ConflictError("the object has been modified")
+        return await self.apply(body)
+
+    async def apply(self, body: Body) -> Body:
+        if body["kind"] == "Job":
+            self.applied_jobs.append(body)
+        return {**body, "metadata": {"uid": "new", **body["metadata"], "resourceVersion": "1"}}
+
+
 def to_start() -> Cache:
     """Return a cache with a capture that nothing but a name keeps from its start."""
     cache, body = Cache(), parent(tiny_cpu())
@@ -74,6 +96,21 @@ def test_a_strangers_job_is_left_alone_and_before_it_nothing_is_written(late: bo
     asyncio.run(reconciler.reconcile(KEY))
     (ready,) = (each for each in cluster.status["conditions"] if each["type"] == "Ready")
     assert (ready["reason"], cluster.written) == ("ChildNameConflict", written)
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+def test_a_job_of_its_own_whose_labels_were_taken_off_gets_them_back_and_runs_or_waits_on(suspended: bool) -> None:
+    owner = {"apiVersion": "specdecode.io/v1alpha1", "kind": KIND, "name": "demo", "uid": "capture-uid"}
+    own = {**THEIRS, "metadata": {**THEIRS["metadata"], "ownerReferences": [owner]}, "spec": {"suspend": suspended}}
+    cluster = Unlabelled(own)
+    reconciler = CaptureReconciler(
+        cast("Cluster", cluster), to_start(), desired_state_of, EndedCaptures(), "operator:1"
+    )
+    asyncio.run(reconciler.reconcile(KEY))
+    (applied,) = cluster.applied_jobs
+    assert applied["spec"]["suspend"] is suspended
+    assert applied["metadata"]["labels"]["specdecode.io/capture"] == "demo"
+    assert applied["metadata"]["uid"] == "theirs"
 
 
 def test_of_a_capture_that_went_before_it_started_no_decisions_are_kept() -> None:

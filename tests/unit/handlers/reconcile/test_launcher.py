@@ -12,6 +12,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.deployment.models.model_facts import facts_config_map
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
 from specdecode_operator.deployment.pods.rejected_pods import POD_REJECTED
 from specdecode_operator.deployment.spec.parent import read_parent
@@ -140,3 +141,34 @@ def test_a_download_that_nobody_wants_any_more_ends(cluster: FakeCluster) -> Non
     assert cluster.jobs() == 2
     launch(cluster, DOWNLOADED, cached(parallelism={"tensor": 7}))
     assert cluster.jobs() == 0
+
+
+class Facts:
+    """The ConfigMap of what was read of models, which somebody makes anew between the look at it and the write."""
+
+    def __init__(self, there: Body | None) -> None:
+        self.there = there
+        self.written: list[tuple[str, str | None]] = []
+
+    async def get(self, *_: Any) -> Body | None:
+        return self.there
+
+    async def create(self, body: Body) -> Body:
+        self.written.append(("create", None))
+        return {**body, "metadata": {**body["metadata"], "uid": "new", "resourceVersion": "1"}}
+
+    async def merge(self, body: Body, patch: Body) -> Body:
+        self.written.append(("merge", body["metadata"]["uid"]))
+        return {**body, **patch, "metadata": {**body["metadata"], **patch["metadata"], "resourceVersion": "2"}}
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_is_read_of_a_model_goes_into_the_very_config_map_that_was_seen_or_into_a_new_one(is_known: bool) -> None:
+    ours = facts_config_map("default", {"a": "{}"})
+    ours["metadata"] |= {"uid": "seen", "resourceVersion": "1"}
+    for there, written in ((None, ("create", None)), (ours, ("merge", "seen"))):
+        cache, cluster = Cache(), Facts(there)
+        if is_known:  # by a watch that is late
+            cache.put("ConfigMap", {**ours, "metadata": {**ours["metadata"], "uid": "of before"}})
+        asyncio.run(Launcher(cast("Cluster", cluster), cache).keep_model_facts("default", {"b": "{}"}))
+        assert cluster.written == [written]
