@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Final
 
-from bench.figures import Figure, Row, Run, runs_file, text_table, write_run
+from bench.figures import FAILED, Figure, Row, Run, runs_file, text_table, write_run
 from bench.machine import described, facts
 
 PARTS: Final = (
@@ -88,7 +88,7 @@ def measured(parts: Iterable[str]) -> list[Row]:
         try:
             found = measure(part)
         except Exception as error:  # noqa: BLE001  the others are measured all the same
-            found = [Figure("failed", None, remark=f"{type(error).__name__}: {error}")]
+            found = [Figure(FAILED, None, remark=f"{type(error).__name__}: {error}")]
         rows += [Row(part, figure) for figure in found]
     return rows
 
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("One part alone: ./just bench --only PART")
     if asked.json:
         write_run(asked.json, Run(machine, rows))
-    return int(any(row.figure.name == "failed" for row in rows))
+    return int(any(row.figure.name == FAILED for row in rows))
 
 
 if __name__ == "__main__":

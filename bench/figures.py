@@ -15,6 +15,9 @@ from typing import Any, Final
 from devcluster.host.arguments import output_file
 
 AIM: Final = "our aim"
+FAILED: Final = "failed"
+"""The name of what stands for a part that could not be measured."""
+
 GROWTH: Final = "exponent"
 """The unit of cost growth."""
 
@@ -93,6 +96,12 @@ class Row:
         """What is measured together: a part of the bench, or one number of objects in it."""
         size = _SIZE.match(self.figure.name)
         return self.part, size[0] if size else ""
+
+    def is_replaced_by(self, rows: Iterable["Row"]) -> bool:
+        """Whether rows of a later run measured the same; of a part that failed, anything."""
+        if self.figure.name == FAILED:
+            return any(row.part == self.part for row in rows)
+        return any(row.series == self.series for row in rows)
 
     def as_json(self) -> dict[str, Any]:
         """Return what stands in the file."""
@@ -189,8 +198,7 @@ def runs_file(text: str) -> Path:
 
 def write_run(file: Path, run: Run) -> None:
     """Add a run to a file; what it measured replaces the same parts, and numbers of objects, of earlier runs."""
-    measured = {row.series for row in run.rows}
-    kept = [Run(old.machine, [row for row in old.rows if row.series not in measured]) for old in read_runs(file)]
+    kept = [Run(old.machine, [row for row in old.rows if not row.is_replaced_by(run.rows)]) for old in read_runs(file)]
     runs = [each for each in (*kept, run) if each.rows]
     values = [{"machine": dict(each.machine), "figures": [row.as_json() for row in each.rows]} for each in runs]
     file.write_text(json.dumps({"runs": values}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

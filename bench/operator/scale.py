@@ -76,7 +76,7 @@ def figures_of_sizes(sizes: Iterable[int], idle_s: float, *, alone: bool = False
     for objects in sizes:
         lives[objects] = _lives(objects, idle_s, alone=alone)
         for figure in _of_size(*lives[objects]):
-            is_detail = alone or objects < max(sizes)
+            is_detail = alone or objects < max(*sizes, *OBJECTS)
             yield replace(figure, name=f"{objects:,} objects: {figure.name}", is_detail=is_detail)
     if len(lives) > 1:
         yield from _growth({objects: pair[0] for objects, pair in lives.items()})

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.attention import Attention
 
-_MOST_LOOKS: Final = 80
+_MOST_LOOKS: Final = 64
 """In one round: a look asks engines, so that the interval grows with the objects, and not the work. So many take
 less than 2 % of a core."""
 

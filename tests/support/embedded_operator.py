@@ -1,6 +1,7 @@
 """The whole operator inside a test: started as its command line starts it, in the test's own event loop."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -36,7 +37,7 @@ async def embedded_operator(
     monkeypatch.setattr(kopf, "run", lambda **given: arguments.update(given))
     (port,) = free_ports(1)
     root = logging.getLogger()
-    before = (root.handlers[:], root.level)
+    before, thresholds = (root.handlers[:], root.level), gc.get_threshold()
     run_operator(settings or Settings(), health_port=port, metrics_port=0)
     of_kopf = kopf.OperatorSettings()
     of_kopf.queueing.idle_timeout = 0.05  # kopf waits so long for each of its workers when it stops
@@ -51,6 +52,7 @@ async def embedded_operator(
         async with asyncio.timeout(DEADLINE_S):
             await task
         root.handlers[:], root.level = before
+        gc.set_threshold(*thresholds)
 
 
 async def until(look: Callable[[], object], what: Callable[[], str]) -> None:

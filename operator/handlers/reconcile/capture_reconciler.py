@@ -40,7 +40,8 @@ from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
 from specdecode_operator.handlers.reconcile.inventory import BlockedError, Inventory, what_blocks
 from specdecode_operator.handlers.reconcile.reporter import Reporter
 from specdecode_operator.handlers.reconcile.servings import Servings, engine_pods
-from specdecode_operator.kube.drift import Identity, identity, is_owned
+from specdecode_operator.kube.drift import is_owned
+from specdecode_operator.kube.manifests import child_labels
 from specdecode_operator.kube.resources import (
     CAPTURE_CHILDREN,
     CONFIG_MAP,
@@ -113,7 +114,9 @@ class CaptureReconciler:
 
     async def _observe(self, capture: Capture) -> CaptureObservation:
         """Observe what a capture depends on; what carries no label of ours is asked for only before it starts."""
-        job = self._inventory.owned(capture.key, capture.uid).get((JOB.kind, capture.job_name))
+        job = self._job(capture)
+        if job is None and capture.status.job is not None and capture.ended is None:
+            job = await self._found_again(capture)
         claims = self._cache.children_of(capture.key, PERSISTENT_VOLUME_CLAIM.kind)
         pods = self._cache.children_of(capture.key, POD.kind)
         if job is not None or capture.ended is not None:
@@ -136,6 +139,21 @@ class CaptureReconciler:
             dataset=await self._get(capture, CONFIG_MAP, sources.dataset_config_map)
             or await self._get(capture, PERSISTENT_VOLUME_CLAIM, sources.dataset_claim),
         )
+
+    def _job(self, capture: Capture) -> Body | None:
+        return self._inventory.owned(capture.key, capture.uid).get((JOB.kind, capture.job_name))
+
+    async def _found_again(self, capture: Capture) -> Body | None:
+        """Return the Job of a capture that has started, where it is there and no watch shows it.
+
+        Somebody took its labels off. It gets them back, and runs or waits on as it did.
+        """
+        live = await self._get(capture, JOB, capture.job_name)
+        if live is None or not is_owned(live, capture.uid):
+            return None
+        labels = child_labels(capture.key)
+        self._cache.put(JOB.kind, await self._cluster.merge(live, {"metadata": {"labels": labels}}))
+        return self._job(capture)
 
     async def _get(self, capture: Capture, resource: Resource, name: str | None) -> Body | None:
         return await self._cluster.get(resource, capture.key.namespace, name) if name else None
@@ -182,10 +200,9 @@ class CaptureReconciler:
     async def _write(self, capture: Capture, writes: Writes) -> None:
         """Create, start, stop and remove what is decided."""
         key = capture.key
-        there: dict[Identity, Body] = {}
         if writes.job is not None:
             # Before the first write, so that nothing is half-created.
-            there = await self._inventory.check_names(key, capture.uid, [writes.job])
+            await self._inventory.check_names(key, capture.uid, [writes.job])
         if writes.claim is not None:
             self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, await self._cluster.apply_new(writes.claim))
         if writes.claim_metadata:
@@ -194,11 +211,8 @@ class CaptureReconciler:
             changed = await self._cluster.merge(claim, {"metadata": writes.claim_metadata})
             self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, changed)
         if writes.job is not None:
-            job = writes.job
-            if known := there.get(identity(job)):  # somebody took its labels off: it runs on, or waits on
-                job = {**job, "spec": {**job["spec"], "suspend": known["spec"].get("suspend", False)}}
-            await self._inventory.create(key, capture.uid, job)
-        live = self._inventory.owned(key, capture.uid).get((JOB.kind, capture.job_name))
+            await self._inventory.create(key, capture.uid, writes.job)
+        live = self._job(capture)
         if live is not None and writes.job_suspended is not None:
             self._cache.put(JOB.kind, await self._cluster.merge(live, {"spec": {"suspend": writes.job_suspended}}))
         if live is not None and writes.remove_job:

@@ -56,13 +56,14 @@ def test_a_part_measured_again_replaces_its_rows_and_no_others(tmp_path: Path) -
 
 def test_a_number_of_objects_measured_again_replaces_its_rows_and_no_others(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    before = ("100 objects: create", "100 objects: no more measured", "1,000 objects: create", "create: growth")
+    others = ("1,000 objects: create", "create: growth")
+    before = ("100 objects: create", "100 objects: measured no more", "failed", *others)
     write_run(file, Run(MACHINE, [Row("operator.scale", Figure(name, 1.0)) for name in before]))
 
     write_run(file, Run(MACHINE, [Row("operator.scale", Figure("100 objects: create", 2.0))]))
 
     figures = [(row.figure.name, row.figure.value) for run in read_runs(file) for row in run.rows]
-    assert figures == [("1,000 objects: create", 1.0), ("create: growth", 1.0), ("100 objects: create", 2.0)]
+    assert figures == [*((name, 1.0) for name in others), ("100 objects: create", 2.0)]
 
 
 @pytest.mark.usefixtures("_measured")

@@ -142,6 +142,9 @@ def life(objects: int, seconds: float) -> Life:
 
 def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "_lives", lambda n, *_, **__: (life(n, n / 10), life(n, n / 20)))
+    monkeypatch.setattr(scale, "OBJECTS", (100, 200))
+    (alone,) = {figure.is_detail for figure in scale.figures_of_sizes((100,), 60.0)}
+    assert alone, "a smaller size that is measured again is still no largest one"
     rows = {figure.name: figure for figure in scale.figures_of_sizes((100, 200), 60.0)}
 
     create = rows["100 objects: create, until all children are there"]

@@ -22,7 +22,7 @@ def round_of(
 
 
 def test_a_few_that_change_by_themselves_are_looked_at_each_round() -> None:
-    present, turns = keys(80), Turns(ROUND_S)
+    present, turns = keys(64), Turns(ROUND_S)
     close = frozenset(present)
     assert all(sorted(round_of(turns, present, close)) == sorted(present) for _ in range(3))
     assert turns.interval_s == 15.0
@@ -32,11 +32,11 @@ def test_with_many_the_interval_grows_and_not_the_work_and_nobody_is_passed_over
     present, turns = keys(1000), Turns(ROUND_S)
     close = frozenset(present)
     round_of(turns, present, close)
-    looked = [round_of(turns, present, close) for _ in range(13)]
-    assert max(map(len, looked)) == 80
+    looked = [round_of(turns, present, close) for _ in range(16)]
+    assert max(map(len, looked)) == 64
     assert {key for each in looked for key in each} == close
     (interval,) = (sample.value for family in turns.collect() for sample in family.samples)
-    assert interval == turns.interval_s == 195.0
+    assert interval == turns.interval_s == 240.0
 
 
 def test_what_waits_for_nothing_is_looked_at_in_twenty_rounds_a_few_at_a_time() -> None:
@@ -69,14 +69,14 @@ def test_with_a_policy_engines_are_asked_each_minute_however_many_there_are() ->
 
 
 def test_a_few_with_a_policy_and_a_few_without_are_all_looked_at_each_round() -> None:
-    present, turns = keys(80), Turns(ROUND_S)
-    with_policy = frozenset(present[:40])
-    close = frozenset(present[40:])
-    assert all(len(round_of(turns, present, close, with_policy)) == 80 for _ in range(3))
+    present, turns = keys(64), Turns(ROUND_S)
+    with_policy = frozenset(present[:32])
+    close = frozenset(present[32:])
+    assert all(len(round_of(turns, present, close, with_policy)) == 64 for _ in range(3))
 
 
 def test_who_has_a_schedule_is_looked_at_when_it_is_due_whosever_turn_it_is() -> None:
-    """With 2,000 objects each is looked at every six minutes, which is later than a schedule may be."""
+    """With 2,000 objects each is looked at every eight minutes, which is later than a schedule may be."""
     present, turns = keys(2000), Turns(ROUND_S)
     for key in present:
         turns.looked(key, Attention())
@@ -90,9 +90,9 @@ def test_who_has_a_schedule_is_looked_at_when_it_is_due_whosever_turn_it_is() ->
 
 
 def test_what_no_longer_changes_by_itself_takes_no_turn_of_what_does() -> None:
-    present, turns = keys(160), Turns(ROUND_S)
+    present, turns = keys(128), Turns(ROUND_S)
     round_of(turns, present, frozenset(present))
     assert turns.interval_s == 2 * ROUND_S
-    for key in present[80:]:
+    for key in present[64:]:
         turns.looked(key, Attention(is_close=False))
     assert turns.interval_s == ROUND_S

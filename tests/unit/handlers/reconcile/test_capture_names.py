@@ -18,6 +18,7 @@ from specdecode_operator.deployment.spec.parent import Parent, read_parent
 from specdecode_operator.handlers.metrics import EndedCaptures
 from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
 from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
+from specdecode_operator.kube.manifests import child_labels
 from specdecode_operator.kube.resources import Resource
 from tests.support.captures import KEY, capture, capture_spec
 from tests.support.decisions import desired_state
@@ -55,30 +56,25 @@ class Unlabelled(FakeCluster):
     def __init__(self, job: Body) -> None:
         super().__init__()
         self.job = job
-        self.applied_jobs: list[Body] = []
+        self.changes: list[Body] = []
 
     async def get(self, resource: Resource, *_: Any, **__: bool) -> Body | None:
         return self.job if resource.kind == "Job" else None
 
-    async def apply_new(self, body: Body) -> Body:
-        if body["kind"] == "Job":
-            raise ConflictError("the object has been modified")
-        return await self.apply(body)
-
-    async def apply(self, body: Body) -> Body:
-        if body["kind"] == "Job":
-            self.applied_jobs.append(body)
-        return {**body, "metadata": {"uid": "new", **body["metadata"], "resourceVersion": "1"}}
+    async def merge(self, body: Body, change: Body) -> Body:
+        assert body["metadata"]["uid"] == self.job["metadata"]["uid"]
+        self.changes.append(change)
+        return {**body, "metadata": {**body["metadata"], **change["metadata"], "resourceVersion": "2"}}
 
 
-def to_start() -> Cache:
+def to_start(status: Body | None = None, **spec: Any) -> Cache:
     """Return a cache with a capture that nothing but a name keeps from its start."""
     cache, body = Cache(), parent(tiny_cpu())
     cache.put_parent(deployment.KIND, {**body, "metadata": {**body["metadata"], "resourceVersion": "1"}})
     engine = {"namespace": "default", "name": "e", "uid": "e", "resourceVersion": "1"}
     labels = {"specdecode.io/deployment": "llama"}
     cache.put("Pod", {"metadata": {**engine, "labels": labels}, "status": {"phase": "Running"}})
-    cache.put_parent(KIND, capture(capture_spec(arms=[{"name": "a"}, {"name": "b"}])))
+    cache.put_parent(KIND, capture(capture_spec(arms=[{"name": "a"}, {"name": "b"}], **spec), status=status))
     return cache
 
 
@@ -98,19 +94,19 @@ def test_a_strangers_job_is_left_alone_and_before_it_nothing_is_written(late: bo
     assert (ready["reason"], cluster.written) == ("ChildNameConflict", written)
 
 
-@pytest.mark.parametrize("suspended", [True, False])
-def test_a_job_of_its_own_whose_labels_were_taken_off_gets_them_back_and_runs_or_waits_on(suspended: bool) -> None:
+@pytest.mark.parametrize("spec", [{}, {"deploymentDuringCapture": "Suspend"}])
+def test_a_job_of_its_own_whose_labels_were_taken_off_gets_them_back_and_runs_on(spec: Body) -> None:
     owner = {"apiVersion": "specdecode.io/v1alpha1", "kind": KIND, "name": "demo", "uid": "capture-uid"}
-    own = {**THEIRS, "metadata": {**THEIRS["metadata"], "ownerReferences": [owner]}, "spec": {"suspend": suspended}}
+    own = {**THEIRS, "metadata": {**THEIRS["metadata"], "ownerReferences": [owner]}, "spec": {"suspend": False}}
     cluster = Unlabelled(own)
-    reconciler = CaptureReconciler(
-        cast("Cluster", cluster), to_start(), desired_state_of, EndedCaptures(), "operator:1"
-    )
+    cache = to_start(status={"job": "demo-capture"}, **spec)
+    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, desired_state_of, EndedCaptures(), None)
     asyncio.run(reconciler.reconcile(KEY))
-    (applied,) = cluster.applied_jobs
-    assert applied["spec"]["suspend"] is suspended
-    assert applied["metadata"]["labels"]["specdecode.io/capture"] == "demo"
-    assert applied["metadata"]["uid"] == "theirs"
+    (change,) = cluster.changes
+    assert change == {"metadata": {"labels": child_labels(KEY)}}
+    (ready,) = (each for each in cluster.status["conditions"] if each["type"] == "Ready")
+    assert ready["reason"] == "WaitingForPod"
+    assert not cluster.applied
 
 
 def test_of_a_capture_that_went_before_it_started_no_decisions_are_kept() -> None:

@@ -16,6 +16,7 @@ from specdecode_operator.deployment.models.model_facts import facts_config_map
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
 from specdecode_operator.deployment.pods.rejected_pods import POD_REJECTED
 from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.handlers.reconcile.inventory import ChildNameTakenError
 from specdecode_operator.handlers.reconcile.launcher import Launcher
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.kube.resources import CHILDREN
@@ -144,7 +145,7 @@ def test_a_download_that_nobody_wants_any_more_ends(cluster: FakeCluster) -> Non
 
 
 class Facts:
-    """The ConfigMap of what was read of models, which somebody makes anew between the look at it and the write."""
+    """Has the ConfigMap of what was read of models, or none, and notes how it is written."""
 
     def __init__(self, there: Body | None) -> None:
         self.there = there
@@ -172,3 +173,13 @@ def test_what_is_read_of_a_model_goes_into_the_very_config_map_that_was_seen_or_
             cache.put("ConfigMap", {**ours, "metadata": {**ours["metadata"], "uid": "of before"}})
         asyncio.run(Launcher(cast("Cluster", cluster), cache).keep_model_facts("default", {"b": "{}"}))
         assert cluster.written == [written]
+
+
+def test_a_config_map_that_is_not_ours_any_more_is_left_alone_though_a_watch_still_shows_ours() -> None:
+    ours = facts_config_map("default", {"a": "{}"})
+    ours["metadata"] |= {"uid": "of before", "resourceVersion": "1"}
+    cache, cluster = Cache(), Facts({"metadata": {**ours["metadata"], "uid": "theirs", "labels": {}}})
+    cache.put("ConfigMap", ours)
+    with pytest.raises(ChildNameTakenError):
+        asyncio.run(Launcher(cast("Cluster", cluster), cache).keep_model_facts("default", {"b": "{}"}))
+    assert not cluster.written
