@@ -12,8 +12,8 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.attention import Attention
 
 _MOST_LOOKS: Final = 64
-"""In one round: a look asks engines, so that the interval grows with the objects, and not the work. So many take
-less than 2 % of a core."""
+"""In one round: a look asks engines, so that the interval grows with the objects, and not the work. So many take 2 %
+of a core on a slow machine."""
 
 _LEAST_LOOKS: Final = 20
 """Of those in one round for objects without a policy, however many there are with one."""
