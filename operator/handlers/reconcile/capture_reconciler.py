@@ -144,7 +144,7 @@ class CaptureReconciler:
         return self._inventory.owned(capture.key, capture.uid).get((JOB.kind, capture.job_name))
 
     async def _found_again(self, capture: Capture) -> Body | None:
-        """Return the Job of a capture that has started, where it is there and no watch shows it.
+        """Return the Job of a capture whose status names one, where it is there and no watch shows it.
 
         Somebody took its labels off. It gets them back, and runs or waits on as it did.
         """

@@ -172,7 +172,7 @@ class TestModels:
 
     async def test_what_was_read_is_kept_before_its_jobs_go(self, read: World) -> None:
         written = await read.look()
-        assert written[0].startswith("create configmaps")
+        assert written[0] == "create configmaps"
         assert [each.split()[0] for each in written if "jobs" in each] == ["delete", "delete"]
         assert "patch deployments.apps llama" in written
 
