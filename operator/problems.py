@@ -9,7 +9,8 @@ from typing import Final
 
 _SHOWN_CHARACTERS: Final = 120
 _SHORT_CHARACTERS: Final = 256
-_SHORT_TEXTS_KEPT: Final = 4096
+_SHORT_TEXTS_KEPT: Final = 16_384
+"""Of a thousand objects, each of which has some ten texts that no other has: if these do not all fit, none is found."""
 _READS_AS_NO_TEXT: Final = re.compile(
     r"|~|null|true|false|[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?", re.IGNORECASE
 )

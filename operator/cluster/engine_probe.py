@@ -10,8 +10,16 @@ from typing import Any
 import aiohttp
 
 from specdecode_operator.cluster import waits
+from specdecode_operator.engine.exposition import ExpositionError, read_exposition
 from specdecode_operator.engine.image_version import read_version
-from specdecode_operator.engine.metrics import EngineReading, Reading, Unreachable, UnreadableMetricsError, read_metrics
+from specdecode_operator.engine.metrics import (
+    EngineReading,
+    Reading,
+    Unreachable,
+    UnreadableMetricsError,
+    names_read,
+    reading_of,
+)
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.kube.untyped import mapping, objects
 from specdecode_operator.monitoring.looks import Looks
@@ -91,7 +99,7 @@ class EngineProbe:
             return Unreachable(f"/metrics {error}")
         except TimeoutError:
             return Unreachable(f"/metrics did not answer within {_TIMEOUT_S:g} s")
-        except UnreadableMetricsError as error:
+        except (ExpositionError, UnreadableMetricsError) as error:
             return Unreachable(str(error))
         return replace(reading, version=await self._version(pod, f"{place}/version"))
 
@@ -145,10 +153,16 @@ class EngineProbe:
 
 
 def _reading(pod: Mapping[str, Any], text: str, question: _Question) -> EngineReading:
-    """Return what a page says, and keep it for figures."""
-    reading = read_metrics(text, question.profile)
-    if question.looks is not None:
-        question.looks.hear(str(pod["metadata"].get("uid")), text, time.monotonic())
+    """Return what a page says, and keep it for figures: it is read once for both."""
+    engine, now_s = str(pod["metadata"].get("uid")), time.monotonic()
+    for_figures = frozenset() if question.looks is None else question.looks.names_due(engine, now_s)
+    try:
+        page = read_exposition(text, names_read(question.profile) | for_figures)
+    except ExpositionError:  # in figures, maybe, which are not asked for at each look: whether it answers is not theirs
+        page, for_figures = read_exposition(text, names_read(question.profile)), frozenset()
+    reading = reading_of(page, question.profile)
+    if question.looks is not None and for_figures:
+        question.looks.hear(engine, page, now_s)
     return reading
 
 

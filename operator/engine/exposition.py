@@ -6,6 +6,7 @@ prometheus_client's parser takes 0.2 to 0.4 µs a character, which is half a sec
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from specdecode_operator.problems import shown
@@ -20,7 +21,6 @@ _MOST_READ_CHARACTERS: Final = 2**20
 _LONGEST_LINE: Final = 8 * 1024
 """Of those that are read; that of the cache's configuration has 1,100."""
 
-_NAME: Final = re.compile(r"(?:# TYPE )?([a-zA-Z_:][\w:]*)", re.ASCII)
 _LABEL: Final = r'[a-zA-Z_]\w*+="[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _SAMPLE: Final = re.compile(
     rf"[\w:]++[ \t]*+(?:\{{((?:{_LABEL}(?:,[ \t]*+|(?=\}})))*+)\}})?+[ \t]*+([^\s]++)(?:[ \t]++-?\d++)?+\s*+", re.ASCII
@@ -60,7 +60,7 @@ def read_exposition(text: str, names: Collection[str]) -> Exposition:
     """
     known = {name: name for name in names}
     samples, gauges = [], set()
-    for name, line in _asked(text, known):
+    for name, line in _asked(text, frozenset(known)):
         if not line.startswith("#"):
             samples.append(_sample(known[name], line))
         elif line.split()[3:] == ["gauge"]:
@@ -68,19 +68,23 @@ def read_exposition(text: str, names: Collection[str]) -> Exposition:
     return Exposition(samples, frozenset(gauges))
 
 
-def _asked(text: str, names: Collection[str]) -> Iterator[tuple[str, str]]:
+def _asked(text: str, names: frozenset[str]) -> Iterator[tuple[str, str]]:
     """Yield the lines of some names, each with its name."""
     if text.count("\n") > _MOST_LINES:
         raise ExpositionError("more is said than an engine has to say: this is not vLLM")
     lines = characters = 0
-    for line in text.split("\n"):
-        found = _NAME.match(line)
-        if found is None or found[1] not in names:
-            continue
+    for found in _lines_of(names).finditer(f"\n{text}"):
+        line = found[0][1:]
         lines, characters = lines + 1, characters + len(line)
         if lines > _MOST_READ_LINES or characters > _MOST_READ_CHARACTERS or len(line) > _LONGEST_LINE:
             raise ExpositionError("more is said than an engine has to say: this is not vLLM")
         yield found[1], line
+
+
+@lru_cache(maxsize=16)
+def _lines_of(names: frozenset[str]) -> re.Pattern[str]:
+    """Return what finds their lines: one search through a page takes less than half of the time of one a line."""
+    return re.compile(rf"\n(?:# TYPE )?({'|'.join(map(re.escape, sorted(names)))})(?![\w:]).*", re.ASCII)
 
 
 def _sample(name: str, line: str) -> Sample:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from specdecode_operator.engine.changed_settings import CHANGED_SETTINGS
-from specdecode_operator.engine.exposition import ExpositionError, Sample, read_exposition
+from specdecode_operator.engine.exposition import Exposition, ExpositionError, Sample, read_exposition
 from specdecode_operator.engine.profiles import EngineProfile, MetricNames
 from specdecode_operator.engine.settings_watch import KEY, LABEL, METRIC, SPECULATION, VALUE
 from specdecode_operator.engine.speculative_config import SPOKEN_KEYS
@@ -127,10 +127,25 @@ def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
     UnreadableMetricsError
         It is not in Prometheus format, not an engine's, or holds a number that cannot be.
     """
+    try:
+        page = read_exposition(text, names_read(profile))
+    except ExpositionError as error:
+        raise UnreadableMetricsError(str(error)) from error
+    return reading_of(page, profile)
+
+
+def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
+    """Return what a page says that was read under `names_read`, and maybe under other names, too.
+
+    Raises
+    ------
+    UnreadableMetricsError
+        It is not an engine's, or holds a number that cannot be.
+    """
     names = profile.metrics
-    samples = _parse(text, names)
-    if not samples and not text.startswith(names.prefix) and f"\n{names.prefix}" not in text:
-        msg = f"no metric starts with {names.prefix}: this is not vLLM, or it runs with --disable-log-stats"
+    samples = _by_name(page, names_read(profile))
+    if not samples:
+        msg = f"{names.generation_tokens} and all like it are missing: this is not vLLM, or it has --disable-log-stats"
         raise UnreadableMetricsError(msg)
     concurrency = _smallest_label(samples, names, names.kv_cache_max_concurrency_label)
     generated = _total(samples, names.generation_tokens)
@@ -151,21 +166,22 @@ def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
     )
 
 
-def _parse(text: str, names: MetricNames) -> _Samples:
-    asked = (
-        *(names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
-        *(names.accepted_tokens_per_position, names.generation_tokens, names.requests_running, names.requests_waiting),
-        *(names.decode_steps, names.decode_seconds, names.first_tokens),
-        *(METRIC, SPECULATION),
+def names_read(profile: EngineProfile) -> frozenset[str]:
+    """Return the names under which a reading looks."""
+    names = profile.metrics
+    return frozenset((METRIC, SPECULATION)).union(
+        (names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
+        (names.accepted_tokens_per_position, names.generation_tokens, names.requests_running, names.requests_waiting),
+        (names.decode_steps, names.decode_seconds, names.first_tokens),
     )
-    try:
-        read = read_exposition(text, asked)
-    except ExpositionError as error:
-        raise UnreadableMetricsError(str(error)) from error
-    declared = read.gauges & {names.requests_running, names.requests_waiting}
-    samples: defaultdict[str, list[Sample]] = defaultdict(list, {name: [] for name in declared})
-    for sample in read.samples:
-        samples[sample.name].append(sample)
+
+
+def _by_name(page: Exposition, asked: frozenset[str]) -> _Samples:
+    """Return the samples of these names; a gauge that is declared and has none is there, too."""
+    samples: defaultdict[str, list[Sample]] = defaultdict(list, {name: [] for name in page.gauges & asked})
+    for sample in page.samples:
+        if sample.name in asked:
+            samples[sample.name].append(sample)
     return samples
 
 

@@ -54,7 +54,6 @@ class Flag:
 class MetricNames:
     """How samples and labels at the engine's /metrics are called."""
 
-    prefix: str
     cache_config: str
     num_gpu_blocks_label: str
     block_size_label: str

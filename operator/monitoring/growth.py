@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from specdecode_operator.engine.exposition import ExpositionError, Sample, read_exposition
+from specdecode_operator.engine.exposition import Exposition, ExpositionError, Sample, read_exposition
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.problems import shown
 
@@ -67,12 +67,22 @@ def read_page(text: str, names: Collection[str], at_s: float) -> Page:
         It is not in Prometheus format, has none of them, or holds a number that cannot be.
     """
     try:
-        read = read_exposition(text, names)
+        return page_of(read_exposition(text, names), names, at_s)
     except ExpositionError as error:
         raise UnreadablePageError(str(error)) from error
+
+
+def page_of(read: Exposition, names: Collection[str], at_s: float) -> Page:
+    """Return the series of these names on a page of which others are read, too.
+
+    Raises
+    ------
+    UnreadablePageError
+        It has none of them, or holds a number that cannot be.
+    """
     counters: defaultdict[Series, float] = defaultdict(float)
     gauges: dict[str, Said] = {}
-    for sample in read.samples:
+    for sample in (each for each in read.samples if each.name in names):
         value = _checked(sample.name, sample.value)
         if sample.name in read.gauges:
             said = gauges.get(sample.name, Said(0, 0))

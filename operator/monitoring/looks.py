@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 from weakref import WeakValueDictionary
 
+from specdecode_operator.engine.exposition import Exposition
 from specdecode_operator.monitoring.figures import FIGURES, Figure
 from specdecode_operator.monitoring.growth import (
     Growth,
@@ -14,7 +15,7 @@ from specdecode_operator.monitoring.growth import (
     Series,
     UnreadablePageError,
     growth_between,
-    read_page,
+    page_of,
 )
 from specdecode_operator.monitoring.measures import Values, Within
 
@@ -77,13 +78,16 @@ class Looks:
     def __init__(self) -> None:
         self._pages: dict[str, list[_Kept]] = {}
 
-    def hear(self, engine: str, text: str, at_s: float) -> None:
-        """Keep a page where it is time for one; what cannot be read says nothing."""
+    def names_due(self, engine: str, at_s: float) -> frozenset[str]:
+        """Return the names for which a page of this moment is to be read; none where it would tell no more."""
+        pages = self._pages.get(engine)
+        return frozenset() if pages and at_s - pages[-1].at_s < EVERY_S else _NAMES
+
+    def hear(self, engine: str, page: Exposition, at_s: float) -> None:
+        """Keep a page that was read for the names that were due; what cannot be says nothing."""
         pages = self._pages.setdefault(engine, [])
-        if pages and at_s - pages[-1].at_s < EVERY_S:
-            return
         try:
-            pages.append(_Kept.of(read_page(text, _NAMES, at_s)))
+            pages.append(_Kept.of(page_of(page, _NAMES, at_s)))
         except UnreadablePageError:
             return
         while len(pages) > 1 and at_s - pages[1].at_s >= WINDOW_S:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import yaml
 
+from specdecode_operator.engine.exposition import read_exposition
+from specdecode_operator.monitoring.looks import Looks
+
 CASES = Path(__file__).parents[1] / "component/admission/data/figures-test.yaml"
 _GROWS = re.compile(r"(\d+)\+(\d+)x\d+")
 _EXPECTED = re.compile(r"round\((?P<level>\w+):(?P<figure>\w+)(?::5m)?, ")
@@ -33,6 +36,12 @@ def page(pod: str, minute: int) -> str:
         lines.append(f"# TYPE {family} {kind}")
         lines.append(f"{name}{{{','.join(said)}}} {value}")
     return "\n".join(dict.fromkeys(lines)) + "\n"
+
+
+def hear(looks: Looks, engine: str, text: str, at_s: float) -> None:
+    """Keep what an engine says, where it is time for that."""
+    if names := looks.names_due(engine, at_s):
+        looks.hear(engine, read_exposition(text, names), at_s)
 
 
 def expected() -> Iterator[tuple[str, dict[str, float]]]:

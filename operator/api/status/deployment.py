@@ -280,7 +280,7 @@ class KeptEntry(ApiModel):
     entry: str = Field(max_length=512)
     """ConfigMap/entry, or Kind/name of a child."""
 
-    sha256: Word
+    sha256: str = Field(max_length=256)
     """Of an entry's text, or of a child's content as the API server made it: another is not believed, or repaired."""
 
 

@@ -52,6 +52,9 @@ class _InLine:
     """Of one decision: what is desired is what it was."""
 
     kept_managers: frozenset[str]
+    workload: Identity | None
+    """Which one is to run the engines: the decision has it packed."""
+
     children: Sequence[Body]
     """All that carry the object's label, pods too."""
 
@@ -88,14 +91,14 @@ class Launcher:
         before, decided = self._cache.all_children(parent.key), desired.outcome
         owned = self.owned(parent)
         desired = self._attested(parent, desired, owned)
-        live, pods = self.workload(parent, desired.workload), self._cache.children_of(parent.key, POD.kind)
+        (live, _), pods = self.workloads(parent, desired), self._cache.children_of(parent.key, POD.kind)
         desired = resting(desired, live, current_pods(pods, live), groups, time.time())
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
         is_all = await self._inventory.apply(parent.key, parent.uid, children, parent.kept_managers)
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
             await self._scale(workload, replicas)
         # What was just applied counts: engines of the other kind end when those of the new template serve.
-        successor, pods = self.workload(parent, desired.workload), self._cache.children_of(parent.key, POD.kind)
+        (successor, _), pods = self.workloads(parent, desired), self._cache.children_of(parent.key, POD.kind)
         unwanted = objects_to_delete(desired, owned.values(), successor, pods)
         for child in unwanted:
             await self._inventory.delete(parent.key, child)
@@ -103,7 +106,8 @@ class Launcher:
         waits = not is_all or unwanted or self._signing_key is not None or is_group or rejections(pods)
         # What has changed meanwhile would be out of line at the next look: to keep it would only take memory.
         if not waits and before == self._cache.all_children(parent.key):
-            self._in_line[parent.key] = _InLine(decided, parent.kept_managers, before)
+            wanted = self._wanted(parent, desired)
+            self._in_line[parent.key] = _InLine(decided, parent.kept_managers, wanted, before)
         else:
             self._in_line.pop(parent.key, None)
 
@@ -122,19 +126,23 @@ class Launcher:
         pods, captures = self._cache.children_of(parent.key, POD.kind), self._cache.captures_of(parent.key)
         return attested(parent, desired, Seen(kept, pods, captures), self._signing_key, datetime.now(UTC))
 
-    def workload(self, parent: Parent, wanted: Body | None) -> Body | None:
-        """Return the live workload that is wanted; with none wanted, the one of before."""
-        owned = self.owned(parent)
-        if wanted is not None:
-            return owned.get(identity(wanted))
-        return next((child for (kind, _), child in owned.items() if kind in WORKLOAD_KINDS), None)
+    def workloads(self, parent: Parent, desired: DesiredState | None) -> tuple[Body | None, Body | None]:
+        """Return the live workload that is desired, and one of the other kind that ran the engines before it.
 
-    def replaced_workload(self, parent: Parent, wanted: Body | None) -> Body | None:
-        """Return the live workload of the other kind that ran the engines before the one that is wanted."""
+        With none desired it is the one of before.
+        """
+        wanted = None if desired is None else self._wanted(parent, desired)
+        live = {key: child for key, child in self.owned(parent).items() if key[0] in WORKLOAD_KINDS}
         if wanted is None:
-            return None
-        owned = self.owned(parent).items()
-        return next((child for key, child in owned if key[0] in WORKLOAD_KINDS and key != identity(wanted)), None)
+            return next(iter(live.values()), None), None
+        return live.pop(wanted, None), next(iter(live.values()), None)
+
+    def _wanted(self, parent: Parent, desired: DesiredState) -> Identity | None:
+        """Return which workload is desired."""
+        last = self._in_line.get(parent.key)
+        if last is not None and last.outcome is desired.outcome:
+            return last.workload
+        return None if desired.workload is None else identity(desired.workload)
 
     async def keep(self, parent: Parent, child: Body) -> None:
         """Apply one child that is no part of the desired state.

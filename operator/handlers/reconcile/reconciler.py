@@ -293,8 +293,7 @@ class Reconciler:
     ) -> Observation:
         """Look at workload and pods, and ask the engines."""
         record, now_s = self._record(parent), time.monotonic()
-        wanted = desired.workload if blocked is None else None
-        workload = self._launcher.workload(parent, wanted)
+        workload, replaced = self._launcher.workloads(parent, desired if blocked is None else None)
         pods = current_pods(self._cache.children_of(parent.key, POD.kind), workload)
         readings = await self._ask_engines(parent, desired, pods) if blocked is None else {}
         unanswered = bool(readings) and all(isinstance(reading, Unreachable) for reading in readings.values())
@@ -321,7 +320,7 @@ class Reconciler:
             figures_due=record.figures_written_s is None or now_s - record.figures_written_s >= _FIGURES_REST_S,
             silent_s=None if record.silent_since_s is None else now_s - record.silent_since_s,
             claim_users=self._claim_users(parent),
-            replaced_workload=self._launcher.replaced_workload(parent, wanted),
+            replaced_workload=replaced,
             blocked=blocked,
             contested=tuple(self._launcher.repairs(parent).contested(now_s)),
         )

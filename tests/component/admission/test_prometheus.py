@@ -27,6 +27,7 @@ from specdecode_operator.monitoring.figures import FIGURES
 from specdecode_operator.monitoring.growth import Page, growth_between, read_page
 from specdecode_operator.monitoring.looks import Looks
 from specdecode_operator.monitoring.measures import Gauge, Rate
+from tests.support.figure_cases import hear
 from tests.support.prometheus import OLDEST, promtool, provide
 from tests.support.replay_process import replaying
 from tests.support.synthetic import Truth
@@ -173,7 +174,7 @@ async def test_the_operator_tells_the_same_of_either_source(watched: Watched) ->
     """Shares, lengths and quantiles: what is told a second depends on when each looked first."""
     looks, key, now_s = Looks(), Key("models", "llama"), time.monotonic()
     for text, at_s in zip(watched.pages, (now_s - WINDOW_S, now_s), strict=True):
-        looks.hear("llama-0", text, at_s)
+        hear(looks, "llama-0", text, at_s)
     of_pods = await FiguresReader().read(key, looks)
     of_prometheus = await FiguresReader(Prometheus(watched.url)).read(key, Looks())
     assert of_pods is not None

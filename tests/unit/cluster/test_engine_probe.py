@@ -16,6 +16,7 @@ from specdecode_operator.cluster import engine_probe
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.engine.metrics import EngineReading, Unreachable
 from specdecode_operator.engine.profiles import find_profile
+from specdecode_operator.monitoring.looks import Looks
 from tests.support.http_server import Quiet, serving
 from tests.support.objects import Body
 
@@ -83,7 +84,37 @@ async def test_http_to_an_engine_with_a_certificate_is_told_as_silence(tls_port:
     assert isinstance(await ask(tls_port, tls=False), Unreachable)
 
 
-async def answered(answer: bytes, pods: int = 1) -> tuple[list[object], int]:
+class Clock:
+    """Time that passes when the test says so."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+async def test_what_an_engine_says_is_kept_for_figures(plain_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks, probe = Clock(), Looks(), EngineProbe()
+    monkeypatch.setattr(engine_probe, "time", clock)
+    try:
+        for clock.now_s in (0, 30, 90):
+            assert isinstance(
+                (await probe.read_all([ready_pod()], plain_port, PROFILE, looks))["llama-1"], EngineReading
+            )
+    finally:
+        await probe.close()
+    found = looks.figures(clock.now_s)
+    assert found is not None
+    assert found[1] == 90
+
+
+async def test_an_engine_with_unreadable_figures_answers_all_the_same() -> None:
+    page = SCRAPE.read_bytes() + b'vllm:time_to_first_token_seconds_bucket{le="1" 3\n'
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page)
+    assert isinstance((await answered(answer, looks=Looks()))[0][0], EngineReading)
+
+
+async def answered(answer: bytes, pods: int = 1, looks: Looks | None = None) -> tuple[list[object], int]:
     """What is read of engines that all answer so, and how many of them were asked at the same time."""
     asked, most = 0, 0
     enough = asyncio.Event()
@@ -107,7 +138,7 @@ async def answered(answer: bytes, pods: int = 1) -> tuple[list[object], int]:
     try:
         port = server.sockets[0].getsockname()[1]
         named = [{**ready_pod(), "metadata": {"name": f"llama-{number}"}} for number in range(pods)]
-        return [*(await probe.read_all(named, port, PROFILE)).values()], most
+        return [*(await probe.read_all(named, port, PROFILE, looks)).values()], most
     finally:
         await probe.close()
         server.close()

@@ -18,7 +18,7 @@ from specdecode_operator.cluster.figures_source import FiguresReader, KeptFigure
 from specdecode_operator.monitoring.figures import find_figure
 from specdecode_operator.monitoring.looks import Looks
 from specdecode_operator.monitoring.measures import Scope
-from tests.support.figure_cases import page
+from tests.support.figure_cases import hear, page
 from tests.unit.cli.test_figures import NOBODY, answering
 
 KEY = Key("n", "d")
@@ -47,7 +47,7 @@ def looks() -> Looks:
     made = Looks()
     for at_s, minute in ((NOW_S - 300, 10), (NOW_S, 15)):
         for pod in ("a", "b"):
-            made.hear(pod, page(pod, minute), at_s)
+            hear(made, pod, page(pod, minute), at_s)
     return made
 
 

@@ -162,8 +162,8 @@ def test_without_cache_information_there_is_no_number() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "no metric starts with vllm:"),
-        ("<html><body>404</body></html>", "Prometheus format|no metric starts"),
+        ("", "vllm:generation_tokens_total and all like it are missing"),
+        ("<html><body>404</body></html>", "Prometheus format|all like it are missing"),
         ('python_info{version="3"} 1.0\n', "--disable-log-stats"),
         ("vllm:generation_tokens_total{ 1.0\n", "not in Prometheus format"),
         (without("vllm:generation_tokens"), "vllm:generation_tokens_total is missing"),

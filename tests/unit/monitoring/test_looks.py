@@ -3,7 +3,7 @@
 import pytest
 
 from specdecode_operator.monitoring.looks import EVERY_S, SHOWN, WINDOW_S, Looks
-from tests.support.figure_cases import expected, page
+from tests.support.figure_cases import expected, hear, page
 
 MINUTE_S = 60.0
 
@@ -12,7 +12,7 @@ def looked(*pods: str, minutes: int) -> Looks:
     looks = Looks()
     for minute in range(minutes + 1):
         for pod in pods:
-            looks.hear(pod, page(pod, minute), minute * MINUTE_S)
+            hear(looks, pod, page(pod, minute), minute * MINUTE_S)
     return looks
 
 
@@ -31,11 +31,11 @@ def test_figures_are_those_that_prometheus_is_held_to() -> None:
 
 def test_nothing_is_said_before_an_engine_was_looked_at_twice() -> None:
     looks = looked("a", minutes=0)
-    looks.hear("a", page("a", 1), EVERY_S - 1)
+    hear(looks, "a", page("a", 1), EVERY_S - 1)
     assert looks.figures(EVERY_S) is None, "too close to the first"
-    looks.hear("a", "hello", EVERY_S)
+    hear(looks, "a", "hello", EVERY_S)
     assert looks.figures(EVERY_S) is None, "no page of an engine"
-    looks.hear("a", page("a", 1), EVERY_S)
+    hear(looks, "a", page("a", 1), EVERY_S)
     assert looks.figures(EVERY_S) is not None
 
 
@@ -55,8 +55,8 @@ def test_engines_that_tell_more_of_one_thing_are_not_taken_for_those_that_tell_l
     looks = Looks()
     for minute in (0, 1):
         less = "".join(line + "\n" for line in page("a", minute).splitlines() if gauge not in line)
-        looks.hear("less", less, minute * MINUTE_S)
-        looks.hear("more", page("a", minute), minute * MINUTE_S)
+        hear(looks, "less", less, minute * MINUTE_S)
+        hear(looks, "more", page("a", minute), minute * MINUTE_S)
     alone = looked("a", minutes=1).figures(MINUTE_S)
     found = looks.figures(MINUTE_S)
     assert found is not None
@@ -67,8 +67,8 @@ def test_engines_that_tell_more_of_one_thing_are_not_taken_for_those_that_tell_l
 
 def test_a_counter_that_began_anew_grew_by_what_it_says() -> None:
     looks = Looks()
-    looks.hear("a", page("a", 15), 0)
-    looks.hear("a", page("a", 1), MINUTE_S)
+    hear(looks, "a", page("a", 15), 0)
+    hear(looks, "a", page("a", 1), MINUTE_S)
     found = looks.figures(MINUTE_S)
     assert found is not None
     assert 0 < found[0]["output_tokens_per_second"][""] < 100
@@ -78,7 +78,7 @@ def test_pages_with_ever_other_series_are_not_all_kept() -> None:
     looks = Looks()
     for minute in range(6):
         fresh = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="fresh{minute}"}} 1\n'
-        looks.hear("a", page("a", minute) + fresh, minute * MINUTE_S)
+        hear(looks, "a", page("a", minute) + fresh, minute * MINUTE_S)
     found = looks.figures(5 * MINUTE_S)
     assert found is not None
     assert found[1] == MINUTE_S, "between the last two, where pages that are alike are kept for five minutes"
