@@ -143,7 +143,7 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
         It is not an engine's, or holds a number that cannot be.
     """
     names = profile.metrics
-    samples = _by_name(page, names_read(profile))
+    samples = _by_name(page, profile)
     if not samples:
         msg = f"{names.generation_tokens} and all like it are missing: this is not vLLM, or it has --disable-log-stats"
         raise UnreadableMetricsError(msg)
@@ -176,9 +176,11 @@ def names_read(profile: EngineProfile) -> frozenset[str]:
     )
 
 
-def _by_name(page: Exposition, asked: frozenset[str]) -> _Samples:
-    """Return the samples of these names; a gauge that is declared and has none is there, too."""
-    samples: defaultdict[str, list[Sample]] = defaultdict(list, {name: [] for name in page.gauges & asked})
+def _by_name(page: Exposition, profile: EngineProfile) -> _Samples:
+    """Return the samples of the names read; a gauge of requests that is declared and has none is there, too."""
+    names, asked = profile.metrics, names_read(profile)
+    declared = page.gauges & {names.requests_running, names.requests_waiting}
+    samples: defaultdict[str, list[Sample]] = defaultdict(list, {name: [] for name in declared})
     for sample in page.samples:
         if sample.name in asked:
             samples[sample.name].append(sample)

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
@@ -111,7 +112,9 @@ async def test_what_an_engine_says_is_kept_for_figures(plain_port: int, monkeypa
 async def test_an_engine_with_unreadable_figures_answers_all_the_same() -> None:
     page = SCRAPE.read_bytes() + b'vllm:time_to_first_token_seconds_bucket{le="1" 3\n'
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page)
-    assert isinstance((await answered(answer, looks=Looks()))[0][0], EngineReading)
+    looks = Looks()
+    assert isinstance((await answered(answer, looks=looks))[0][0], EngineReading)
+    assert looks.names_due("None", time.monotonic()), "nothing was kept of what could not be read"
 
 
 async def answered(answer: bytes, pods: int = 1, looks: Looks | None = None) -> tuple[list[object], int]:

@@ -148,6 +148,12 @@ def test_a_gauge_without_a_value_is_no_zero_once_there_were_requests(pages: list
         read_metrics(pages[1], PROFILE)
 
 
+@pytest.mark.parametrize("name", ["specdecode:engine_changed_setting", "vllm:spec_decode_num_drafts_total"])
+def test_what_is_declared_and_not_said_is_not_known(name: str) -> None:
+    page = without("vllm:spec_decode")
+    assert read_metrics(f"{page}# TYPE {name} gauge\n", PROFILE) == read_metrics(page, PROFILE)
+
+
 def test_a_gauge_that_is_not_even_declared_is_missing(pages: list[str]) -> None:
     kept = (line for line in pages[0].splitlines(keepends=True) if "requests_waiting" not in line)
     with pytest.raises(UnreadableMetricsError, match="vllm:num_requests_waiting is missing"):
