@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from specdecode_operator.cluster import waits
-from specdecode_operator.engine.exposition import ExpositionError, read_exposition
+from specdecode_operator.engine.exposition import Exposition, ExpositionError, read_exposition
 from specdecode_operator.engine.image_version import read_version
 from specdecode_operator.engine.metrics import (
     EngineReading,
@@ -153,17 +153,32 @@ class EngineProbe:
 
 
 def _reading(pod: Mapping[str, Any], text: str, question: _Question) -> EngineReading:
-    """Return what a page says, and keep it for figures: it is read once for both."""
-    engine, now_s = str(pod["metadata"].get("uid")), time.monotonic()
-    for_figures = frozenset() if question.looks is None else question.looks.names_due(engine, now_s)
-    try:
-        page = read_exposition(text, names_read(question.profile) | for_figures)
-    except ExpositionError:  # in figures, maybe, which are not asked for at each look: whether it answers is not theirs
-        page, for_figures = read_exposition(text, names_read(question.profile)), frozenset()
+    """Return what a page says, and keep it for figures."""
+    engine, now_s, looks = str(pod["metadata"].get("uid")), time.monotonic(), question.looks
+    due = frozenset() if looks is None else looks.names_due(engine, now_s)
+    page, of_figures = _pages(text, names_read(question.profile), due)
     reading = reading_of(page, question.profile)
-    if question.looks is not None and for_figures:
-        question.looks.hear(engine, page, now_s)
+    if looks is not None and of_figures is not None:
+        looks.hear(engine, of_figures, now_s)
     return reading
+
+
+def _pages(text: str, names: frozenset[str], due: frozenset[str]) -> tuple[Exposition, Exposition | None]:
+    """Return what a page says for a reading, and for figures where they are due and can be read.
+
+    It is read once for both, unless that is too much, or one of them cannot be read: an engine whose figures are broken
+    answers all the same.
+    """
+    try:
+        both = read_exposition(text, names | due)
+    except ExpositionError:
+        page = read_exposition(text, names)
+    else:
+        return both, both if due else None
+    try:
+        return page, read_exposition(text, due) if due else None
+    except ExpositionError:
+        return page, None
 
 
 def _start_of(pod: Mapping[str, Any]) -> Hashable | None:

@@ -16,8 +16,8 @@ _MOST_LINES: Final = 40_000
 when each was made)."""
 _MOST_READ_LINES: Final = 8_000
 """Of these, with the names that are asked for: a rank has 66, and one for each of up to 32 draft positions."""
-_MOST_READ_CHARACTERS: Final = 2**21
-"""In these, with those of figures: 64 ranks have some 900,000, and more with a longer model's name."""
+_MOST_READ_CHARACTERS: Final = 2**20
+"""In these: 64 ranks have some 750,000."""
 _LONGEST_LINE: Final = 8 * 1024
 """Of those that are read; that of the cache's configuration has 1,100."""
 

@@ -20,6 +20,7 @@ from specdecode_operator.engine.profiles import find_profile
 from specdecode_operator.monitoring.looks import Looks
 from tests.support.http_server import Quiet, serving
 from tests.support.objects import Body
+from tests.unit.cluster.test_figures_source import Clock
 
 SCRAPE = Path(__file__).parents[1] / "engine/data/metrics-draft-model.txt"
 PROFILE = find_profile("0.32")
@@ -85,20 +86,12 @@ async def test_http_to_an_engine_with_a_certificate_is_told_as_silence(tls_port:
     assert isinstance(await ask(tls_port, tls=False), Unreachable)
 
 
-class Clock:
-    """Time that passes when the test says so."""
-
-    now_s = 0.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 async def test_what_an_engine_says_is_kept_for_figures(plain_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, looks, probe = Clock(), Looks(), EngineProbe()
     monkeypatch.setattr(engine_probe, "time", clock)
     try:
-        for clock.now_s in (0, 30, 90):
+        began_s = clock.now_s
+        for clock.now_s in (began_s, began_s + 30, began_s + 90):
             assert isinstance(
                 (await probe.read_all([ready_pod()], plain_port, PROFILE, looks))["llama-1"], EngineReading
             )
@@ -111,10 +104,17 @@ async def test_what_an_engine_says_is_kept_for_figures(plain_port: int, monkeypa
 
 async def test_an_engine_with_unreadable_figures_answers_all_the_same() -> None:
     page = SCRAPE.read_bytes() + b'vllm:time_to_first_token_seconds_bucket{le="1" 3\n'
-    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page)
     looks = Looks()
-    assert isinstance((await answered(answer, looks=looks))[0][0], EngineReading)
+    assert isinstance((await answered(response(page), looks=looks))[0][0], EngineReading)
     assert looks.names_due("None", time.monotonic()), "nothing was kept of what could not be read"
+
+
+async def test_what_is_too_much_for_one_reading_is_read_for_each_use_alone() -> None:
+    figures = b'vllm:time_to_first_token_seconds_bucket{engine="0",le="1.0"} 3\n' * 5_000
+    settings = b'specdecode:engine_changed_setting{setting="x"} 0\n' * 5_000
+    page, looks = SCRAPE.read_bytes() + figures + settings, Looks()
+    assert isinstance((await answered(response(page), looks=looks))[0][0], EngineReading)
+    assert not looks.names_due("None", time.monotonic())
 
 
 async def answered(answer: bytes, pods: int = 1, looks: Looks | None = None) -> tuple[list[object], int]:

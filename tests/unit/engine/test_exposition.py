@@ -76,7 +76,7 @@ def test_as_many_ranks_as_are_served_are_read() -> None:
     [
         "\n" * 40_001,
         f"{TOKENS} 1\n" * 8_001,
-        f'{TOKENS}{{a="{"x" * 8_000}"}} 1\n' * 264,
+        f'{TOKENS}{{a="{"x" * 8_000}"}} 1\n' * 132,
         f'{TOKENS}{{a="{"x" * 2**13}"}} 1\n',
     ],
     ids=["lines", "lines that are read", "characters that are read", "a line"],

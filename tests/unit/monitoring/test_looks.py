@@ -39,6 +39,12 @@ def test_nothing_is_said_before_an_engine_was_looked_at_twice() -> None:
     assert looks.figures(EVERY_S) is not None
 
 
+def test_a_page_is_read_for_figures_once_a_minute_however_many_there_were() -> None:
+    looks = looked("a", minutes=1)
+    assert not looks.names_due("a", MINUTE_S + EVERY_S - 1)
+    assert looks.names_due("a", MINUTE_S + EVERY_S)
+
+
 def test_engines_that_are_gone_or_silent_are_left_out() -> None:
     looks = looked("a", "b", minutes=5)
     both = looks.figures(5 * MINUTE_S)

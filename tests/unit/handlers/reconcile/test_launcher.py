@@ -123,6 +123,19 @@ def test_groups_that_nodes_refuse_rest_and_come_back_though_neither_children_nor
     assert [each["LeaderWorkerSet"] for each in asked] == [1, 1, 1, 0, 1]
 
 
+def test_engines_that_were_in_line_are_those_that_others_replace(cluster: FakeCluster) -> None:
+    launcher = Launcher(cast("Cluster", cluster), Cache())
+    before, after = (read_parent(parent(cast("Body", spec))) for spec in (ONE_NODE, spec_at(WIDE)))
+    desired = desired_state(before, FOUR_H100, has_leader_worker_sets=True)
+    for _ in range(3):
+        asyncio.run(launcher.carry_out(before, desired))
+    assert launcher.is_in_line(before, desired)
+    live, replaced = launcher.workloads(after, desired_state(after, FOUR_H100, has_leader_worker_sets=True))
+    assert live is None
+    assert replaced is not None
+    assert replaced["kind"] == "Deployment"
+
+
 def test_no_engine_of_the_old_kind_stays_when_none_is_wanted(cluster: FakeCluster) -> None:
     launch(cluster, ONE_NODE, spec_at(WIDE, rollout={"strategy": "Surge"}, suspend=True))
     assert cluster.engines() == {"LeaderWorkerSet": 0}
