@@ -1,8 +1,11 @@
 """Whose turn it is to be looked at, though nobody told of a change."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from heapq import nsmallest
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily
@@ -68,8 +71,23 @@ class Turns(Collector):
         due = [key for key, at_s in self._due_at_s.items() if at_s <= now_s]
         measured, close = self._looks
         quiet = math.ceil(len(self._quiet) / _ROUNDS_OF_ALL)
-        turns = (islice(self._measured, measured), islice(self._close, close), islice(self._quiet, quiet))
+        turns = (islice(self._measured, measured), self._shared(close), islice(self._quiet, quiet))
         return list(dict.fromkeys(chain(new, due, *turns)))
+
+    def _shared(self, looks: int) -> Iterable[Key]:
+        """Return so many objects without a policy, one half by time alone, the other for each namespace in turn.
+
+        By turns of namespaces alone, the objects of a large one would wait for hours where there are many small ones.
+        """
+        if looks >= len(self._close):
+            return self._close
+        oldest = [*islice(self._close, looks - looks // 2)]
+        taken, before, ranked = set(oldest), Counter[str](), []
+        for key in self._close:
+            if key not in taken:
+                ranked.append((before[key.namespace], key))
+            before[key.namespace] += 1
+        return chain(oldest, (key for _, key in nsmallest(looks // 2, ranked, key=itemgetter(0))))
 
     @property
     def _lines(self) -> tuple[dict[Key, None], ...]:
@@ -85,7 +103,7 @@ class Turns(Collector):
 
     @property
     def interval_s(self) -> float:
-        """How often an object without a policy that changes by itself is looked at."""
+        """How often an object without a policy that changes by itself is looked at, on average of all."""
         _, looks = self._looks
         return self._round_s * max(1, math.ceil(len(self._close) / max(1, looks)))
 

@@ -1,5 +1,7 @@
 """Objects take turns: one that changes by itself is asked often, others are found all the same."""
 
+from itertools import pairwise
+
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.attention import Attention
 from specdecode_operator.handlers.turns import Turns
@@ -37,6 +39,26 @@ def test_with_many_the_interval_grows_and_not_the_work_and_nobody_is_passed_over
     assert {key for each in looked for key in each} == close
     (interval,) = (sample.value for family in turns.collect() for sample in family.samples)
     assert interval == turns.interval_s == 240.0
+
+
+def test_who_fills_a_namespace_makes_no_other_wait_and_does_not_wait_for_many_small_ones() -> None:
+    few, small = [Key("few", "one"), Key("few", "two")], [Key(f"small-{number}", "one") for number in range(200)]
+    present, turns = [*keys(800), *few, *small], Turns(ROUND_S)
+    close = frozenset(present)
+    round_of(turns, present, close)
+    looked = [round_of(turns, present, close) for _ in range(28)]
+    assert {len(each) for each in looked} == {64}
+    assert {key for each in looked for key in each} == close, "in twice the rounds of an average one, everybody"
+    rounds = [number for number, each in enumerate(looked) if few[0] in each]
+    assert max(after - before for before, after in pairwise([0, *rounds])) <= 8, "32 of 202 namespaces in each round"
+
+
+def test_of_a_few_namespaces_a_small_one_is_looked_at_each_round() -> None:
+    one = Key("small", "one")
+    present, turns = [*keys(2000), one], Turns(ROUND_S)
+    close = frozenset(present)
+    round_of(turns, present, close)
+    assert all(one in round_of(turns, present, close) for _ in range(8))
 
 
 def test_what_waits_for_nothing_is_looked_at_in_twenty_rounds_a_few_at_a_time() -> None:
