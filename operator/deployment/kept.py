@@ -23,8 +23,10 @@ def digests(config_map: str, entries: Mapping[str, str]) -> dict[str, str]:
 
 def believed(config_map: str, entries: Mapping[str, str], proofs: Mapping[str, str]) -> dict[str, str]:
     """Return the entries that the operator wrote; ``proofs`` are their digests."""
-    own = dict(digests(config_map, entries).items() & proofs.items())
-    return {entry: text for entry, text in entries.items() if f"{config_map}/{entry}" in own}
+    # Only these are read: others may write a megabyte beside them.
+    known = {entry: text for entry, text in entries.items() if f"{config_map}/{entry}" in proofs}
+    own = dict(digests(config_map, known).items() & proofs.items())
+    return {entry: text for entry, text in known.items() if f"{config_map}/{entry}" in own}
 
 
 def proofs_in(body: Body) -> dict[str, str]:

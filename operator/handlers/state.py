@@ -141,7 +141,7 @@ class OperatorState:
             nodes_from=self._settings.nodes_from,
             signing_key=self._settings.signing_key,
         )
-        captures = CaptureReconciler(cluster, self.cache, reconciler.desired_state_of, self.ended_captures, image)
+        captures = CaptureReconciler(cluster, self.cache, reconciler, self.ended_captures, image)
 
         async def reconcile(key: Key) -> None:
             if not claims.serves(key.namespace):

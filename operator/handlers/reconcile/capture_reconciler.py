@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -12,7 +13,7 @@ from specdecode_operator.api import base
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import KIND, SpecDecodeCaptureSpec
 from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.arms import arm_states
+from specdecode_operator.capture.control.arms import arm_states, asked_arms
 from specdecode_operator.capture.control.capture import Capture, read_capture
 from specdecode_operator.capture.control.decision import (
     Decision,
@@ -55,8 +56,15 @@ from specdecode_operator.problems import InvalidSpecError
 
 _logger = logging.getLogger(__name__)
 
-DesiredStateOf = Callable[..., tuple[Parent, DesiredState]]
-"""What a SpecDecodeDeployment comes to. Of one with an arm's settings, which nobody wrote, a cache is given, too."""
+
+class Deployments(Protocol):
+    """What SpecDecodeDeployments come to."""
+
+    def desired_state_of(self, body: Body) -> tuple[Parent, DesiredState]:
+        """Return one as it is written, and what should exist for it."""
+
+    def decider_of_arms(self, namespace: str) -> Callable[[Body, DecisionCache], DesiredState]:
+        """Return what says what one of a namespace would come to with an arm's settings, which nobody wrote."""
 
 
 class CaptureReconciler:
@@ -66,13 +74,13 @@ class CaptureReconciler:
         self,
         cluster: Cluster,
         cache: Cache,
-        desired_state_of: DesiredStateOf,
+        deployments: Deployments,
         ended: EndedCaptures,
         operator_image: str | None,
     ) -> None:
         self._cluster = cluster
         self._cache = cache
-        self._desired_state_of = desired_state_of
+        self._deployments = deployments
         self._ended = ended
         self._operator_image = operator_image
         self._servings = Servings(cache)
@@ -163,7 +171,7 @@ class CaptureReconciler:
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             return None
-        parent, desired = self._desired_state_of(body)
+        parent, desired = self._deployments.desired_state_of(body)
         now = datetime.now(UTC)
         engines = [each for each in self._cache.children_of(key, DEPLOYMENT.kind) if is_owned(each, parent.uid)]
         return ObservedDeployment(
@@ -185,10 +193,10 @@ class CaptureReconciler:
             spec = SpecDecodeCaptureSpec.parse(capture.spec, newer=True)
         except ValidationError:
             return []
-        decisions = self._arms[capture.key]
-        return arm_states(
-            spec, body, desired.outcome, lambda arm, changed: self._desired_state_of(changed, decisions[arm])[1]
-        )
+        if not asked_arms(spec):
+            return []
+        decide_on, decisions = self._deployments.decider_of_arms(capture.key.namespace), self._arms[capture.key]
+        return arm_states(spec, body, desired.outcome, lambda arm, changed: decide_on(changed, decisions[arm]))
 
     def _goes_first(self, capture: Capture) -> str | None:
         """Return for whom a capture that keeps its deployment's engines has to wait."""

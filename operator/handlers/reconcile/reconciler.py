@@ -149,17 +149,26 @@ class Reconciler:
         desired = self._record(parent).candidates.decide(changed, self._cluster_state(parent))
         return not_had(desired, parent.status.plan)
 
-    def desired_state_of(self, body: Body, decisions: DecisionCache | None = None) -> tuple[Parent, DesiredState]:
-        """Return an object as it is written and what should exist for it now, for a capture of it.
-
-        ``decisions`` are those for a spec that the object does not have, which would push out its own. Models that its
-        cache lacks may be there for others.
-        """
+    def desired_state_of(self, body: Body) -> tuple[Parent, DesiredState]:
+        """Return an object as it is written and what should exist for it now, for a capture of it."""
         parent = self._read(body, as_written=True)
-        cluster, record = self._cluster_state(parent), self._record(parent)
-        if decisions is None:
-            return parent, (record.written if parent.status.policy else record.decisions).decide(parent, cluster)
-        return parent, decisions.decide(parent, replace(cluster, downloads=self._downloads_of_namespace(parent)))
+        record = self._record(parent)
+        decisions = record.written if parent.status.policy else record.decisions
+        return parent, decisions.decide(parent, self._cluster_state(parent))
+
+    def decider_of_arms(self, namespace: str) -> Callable[[Body, DecisionCache], DesiredState]:
+        """Return what decides on specs that nobody wrote, of objects of a namespace, for a capture's arms.
+
+        It is given a cache, for decisions on them would push out the object's own. Models that its own cache lacks may
+        be there for others.
+        """
+        downloads = self._downloads_in(namespace)
+
+        def decide(body: Body, decisions: DecisionCache) -> DesiredState:
+            parent = self._read(body, as_written=True)
+            return decisions.decide(parent, replace(self._cluster_state(parent), downloads=downloads))
+
+        return decide
 
     def _record(self, parent: Parent) -> Record:
         """Return what is remembered of an object; nothing of an earlier one of its name."""
@@ -191,12 +200,18 @@ class Reconciler:
             operator_image=self._operator_image,
         )
 
-    def _downloads_of_namespace(self, parent: Parent) -> dict[str, str]:
+    def _downloads_in(self, namespace: str) -> dict[str, str]:
         """Return what was downloaded for any object of a namespace, which goes by claim, too."""
-        bodies = map(self._cache.parent, [*self._neighbours(parent), parent.key])
         found: dict[str, str] = {}
-        for each in (self._read(body) for body in bodies if body is not None):
-            found |= read_downloads(self._believed(each, downloads_name(each.key)))
+        for key in self._cache.parents(deployment.KIND):
+            body = self._cache.parent(key)
+            if body is None or key.namespace != namespace:
+                continue
+            name = downloads_name(key)
+            for each in self._cache.children_of(key, CONFIG_MAP.kind):
+                if each["metadata"]["name"] == name:
+                    # Of a neighbour nothing else is looked at: it may be as large as it likes.
+                    found |= read_downloads({"data": believed(name, each.get("data") or {}, proofs_in(body))})
         return found
 
     def _proofs(self, parent: Parent) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -78,17 +79,28 @@ def to_start(status: Body | None = None, **spec: Any) -> Cache:
     return cache
 
 
-def desired_state_of(body: Body, *_: DecisionCache) -> tuple[Parent, DesiredState]:
-    owner = read_parent(body)
-    return owner, desired_state(owner, ())
+class Deployments:
+    """Decides on CPU, and notes which caches it is given for arms."""
+
+    def __init__(self) -> None:
+        self.given: weakref.WeakSet[DecisionCache] = weakref.WeakSet()
+
+    def desired_state_of(self, body: Body) -> tuple[Parent, DesiredState]:
+        owner = read_parent(body)
+        return owner, desired_state(owner, ())
+
+    def decider_of_arms(self, _: str) -> Callable[[Body, DecisionCache], DesiredState]:
+        def decide(body: Body, decisions: DecisionCache) -> DesiredState:
+            self.given.add(decisions)
+            return self.desired_state_of(body)[1]
+
+        return decide
 
 
 @pytest.mark.parametrize(("late", "written"), [(False, []), (True, ["PersistentVolumeClaim"])])
 def test_a_strangers_job_is_left_alone_and_before_it_nothing_is_written(late: bool, written: list[str]) -> None:
     cluster = Taken(late=late)
-    reconciler = CaptureReconciler(
-        cast("Cluster", cluster), to_start(), desired_state_of, EndedCaptures(), "operator:1"
-    )
+    reconciler = CaptureReconciler(cast("Cluster", cluster), to_start(), Deployments(), EndedCaptures(), "operator:1")
     asyncio.run(reconciler.reconcile(KEY))
     (ready,) = (each for each in cluster.status["conditions"] if each["type"] == "Ready")
     assert (ready["reason"], cluster.written) == ("ChildNameConflict", written)
@@ -100,7 +112,7 @@ def test_a_job_of_its_own_whose_labels_were_taken_off_gets_them_back_and_runs_on
     own = {**THEIRS, "metadata": {**THEIRS["metadata"], "ownerReferences": [owner]}, "spec": {"suspend": False}}
     cluster = Unlabelled(own)
     cache = to_start(status={"job": "demo-capture"}, **spec)
-    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, desired_state_of, EndedCaptures(), None)
+    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, Deployments(), EndedCaptures(), None)
     asyncio.run(reconciler.reconcile(KEY))
     (change,) = cluster.changes
     assert change == {"metadata": {"labels": child_labels(KEY)}}
@@ -110,18 +122,12 @@ def test_a_job_of_its_own_whose_labels_were_taken_off_gets_them_back_and_runs_on
 
 
 def test_of_a_capture_that_went_before_it_started_no_decisions_are_kept() -> None:
-    kept: weakref.WeakSet[DecisionCache] = weakref.WeakSet()
-
-    def noted(body: Body, *decisions: DecisionCache) -> tuple[Parent, DesiredState]:
-        kept.update(decisions)
-        return desired_state_of(body)
-
-    cluster, cache = cast("Cluster", Taken(late=False)), to_start()
-    reconciler = CaptureReconciler(cluster, cache, noted, EndedCaptures(), "operator:1")
+    cluster, cache, deployments = cast("Cluster", Taken(late=False)), to_start(), Deployments()
+    reconciler = CaptureReconciler(cluster, cache, deployments, EndedCaptures(), "operator:1")
     asyncio.run(reconciler.reconcile(KEY))
     gc.collect()
-    assert kept
+    assert deployments.given
     cache.drop_parent(KIND, capture())
     asyncio.run(reconciler.reconcile(KEY))
     gc.collect()
-    assert not kept
+    assert not deployments.given

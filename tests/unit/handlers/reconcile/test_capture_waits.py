@@ -1,6 +1,7 @@
 """A capture that keeps its deployment's engines leaves the line for engines, as the reconcile carries it out."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -55,8 +56,8 @@ def reconcile(cluster: Jobs, pod: Body, *, lent: bool, placed: bool = True, susp
     cache.put("Job", labelled(job(suspend=suspended), JOB_UID, ownerReferences=[OWNER]))
     cache.put("Pod", labelled(pod, "pod-uid"))
     owner = read_parent(body)
-    states = cast("Any", lambda _: (owner, desired_state(owner, ())))
-    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, states, EndedCaptures(), "operator:1")
+    states = SimpleNamespace(desired_state_of=lambda _: (owner, desired_state(owner, ())))
+    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, cast("Any", states), EndedCaptures(), "operator:1")
     asyncio.run(reconciler.reconcile(KEY))
     (ready,) = (each for each in cluster.status["conditions"] if each["type"] == "Ready")
     return str(ready["reason"])

@@ -1,0 +1,73 @@
+"""What a capture's arms would come to, with models that neighbours of its deployment downloaded."""
+
+import json
+from typing import Any
+
+import pytest
+
+from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.deployment.desired_state import Launch
+from specdecode_operator.handlers.reconcile import reconciler
+from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
+from specdecode_operator.kube.resources import CONFIG_MAP, JOB, NODE, POD, SPECDECODE_DEPLOYMENT
+from tests.support.api_server import ApiServer
+from tests.support.model_caches import CACHE, DRAFT, TARGET, cached, pod
+from tests.support.objects import H200, tiny_cpu
+from tests.unit.handlers.reconcile.reconciler_world import World
+
+SPEC = cached(models=CACHE)
+
+
+@pytest.fixture
+async def world(api: ApiServer, cluster: Cluster) -> World:
+    """A cluster in which one object has downloaded its models, and another, of the same claim, has not begun."""
+    world = World(api, cluster)
+    node = {"metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": H200}}}
+    api.create(NODE, {**node, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
+    world.add(SPEC)
+    await world.look()
+    for commit, job in zip((TARGET, DRAFT), sorted(world.all(JOB), key=lambda each: "draft" in str(each)), strict=True):
+        ended = pod(job, json.dumps({"commit": commit}))
+        name = job["metadata"]["name"]
+        api.create(POD, {**ended, "metadata": {**ended["metadata"], "namespace": "team", "name": name}})
+    await world.look()
+    world.add(SPEC, name="other")
+    world.see()
+    return world
+
+
+def launches(world: World) -> bool:
+    """Whether another object of the namespace, with the spec of an arm, would be launched as it is."""
+    other = world.api.find(SPECDECODE_DEPLOYMENT, "other") or {}
+    desired = world.reconciler.decider_of_arms("team")(other, DecisionCache())
+    return isinstance(desired.outcome, Launch)
+
+
+async def test_what_a_neighbour_downloaded_is_there_for_an_arm(world: World) -> None:
+    assert launches(world)
+    world.restart()
+    world.see()
+    assert launches(world), "another process believes it, too"
+
+
+async def test_what_somebody_wrote_in_its_place_is_not(world: World) -> None:
+    data: dict[str, str] = (world.api.find(CONFIG_MAP, "llama-downloads") or {})["data"]
+    forged = {key: text.replace(TARGET, "f" * 40) for key, text in data.items()}
+    world.api.change(CONFIG_MAP, "llama-downloads", data=forged)
+    world.see()
+    assert not launches(world)
+
+
+async def test_neighbours_are_not_parsed_for_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        world.add(tiny_cpu(), name=name)
+    world.see()
+    parsed, read = [], reconciler.read_parent
+
+    def noting(body: Any, **rest: Any) -> Any:
+        parsed.append(body["metadata"]["name"])
+        return read(body, **rest)
+
+    monkeypatch.setattr(reconciler, "read_parent", noting)
+    assert launches(world)
+    assert parsed == ["other"]
