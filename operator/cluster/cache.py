@@ -24,7 +24,7 @@ from specdecode_operator.kube.labels import (
     MODEL_FACTS_NAME,
     READS_FOR_LABEL,
 )
-from specdecode_operator.kube.nodes import NodeFacts, node_facts
+from specdecode_operator.kube.nodes import GPU_RESOURCE, NodeFacts, node_facts
 from specdecode_operator.kube.resources import CONFIG_MAP, NODE, PERSISTENT_VOLUME_CLAIM, POD
 
 _REMEMBERED_DELETIONS = 10_000
@@ -347,14 +347,17 @@ def slim(kind: str, body: Body) -> Body:
 
 
 def _slim_pod_spec(spec: Body) -> Body:
-    """Leave of a pod's spec its node, and which variables ask for which Secrets: messages name both."""
-    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-    asking = [
-        [variable for variable in container.get("env") or [] if (variable.get("valueFrom") or {}).get("secretKeyRef")]
-        for container in containers
-    ]
+    """Leave of a pod's spec its node, which variables ask for which Secrets, and the GPUs that it takes."""
+    containers = map(_slim_container, [*(spec.get("initContainers") or []), *(spec.get("containers") or [])])
     node = {"nodeName": spec["nodeName"]} if spec.get("nodeName") else {}
-    return node | {"containers": [{"env": variables} for variables in asking if variables]}
+    return node | {"containers": [each for each in containers if each]}
+
+
+def _slim_container(container: Body) -> Body:
+    env = [each for each in container.get("env") or [] if (each.get("valueFrom") or {}).get("secretKeyRef")]
+    limits = (container.get("resources") or {}).get("limits") or {}
+    gpus = {"resources": {"limits": {GPU_RESOURCE: limits[GPU_RESOURCE]}}} if GPU_RESOURCE in limits else {}
+    return ({"env": env} if env else {}) | gpus
 
 
 def _digest(text: str) -> str:

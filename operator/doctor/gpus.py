@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.doctor.findings import Finding, Reading, Unreadable, fail, listed, ok, unknown, warn
-from specdecode_operator.kube.nodes import GPU_RESOURCE, NodeFacts, node_facts
-from specdecode_operator.kube.untyped import mapping, objects
+from specdecode_operator.kube.nodes import GPU_RESOURCE, NodeFacts, gpus_of, node_facts
+from specdecode_operator.kube.untyped import mapping
 from specdecode_operator.sizing.base.devices import find_device, known_products
 
 ENGINE_CUDA: Final = "13.0"
@@ -105,15 +105,7 @@ def _free_finding(usable: Sequence[NodeFacts], pods: Reading[Sequence[Body]]) ->
         return warn("free gpus", f"of {total}, how many are taken cannot be told: {pods.why}", "ask somebody who may")
     names = {each.name for each in usable}
     running = [pod for pod in pods if mapping(pod, "status").get("phase") not in _ENDED]
-    taken = sum(_gpus(pod) for pod in running if mapping(pod, "spec").get("nodeName") in names)
+    taken = sum(gpus_of(pod) for pod in running if mapping(pod, "spec").get("nodeName") in names)
     if taken >= total:
         return warn("free gpus", f"all {total} are taken", "free some, add a node, or set the priority of the pods")
     return ok("free gpus", f"{total - taken} of {total}")
-
-
-def _gpus(pod: Body) -> int:
-    amounts = [
-        str(mapping(mapping(container, "resources"), "limits").get(GPU_RESOURCE, "0"))
-        for container in objects(mapping(pod, "spec"), "containers")
-    ]
-    return sum(int(amount) for amount in amounts if amount.isdecimal())

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
+from specdecode_operator.kube.untyped import mapping, objects
+
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 
@@ -67,6 +69,12 @@ def node_facts(body: Mapping[str, Any]) -> NodeFacts | None:
         schedulable=not body.get("spec", {}).get("unschedulable", False),
         refusal=_refusal(product, labels, resources),
     )
+
+
+def gpus_of(pod: Mapping[str, Any]) -> int:
+    """Return how many GPUs the containers of a pod ask for."""
+    limits = (mapping(mapping(each, "resources"), "limits") for each in objects(mapping(pod, "spec"), "containers"))
+    return sum(_count(each.get(GPU_RESOURCE, "0")) for each in limits)
 
 
 def product_refusal(product: str) -> str | None:

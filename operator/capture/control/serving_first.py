@@ -13,6 +13,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.deployment.pods.readiness import SUSPENDED_FOR_CAPTURE, place_word
+from specdecode_operator.kube.nodes import gpus_of
 
 _COMING_BACK: Final = timedelta(minutes=10)
 """How long engines of other deployments are given for a place. One that has found none by then does not wait for GPUs
@@ -33,8 +34,8 @@ class Serving:
     lent: bool = False
     """Whether its status still says that it has no engines for a capture."""
 
-    has_place: bool = False
-    """Whether any pod of its engines or captures is on a node, also one that is about to end."""
+    has_gpus: bool = False
+    """Whether any pod of its engines or captures has GPUs of a node, also one that is about to end."""
 
     since: datetime | None = None
     """Since when it is as ready, or not, as it is."""
@@ -66,7 +67,7 @@ def read_serving(
         placed=sum(map(_is_placed, pods)),
         lent_to=preempting_capture(captures) if replicas else None,
         lent=is_ready and ready.get("reason") == SUSPENDED_FOR_CAPTURE,
-        has_place=any(map(_has_node, [*pods, *capture_pods])),
+        has_gpus=any(_has_node(pod) and gpus_of(pod) for pod in [*pods, *capture_pods]),
         since=datetime.fromisoformat(changed) if changed and not is_ready else None,
     )
 
@@ -94,8 +95,8 @@ def in_line(pod: Body | None) -> bool:
 def _goes_first(other: Serving, now: datetime, *, near: bool) -> bool:
     if not other.lacks:
         return False
-    # Of another namespace it has to be on a node: whoever gets no pod at all would hold up everybody, for weeks.
-    lends = (other.lent or other.lent_to is not None) and (near or other.has_place)
+    # Of another namespace something has to have GPUs: whoever lends what is nowhere would hold up everybody, for weeks.
+    lends = (other.lent or other.lent_to is not None) and (near or other.has_gpus)
     return lends or (other.product is not None and other.since is not None and now < other.since + _COMING_BACK)
 
 

@@ -17,6 +17,7 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LLAMA = Key("default", "llama")
 PLACED: Body = {"conditions": [{"type": "PodScheduled", "status": "True"}], "phase": "Pending"}
 UNPLACED: Body = {"conditions": [{"type": "PodScheduled", "status": "False"}], "phase": "Pending"}
+ON_GPUS: Body = {"spec": {"containers": [{}, {"resources": {"limits": {"nvidia.com/gpu": "1"}}}]}, "status": PLACED}
 LENT = ("True", "SuspendedForCapture")
 WAITS = {"goes_first": "deployment llama has 0 of 1 engine pods on nodes"}
 
@@ -38,7 +39,7 @@ def serving(  # noqa: PLR0913  what a deployment is known by
     bodies = [
         {"metadata": {}, "status": {}, **pod} if "metadata" in pod else {"metadata": {}, "status": pod} for pod in pods
     ]
-    return read_serving(body, bodies, captures, [{"metadata": {}, "status": each} for each in capture_pods])
+    return read_serving(body, bodies, captures, [{"metadata": {}, **each} for each in capture_pods])
 
 
 def first(*servings: Any) -> str | None:
@@ -107,17 +108,26 @@ class TestOthers:
 
     def test_in_other_namespaces_are_waited_for_but_not_named(self) -> None:
         for captures in ((), (borrowing(),)):
-            said = self.others(namespace="secret", ready=LENT, captures=captures, capture_pods=(PLACED,))
+            said = self.others(namespace="secret", ready=LENT, captures=captures, capture_pods=(ON_GPUS,))
             assert said is not None
             assert said.startswith("a deployment of another namespace has ")
             assert not re.search(r"\b(secret|other|demo)\b", said)
 
-    @pytest.mark.parametrize("pod", [UNPLACED, {**PLACED, "phase": "Failed"}])
-    def test_in_other_namespaces_that_get_no_place_hold_up_nobody(self, pod: Body) -> None:
+    @pytest.mark.parametrize(
+        "pod",
+        [
+            {**ON_GPUS, "status": UNPLACED},
+            {**ON_GPUS, "status": {**PLACED, "phase": "Failed"}},
+            {"status": PLACED},
+            {**ON_GPUS, "spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "0"}}}]}},
+        ],
+        ids=["no node", "ended", "no limits", "no GPU"],
+    )
+    def test_in_other_namespaces_that_have_no_gpus_hold_up_nobody(self, pod: Body) -> None:
         lends: dict[str, Any] = {"namespace": "secret", "ready": LENT, "captures": (borrowing(),)}
         assert self.others(**lends) is None
         assert self.others(**lends, capture_pods=(pod,)) is None
-        ends = {"metadata": {"deletionTimestamp": "x"}, "status": PLACED}
+        ends = {**ON_GPUS, "metadata": {"deletionTimestamp": "x"}}
         assert first(serving(PLACED), serving(ends, name="other", **lends)) is not None, "its engines are about to go"
 
     def test_that_can_be_named_are_named_before_those_that_cannot(self) -> None:

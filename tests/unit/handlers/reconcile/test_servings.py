@@ -66,6 +66,15 @@ def test_after_any_changes_it_is_what_all_of_it_read_anew_says(seed: int) -> Non
         assert sorted(servings.now(), key=lambda each: each.key) == sorted(anew, key=lambda each: each.key)
 
 
+@pytest.mark.parametrize("gpus", [True, False])
+def test_of_its_pods_in_the_cache_it_is_seen_whether_they_have_gpus(gpus: bool) -> None:
+    cache = Cache()
+    cache.put_parent(deployment.KIND, body("a", 1))
+    spec = {"containers": [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": "8"} if gpus else {}}}]}
+    cache.put(POD.kind, body("pod", 2, {DEPLOYMENT_LABEL: "a"}, status=RUNNING, spec=spec))
+    assert [each.has_gpus for each in Servings(cache).now()] == [gpus]
+
+
 def test_only_what_changed_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, read = Cache(), []
     whole = module.read_serving
