@@ -53,6 +53,8 @@ from specdecode_operator.kube.resources import (
 from specdecode_operator.sizing.pair.calibration import Calibration
 
 _OUR_KINDS = (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPTURE)
+_SEEN = (NODE, *WATCHED, *_OUR_KINDS)
+"""All of which the cache knows, in the order in which they are listed: an object is read when what it owns is known."""
 _STUCK_S = 300.0
 _BEAT_S = 1.0
 _SETTLED_AFTER_S = 5.0
@@ -100,6 +102,8 @@ class OperatorState:
         self.watched: set[str] = set()
         """Kinds of which a watch has brought an object. kopf may miss a CRD that is made after its
         start, when the API server serves it later than it says so: until then objects are listed."""
+        self.to_list: set[str] = set()
+        """Kinds to list in the next round: a watch that begins anew lists what there is, and not what went before."""
         self._said_of_crds: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._last_beat_s = 0.0
@@ -276,23 +280,45 @@ class OperatorState:
         because a watch that starts anew does not tell what was deleted
         meanwhile.
         """
-        if self._settings.nodes_from is NodesFrom.CLUSTER:
-            nodes, version = await cluster.list(NODE)
-            before = self.cache.nodes()
-            for node in nodes:
-                self.cache.put_node(node)
-            self.cache.retain_nodes(nodes, version)
-            if self.cache.nodes() != before:
-                self.add_all()
-        else:
-            self.cache.give_nodes(self._settings.nodes or ())
-        for resource in WATCHED:
-            if resource != LEADER_WORKER_SET:
-                await self._list_children(cluster, resource)
-        await self._list_groups(cluster)
-        for resource in _OUR_KINDS:
-            await self._list_objects(cluster, resource)
+        self.to_list.update(resource.kind for resource in _SEEN)
+        await self._list_what_is_due(cluster)
         await self._look_at_crds(cluster)
+
+    async def _list_what_is_due(self, cluster: Cluster) -> None:
+        """See all of the kinds of which watches may have missed something; what fails is due again."""
+        for resource in _SEEN:
+            is_watched = resource.kind in self.watched if resource in _OUR_KINDS else resource != LEADER_WORKER_SET
+            if is_watched and resource.kind not in self.to_list:
+                continue
+            self.to_list.discard(resource.kind)  # before, for its watch may begin anew meanwhile
+            try:
+                await self._list(cluster, resource)
+            except ClusterError:
+                self.to_list.add(resource.kind)
+                raise
+
+    async def _list(self, cluster: Cluster, resource: Resource) -> None:
+        """See all of one kind."""
+        if resource == NODE:
+            await self._list_nodes(cluster)
+        elif resource == LEADER_WORKER_SET:
+            await self._list_groups(cluster)
+        elif resource in _OUR_KINDS:
+            await self._list_objects(cluster, resource)
+        else:
+            await self._list_children(cluster, resource)
+
+    async def _list_nodes(self, cluster: Cluster) -> None:
+        if self._settings.nodes_from is not NodesFrom.CLUSTER:
+            self.cache.give_nodes(self._settings.nodes or ())
+            return
+        nodes, version = await cluster.list(NODE)
+        before = self.cache.nodes()
+        for node in nodes:
+            self.cache.put_node(node)
+        self.cache.retain_nodes(nodes, version)
+        if self.cache.nodes() != before:
+            self.add_all()
 
     async def _look_at_crds(self, cluster: Cluster) -> None:
         """Say what of our CRDs is of another version; an operator of named namespaces may not look."""
@@ -338,10 +364,7 @@ class OperatorState:
                 if round_ % _ROUNDS_TO_RELIST == 0:
                     await self._list_everything(cluster)
                 else:
-                    await self._list_groups(cluster)
-                    for resource in _OUR_KINDS:
-                        if resource.kind not in self.watched:
-                            await self._list_objects(cluster, resource)
+                    await self._list_what_is_due(cluster)
             except ClusterError as error:
                 _logger.warning("a list is put off: %s", error)
             before, shared = shared, self._shared()

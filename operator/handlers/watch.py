@@ -45,8 +45,7 @@ async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> Non
 def _seen(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key | None:
     """Remember an object of ours as it is now; return its key, or None where it was listed already as it is."""
     memo.watched.add(kind)
-    body: dict[str, Any] = dict(event["object"])
-    memo.progress.brings(kind, body)
+    body = _brought(event, kind, memo)
     if event["type"] is None and memo.cache.knows_parent(kind, body):
         return None
     if event["type"] == "DELETED":
@@ -57,6 +56,15 @@ def _seen(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key | None:
     return key
 
 
+def _brought(event: kopf.RawEvent, kind: str, memo: OperatorState) -> dict[str, Any]:
+    """Return what a watch has brought, and note that it did."""
+    body: dict[str, Any] = dict(event["object"])
+    memo.progress.brings(kind, body)
+    if event["type"] is None:  # it began anew, and listed what there is
+        memo.to_list.add(kind)
+    return body
+
+
 def _asking(event: kopf.RawEvent, memo: OperatorState) -> Callable[[Key], None]:
     """Return how to ask for a look: of what is only listed, such as at the start, nothing need have changed."""
     return memo.queue.add_calmly if event["type"] is None else memo.queue.add
@@ -64,16 +72,14 @@ def _asking(event: kopf.RawEvent, memo: OperatorState) -> Callable[[Key], None]:
 
 async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Plan anew when the GPUs of the cluster changed."""
-    body: dict[str, Any] = dict(event["object"])
-    memo.progress.brings(NODE.kind, body)
+    body = _brought(event, NODE.kind, memo)
     if memo.cache.drop_node(body) if event["type"] == "DELETED" else memo.cache.put_node(body):
         memo.add_all()
 
 
 async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: OperatorState, **_: Any) -> None:
     """Look at the object that a child or a pod belongs to, or at all that share what is known of models."""
-    body: dict[str, Any] = dict(event["object"])
-    memo.progress.brings(resource.kind or "", body)
+    body = _brought(event, resource.kind or "", memo)
     if event["type"] is None and memo.cache.knows(resource.kind or "", body):
         return
     if event["type"] == "DELETED":

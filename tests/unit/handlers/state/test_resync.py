@@ -6,13 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import kopf
 import pytest
 
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.attention import Attention
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
-from specdecode_operator.handlers import queue, turns
+from specdecode_operator.handlers import queue, turns, watch
 from specdecode_operator.handlers import state as module
 from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.state import OperatorState
@@ -28,9 +29,15 @@ from specdecode_operator.sizing.pair.calibration import Calibration, serialize_c
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import until
-from tests.support.objects import tiny_cpu
+from tests.support.objects import Body, tiny_cpu
 from tests.unit.handlers.state.resync_rounds import GROUPS, LLAMA, Rounds, add, add_node, reason, stop
+from tests.unit.handlers.test_watch import event
 from tests.unit.sizing.memory.test_calibration import ENTRY
+
+
+def labelled(name: str) -> Body:
+    """A pod of the object."""
+    return {"metadata": {"namespace": "team", "name": name, "labels": child_labels(LLAMA)}}
 
 
 class TestResync:
@@ -53,8 +60,7 @@ class TestResync:
     ) -> None:
         for name in ("llama", "stays"):
             add(api, name)
-        labels = child_labels(LLAMA)
-        api.create(POD, {"metadata": {"namespace": "team", "name": "p", "labels": labels}})
+        api.create(POD, labelled("p"))
         add_node(api, "n")
         await state.start()
         state.watched.update((KIND, SPECDECODE_CAPTURE.kind))
@@ -73,6 +79,26 @@ class TestResync:
         assert state.cache.nodes() == ()
         assert state.cache.children_of(LLAMA, POD.kind) == []
 
+    async def test_what_was_deleted_before_a_watch_began_anew_is_seen_in_the_next_round(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        """kopf lists then, which tells of nothing that is no longer there."""
+        pods = [api.create(POD, labelled(name)) for name in ("goes", "stays")]
+        await state.start()
+        await rounds.go()
+        api.remove(POD, "goes")
+        await watch.on_child(event(None, pods[1]), kopf.Resource("", "v1", "pods", kind=POD.kind), state)
+        lists = f"list {POD.qualified_plural}"
+        api.refusals[lists] = (500, "etcd is slow")
+        await rounds.go()
+        api.refusals.clear()
+        assert len(state.cache.children_of(LLAMA, POD.kind)) == 2, "it is tried again"
+        await rounds.go()
+        assert [pod["metadata"]["name"] for pod in state.cache.children_of(LLAMA, POD.kind)] == ["stays"]
+        api.requests.clear()
+        await rounds.go()
+        assert lists not in api.requests, "once is enough"
+
     async def test_a_change_that_watches_missed_is_seen_with_the_next_full_list_and_nothing_else_is_read(
         self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -84,7 +110,7 @@ class TestResync:
             return put(kind, body)
 
         for name in ("p", "stays"):
-            api.create(POD, {"metadata": {"namespace": "team", "name": name, "labels": child_labels(LLAMA)}})
+            api.create(POD, labelled(name))
         for name in ("team", "other"):
             api.create(CONFIG_MAP, facts_config_map(name, {"a": "1"}))
         await state.start()
@@ -104,8 +130,7 @@ class TestResync:
         pods = f"list {POD.qualified_plural}"
 
         def comes() -> None:
-            pod = {"metadata": {"namespace": "team", "name": "p", "labels": child_labels(LLAMA)}}
-            state.cache.put(POD.kind, api.create(POD, pod))  # as its watch tells
+            state.cache.put(POD.kind, api.create(POD, labelled("p")))  # as its watch tells
 
         api.before[pods] = lambda: api.before.update({pods: comes})
         try:
@@ -118,8 +143,7 @@ class TestResync:
         self, api: ApiServer, state: OperatorState, rounds: Rounds
     ) -> None:
         """kopf lists once more at a start, and tells of nothing that is no longer there then."""
-        labels = child_labels(LLAMA)
-        api.create(POD, {"metadata": {"namespace": "team", "name": "p", "labels": labels}})
+        api.create(POD, labelled("p"))
         await state.start()
         api.remove(POD, "p")
         assert state.cache.children_of(LLAMA, POD.kind)
