@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from specdecode_operator.cluster import waits
+from specdecode_operator.cluster.engine_connector import MOST_FRAMING_BYTES, EngineConnector, FramingError
 from specdecode_operator.engine.exposition import Exposition, ExpositionError, read_exposition
 from specdecode_operator.engine.image_version import read_version
 from specdecode_operator.engine.metrics import (
@@ -132,6 +133,8 @@ class EngineProbe:
                     if len(page) > most_bytes:
                         raise _NoPageError(f"is longer than {most_bytes} bytes")
                 return page
+        except FramingError as error:
+            raise _NoPageError(f"has more than {MOST_FRAMING_BYTES} bytes beside its page") from error
         except aiohttp.ClientError as error:
             raise _NoPageError(f"did not answer ({type(error).__name__})") from error
 
@@ -143,11 +146,12 @@ class EngineProbe:
         Nothing secret is sent, and figures of a pod are no more to be trusted than the pod.
         """
         if self._session is None:
-            # Between two looks a connection would be idle for longer than engines keep one.
-            connector = aiohttp.TCPConnector(ssl=False, limit=0, force_close=True)
-            headers, cookies = {"Accept-Encoding": "identity"}, aiohttp.DummyCookieJar()
             self._session = aiohttp.ClientSession(
-                connector=connector, headers=headers, cookie_jar=cookies, auto_decompress=False
+                connector=EngineConnector(ssl=False, limit=0),
+                headers={"Accept-Encoding": "identity"},
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                read_bufsize=_MOST_BYTES,
             )
         return self._session
 
