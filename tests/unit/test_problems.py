@@ -1,5 +1,7 @@
 """How values that others wrote stand in messages."""
 
+import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -92,3 +94,20 @@ def test_values_are_shown_in_the_words_of_their_files(value: Any, text: str) -> 
 @pytest.mark.parametrize("message", ["is missing: name a GPU", "name a GPU"])
 def test_what_is_missing_is_said_once(message: str) -> None:
     assert str(Problem("gpu", shown_or_missing(None), message)) == "gpu: is missing: name a GPU"
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [(f"{number} {'x' * 100_000}" for number in range(200)), (f"its text is {number}" for number in range(150_000))],
+    ids=["long", "many"],
+)
+def test_what_is_remembered_of_texts_is_bounded(texts: Iterator[str]) -> None:
+    """Of both, all are some 15 MB and more."""
+    tracemalloc.start()
+    try:
+        for text in texts:
+            printable(text)
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 8 * 2**20

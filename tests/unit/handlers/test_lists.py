@@ -10,7 +10,7 @@ from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, Page
-from specdecode_operator.cluster.errors import ForbiddenError
+from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
 from specdecode_operator.handlers.lists import Lists
 from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.kube.manifests import child_labels
@@ -86,6 +86,17 @@ async def test_who_may_list_nowhere_is_told_so(api: ApiServer, cluster: Cluster)
     api.barred = {*NAMESPACES}
     with pytest.raises(ForbiddenError, match="specdecodedeployments"):
         await Lists(Cache(), NAMESPACES).objects(cluster, SPECDECODE_DEPLOYMENT)
+
+
+async def test_a_failure_in_one_namespace_is_no_bar(api: ApiServer, cluster: Cluster) -> None:
+    pods = f"list {POD.qualified_plural}"
+
+    def fails() -> None:
+        api.refusals[pods] = (500, "etcd is slow")
+
+    api.before[pods] = lambda: api.before.update({pods: fails})
+    with pytest.raises(ClusterError, match="etcd is slow"):
+        await Lists(Cache(), NAMESPACES).children(cluster, POD)
 
 
 async def test_a_namespace_that_is_barred_stops_the_work_in_no_other(

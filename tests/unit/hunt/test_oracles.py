@@ -62,6 +62,7 @@ SPOILT: dict[str, list[Record]] = {
         record(life(later=(*GOOD[:-1], {**STRANGER, "data": {"a": "c"}}))),
         record(life((*GOOD, body("PodDisruptionBudget", "two", owner=None)), fresh=())),
         record(life((*GOOD, body("Deployment", "two", spec={}, status={})), fresh=())),
+        record(life((GOOD[0], *GOOD[2:]), fresh=())),
         record(life(moment={"wrong": frozenset({"squat"})})),
     ],
     "truth": [
@@ -81,7 +82,12 @@ SPOILT: dict[str, list[Record]] = {
         record(life(moment={"calls": (Call("patch", "services/hunted", 403),) * 30})),
         record(life(statuses=[("specdecodecaptures/measured-1", "a")] * 5)),
     ],
-    "alive": [record(ended=("exit status 3",)), record(log=TRACEBACK), record(memory=(100, 300))],
+    "alive": [
+        record(ended=("exit status 3",)),
+        record(log=TRACEBACK),
+        record(memory=(100, 300)),
+        record(memory=(100, 150, 170)),
+    ],
     "told": [
         record(life(step=Step("apply", ILLEGAL))),
         record(life((parent(summary("False", "False", "True", "no")), *SERVED), fresh=(), step=Step("wait"))),

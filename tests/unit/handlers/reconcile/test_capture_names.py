@@ -11,6 +11,7 @@ import pytest
 from specdecode_operator.api import deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import KIND
+from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ConflictError
@@ -21,7 +22,7 @@ from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureRec
 from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
 from specdecode_operator.kube.manifests import child_labels
 from specdecode_operator.kube.resources import Resource
-from tests.support.captures import KEY, capture, capture_spec
+from tests.support.captures import KEY, capture, capture_spec, golden
 from tests.support.decisions import desired_state
 from tests.support.objects import parent, tiny_cpu
 from tests.unit.handlers.reconcile.test_image_note import FakeCluster
@@ -58,8 +59,10 @@ class Unlabelled(FakeCluster):
         super().__init__()
         self.job = job
         self.changes: list[Body] = []
+        self.asked: list[str] = []
 
     async def get(self, resource: Resource, *_: Any, **__: bool) -> Body | None:
+        self.asked.append(resource.kind)
         return self.job if resource.kind == "Job" else None
 
     async def merge(self, body: Body, change: Body) -> Body:
@@ -119,6 +122,23 @@ def test_a_job_of_its_own_whose_labels_were_taken_off_gets_them_back_and_runs_on
     (ready,) = (each for each in cluster.status["conditions"] if each["type"] == "Ready")
     assert ready["reason"] == "WaitingForPod"
     assert not cluster.applied
+
+
+def test_a_strangers_job_that_a_status_names_gets_no_labels() -> None:
+    cluster = Unlabelled(THEIRS)
+    cache = to_start(status={"job": "demo-capture"})
+    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, Deployments(), EndedCaptures(), "operator:1")
+    asyncio.run(reconciler.reconcile(KEY))
+    assert "Job" in cluster.asked
+    assert (cluster.changes, cluster.applied) == ([], 0)
+
+
+def test_the_job_of_a_capture_that_ended_is_not_asked_for() -> None:
+    cluster, cache, done = Unlabelled(THEIRS), to_start(), golden(job="golden-capture")
+    cache.put_parent(KIND, done)
+    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, Deployments(), EndedCaptures(), "operator:1")
+    asyncio.run(reconciler.reconcile(Key("default", "golden", KIND)))
+    assert cluster.asked == []
 
 
 def test_of_a_capture_that_went_before_it_started_no_decisions_are_kept() -> None:

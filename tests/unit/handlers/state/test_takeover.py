@@ -36,8 +36,10 @@ async def test_what_nobody_has_looked_at_as_it_is_now_goes_ahead_of_what_is_in_o
         state = OperatorState(leadership=thread)
         await state.start()
         try:
+            api.requests.clear()
             await rounds.go()
             assert looked == [], "it waits for the Lease"
+            assert f"list {LEASE.qualified_plural}" in api.requests, "and knows which namespaces others serve"
             api.change(LEASE, NAME, spec={"holderIdentity": ""})
             await until(lambda: looked and later, lambda: "it works")
             assert looked == ["changed"]
