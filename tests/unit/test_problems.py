@@ -98,11 +98,11 @@ def test_what_is_missing_is_said_once(message: str) -> None:
 
 @pytest.mark.parametrize(
     "texts",
-    [(f"{number} {'x' * 100_000}" for number in range(200)), (f"its text is {number}" for number in range(150_000))],
+    [(f"{number} {'x' * 100_000}" for number in range(100)), (f"its text is {number}" for number in range(150_000))],
     ids=["long", "many"],
 )
 def test_what_is_remembered_of_texts_is_bounded(texts: Iterator[str]) -> None:
-    """Of both, all are some 15 MB and more."""
+    """Of both, all are 10 MB and more."""
     tracemalloc.start()
     try:
         for text in texts:
