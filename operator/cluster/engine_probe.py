@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from specdecode_operator.cluster import waits
-from specdecode_operator.cluster.engine_connector import MOST_FRAMING_BYTES, EngineConnector, FramingError
+from specdecode_operator.cluster.engine_http import MOST_FRAMING_BYTES, FramingError, engine_session
 from specdecode_operator.engine.exposition import Exposition, ExpositionError, read_exposition
 from specdecode_operator.engine.image_version import read_version
 from specdecode_operator.engine.metrics import (
@@ -139,20 +139,9 @@ class EngineProbe:
             raise _NoPageError(f"did not answer ({type(error).__name__})") from error
 
     def _connected(self) -> aiohttp.ClientSession:
-        """Return the session, which a loop has to run for.
-
-        An engine is reached at its pod address: proxies of the environment do not apply. Its certificate is for the
-        Service's name, by an authority that only its Secret knows, and Secrets are not read: so it is not verified.
-        Nothing secret is sent, and figures of a pod are no more to be trusted than the pod.
-        """
+        """Return the session, which a loop has to run for."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=EngineConnector(ssl=False, limit=0),
-                headers={"Accept-Encoding": "identity"},
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                read_bufsize=_MOST_BYTES,
-            )
+            self._session = engine_session(_MOST_BYTES)
         return self._session
 
 

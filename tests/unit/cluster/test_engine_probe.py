@@ -168,37 +168,6 @@ async def test_what_is_longer_than_an_engine_says_is_not_read_on() -> None:
     assert "longer" in found.reason
 
 
-def chunked(content: bytes, size: int) -> bytes:
-    """An answer whose body comes in chunks of so many bytes."""
-    parts = [content[start : start + size] for start in range(0, len(content), size)]
-    body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
-    return response(body + b"0\r\n\r\n", b"Transfer-Encoding: chunked")
-
-
-EARLY = b"HTTP/1.1 103 Early Hints\r\n\r\n"
-PAGE = SCRAPE.read_bytes()
-FULL = PAGE + b"#" * (2**21 - len(PAGE))
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [EARLY * 2_000 + response(PAGE), chunked(FULL[:20_000], 1), response(PAGE, *[b"X: " + b"y" * 4_000] * 9)],
-    ids=["interim answers", "small chunks", "head"],
-)
-async def test_an_answer_that_is_mostly_framing_is_not_read_on(answer: bytes) -> None:
-    ((found,), _) = await answered(answer)
-    assert found == Unreachable("/metrics has more than 32768 bytes beside its page")
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [response(FULL), chunked(FULL[: 2**20], 512), chunked(FULL, 2**17), EARLY + response(PAGE)],
-    ids=["as long as may be", "small chunks", "large chunks", "an interim answer"],
-)
-async def test_an_answer_as_a_server_may_give_it_is_read(answer: bytes) -> None:
-    assert isinstance((await answered(answer))[0][0], EngineReading)
-
-
 def paged(pages: dict[str, bytes]) -> Iterator[int]:
     """Serve pages by path; the others are not there, and one that is empty never ends."""
     gone = threading.Event()

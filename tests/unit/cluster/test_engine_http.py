@@ -1,0 +1,146 @@
+"""An engine may send what it likes around its page: it is not read for long, and what servers do send is read."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+from aiohttp.client_proto import ResponseHandler
+
+from specdecode_operator.cluster.engine_http import engine_session
+from specdecode_operator.engine.metrics import EngineReading, Unreachable
+from tests.unit.cluster.test_engine_probe import SCRAPE, ask
+
+TOO_MUCH = Unreachable("/metrics has more than 16384 bytes beside its page")
+MOST_BYTES = 2 * 2**20
+EARLY = b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@dataclass
+class Engine:
+    """Sends some bytes, and others again and again for as long as they are taken."""
+
+    once: bytes
+    again: bytes = b""
+    asked: bool = True
+    sent_bytes: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.asked:
+            await reader.readuntil(b"\r\n\r\n")
+        with suppress(ConnectionError):
+            writer.write(self.once)
+            while self.again:
+                await writer.drain()
+                writer.write(self.again)
+                self.sent_bytes += len(self.again)
+        writer.close()
+
+    async def read(self) -> object:
+        """What is read of it. What it can send that nobody takes is bounded by the buffer of its socket."""
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
+            async with await asyncio.start_server(self.serve, sock=listening):
+                return await ask(listening.getsockname()[1], tls=False)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes aiohttp is given at a time."""
+    read: Callable[[ResponseHandler, bytes], None] = ResponseHandler.data_received
+    found: list[int] = []
+
+    def counted(protocol: ResponseHandler, data: bytes) -> None:
+        found.append(len(data))
+        read(protocol, data)
+
+    monkeypatch.setattr(ResponseHandler, "data_received", counted)
+    return found
+
+
+def chunk(content: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(content), content)
+
+
+def page(size: int) -> bytes:
+    """As an engine says it, made longer by comments."""
+    said, line = SCRAPE.read_bytes(), b"#" * 63 + b"\n"
+    return (said + line * (size // len(line)))[: size - 1] + b"\n"
+
+
+def with_length(content: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(content), content)
+
+
+@pytest.mark.parametrize(
+    ("once", "again"),
+    [
+        (b"", EARLY),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (CHUNKED, chunk(b"#")),
+        (CHUNKED, b"1;" + b"e" * 60 + b"\r\n#\r\n"),
+        (CHUNKED, b"1;" + b"e" * 60_000),
+        (CHUNKED + chunk(page(2**20)), chunk(b"#")),
+        (CHUNKED, chunk(b"#" * 2**13) + chunk(b"#") * 500),
+        (CHUNKED + chunk(page(2**16)) + b"0\r\n", b"a: b\r\n" * 100),
+    ],
+    ids=[
+        "early hints",
+        "continue",
+        "chunks of a byte",
+        "and extensions",
+        "one extension",
+        "after much of a page",
+        "among much of it",
+        "trailers",
+    ],
+)
+async def test_an_engine_that_sends_anything_but_a_page_is_not_read_on(once: bytes, again: bytes) -> None:
+    engine = Engine(once, again * (2**14 // len(again) + 1))
+    assert await engine.read() == TOO_MUCH
+    assert engine.sent_bytes < MOST_BYTES
+
+
+@pytest.mark.parametrize("answer", [EARLY, with_length(b"")], ids=["early hints", "empty answers"])
+async def test_of_what_came_with_too_much_the_rest_is_not_read(answer: bytes, reads: list[int]) -> None:
+    assert isinstance(await Engine(b"", answer * 10_000).read(), Unreachable)
+    assert sum(reads) < 2**15
+
+
+async def test_an_engine_that_does_not_wait_to_be_asked_is_unreachable() -> None:
+    engine = Engine(b"", EARLY * 400, asked=False)
+    assert isinstance(await engine.read(), Unreachable)
+    assert engine.sent_bytes < MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        with_length(page(MOST_BYTES)),
+        CHUNKED + b"".join(chunk(page(MOST_BYTES)[at : at + 4096]) for at in range(0, MOST_BYTES, 4096)) + chunk(b""),
+        EARLY + with_length(page(2**16)),
+        b"HTTP/1.0 200 OK\r\n\r\n" + page(MOST_BYTES),
+    ],
+    ids=["of a length", "chunks of 4 KiB", "one early hint", "until the end"],
+)
+async def test_what_servers_send_is_read(answer: bytes) -> None:
+    assert isinstance(await Engine(answer).read(), EngineReading)
+
+
+async def test_a_page_may_be_taken_late() -> None:
+    engine, sent = Engine(with_length(page(MOST_BYTES))), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await engine.serve(reader, writer)
+        await writer.wait_closed()
+        sent.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, engine_session(MOST_BYTES) as session:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics"
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=5)) as response:
+            await asyncio.wait_for(sent.wait(), 5)
+            assert await response.read() == page(MOST_BYTES)
