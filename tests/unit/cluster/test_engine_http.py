@@ -66,6 +66,11 @@ def chunk(content: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(content), content)
 
 
+def chunked(content: bytes, size: int) -> bytes:
+    parts = [content[at : at + size] for at in range(0, len(content), size)]
+    return CHUNKED + b"".join(map(chunk, [*parts, b""]))
+
+
 def page(size: int) -> bytes:
     """As an engine says it, made longer by comments."""
     said, line = SCRAPE.read_bytes(), b"#" * 63 + b"\n"
@@ -121,11 +126,12 @@ async def test_an_engine_that_does_not_wait_to_be_asked_is_unreachable() -> None
     "answer",
     [
         with_length(page(MOST_BYTES)),
-        CHUNKED + b"".join(chunk(page(MOST_BYTES)[at : at + 4096]) for at in range(0, MOST_BYTES, 4096)) + chunk(b""),
+        chunked(page(MOST_BYTES), 4096),
+        chunked(page(2**20), 512),
         EARLY + with_length(page(2**16)),
         b"HTTP/1.0 200 OK\r\n\r\n" + page(MOST_BYTES),
     ],
-    ids=["of a length", "chunks of 4 KiB", "one early hint", "until the end"],
+    ids=["of a length", "chunks of 4 KiB", "many small chunks", "one early hint", "until the end"],
 )
 async def test_what_servers_send_is_read(answer: bytes) -> None:
     assert isinstance(await Engine(answer).read(), EngineReading)
