@@ -60,7 +60,7 @@ def read_exposition(text: str, names: Collection[str]) -> Exposition:
     """
     known = {name: name for name in names}
     samples, gauges = [], set()
-    for name, line in _asked(text, frozenset(known)):
+    for name, line in _asked(text, frozenset(known)) if known else ():
         if not line.startswith("#"):
             samples.append(_sample(known[name], line))
         elif line.split()[3:] == ["gauge"]:

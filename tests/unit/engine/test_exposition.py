@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from specdecode_operator.engine.exposition import ExpositionError, Sample, read_exposition
+from specdecode_operator.engine.exposition import Exposition, ExpositionError, Sample, read_exposition
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.monitoring.figures import FIGURES
 
@@ -34,6 +34,10 @@ def test_what_the_library_writes_is_read(first: str, second: str, value: float) 
     read = read_exposition(generate_latest(registry).decode(), {"vllm:x"})
     assert read.samples == [Sample("vllm:x", labels, value)]
     assert read.gauges == {"vllm:x"}
+
+
+def test_who_asks_for_no_name_gets_none() -> None:
+    assert read_exposition(SCRAPE, []) == Exposition([], frozenset())
 
 
 def escaped(text: str) -> str:
