@@ -10,6 +10,7 @@ from hunt.states import Change, State
 from hunt.steps import Step
 from tests.unit.hunt.made_up import (
     GOOD,
+    OWNER,
     STRANGER,
     Body,
     body,
@@ -46,6 +47,14 @@ def refused(before: tuple[Body, ...], after: tuple[Body, ...]) -> Life:
     return life(after, moments=[*first.moments, *second.moments], fresh=())
 
 
+def shared() -> Body:
+    """A child that somebody else owns, too."""
+    found = body("PodDisruptionBudget", "two")
+    found["metadata"]["ownerReferences"].append({**OWNER, "uid": "somebody"})
+    return found
+
+
+GROWN = [(100.0, 300.0), (100.0, 110.0, 300.0), (100.0, 300.0, 310.0)]
 SERVED = (workload(), pod(), STRANGER)
 BAD = (parent(STALLED), *SERVED)
 SPOILT: dict[str, list[Record]] = {
@@ -61,8 +70,10 @@ SPOILT: dict[str, list[Record]] = {
         record(life(later=GOOD[:-1])),
         record(life(later=(*GOOD[:-1], {**STRANGER, "data": {"a": "c"}}))),
         record(life((*GOOD, body("PodDisruptionBudget", "two", owner=None)), fresh=())),
+        record(life((*GOOD, body("PodDisruptionBudget", "two", owner={**OWNER, "uid": "gone"})), fresh=())),
+        record(life((*GOOD, shared()), fresh=())),
         record(life((*GOOD, body("Deployment", "two", spec={}, status={})), fresh=())),
-        record(life((GOOD[0], *GOOD[2:]), fresh=())),
+        record(life((parent(ready=0, suspend=True), *GOOD[3:]), fresh=())),
         record(life(moment={"wrong": frozenset({"squat"})})),
     ],
     "truth": [
@@ -79,15 +90,11 @@ SPOILT: dict[str, list[Record]] = {
     "calls": [
         record(life(calls=[WRITE])),
         record(life(calls=[READ] * 4)),
+        dataclasses.replace(record(), calls=[READ] * 13),
         record(life(moment={"calls": (Call("patch", "services/hunted", 403),) * 30})),
         record(life(statuses=[("specdecodecaptures/measured-1", "a")] * 5)),
     ],
-    "alive": [
-        record(ended=("exit status 3",)),
-        record(log=TRACEBACK),
-        record(memory=(100, 300)),
-        record(memory=(100, 150, 170)),
-    ],
+    "alive": [record(ended=("exit status 3",)), record(log=TRACEBACK), *(record(memory=each) for each in GROWN)],
     "told": [
         record(life(step=Step("apply", ILLEGAL))),
         record(life((parent(summary("False", "False", "True", "no")), *SERVED), fresh=(), step=Step("wait"))),
@@ -103,6 +110,11 @@ def test_all_is_well_with_a_life_that_is() -> None:
     assert judge(record()) == []
     served, refused_later = life(), life(moment={"refused": "replicas: must be 0 or more"}, step=Step("apply", ILLEGAL))
     assert judge(record(life(moments=[*served.moments, *refused_later.moments]))) == []
+
+
+def test_a_few_reads_and_memory_that_was_given_back_are_no_fault() -> None:
+    read_on = dataclasses.replace(record(life(calls=[READ] * 3), memory=(100, 300, 110)), calls=[READ] * 12)
+    assert judge(read_on) == []
 
 
 def test_there_is_a_case_for_each_oracle() -> None:
