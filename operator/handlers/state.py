@@ -60,6 +60,7 @@ _BEAT_S = 1.0
 _SETTLED_AFTER_S = 5.0
 """When a replica that takes over looks at what was in order before."""
 _ROUNDS_TO_RELIST = 20
+_ROUNDS_TO_RETRY = 4
 RESYNC_S = 15.0
 """How often engines are asked what they do, while there are few."""
 _PARTS_OF_ROUND = 5
@@ -104,6 +105,8 @@ class OperatorState:
         start, when the API server serves it later than it says so: until then objects are listed."""
         self.to_list: set[str] = set()
         """Kinds to list in the next round: a watch that begins anew lists what there is, and not what went before."""
+        self._put_off: set[str] = set()
+        """Kinds whose list failed."""
         self._said_of_crds: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._last_beat_s = 0.0
@@ -285,7 +288,10 @@ class OperatorState:
         await self._look_at_crds(cluster)
 
     async def _list_what_is_due(self, cluster: Cluster) -> None:
-        """See all of the kinds of which watches may have missed something; what fails is due again."""
+        """See all of the kinds of which watches may have missed something.
+
+        A list that fails may take half a minute: it is put off, and in the next round the others have their turn.
+        """
         for resource in _SEEN:
             is_watched = resource.kind in self.watched if resource in _OUR_KINDS else resource != LEADER_WORKER_SET
             if is_watched and resource.kind not in self.to_list:
@@ -294,7 +300,7 @@ class OperatorState:
             try:
                 await self._list(cluster, resource)
             except ClusterError:
-                self.to_list.add(resource.kind)
+                self._put_off.add(resource.kind)
                 raise
 
     async def _list(self, cluster: Cluster, resource: Resource) -> None:
@@ -360,6 +366,9 @@ class OperatorState:
             await asyncio.sleep(RESYNC_S)
             if self._leads or not self.namespaces:
                 await claims.look()
+            if round_ % _ROUNDS_TO_RETRY == 0:
+                self.to_list |= self._put_off
+                self._put_off.clear()
             try:
                 if round_ % _ROUNDS_TO_RELIST == 0:
                     await self._list_everything(cluster)

@@ -166,7 +166,9 @@ class Reconciler:
 
         def decide(body: Body, decisions: DecisionCache) -> DesiredState:
             parent = self._read(body, as_written=True)
-            return decisions.decide(parent, replace(self._cluster_state(parent), downloads=downloads))
+            cluster = self._cluster_state(parent)
+            # Its own first: arms are compared with what is served, though others downloaded a later commit.
+            return decisions.decide(parent, replace(cluster, downloads={**downloads, **cluster.downloads}))
 
         return decide
 

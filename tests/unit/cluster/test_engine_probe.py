@@ -15,6 +15,7 @@ import pytest
 from devcluster.cluster.pki import Identity, create
 from specdecode_operator.cluster import engine_probe
 from specdecode_operator.cluster.engine_probe import EngineProbe
+from specdecode_operator.engine.exposition import Exposition
 from specdecode_operator.engine.metrics import EngineReading, Unreachable
 from specdecode_operator.engine.profiles import find_profile
 from specdecode_operator.monitoring.looks import Looks
@@ -109,14 +110,6 @@ async def test_an_engine_with_unreadable_figures_answers_all_the_same() -> None:
     assert looks.names_due("None", time.monotonic()), "nothing was kept of what could not be read"
 
 
-async def test_what_is_too_much_for_one_reading_is_read_for_each_use_alone() -> None:
-    figures = b'vllm:time_to_first_token_seconds_bucket{engine="0",le="1.0"} 3\n' * 5_000
-    settings = b'specdecode:engine_changed_setting{setting="x"} 0\n' * 5_000
-    page, looks = SCRAPE.read_bytes() + figures + settings, Looks()
-    assert isinstance((await answered(response(page), looks=looks))[0][0], EngineReading)
-    assert not looks.names_due("None", time.monotonic())
-
-
 async def answered(answer: bytes, pods: int = 1, looks: Looks | None = None) -> tuple[list[object], int]:
     """What is read of engines that all answer so, and how many of them were asked at the same time."""
     asked, most = 0, 0
@@ -145,6 +138,26 @@ async def answered(answer: bytes, pods: int = 1, looks: Looks | None = None) -> 
     finally:
         await probe.close()
         server.close()
+
+
+async def test_between_two_pages_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, read_at, read = 0, list[int](), engine_probe.read_exposition
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def noted(text: str, names: frozenset[str]) -> Exposition:
+        read_at.append(turns)
+        return read(text, names)
+
+    monkeypatch.setattr(engine_probe, "read_exposition", noted)
+    others = asyncio.create_task(turn())
+    await answered(response(SCRAPE.read_bytes()), pods=4)
+    others.cancel()
+    assert len(set(read_at)) == 4
 
 
 def response(content: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:

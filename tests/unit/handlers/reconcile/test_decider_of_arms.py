@@ -18,19 +18,25 @@ from tests.unit.handlers.reconcile.reconciler_world import World
 SPEC = cached(models=CACHE)
 
 
+async def download(world: World, name: str, *commits: str) -> None:
+    """Let an object download its models."""
+    world.add(SPEC, name=name)
+    await world.look(name)
+    own = [job for job in world.all(JOB) if job["metadata"]["name"].startswith(name)]
+    for commit, job in zip(commits, sorted(own, key=lambda each: "draft" in str(each)), strict=True):
+        ended = pod(job, json.dumps({"commit": commit}))
+        metadata = {**ended["metadata"], "namespace": "team", "name": job["metadata"]["name"]}
+        world.api.create(POD, {**ended, "metadata": metadata})
+    await world.look(name)
+
+
 @pytest.fixture
 async def world(api: ApiServer, cluster: Cluster) -> World:
     """A cluster in which one object has downloaded its models, and another, of the same claim, has not begun."""
     world = World(api, cluster)
     node = {"metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": H200}}}
     api.create(NODE, {**node, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
-    world.add(SPEC)
-    await world.look()
-    for commit, job in zip((TARGET, DRAFT), sorted(world.all(JOB), key=lambda each: "draft" in str(each)), strict=True):
-        ended = pod(job, json.dumps({"commit": commit}))
-        name = job["metadata"]["name"]
-        api.create(POD, {**ended, "metadata": {**ended["metadata"], "namespace": "team", "name": name}})
-    await world.look()
+    await download(world, "llama", TARGET, DRAFT)
     world.add(SPEC, name="other")
     world.see()
     return world
@@ -48,6 +54,19 @@ async def test_what_a_neighbour_downloaded_is_there_for_an_arm(world: World) -> 
     world.restart()
     world.see()
     assert launches(world), "another process believes it, too"
+
+
+async def test_what_the_deployment_itself_downloaded_goes_before_what_others_did(world: World) -> None:
+    await download(world, "zephyr", "c" * 40, "d" * 40)
+    for name in world.api.names(POD):
+        world.api.remove(POD, name)
+    await world.look("zephyr")
+    body = world.object
+    serves = world.reconciler.desired_state_of(body)[1].outcome
+    arm = world.reconciler.decider_of_arms("team")(body, DecisionCache()).outcome
+    assert isinstance(serves, Launch)
+    assert isinstance(arm, Launch)
+    assert (serves.facts.spec.target.revision, arm.facts.spec.target.revision) == (TARGET, TARGET)
 
 
 async def test_what_somebody_wrote_in_its_place_is_not(world: World) -> None:

@@ -93,11 +93,22 @@ class TestResync:
         await rounds.go()
         api.refusals.clear()
         assert len(state.cache.children_of(LLAMA, POD.kind)) == 2, "it is tried again"
-        await rounds.go()
+        await rounds.go(3)
         assert [pod["metadata"]["name"] for pod in state.cache.children_of(LLAMA, POD.kind)] == ["stays"]
         api.requests.clear()
         await rounds.go()
         assert lists not in api.requests, "once is enough"
+
+    async def test_a_kind_that_cannot_be_listed_keeps_no_other_from_being_seen(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        await state.start()
+        api.refusals[f"list {CONFIG_MAP.qualified_plural}"] = (500, "etcd is slow")
+        add(api)
+        api.create(POD, labelled("p"))
+        await rounds.go(4)
+        assert LLAMA in state.cache.parents()
+        assert state.cache.children_of(LLAMA, POD.kind), "and what the full list missed is listed, too"
 
     async def test_a_change_that_watches_missed_is_seen_with_the_next_full_list_and_nothing_else_is_read(
         self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
