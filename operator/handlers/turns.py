@@ -15,7 +15,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.attention import Attention
 
 _MOST_LOOKS: Final = 64
-"""In one round: a look asks engines, so that the interval grows with the objects, and not the work. So many take 2 %
+"""In one round: a look asks engines, so that the interval grows with the objects, and not the work. So many take 1.5 %
 of a core on a slow machine."""
 
 _LEAST_LOOKS: Final = 20
