@@ -358,13 +358,17 @@ class TestClaimsCapturedFromADeployment:
         assert names(cache.claims_captured_from(KEY)) == ["kept"]
 
 
-def test_of_a_pods_spec_only_its_node_and_the_secrets_that_it_asks_for_are_kept() -> None:
+def test_of_a_pods_spec_only_its_node_the_secrets_that_it_asks_for_and_its_gpus_are_kept() -> None:
     secret = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "clients", "key": "api-key"}}}
     env = [{"name": "A", "value": "1"}, secret, {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]
-    spec = {"nodeName": "n1", "containers": [{"name": "engine", "image": "i", "env": env}, {"name": "other"}]}
+    gpus = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
+    takes = {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi", "nvidia.com/gpu": "8"}}
+    engine = {"name": "engine", "image": "i", "env": env, "resources": takes}
+    before = {"name": "before", "env": [secret], "resources": {"limits": {"cpu": "1"}}}
+    spec = {"nodeName": "n1", "initContainers": [before], "containers": [engine, {"name": "other"}]}
     waits = waiting("CreateContainerConfigError", 'secret "clients" not found')
     kept = slim("Pod", {**pod(containerStatuses=[waits]), "spec": spec})
-    assert kept["spec"] == {"nodeName": "n1", "containers": [{"env": [secret]}]}
+    assert kept["spec"] == {"nodeName": "n1", "containers": [{"env": [secret]}, {"env": [secret], **gpus}]}
     assert "(spec.serving.apiKeySecret)" in getattr(blocked_pod(kept), "message", "")
 
 

@@ -150,3 +150,34 @@ async def test_a_page_may_be_taken_late() -> None:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=5)) as response:
             await asyncio.wait_for(sent.wait(), 5)
             assert await response.read() == page(MOST_BYTES)
+
+
+@pytest.mark.parametrize(("beside", "found"), [(2**14, EngineReading), (2**14 + 1, Unreachable)])
+async def test_so_much_and_no_more_may_stand_beside_a_page(beside: int, found: type) -> None:
+    content = page(2**16)
+    early = EARLY * ((beside - 1000) // len(EARLY))
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nX: %s\r\n\r\n"
+    rest = beside - len(early) - len(head % (len(content), b""))
+    assert isinstance(await Engine(early + head % (len(content), b"x" * rest) + content).read(), found)
+
+
+async def test_a_page_with_too_much_after_it_is_not_read() -> None:
+    assert await Engine(with_length(page(2**15)) + with_length(b"") * 500).read() == TOO_MUCH
+
+
+async def test_each_question_has_a_connection_of_its_own_and_asks_for_nothing_packed() -> None:
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            asked.append(b"")
+            while True:
+                asked[-1] += await reader.readuntil(b"\r\n\r\n")
+                writer.write(with_length(SCRAPE.read_bytes()))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        assert isinstance(await ask(server.sockets[0].getsockname()[1], tls=False), EngineReading)
+    assert [request.split()[1] for request in asked] == [b"/metrics", b"/version"]
+    assert [request.count(b"HTTP/1.1") for request in asked] == [1, 1]
+    assert all(b"Accept-Encoding: identity\r\n" in request for request in asked)

@@ -118,3 +118,18 @@ def test_what_no_longer_changes_by_itself_takes_no_turn_of_what_does() -> None:
     for key in present[64:]:
         turns.looked(key, Attention(is_close=False))
     assert turns.interval_s == ROUND_S
+
+
+def test_an_odd_number_of_looks_is_shared_out_in_full() -> None:
+    present, turns = keys(129), Turns(ROUND_S)
+    with_policy, close = frozenset(present[:1]), frozenset(present[1:])
+    round_of(turns, present, close, with_policy)
+    assert {len(round_of(turns, present, close, with_policy)) for _ in range(4)} == {64}
+
+
+def test_who_was_looked_at_by_time_alone_has_had_the_turn_of_its_namespace() -> None:
+    small = [Key(f"small-{number}", "one") for number in range(32)]
+    present, turns = [*keys(2000), *small], Turns(ROUND_S)
+    close = frozenset(present)
+    round_of(turns, present, close)
+    assert all(close.difference(keys(2000)) <= {*round_of(turns, present, close)} for _ in range(8))

@@ -12,7 +12,7 @@ from specdecode_operator.handlers import watch
 from specdecode_operator.handlers.queue import WorkQueue
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL, MODEL_FACTS_LABEL, MODEL_FACTS_NAME
-from specdecode_operator.kube.resources import CONFIG_MAP, POD, WATCHED
+from specdecode_operator.kube.resources import CONFIG_MAP, NODE, POD, WATCHED
 from tests.support.objects import H200, Body
 from tests.unit.handlers.test_queue import Counted, Failing, Retries, running
 
@@ -160,6 +160,15 @@ class TestObjects:
         await watch.on_capture(event("ADDED", lost), state)
         await watch.on_capture(event("ADDED", body("empty")), state)
         assert await looked_at(state) == [Key("team", name, capture.KIND) for name in ("empty", "lost")]
+
+    async def test_what_a_watch_lists_as_it_begins_anew_is_listed_and_what_it_tells_later_is_not(self) -> None:
+        state, pod = OperatorState(), kopf.Resource("", "v1", POD.plural, kind=POD.kind)
+        for type_, due in (("ADDED", set()), (None, {deployment.KIND, capture.KIND, NODE.kind, POD.kind})):
+            await watch.on_deployment(event(type_, body("llama")), state)
+            await watch.on_capture(event(type_, demo()), state)
+            await watch.on_node(event(type_, body("n")), state)
+            await watch.on_child(event(type_, labelled("p")), pod, state)
+            assert state.to_list == due
 
     async def test_a_watch_that_brought_an_object_works_for_its_kind(self) -> None:
         state = OperatorState()

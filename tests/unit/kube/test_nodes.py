@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.kube.nodes import NodeFacts, node_facts
+from specdecode_operator.kube.nodes import NodeFacts, gpus_of, node_facts
 from tests.support.decisions import desired_state
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
 
@@ -103,3 +103,10 @@ def test_asking_for_a_slice_says_why_not() -> None:
     accepted = intent.conditions[0]
     assert accepted.status == "False"
     assert "is a MIG slice" in accepted.message
+
+
+def test_a_pod_has_the_gpus_of_all_its_containers_and_what_is_no_number_counts_for_none() -> None:
+    limits = ({"nvidia.com/gpu": "4"}, {"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "x"}, {})
+    containers = [{"resources": {"limits": each}} for each in limits]
+    assert gpus_of({"spec": {"containers": [*containers, {"resources": None}, {}]}}) == 6
+    assert gpus_of({}) == 0

@@ -127,6 +127,7 @@ class TestOthers:
         lends: dict[str, Any] = {"namespace": "secret", "ready": LENT, "captures": (borrowing(),)}
         assert self.others(**lends) is None
         assert self.others(**lends, capture_pods=(pod,)) is None
+        assert first(serving(PLACED), serving(PLACED, name="other", replicas=2, **lends)) is None
         ends = {**ON_GPUS, "metadata": {"deletionTimestamp": "x"}}
         assert first(serving(PLACED), serving(ends, name="other", **lends)) is not None, "its engines are about to go"
 

@@ -92,7 +92,9 @@ class Deployments:
         owner = read_parent(body)
         return owner, desired_state(owner, ())
 
-    def decider_of_arms(self, _: str) -> Callable[[Body, DecisionCache], DesiredState]:
+    def decider_of_arms(self, namespace: str) -> Callable[[Body, DecisionCache], DesiredState]:
+        assert namespace == "default"
+
         def decide(body: Body, decisions: DecisionCache) -> DesiredState:
             self.given.add(decisions)
             return self.desired_state_of(body)[1]
@@ -146,7 +148,7 @@ def test_of_a_capture_that_went_before_it_started_no_decisions_are_kept() -> Non
     reconciler = CaptureReconciler(cluster, cache, deployments, EndedCaptures(), "operator:1")
     asyncio.run(reconciler.reconcile(KEY))
     gc.collect()
-    assert deployments.given
+    assert len(deployments.given) == 2, "one for each arm"
     cache.drop_parent(KIND, capture())
     asyncio.run(reconciler.reconcile(KEY))
     gc.collect()

@@ -90,3 +90,11 @@ async def test_neighbours_are_not_parsed_for_it(world: World, monkeypatch: pytes
     monkeypatch.setattr(reconciler, "read_parent", noting)
     assert launches(world)
     assert parsed == ["other"]
+
+
+async def test_what_was_downloaded_in_another_namespace_is_not_there(world: World) -> None:
+    world.api.create(SPECDECODE_DEPLOYMENT, {"metadata": {"namespace": "elsewhere", "name": "far"}, "spec": SPEC})
+    world.see()
+    far = world.api.find(SPECDECODE_DEPLOYMENT, "far") or {}
+    desired = world.reconciler.decider_of_arms("elsewhere")(far, DecisionCache())
+    assert not isinstance(desired.outcome, Launch)

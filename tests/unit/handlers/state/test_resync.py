@@ -99,6 +99,17 @@ class TestResync:
         await rounds.go()
         assert lists not in api.requests, "once is enough"
 
+    async def test_a_kind_whose_watch_begins_anew_while_it_is_listed_is_listed_once_more(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        lists = f"list {POD.qualified_plural}"
+        await state.start()
+        api.before[lists] = lambda: state.to_list.add(POD.kind)
+        await rounds.go()
+        api.requests.clear()
+        await rounds.go()
+        assert lists in api.requests
+
     async def test_a_kind_that_cannot_be_listed_keeps_no_other_from_being_seen(
         self, api: ApiServer, state: OperatorState, rounds: Rounds
     ) -> None:
