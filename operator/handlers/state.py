@@ -5,26 +5,25 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 
 from prometheus_client.registry import Collector
 
 from specdecode_operator.api import capture, deployment
-from specdecode_operator.api.base import PART_OF, PART_OF_LABEL, Body
-from specdecode_operator.api.crd.skew import INSTALL_CRD, crd_skew
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.capture import has_ended
 from specdecode_operator.capture.control.preemption import borrows
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
-from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, NotFoundError
+from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.cluster.figures_source import FiguresReader
 from specdecode_operator.deployment.attention import Attention
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.leadership.claims import Claims
 from specdecode_operator.handlers.leadership.leadership import Leadership
-from specdecode_operator.handlers.lists import Lists
+from specdecode_operator.handlers.lists import Relist
 from specdecode_operator.handlers.metrics import (
     CaptureCollector,
     DeploymentCollector,
@@ -41,26 +40,12 @@ from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.turns import Turns
 from specdecode_operator.handlers.watch_progress import WatchProgress
 from specdecode_operator.kube.nodes import NodesFrom
-from specdecode_operator.kube.resources import (
-    CUSTOM_RESOURCE_DEFINITION,
-    LEADER_WORKER_SET,
-    NODE,
-    SPECDECODE_CAPTURE,
-    SPECDECODE_DEPLOYMENT,
-    WATCHED,
-    Resource,
-)
 from specdecode_operator.sizing.pair.calibration import Calibration
 
-_OUR_KINDS = (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPTURE)
-_SEEN = (NODE, *WATCHED, *_OUR_KINDS)
-"""All of which the cache knows, in the order in which they are listed: an object is read when what it owns is known."""
 _STUCK_S = 300.0
 _BEAT_S = 1.0
 _SETTLED_AFTER_S = 5.0
 """When a replica that takes over looks at what was in order before."""
-_ROUNDS_TO_RELIST = 20
-_ROUNDS_TO_RETRY = 4
 RESYNC_S = 15.0
 """How often engines are asked what they do, while there are few."""
 _PARTS_OF_ROUND = 5
@@ -90,24 +75,17 @@ class OperatorState:
         self.cache = Cache()
         self.progress = WatchProgress(by_namespace=bool(self._settings.namespaces))
         self.cache.on_seen = self.progress.knows
-        self._lists = Lists(self.cache, self.namespaces)
         self.calibration = CalibrationFile(self._settings.calibration)
         self.figures = FiguresReader(self._settings.prometheus)
         self.queue = WorkQueue()
         self.queue.is_open = leadership is None
+        nodes = None if self._settings.nodes_from is NodesFrom.CLUSTER else self._settings.nodes or ()
+        self.relist = Relist(self.cache, self.namespaces, nodes, self.queue.add_calmly)
         self.turns = Turns(RESYNC_S)
         self.residuals = ResidualCollector()
         self.ended_captures = EndedCaptures()
         self.policy_decisions = PolicyDecisions()
         self.reconcile_times = ReconcileTimes(self._settings.reconciles_told_from_s)
-        self.watched: set[str] = set()
-        """Kinds of which a watch has brought an object. kopf may miss a CRD that is made after its
-        start, when the API server serves it later than it says so: until then objects are listed."""
-        self.to_list: set[str] = set()
-        """Kinds to list in the next round: a watch that begins anew lists what there is, and not what went before."""
-        self._put_off: set[str] = set()
-        """Kinds whose list failed."""
-        self._said_of_crds: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._last_beat_s = 0.0
         """When the event loop turned last, on the monotonic clock."""
@@ -132,7 +110,7 @@ class OperatorState:
         claims = Claims(cluster, self.namespaces, self._settings.identity)
         if not self.namespaces:
             await claims.look()
-        await self._list_everything(cluster)
+        await self.relist.everything(cluster)
         image = await own_image(cluster)
         reconciler = Reconciler(
             cluster,
@@ -275,85 +253,6 @@ class OperatorState:
         for key in self.cache.parents():
             self.queue.add_calmly(key)
 
-    async def _list_everything(self, cluster: Cluster) -> None:
-        """See nodes, children, pods and objects in full.
-
-        At the start, because watches bring them in any order, and a serving
-        object would look like one whose nodes and engines are gone. Later,
-        because a watch that starts anew does not tell what was deleted
-        meanwhile.
-        """
-        self.to_list.update(resource.kind for resource in _SEEN)
-        await self._list_what_is_due(cluster)
-        await self._look_at_crds(cluster)
-
-    async def _list_what_is_due(self, cluster: Cluster) -> None:
-        """See all of the kinds of which watches may have missed something.
-
-        A list that fails may take half a minute: it is put off, and in the next round the others have their turn.
-        """
-        for resource in _SEEN:
-            is_watched = resource.kind in self.watched if resource in _OUR_KINDS else resource != LEADER_WORKER_SET
-            if is_watched and resource.kind not in self.to_list:
-                continue
-            self.to_list.discard(resource.kind)  # before, for its watch may begin anew meanwhile
-            try:
-                await self._list(cluster, resource)
-            except ClusterError:
-                self._put_off.add(resource.kind)
-                raise
-
-    async def _list(self, cluster: Cluster, resource: Resource) -> None:
-        """See all of one kind."""
-        if resource == NODE:
-            await self._list_nodes(cluster)
-        elif resource == LEADER_WORKER_SET:
-            await self._list_groups(cluster)
-        elif resource in _OUR_KINDS:
-            await self._list_objects(cluster, resource)
-        else:
-            await self._list_children(cluster, resource)
-
-    async def _list_nodes(self, cluster: Cluster) -> None:
-        if self._settings.nodes_from is not NodesFrom.CLUSTER:
-            self.cache.give_nodes(self._settings.nodes or ())
-            return
-        nodes, version = await cluster.list(NODE)
-        before = self.cache.nodes()
-        for node in nodes:
-            self.cache.put_node(node)
-        self.cache.retain_nodes(nodes, version)
-        if self.cache.nodes() != before:
-            self.add_all()
-
-    async def _look_at_crds(self, cluster: Cluster) -> None:
-        """Say what of our CRDs is of another version; an operator of named namespaces may not look."""
-        if self.namespaces:
-            return
-        bodies, _ = await cluster.list(CUSTOM_RESOURCE_DEFINITION, f"{PART_OF_LABEL}={PART_OF}")
-        said = {skew for body in bodies if (skew := crd_skew(body))}
-        for skew in sorted(said - self._said_of_crds):
-            _logger.warning("%s: install CRDs and operator of one version (%s)", skew, INSTALL_CRD)
-        self._said_of_crds = said
-
-    async def _list_children(self, cluster: Cluster, resource: Resource) -> None:
-        for key in await self._lists.children(cluster, resource):
-            if self.cache.parent(key) is not None:
-                self.queue.add_calmly(key)
-
-    async def _list_groups(self, cluster: Cluster) -> None:
-        """See the LeaderWorkerSets, where the cluster has them; they may come at any time."""
-        try:
-            await self._list_children(cluster, LEADER_WORKER_SET)
-            self.cache.has_groups = True
-        except (NotFoundError, ForbiddenError):
-            self.cache.has_groups = False
-
-    async def _list_objects(self, cluster: Cluster, resource: Resource) -> None:
-        with suppress(NotFoundError):  # without its CRD there is no such kind
-            for key in await self._lists.objects(cluster, resource):
-                self.queue.add_calmly(key)
-
     def _beat(self) -> None:
         """Show that the event loop turns."""
         self._last_beat_s = time.monotonic()
@@ -362,18 +261,12 @@ class OperatorState:
     async def _resync(self, cluster: Cluster, claims: Claims) -> None:
         """One task for all objects: kopf's timers and daemons would put finalizers on them."""
         shared = self._shared()
-        for round_ in itertools.count():  # in the first all is listed: watches began after the start's own lists
+        for round_ in itertools.count():
             await asyncio.sleep(RESYNC_S)
             if self._leads or not self.namespaces:
                 await claims.look()
-            if round_ % _ROUNDS_TO_RETRY == 0:
-                self.to_list |= self._put_off
-                self._put_off.clear()
             try:
-                if round_ % _ROUNDS_TO_RELIST == 0:
-                    await self._list_everything(cluster)
-                else:
-                    await self._list_what_is_due(cluster)
+                await self.relist.in_round(round_, cluster)
             except ClusterError as error:
                 _logger.warning("a list is put off: %s", error)
             before, shared = shared, self._shared()

@@ -44,7 +44,7 @@ async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> Non
 
 def _seen(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key | None:
     """Remember an object of ours as it is now; return its key, or None where it was listed already as it is."""
-    memo.watched.add(kind)
+    memo.relist.watched.add(kind)
     body = _brought(event, kind, memo)
     if event["type"] is None and memo.cache.knows_parent(kind, body):
         return None
@@ -61,7 +61,7 @@ def _brought(event: kopf.RawEvent, kind: str, memo: OperatorState) -> dict[str, 
     body: dict[str, Any] = dict(event["object"])
     memo.progress.brings(kind, body)
     if event["type"] is None:  # it began anew, and listed what there is
-        memo.to_list.add(kind)
+        memo.relist.due.add(kind)
     return body
 
 

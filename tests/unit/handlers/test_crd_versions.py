@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from specdecode_operator.handlers import lists
 from specdecode_operator.handlers import state as state_module
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.resources import CUSTOM_RESOURCE_DEFINITION
@@ -19,7 +20,7 @@ def install(api: ApiServer, version: str | None) -> None:
 
 
 async def said(caplog: pytest.LogCaptureFixture, state: OperatorState) -> list[str]:
-    with caplog.at_level(logging.WARNING, state_module.__name__):
+    with caplog.at_level(logging.WARNING, lists.__name__):
         await state.start()
         await state.stop()
     return [record.getMessage() for record in caplog.records if "CRDs" in record.getMessage()]
@@ -62,7 +63,7 @@ async def test_it_is_told_once_and_again_when_it_changes(
 ) -> None:
     monkeypatch.setattr("specdecode_operator.api.crd.skew.__version__", "1.10.0")
     monkeypatch.setattr(state_module, "RESYNC_S", 0.01)
-    monkeypatch.setattr(state_module, "_ROUNDS_TO_RELIST", 1)
+    monkeypatch.setattr(lists, "_ROUNDS_TO_RELIST", 1)
     install(api, "1.9.0")
     state = OperatorState()
     await state.start()

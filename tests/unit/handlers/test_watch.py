@@ -168,12 +168,12 @@ class TestObjects:
             await watch.on_capture(event(type_, demo()), state)
             await watch.on_node(event(type_, body("n")), state)
             await watch.on_child(event(type_, labelled("p")), pod, state)
-            assert state.to_list == due
+            assert state.relist.due == due
 
     async def test_a_watch_that_brought_an_object_works_for_its_kind(self) -> None:
         state = OperatorState()
         await watch.on_deployment(event(None, body("llama")), state)
-        assert state.watched == {deployment.KIND}
+        assert state.relist.watched == {deployment.KIND}
 
 
 class TestNodes:

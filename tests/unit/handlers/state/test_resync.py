@@ -48,7 +48,7 @@ class TestResync:
         add(api)
         await rounds.go()
         await until(lambda: reason(api) == "Suspended", lambda: "it is found without a watch")
-        state.watched.add(KIND)
+        state.relist.watched.add(KIND)
         add(api, "later")
         api.requests.clear()
         await rounds.go()
@@ -63,7 +63,7 @@ class TestResync:
         api.create(POD, labelled("p"))
         add_node(api, "n")
         await state.start()
-        state.watched.update((KIND, SPECDECODE_CAPTURE.kind))
+        state.relist.watched.update((KIND, SPECDECODE_CAPTURE.kind))
         await rounds.go()
         names = ("llama", "stays")
         await until(
@@ -104,7 +104,7 @@ class TestResync:
     ) -> None:
         lists = f"list {POD.qualified_plural}"
         await state.start()
-        api.before[lists] = lambda: state.to_list.add(POD.kind)
+        api.before[lists] = lambda: state.relist.due.add(POD.kind)
         await rounds.go()
         api.requests.clear()
         await rounds.go()
