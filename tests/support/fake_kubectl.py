@@ -1,7 +1,7 @@
 """A kubectl for one capture: answers from a folder, and breaks where it is told to.
 
 The folder `FAKE_CLUSTER` holds `objects.json` (``{"KIND/NAME": body}``), the volume's files below `volume/`, and gets
-`calls.jsonl`. A list of bodies is what one `get` after the other sees; null is an API server that is away.
+`calls.jsonl`, and `created.jsonl` with what was to be created. A list of bodies is what one `get` after the other sees; null is an API server that is away.
 `cut_bytes` in objects.json ends each stream after so many bytes, as connections do; `away_after` lets no stream bring
 what is beyond that place of a file. `FAKE_REFUSES` is a verb that finds no API server. `FAKE_SAYS` is what every call
 complains of instead of doing anything. `log` in objects.json is what containers print.
@@ -38,7 +38,9 @@ def main(arguments: list[str]) -> int:
             sys.stdout.write(json.dumps(in_namespace(json.loads(given))))
             return 0
         case _:
-            sys.stdin.read() if words[0] == "create" else None
+            if words[0] == "create":
+                with (CLUSTER / "created.jsonl").open("a") as created:
+                    created.write(json.dumps(json.loads(sys.stdin.read())) + "\n")
             sys.stdout.write(state.get("log", "") if words[0] == "logs" else "")
             return 0
 

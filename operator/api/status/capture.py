@@ -156,6 +156,9 @@ class SpecDecodeCaptureStatus(ApiModel):
     job: Word | None = None
     """The Job that runs it."""
 
+    operator_image: Path | None = None
+    """The operator image that its Job runs; `specdecode capture fetch` reads the volume with it."""
+
     claim: Word | None = None
     """The claim that holds its files, also when this object is gone."""
 

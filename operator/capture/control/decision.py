@@ -26,7 +26,7 @@ from specdecode_operator.capture.control.capture import Capture
 from specdecode_operator.capture.control.golden.against import golden_blocked, with_golden
 from specdecode_operator.capture.control.golden.gate import is_of_gate
 from specdecode_operator.capture.control.image_id import image_id_config_map
-from specdecode_operator.capture.control.job import render_job
+from specdecode_operator.capture.control.job import load_image, render_job
 from specdecode_operator.capture.control.job_status import Progress, newest_pod, read_progress
 from specdecode_operator.capture.control.observation import CaptureObservation
 from specdecode_operator.capture.control.preemption import QUEUED
@@ -87,6 +87,9 @@ class Decision:
     engine: str | None = None
     """What tells the engines that are measured from others; None before its Job is created."""
 
+    operator_image: str | None = None
+    """The operator image that its Job runs; None before its Job is created."""
+
 
 @dataclass(frozen=True)
 class References:
@@ -131,7 +134,8 @@ def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> Dec
     if decision.accepted is _ACCEPTED and words:
         # What was noted of its arms when it began is still so.
         decision = replace(decision, accepted=replace(_ACCEPTED, message=words))
-    decision = replace(decision, engine=decision.engine or engine)
+    image = load_image(observed.job or decision.writes.job) or capture.status.operator_image
+    decision = replace(decision, engine=decision.engine or engine, operator_image=image)
     changes = _claim_changes(capture, spec.storage, observed.claim, decision)
     return replace(decision, claim=claim, writes=replace(decision.writes, claim_metadata=changes))
 
@@ -154,7 +158,7 @@ def internal_error(capture: Capture, error: Exception) -> Decision:
 
 def not_observed(capture: Capture, blocked: Blocked) -> Decision:
     """Return the decision for an object of which not all could be observed: what was known of its claim stays."""
-    return replace(_blocked(blocked), claim=capture.status.claim)
+    return replace(_blocked(blocked), claim=capture.status.claim, operator_image=capture.status.operator_image)
 
 
 def _next_step(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation) -> Decision:

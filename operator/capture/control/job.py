@@ -45,6 +45,7 @@ from specdecode_operator.kube.labels import (
     TEMPLATE_HASH_ANNOTATION,
 )
 from specdecode_operator.kube.manifests import child_labels, owned, render_template
+from specdecode_operator.kube.untyped import mapping, objects
 from specdecode_operator.version import __version__
 
 PREPARE, LOAD = "prepare", "load"
@@ -127,6 +128,13 @@ def render_job(
     job = owned(job, capture.key, capture.uid)
     job["metadata"]["labels"] |= {CAPTURED_DEPLOYMENT_LABEL: spec.deployment} | capture.queue_labels
     return job
+
+
+def load_image(job: Body | None) -> str | None:
+    """Return the operator image that a capture's Job runs; None if there is no Job or it names none."""
+    pod = mapping(mapping(mapping(job or {}, "spec"), "template"), "spec")
+    image = next((each.get("image") for each in objects(pod, "containers") if each.get("name") == LOAD), None)
+    return image if isinstance(image, str) else None
 
 
 def _limits(

@@ -32,6 +32,7 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecD
         phase=decision.phase,
         conditions=stamp(findings, capture.status.conditions, capture.generation, now),
         job=capture.job_name if decision.accepted.status is TRUE else None,
+        operator_image=decision.operator_image,
         claim=decision.claim,
         path=published_folder(capture) if has_files else None,
         started_at=decision.started_at,

@@ -63,7 +63,7 @@ DeploymentTimeout = Annotated[
 ]
 Image = Annotated[
     str | None,
-    typer.Option(help="Image of the pod that reads the volume. Absent: the operator's, as the cluster has it."),
+    typer.Option(help="Image of the pod that reads the volume. Defaults to status.operatorImage of the capture."),
 ]
 
 
@@ -379,6 +379,7 @@ def _fetch(kubectl: Kubectl, name: str, out: Path, image: str | None) -> None:
     with _errors_in_one_line(f"stopped; what came is kept: {again} goes on from there"):
         location = find_files(kubectl, name, image)
         say_line(f"fetching {location.path} of claim {location.claim} to {out}")
+        say_line(f"  the volume is read by a pod with image {location.image} ({location.image_source})")
         files = fetch(kubectl, location, out)
     say_line(f"{len(files)} files in {out}; look at them with: specdecode capture validate {folder}")
 

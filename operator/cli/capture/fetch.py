@@ -33,7 +33,6 @@ from specdecode_operator.kube.labels import CAPTURE_LABEL
 from specdecode_operator.problems import printable
 
 _MOUNT: Final = "/capture"
-_OPERATOR_SELECTOR: Final = "app.kubernetes.io/name=specdecode-operator"
 _POD_LIVES_S: Final = 6 * 3600
 """Long enough for tens of gigabytes; one that was left behind ends by itself."""
 
@@ -70,7 +69,10 @@ class Location:
     claim: str
     path: str
     image: str
-    """Image for the pod that reads the volume: the operator's own, which a capture's node has already."""
+    """Image for the pod that reads the volume."""
+
+    image_source: str
+    """Where the image was taken from, for the user who decides whether to trust it."""
 
 
 def find_files(kubectl: Kubectl, name: str, image: str | None) -> Location:
@@ -92,7 +94,7 @@ def find_files(kubectl: Kubectl, name: str, image: str | None) -> Location:
     if found is None:
         raise CaptureError(f"claim {claim}: is gone, and the files of capture {name} with it")
     path = status.get("path") or f"{found['metadata']['namespace']}/{name}"
-    return Location(name, claim, path, image or _image(kubectl, status.get("job")))
+    return Location(name, claim, path, *_image(name, status, image))
 
 
 def claim_of(kubectl: Kubectl, name: str) -> str | None:
@@ -101,28 +103,23 @@ def claim_of(kubectl: Kubectl, name: str) -> str | None:
     return str(claims[0]["metadata"]["name"]) if claims else None
 
 
-def _image(kubectl: Kubectl, job: str | None) -> str:
-    """Return the image of the load generator, which is the operator's own: its node has it already.
+def _image(name: str, status: Body, given: str | None) -> tuple[str, str]:
+    """Return the image for the pod that reads the volume, and where it was taken from.
 
-    Where its Job is gone, the cluster is asked for the operator. Who may make Deployments in some other namespace can
-    label one alike, and no image of theirs shall see this volume: so of several none is taken.
+    Only the operator may write a capture's status. Labels are no proof: anyone who may create a Deployment in any
+    namespace can label it like the operator, and the volume must not be mounted into their image.
     """
-    found = kubectl.find(f"job/{job}") if job else None
-    if found:
-        return _first_image(found)
-    seen = kubectl.items("deployments.apps", "--all-namespaces", f"--selector={_OPERATOR_SELECTOR}")
-    images = {_first_image(each) for each in seen}
-    if not images:
-        raise CaptureError("--image: no operator is seen in this cluster whose image could read the volume: name one")
-    if len(images) > 1:
-        where = ", ".join(sorted({str(each["metadata"]["namespace"]) for each in seen}))
-        message = f"--image: several operators are seen, in the namespaces {where}: name the image of yours"
-        raise CaptureError(printable(message))
-    return images.pop()
-
-
-def _first_image(workload: Body) -> str:
-    return str(workload["spec"]["template"]["spec"]["containers"][0]["image"])
+    if given is not None:
+        return given, "--image"
+    recorded = status.get("operatorImage")
+    if isinstance(recorded, str) and recorded:
+        return recorded, "status.operatorImage of the capture"
+    message = (
+        f"--image: is missing: no status of capture {name} names the image that ran it, because the capture is gone or"
+        " was run by an older operator; name an image that you trust and that has cat, ls and tail, such as the"
+        " operator's own"
+    )
+    raise CaptureError(message)
 
 
 @dataclass(frozen=True)

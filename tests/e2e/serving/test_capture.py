@@ -184,6 +184,7 @@ def test_taking_down_what_is_over_changes_nothing_and_says_where_the_data_is(
 def test_the_data_outlives_the_capture_and_a_fetch_goes_on_where_it_ended(
     kubectl: Kubectl, captured: dict[str, Any], fetched: Path, tmp_path: Path
 ) -> None:
+    image = captured["status"]["operatorImage"]
     kubectl.must("delete", "sdc", "demo")
     eventually(lambda: not kubectl.objects("jobs", "--selector=specdecode.io/capture=demo"), "the Job goes")
     whole = (fetched / "step-stats.jsonl").read_bytes()
@@ -193,7 +194,9 @@ def test_the_data_outlives_the_capture_and_a_fetch_goes_on_where_it_ended(
     # Whose it is: half a file of nobody knows whom would be refused.
     (out / "manifest.json.fetching").write_bytes((fetched / "manifest.json").read_bytes())
     (out / "client.jsonl").write_text("not what was published\n")
-    answer = specdecode(kubectl, "fetch", "demo", str(out))
+    refused = specdecode(kubectl, "fetch", "demo", str(out))
+    assert refused.returncode == 1, "without the capture's status no image is trusted"
+    answer = specdecode(kubectl, "fetch", "demo", str(out), "--image", image)
     assert answer.returncode == 0, answer.stderr
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {
         path.name: path.read_bytes() for path in fetched.iterdir()

@@ -36,11 +36,11 @@ def capture(name: str = "demo", phase: str = "Succeeded", **status: Any) -> Body
 
 
 def published(**status: Any) -> Body:
-    return capture(claim="demo-capture", path=FOLDER, job="demo-capture", **status)
+    recorded = {"claim": "demo-capture", "path": FOLDER, "job": "demo-capture", "operatorImage": "operator:1"}
+    return capture(**{**recorded, **status})
 
 
 CLAIM = {"metadata": {"name": "demo-capture", "namespace": "team"}}
-JOB = {"spec": {"template": {"spec": {"containers": [{"name": "load", "image": "operator:1"}]}}}}
 
 
 class Cluster:
@@ -54,7 +54,7 @@ class Cluster:
 
     def holds(self, *captures: Body, pod: Body | None = None, streams: Body | None = None, **more: Any) -> None:
         objects = {f"specdecodecapture/{each['metadata']['name']}": each for each in captures}
-        objects |= {"persistentvolumeclaim/demo-capture": CLAIM, "job/demo-capture": JOB, **more}
+        objects |= {"persistentvolumeclaim/demo-capture": CLAIM, **more}
         state: Body = {"objects": objects, **(streams or {})}
         if pod is not None:
             objects["pod/*"] = pod
@@ -76,6 +76,10 @@ class Cluster:
     def applied(self) -> list[Body]:
         """What was sent to be applied, or tried."""
         return [json.loads(each) for each in (self.folder / "applied.jsonl").read_text().splitlines()]
+
+    def created(self) -> list[Body]:
+        """Return the objects that `kubectl create` got."""
+        return [json.loads(each) for each in (self.folder / "created.jsonl").read_text().splitlines()]
 
     def calls(self, verb: str) -> list[list[str]]:
         calls = self.folder / "calls.jsonl"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from specdecode_operator.kube.labels import CAPTURE_LABEL
 from tests.unit.cli.capture.conftest import (
     CONTENT,
     FOLDER,
@@ -204,23 +205,42 @@ class TestFetch:
         assert words in answer.stderr
         assert cluster.calls("delete")
 
-    def test_the_image_of_another_namespace_is_not_taken_for_the_operators(
+    def test_the_pod_runs_the_recorded_image_which_is_printed_before_it_starts(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
     ) -> None:
-        def labelled(namespace: str, image: str) -> Body:
-            template = {"spec": {"containers": [{"image": image}]}}
-            return {"metadata": {"name": "operator", "namespace": namespace}, "spec": {"template": template}}
+        cluster.holds(published(operatorImage="registry.example/operator@sha256:1"))
+        cluster.publish()
+        answer = run("fetch", "demo", tmp_path / "out")
+        assert answer.exit_code == 0, answer.stderr
+        assert "registry.example/operator@sha256:1 (status.operatorImage" in answer.stdout
+        assert [pod["spec"]["containers"][0]["image"] for pod in cluster.created()] == [
+            "registry.example/operator@sha256:1"
+        ]
 
-        own, forged = labelled("specdecode-system", "operator:1"), labelled("aaa", "evil:1")
-        gone = {"job/demo-capture": None}
-        cluster.holds(published(), **gone, **{"deployment/forged": forged, "deployment/operator": own})
+    def test_an_image_given_by_hand_comes_first(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        cluster.holds(published())
+        cluster.publish()
+        answer = run("fetch", "demo", tmp_path / "out", "--image", "mine:2")
+        assert answer.exit_code == 0, answer.stderr
+        assert "mine:2 (--image)" in answer.stdout
+        assert [pod["spec"]["containers"][0]["image"] for pod in cluster.created()] == ["mine:2"]
+
+    @pytest.mark.parametrize("is_gone", [False, True])
+    def test_the_image_of_a_deployment_labelled_like_the_operator_is_never_used(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, *, is_gone: bool
+    ) -> None:
+        template = {"spec": {"containers": [{"name": "load", "image": "evil:1"}]}}
+        forged = {"metadata": {"name": "operator", "namespace": "aaa"}, "spec": {"template": template}}
+        captures = [] if is_gone else [published(operatorImage=None)]
+        claims = {"metadata": {"name": "demo-capture", "namespace": "team", "labels": {CAPTURE_LABEL: "demo"}}}
+        cluster.holds(*captures, **{"deployment/operator": forged, "persistentvolumeclaim/demo-capture": claims})
         cluster.publish()
         answer = run("fetch", "demo", tmp_path / "out")
         assert answer.exit_code == 1
-        assert "several operators are seen, in the namespaces aaa, specdecode-system" in answer.stderr
+        assert answer.stderr.startswith("error: --image: is missing")
         assert not cluster.calls("create"), "no pod is started"
-        cluster.holds(published(), **gone, **{"deployment/operator": own})
-        assert run("fetch", "demo", tmp_path / "out").exit_code == 0
 
     def test_a_run_that_failed_has_nothing_to_fetch_and_says_where_its_partial_files_are(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from tests.unit.cli.capture.conftest import CONTENT, Cluster, capture
+from tests.unit.cli.capture.conftest import CONTENT, Cluster, capture, published
 
 ROOT = "team/demo"
 PARTS = ("deployed/1", "deployed/2", "plain/1", "plain/2")
@@ -27,7 +27,7 @@ def publish(cluster: Cluster, *parts: str, **said: str) -> None:
 @pytest.fixture
 def volume(cluster: Cluster) -> Path:
     """A volume with two arms, each measured twice, and an attempt that failed."""
-    cluster.holds(capture(claim="demo-capture", path=ROOT, job="demo-capture"))
+    cluster.holds(published(path=ROOT))
     cluster.volume.rmdir()
     cluster.volume.parent.rmdir()
     publish(cluster, *PARTS)
@@ -93,7 +93,7 @@ def test_files_of_another_run_of_the_name_stay(
     answer = run("fetch", "demo", tmp_path / "out")
     assert answer.exit_code == 1
     assert "holds files of capture team/demo, recorded at another time" in answer.stderr
-    cluster.holds({**capture(path=ROOT), "metadata": {"name": "demo", "namespace": "team", "uid": "another"}})
+    cluster.holds({**published(path=ROOT), "metadata": {"name": "demo", "namespace": "team", "uid": "another"}})
     answer = run("run", "demo", f"--out={tmp_path / 'out'}")
     assert "recorded at another time" in answer.stderr, "before any load is sent"
 
