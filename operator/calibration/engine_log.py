@@ -13,6 +13,7 @@ from specdecode_operator.deployment.plan.planning import make_plan
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.engine.startup_log import LoggedMemory, LoggedSettings, StartupLog
 from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.problems import shown
 from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.choice.plan import Plan
 from specdecode_operator.sizing.memory.budget import Budget, engine_kind
@@ -168,7 +169,7 @@ def _spec(settings: LoggedSettings, version: str, given: Given) -> SpecDecodeDep
     except ValidationError as error:
         detail = error.errors()[0]
         place = ".".join(map(str, detail["loc"]))
-        raise UnusableLogError(f"{place}: {detail['input']!r}: {detail['msg']}, and so is not sized") from error
+        raise UnusableLogError(f"{place}: {shown(detail['input'])}: {detail['msg']}; this engine cannot be sized") from error
 
 
 def _speculation(settings: LoggedSettings, given: Given) -> Body:

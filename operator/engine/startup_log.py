@@ -8,13 +8,13 @@ utils/mem_utils.py of those versions. Sizes are printed in GiB with two decimals
 import ast
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 _GIB: Final = 2**30
 _SIZE: Final = r"(-?\d+(?:\.\d+)?) ?GiB"
 
-_NUMBER: Final = r"(\d+\.\d+)[.\w+]*"
+_NUMBER: Final = r"(\d{1,4}\.\d{1,4})\b[.\w+]*"
 _VERSIONS: Final = (
     re.compile(rf"LLM engine \(v{_NUMBER}\)"),
     re.compile(rf"vLLM (?:API )?server version:? {_NUMBER}"),
@@ -47,6 +47,24 @@ _NON_TORCH_DEBUG: Final = re.compile(rf"non-torch forward increase memory: {_SIZ
 _GRAPHS_ESTIMATED: Final = re.compile(rf"Estimated CUDA graph memory: {_SIZE} total")
 _GRAPHS_REAL: Final = re.compile(rf"Graph capturing finished in \d+ secs, took {_SIZE}")
 _REQUESTED_DEBUG: Final = re.compile(rf"Requested memory: ([\d.]+) \(util\), {_SIZE}")
+
+
+_MOST_DIGITS: Final = 15
+"""Digits of the largest number that is believed: a thousand times the bytes of any GPU's memory."""
+
+_DECIMAL: Final = re.compile(rf"-?\d{{1,{_MOST_DIGITS}}}(?:\.\d{{1,{_MOST_DIGITS}}})?", re.ASCII)
+
+_SHOWN: Final = 40
+"""Characters of a wrong value that a message quotes."""
+
+
+class MalformedLogError(ValueError):
+    """A line of a log whose value cannot be what vLLM prints."""
+
+    def __init__(self, line: int, what: str, value: object, expected: str) -> None:
+        text = str(value)
+        quoted = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
+        super().__init__(f"line {line}: {what}: {quoted!r}: {expected}; give the log as vLLM wrote it")
 
 
 @dataclass(frozen=True)
@@ -112,7 +130,13 @@ class StartupLog:
 
 
 def read_startup_log(text: str) -> StartupLog:
-    """Return what a log says; nothing in it is required."""
+    """Return the settings and the memory in a log; every part may be missing.
+
+    Raises
+    ------
+    MalformedLogError
+        If a line that vLLM writes holds a value that vLLM cannot have written.
+    """
     text = _COLOUR.sub("", text)
     versions = filter(None, (pattern.search(text) for pattern in _VERSIONS))
     return StartupLog(
@@ -129,8 +153,8 @@ def _memory(text: str) -> LoggedMemory:
     non_model = consumed - loaded if consumed is not None and loaded is not None else None
     if non_model is None:
         non_model = _first_known(_bytes(_NON_TORCH, text, max), _bytes(_NON_TORCH_DEBUG, text, max))
-    tokens = [int(found.replace(",", "")) for found in _TOKENS.findall(text)]
-    concurrency = [float(found[1]) for found in _CONCURRENCY.findall(text)]
+    tokens = [_whole(found, 1, "KV cache size") for found in _TOKENS.finditer(text)]
+    concurrency = [_decimal(found, 2, "Maximum concurrency") for found in _CONCURRENCY.finditer(text)]
     return LoggedMemory(
         total_bytes=_bytes(_ON_STARTUP, text, min, group=2),
         requested_bytes=_first_known(
@@ -148,65 +172,103 @@ def _memory(text: str) -> LoggedMemory:
 
 def _settings(text: str) -> LoggedSettings:
     """From the arguments that were given, else from the configuration that came of them."""
-    given = _given_arguments(text)
+    arguments = _given_arguments(text)
     config = _ENGINE_CONFIG.search(text)
     resolved = config[1] if config else ""
-    speculative = _speculation(given, resolved)
+    speculative = _speculation(arguments, resolved)
 
-    def number(key: str, name: str = "") -> int | None:
-        return _as_int(given.get(key)) or _as_int(_value(resolved, name or key))
+    def number(key: str) -> int | None:
+        return arguments.whole(key) or _as_int(_value(resolved, key))
 
     length = _CONCURRENCY.search(text)
     on_startup = _ON_STARTUP.search(text) or _REQUESTED_DEBUG.search(text)
-    utilization = on_startup and on_startup[3 if on_startup.re is _ON_STARTUP else 1]
+    utilization = arguments.decimal("gpu_memory_utilization")
+    if utilization is None and on_startup is not None:
+        utilization = _decimal(on_startup, 3 if on_startup.re is _ON_STARTUP else 1, "memory utilization")
     batched = _BATCHED_TOKENS.search(text)
-    model = given.get("model_tag") or given.get("model") or _value(resolved, "model")
+    model = arguments.text("model_tag") or arguments.text("model") or _value(resolved, "model")
     return LoggedSettings(
-        model=str(model) if model else None,
-        draft_model=speculative.get("model"),
-        method=speculative.get("method"),
-        num_speculative_tokens=_as_int(speculative.get("num_speculative_tokens")),
+        model=model or None,
+        draft_model=speculative.text("model"),
+        method=speculative.text("method"),
+        num_speculative_tokens=speculative.whole("num_speculative_tokens"),
         tensor=number("tensor_parallel_size"),
         pipeline=number("pipeline_parallel_size"),
         max_model_len=number("max_seq_len")
-        or (int(length[1].replace(",", "")) if length else None)
-        or _as_int(given.get("max_model_len")),
-        max_num_seqs=_as_int(given.get("max_num_seqs")),
-        max_num_batched_tokens=_as_int(given.get("max_num_batched_tokens")) or (int(batched[1]) if batched else None),
-        block_size=_as_int(given.get("block_size")),
-        utilization=float(given.get("gpu_memory_utilization") or utilization or 0) or None,
+        or (_whole(length, 1, "Maximum concurrency") if length else None)
+        or arguments.whole("max_model_len"),
+        max_num_seqs=arguments.whole("max_num_seqs"),
+        max_num_batched_tokens=arguments.whole("max_num_batched_tokens")
+        or (_whole(batched, 1, "max_num_batched_tokens") if batched else None),
+        block_size=arguments.whole("block_size"),
+        utilization=utilization or None,
         enforce_eager={"True": True, "False": False}.get(_value(resolved, "enforce_eager") or ""),
-        quantization=_named(given.get("quantization") or _value(resolved, "quantization")),
-        draft_quantization=_named(speculative.get("quantization")),
-        kv_cache_dtype=_named(given.get("kv_cache_dtype") or _value(resolved, "kv_cache_dtype")),
+        quantization=_named(arguments.text("quantization") or _value(resolved, "quantization")),
+        draft_quantization=_named(speculative.text("quantization")),
+        kv_cache_dtype=_named(arguments.text("kv_cache_dtype") or _value(resolved, "kv_cache_dtype")),
         dtype=_named(_value(resolved, "dtype")),
     )
 
 
-def _given_arguments(text: str) -> Mapping[str, Any]:
-    """The arguments that differ from their defaults; none where they are cut off or hold objects."""
+@dataclass(frozen=True)
+class _Arguments:
+    """Arguments that a line of the log shows as a dictionary, read with their types checked."""
+
+    values: Mapping[str, Any]
+    line: int
+
+    def text(self, key: str) -> str | None:
+        """Return a string; None if the key is absent."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, str):
+            raise MalformedLogError(self.line, key, value, "must be a string")
+        return value
+
+    def whole(self, key: str) -> int | None:
+        """Return a whole number; None if the key is absent."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | str) or _as_int(value) is None:
+            raise MalformedLogError(self.line, key, value, f"must be a whole number of at most {_MOST_DIGITS} digits")
+        return _as_int(value)
+
+    def decimal(self, key: str) -> float | None:
+        """Return a number; None if the key is absent."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 10**_MOST_DIGITS:
+            raise MalformedLogError(self.line, key, value, "must be a number")
+        return float(value)
+
+
+def _given_arguments(text: str) -> _Arguments:
+    """Return the arguments that differ from their defaults; none if they are cut off or hold objects."""
     found = _NON_DEFAULT_ARGS.search(text)
     if not found:
-        return {}
+        return _Arguments({}, 0)
+    line = _line(found, 1)
     try:
         given = ast.literal_eval(found[1])
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return {}
-    return given if isinstance(given, dict) else {}
+        return _Arguments({}, line)
+    return _Arguments(given if isinstance(given, dict) else {}, line)
 
 
-def _speculation(given: Mapping[str, Any], resolved: str) -> Mapping[str, Any]:
-    config = given.get("speculative_config")
-    asked: Mapping[str, Any] = config if isinstance(config, dict) else {}
+def _speculation(arguments: _Arguments, resolved: str) -> _Arguments:
+    config = arguments.values.get("speculative_config")
+    if config is not None and not isinstance(config, dict):
+        raise MalformedLogError(arguments.line, "speculative_config", config, "must be a dictionary")
+    asked: Mapping[str, Any] = config or {}
     found = _SPECULATIVE_CONFIG.search(resolved)
     if found:
         draft = None if found["method"] in {"ngram", "ngram_gpu", "suffix"} else found["model"]
-        return {
-            **asked, "method": found["method"], "model": draft, "num_speculative_tokens": found["tokens"]
-        }  # fmt: skip
+        read = {"method": found["method"], "model": draft, "num_speculative_tokens": found["tokens"]}
+        return replace(arguments, values={**asked, **read})
     if asked:
-        return {"method": "draft_model", **asked}
-    return {"method": "none"} if "speculative_config=None" in resolved else {}
+        return replace(arguments, values={"method": "draft_model", **asked})
+    return replace(arguments, values={"method": "none"} if "speculative_config=None" in resolved else {})
 
 
 def _value(config: str, key: str) -> str | None:
@@ -220,13 +282,34 @@ def _named(value: object) -> str | None:
 
 
 def _as_int(value: object) -> int | None:
-    return int(str(value)) if value is not None and str(value).isdecimal() else None
+    """Return a whole number, or None for anything else and for more digits than any setting has."""
+    text = "" if value is None or isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS else str(value)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def _bytes(pattern: re.Pattern[str], text: str, choose: Callable[[list[int]], int], group: int = 1) -> int | None:
     """The size that a pattern finds, chosen among those of all ranks."""
-    found = [round(float(match[group]) * _GIB) for match in pattern.finditer(text)]
+    found = [round(_decimal(match, group, "size in GiB") * _GIB) for match in pattern.finditer(text)]
     return choose(found) if found else None
+
+
+def _whole(match: re.Match[str], group: int, what: str) -> int:
+    value = _as_int(match[group].replace(",", ""))
+    if value is None:
+        expected = f"must be a whole number of at most {_MOST_DIGITS} digits"
+        raise MalformedLogError(_line(match, group), what, match[group], expected)
+    return value
+
+
+def _decimal(match: re.Match[str], group: int, what: str) -> float:
+    if _DECIMAL.fullmatch(match[group]) is None:
+        raise MalformedLogError(_line(match, group), what, match[group], "must be a number such as 71.5")
+    return float(match[group])
+
+
+def _line(match: re.Match[str], group: int) -> int:
+    """Return the number of the line in which a group begins."""
+    return match.string.count("\n", 0, match.start(group)) + 1
 
 
 def _first_known(*values: int | None) -> int | None:

@@ -13,7 +13,7 @@ from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, read_text, replaced_whole
 from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.documents.limits import MAX_BYTES
-from specdecode_operator.engine.startup_log import read_startup_log
+from specdecode_operator.engine.startup_log import MalformedLogError, read_startup_log
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.pair.calibration import (
     Calibration,
@@ -74,7 +74,7 @@ def _measured(name: str, text: str, given: Given) -> CalibrationEntry:
     """Print one comparison and return its entry."""
     try:
         measurement = measure(read_startup_log(text), given)
-    except (UnusableLogError, InvalidSpecError) as error:
+    except (MalformedLogError, UnusableLogError, InvalidSpecError) as error:
         fail(f"{name}: {error}")
     say("\n".join(_table(name, measurement)))
     return measurement.entry

@@ -1,13 +1,17 @@
 """`specdecode calibrate`, from logs and with an engine that only says what vLLM says."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from specdecode_operator.calibration.engine_log import Given, UnusableLogError, measure
 from specdecode_operator.cli.main import app
+from specdecode_operator.engine.startup_log import MalformedLogError, read_startup_log
+from specdecode_operator.problems import InvalidSpecError
 from tests.support.objects import H200
 from tests.unit.engine.test_startup_log import HEAD_0_32
 
@@ -148,3 +152,38 @@ def test_without_vllm_it_says_what_to_install(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PATH", str(tmp_path))
     done = calibrate(tmp_path / "calibration.json", "--model", "meta-llama/Llama-3.1-8B-Instruct")
     assert "pip install '.[engine]'" in done.output
+
+
+_NUMBERS = [found.span() for found in re.finditer(r"\d+(?:\.\d+)?", LOG)]
+
+
+@pytest.mark.parametrize("wrong", ["9" * 5000, "1.2.3", "1e999", "-", "[1]", "{}", "None", "'x'", "٣", "0", "9" * 15])
+def test_a_malformed_log_is_an_error_of_the_input(wrong: str) -> None:
+    """Every number of a log is replaced in turn: none of them may end in an internal error."""
+    for start, end in _NUMBERS:
+        try:
+            measure(read_startup_log(LOG[:start] + wrong + LOG[end:]), Given(product=H200))
+        except (MalformedLogError, UnusableLogError, InvalidSpecError) as error:
+            assert len(str(error)) < 2000, "a long value is cut in the message"
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "what"),
+    [
+        ("78.5 GiB", "7" * 5000 + " GiB", "size in GiB"),
+        ("367,456 tokens", "3" * 5000 + " tokens", "KV cache size"),
+        ("44.86x", "4.4.8x", "Maximum concurrency"),
+        ("(139.3/139.8 GiB)", "(139.3/1.3.9 GiB)", "size in GiB"),
+        ("'max_num_seqs': 128", "'max_num_seqs': [128]", "max_num_seqs"),
+        ("'gpu_memory_utilization': 0.9", "'gpu_memory_utilization': [0.9]", "gpu_memory_utilization"),
+    ],
+)
+def test_a_malformed_value_is_reported_with_its_line(was: str, becomes: str, what: str, tmp_path: Path) -> None:
+    assert was in LOG
+    file, text = tmp_path / "start.log", LOG.replace(was, becomes)
+    file.write_text(text)
+    done = calibrate(tmp_path / "calibration.json", "--from-log", str(file))
+    assert done.exit_code == 2, done.output
+    line = next(number for number, each in enumerate(text.splitlines(), 1) if becomes in each)
+    assert f"line {line}: {what}: " in done.output
+    assert len(done.output) < 1000
