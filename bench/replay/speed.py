@@ -265,7 +265,7 @@ def _serve_bare(tokens: Sequence[int], bursts: int) -> None:
     print(f"bare on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
 
     async def serve() -> None:
-        server = http_server(app, 1)
+        server = http_server(app, drain_timeout_s=1)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: setattr(server, "should_exit", True))
         await server.serve(sockets=[listener])
 

@@ -169,7 +169,8 @@ def _spec(settings: LoggedSettings, version: str, given: Given) -> SpecDecodeDep
     except ValidationError as error:
         detail = error.errors()[0]
         place = ".".join(map(str, detail["loc"]))
-        raise UnusableLogError(f"{place}: {shown(detail['input'])}: {detail['msg']}; this engine cannot be sized") from error
+        message = f"{place}: {shown(detail['input'])}: {detail['msg']}; this engine cannot be sized"
+        raise UnusableLogError(message) from error
 
 
 def _speculation(settings: LoggedSettings, given: Given) -> Body:

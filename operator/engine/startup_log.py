@@ -283,7 +283,7 @@ def _named(value: object) -> str | None:
 
 def _as_int(value: object) -> int | None:
     """Return a whole number, or None for anything else and for more digits than any setting has."""
-    text = "" if value is None or isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS else str(value)
+    text = "" if value is None or (isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS) else str(value)
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 

@@ -1,10 +1,11 @@
 """A kubectl for one capture: answers from a folder, and breaks where it is told to.
 
-The folder `FAKE_CLUSTER` holds `objects.json` (``{"KIND/NAME": body}``), the volume's files below `volume/`, and gets
-`calls.jsonl`, and `created.jsonl` with what was to be created. A list of bodies is what one `get` after the other sees; null is an API server that is away.
-`cut_bytes` in objects.json ends each stream after so many bytes, as connections do; `away_after` lets no stream bring
-what is beyond that place of a file. `FAKE_REFUSES` is a verb that finds no API server. `FAKE_SAYS` is what every call
-complains of instead of doing anything. `log` in objects.json is what containers print.
+The folder `FAKE_CLUSTER` holds `objects.json` (``{"KIND/NAME": body}``) and the volume's files below `volume/`. It gets
+`calls.jsonl`, and `created.jsonl` with the bodies that were to be created. A list of bodies is what one `get` after the
+other sees; null is an API server that is away. `cut_bytes` in objects.json ends each stream after so many bytes, as
+connections do; `away_after` lets no stream bring what is beyond that place of a file. `FAKE_REFUSES` is a verb that
+finds no API server. `FAKE_SAYS` is what every call complains of instead of doing anything. `log` in objects.json is
+what containers print.
 """
 
 import json

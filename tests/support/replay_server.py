@@ -25,8 +25,9 @@ async def replay_server(
     of_source = {each.name for each in fields(SourceSettings)} & set(settings)
     source = SourceSettings(traces=[trace], **{name: settings.pop(name) for name in of_source})
     clock = TimerClock(asyncio.get_running_loop())
-    assembled = assemble(ServeSettings(source=source, **settings), read_source(source), clock)
-    server = http_server(assembled.app, drain_timeout_s=1)
+    wanted = ServeSettings(source=source, **settings)
+    assembled = assemble(wanted, read_source(source), clock)
+    server = http_server(assembled.app, drain_timeout_s=1, most_connections=wanted.most_connections)
     listener = listen_at("127.0.0.1", 0)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:

@@ -86,6 +86,9 @@ def serve_command(  # noqa: PLR0913  each is an option
     drain_timeout: Annotated[
         int, typer.Option(help="Seconds that answers may take to their end after SIGTERM.", min=0)
     ] = 60,
+    max_connections: Annotated[
+        int, typer.Option(help="Connections at a time; others get 503. Not for emulated.", min=1)
+    ] = 2048,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
     plan: emulated.Plan = None,
     engine: emulated.Engine = None,
@@ -170,6 +173,7 @@ def serve_command(  # noqa: PLR0913  each is an option
         hang_after_s=hang_after,
         crash_after_s=crash_after,
         drain_timeout_s=drain_timeout,
+        most_connections=max_connections,
     )
     try:
         source = sources.read_source(settings.source)

@@ -21,6 +21,9 @@ from specdecode_operator.replay.server.requests import Asked, RefusedError, bad_
 from specdecode_operator.replay.server.wire import ABANDON, Wire
 
 _LARGEST_BODY_BYTES: Final = 16 * 2**20
+_MOST_HELD_BYTES: Final = 256 * 2**20
+"""Bytes of all request bodies that are being read or answered."""
+
 _LONGEST_ID: Final = 256
 _SHOWN: Final = 100
 
@@ -41,11 +44,12 @@ class Service:
 
 def application(service: Service) -> ASGIApp:
     """Return the application."""
+    bodies = _Bodies()
     # The library's router alone: its middleware would take part in every event, and here errors have a form already.
     app: ASGIApp = Router(
         [
-            _Route("/v1/completions", _Answers(service, read_completion), methods=["POST"]),
-            _Route("/v1/chat/completions", _Answers(service, read_chat), methods=["POST"]),
+            _Route("/v1/completions", _Answers(service, read_completion, bodies), methods=["POST"]),
+            _Route("/v1/chat/completions", _Answers(service, read_chat, bodies), methods=["POST"]),
             _Route("/v1/models", _models(service)),
             _Route("/health", _nothing_wrong, methods=["GET"]),
             _Route("/ping", _nothing_wrong, methods=["GET", "POST"]),
@@ -72,13 +76,15 @@ class _Route(Route):
 class _Answers:
     """A path whose answers come from the engine."""
 
-    def __init__(self, service: Service, read: Callable[[bytes], Asked]) -> None:
+    def __init__(self, service: Service, read: Callable[[bytes], Asked], bodies: "_Bodies") -> None:
         self._service = service
         self._read = read
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        held = _Held(self._bodies)
         try:
-            data = await _body(receive)
+            data = await _body(receive, held)
             if data is None:
                 return
             await self._answer(data, scope, receive, send)
@@ -88,6 +94,8 @@ class _Answers:
         except asyncio.CancelledError:
             # The server ends, and has waited as long as it was told to: it closes the connection.
             return
+        finally:
+            held.release()
 
     async def _answer(self, data: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         service, asked = self._service, self._read(data)
@@ -133,14 +141,44 @@ def _refuse_too_long(asked: Asked, max_model_len: int | None) -> None:
         )
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """Return the whole body; None where the client has gone before its end."""
+class _Bodies:
+    """Bytes of all request bodies that the server holds."""
+
+    held_bytes = 0
+
+
+class _Held:
+    """The part of one request in those bytes, until it is released."""
+
+    def __init__(self, bodies: _Bodies) -> None:
+        self._bodies = bodies
+        self._own_bytes = 0
+
+    def add(self, more_bytes: int) -> None:
+        """Hold more bytes; refuse the request if all bodies together are too large."""
+        if self._bodies.held_bytes + more_bytes > _MOST_HELD_BYTES:
+            raise RefusedError(
+                503, "ServiceUnavailableError", f"request bodies of more than {_MOST_HELD_BYTES} bytes are held already"
+            )
+        self._bodies.held_bytes += more_bytes
+        self._own_bytes += more_bytes
+
+    def release(self) -> None:
+        """Give all bytes of the request back."""
+        self._bodies.held_bytes -= self._own_bytes
+        self._own_bytes = 0
+
+
+async def _body(receive: Receive, held: _Held) -> bytes | None:
+    """Return the whole body; None if the client has gone before its end."""
     data = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        data += message.get("body", b"")
+        part = message.get("body", b"")
+        held.add(len(part))
+        data += part
         if len(data) > _LARGEST_BODY_BYTES:
             raise RefusedError(413, "BadRequestError", f"the body has more than {_LARGEST_BODY_BYTES} bytes")
         if not message.get("more_body"):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -43,6 +44,9 @@ _LATE_SHARE: Final = 0.01
 _NS_PER_S: Final = 1_000_000_000
 _BACKLOG: Final = 4096
 
+MOST_CONNECTIONS: Final = 2048
+"""Connections at a time unless the user says otherwise; with headers of 64 KiB each they hold at most 128 MiB."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
@@ -60,6 +64,7 @@ class ServeSettings:
     hang_after_s: float | None = None
     crash_after_s: float | None = None
     drain_timeout_s: int = 60
+    most_connections: int = MOST_CONNECTIONS
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,9 @@ async def _serve(settings: ServeSettings, source: Source, say: Callable[[str], N
     listener = listen_at(settings.host, settings.port)
     clock = TimerClock(loop)
     assembled = assemble(settings, source, clock)
-    server = http_server(assembled.app, settings.drain_timeout_s)
+    server = http_server(
+        assembled.app, drain_timeout_s=settings.drain_timeout_s, most_connections=settings.most_connections
+    )
     _order_failures(settings, clock, loop)
     serving = loop.create_task(server.serve(sockets=[listener]))
     k = source.num_speculative_tokens
@@ -142,13 +149,13 @@ def assemble(settings: ServeSettings, source: Source, clock: TimerClock) -> Asse
     return Assembled(application(_service(settings, source, clock, played.engine, recorder)), played, recorder)
 
 
-def http_server(app: ASGIApp, drain_timeout_s: int) -> uvicorn.Server:
+def http_server(app: ASGIApp, *, drain_timeout_s: int, most_connections: int = MOST_CONNECTIONS) -> uvicorn.Server:
     """Return a server that ends when its ``should_exit`` is set, and answers are at their end or the time is over."""
     return _Server(
         uvicorn.Config(
             app,
             loop="none",
-            http=BoundedHttp,
+            http=partial(BoundedHttp, most_connections=most_connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_level="warning",

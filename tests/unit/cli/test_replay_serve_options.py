@@ -42,6 +42,7 @@ OF_SERVER: dict[str, Any] = {
     "hang_after_s": ("--hang-after=4", 4.0),
     "crash_after_s": ("--crash-after=6", 6.0),
     "drain_timeout_s": ("--drain-timeout=7", 7),
+    "most_connections": ("--max-connections=9", 9),
 }
 
 Served = Callable[..., ServeSettings]

@@ -13,7 +13,6 @@ from specdecode_operator.kube.labels import CAPTURE_LABEL
 from tests.unit.cli.capture.conftest import (
     CONTENT,
     FOLDER,
-    Body,
     Cluster,
     capture,
     published,

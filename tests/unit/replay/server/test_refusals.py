@@ -220,7 +220,71 @@ async def test_headers_that_do_not_end_are_given_up(tmp_path: Path, begin: bytes
                 writer.write(piece)
                 await writer.drain()
                 sent += len(piece)
-                await asyncio.sleep(0)
         writer.close()
         assert sent < 2**24
         assert (await client.get("/health")).status_code == 200
+
+
+async def _raw(client: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(client.base_url.host, client.base_url.port)
+
+
+async def test_a_connection_over_the_limit_is_told_so_and_the_next_one_has_its_place(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)], most_connections=2) as client:
+        silent = [await _raw(client) for _ in range(2)]
+        # The server has accepted both: each answers a request.
+        for reader, writer in silent:
+            writer.write(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert b"200" in await reader.readline()
+        reader, writer = await _raw(client)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"retry-after" in answer
+        for _, each in (*silent, (reader, writer)):
+            each.close()
+            with suppress(OSError):
+                await each.wait_closed()
+        async with asyncio.timeout(60):
+            while (await _status(client)) == 503:
+                pass
+
+
+async def _status(client: Any) -> int:
+    return int((await client.get("/health", headers={"connection": "close"})).status_code)
+
+
+async def test_bodies_together_are_bounded_and_one_that_ends_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdecode_operator.replay.server.app._MOST_HELD_BYTES", 4096)
+    async with replay_server(tmp_path, [record(**QUICK)]) as client:
+        _, writer = await _raw(client)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 3000\r\n\r\n"
+        writer.write(head + b'{"prompt": "')
+        writer.write(b"a" * 2900)
+        body = {"prompt": "b" * 2000, "max_tokens": 1}
+        async with asyncio.timeout(60):
+            while (refused := await client.post("/v1/completions", json=body)).status_code == 200:
+                pass  # until the first body is there
+        assert refused.status_code == 503
+        assert "bodies" in refused.json()["error"]["message"]
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        async with asyncio.timeout(60):
+            while (await client.post("/v1/completions", json=body)).status_code == 503:
+                pass
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\ncontent-length: 9\r\n\r\n{", b"GET / HT"])
+async def test_a_request_that_does_not_arrive_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr("specdecode_operator.replay.server.protocol._ARRIVES_WITHIN_S", 0.05)
+    async with replay_server(tmp_path, [record(**QUICK)]) as client:
+        reader, writer = await _raw(client)
+        writer.write(sent)
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        assert await _status(client) == 200
