@@ -121,7 +121,8 @@ def _templates(workload: Body) -> list[Body]:
 def _of_pods(attested: Sequence[Pods], found: Sequence[Pods]) -> Iterator[Difference]:
     yield from _differs("templates of pods", len(attested), len(found))
     for pods, others in zip(attested, found, strict=False):
-        told = [*_of_containers(pods, others)]
+        told = [*_differs("enableServiceLinks", pods.service_links, others.service_links)]
+        told += _of_containers(pods, others)
         # Their order is attested as well.
         yield from told or _differs("pods (SHA-256)", pods.sha256, others.sha256)
 

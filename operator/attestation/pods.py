@@ -32,8 +32,20 @@ _OF_NO_CONTENT: Final = ("sizeLimit", "resources", "metadata", "pullPolicy")
 """Fields of volumes that say nothing of what is in them: quantities are written in more ways than one, and claims of
 ephemeral volumes get metadata."""
 
-_TOKEN_FOLDER: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105  a folder
-"""Where the API server mounts the token of the pod's account, by another name in each pod."""
+_TOKEN_VOLUME: Final = {
+    "projected": {
+        "sources": [
+            {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+            {"configMap": {"items": [{"key": "ca.crt", "path": "ca.crt"}], "name": "kube-root-ca.crt"}},
+            {"downwardAPI": {"items": [{"fieldRef": {"fieldPath": "metadata.namespace"}, "path": "namespace"}]}},
+        ]
+    }
+}
+_TOKEN_MOUNTS: Final = [
+    [{"mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True}, _TOKEN_VOLUME]
+]
+"""What the API server adds to pods whose account has a token, by another name in each: left out, as no template has it
+(kubernetes, plugin/pkg/admission/serviceaccount, TokenVolumeSource). Any other volume at that path is attested."""
 
 _ANNOTATION: Final = re.compile(r"metadata\.annotations\['(specdecode\.io/.+)'\]")
 """A reference to one of ours: engines have their logging from there, and what it runs. Others may be written later."""
@@ -73,11 +85,15 @@ class Container(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     """Its own, by which an init container runs on beside those after it."""
 
 
-class Pods(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class Pods(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
     """The pods of one template."""
 
     init_containers: tuple[Container, ...]
     containers: tuple[Container, ...]
+
+    service_links: bool = False
+    """Whether each Service of the namespace becomes variables of every container, which whoever creates Services then
+    sets: vLLM reads VLLM_PORT, which a Service named `vllm` makes."""
 
     @property
     def sha256(self) -> str:
@@ -97,7 +113,12 @@ def pods_of(template: Mapping[str, Any]) -> Pods:
     # Somebody's kubectl debug is a container more.
     running = [*objects(spec, "containers"), *objects(spec, "ephemeralContainers")]
     initial = objects(spec, "initContainers")
-    return Pods(*(tuple(_container(each, volumes, annotations) for each in some) for some in (initial, running)))
+    return Pods(
+        tuple(_container(each, volumes, annotations) for each in initial),
+        tuple(_container(each, volumes, annotations) for each in running),
+        # The API server enables them unless a pod says otherwise.
+        service_links=spec.get("enableServiceLinks") is not False,
+    )
 
 
 def _container(body: Body, volumes: Mapping[str, Any], annotations: Mapping[str, Any]) -> Container:
@@ -140,12 +161,8 @@ def _commands(body: Body) -> dict[str, Any]:
 def _files(body: Body, volumes: Mapping[str, Any]) -> list[Any]:
     """Return what is seen where. Names of volumes say nothing: another one under the same name is told."""
     mounts = [*objects(body, "volumeMounts"), *objects(body, "volumeDevices")]
-    seen = [
-        [_told({**each, "name": None}, {}), volumes.get(name_of(each))]
-        for each in mounts
-        if each.get("mountPath") != _TOKEN_FOLDER
-    ]
-    return [body.get("workingDir") or "", *sorted(seen, key=digest)]
+    seen = [[_told({**each, "name": None}, {}), volumes.get(name_of(each))] for each in mounts]
+    return [body.get("workingDir") or "", *sorted((each for each in seen if each not in _TOKEN_MOUNTS), key=digest)]
 
 
 def _told(value: Any, annotations: Mapping[str, Any]) -> Any:

@@ -63,7 +63,7 @@ GRANTS: Final = (
     *_CONTAINER_SWITCHES,
     *PROFILES,
     *("seLinuxOptions", "windowsOptions", "capabilities", "sysctls", "hostPort", "probeHost", "priorityClassName"),
-    *("serviceAccountToken", "volumes", "volumeName"),
+    *("serviceAccountToken", "volumes", "volumeName", "podAntiAffinity", "tolerations"),
 )
 """What may be allowed by name."""
 
@@ -115,6 +115,7 @@ def _of_pod(spec: Mapping[str, Any]) -> Iterator[_Found]:
     if str(spec.get("priorityClassName")).startswith(_SYSTEM_CLASS):
         why = "lets the pod evict all others, of the cluster itself too"
         yield "spec.priorityClassName", spec["priorityClassName"], why, "priorityClassName"
+    yield from _of_scheduling(spec)
     yield from _of_security("spec.securityContext", spec)
     for index, sysctl in enumerate(objects(mapping(spec, "securityContext"), "sysctls")):
         if (name := name_of(sysctl)) not in SYSCTLS:
@@ -122,6 +123,26 @@ def _of_pod(spec: Mapping[str, Any]) -> Iterator[_Found]:
     for index, volume in enumerate(objects(spec, "volumes")):
         for place, *rest in _of_volume(volume):
             yield f"spec.volumes[{index}].{place}", *rest
+
+
+def _of_scheduling(spec: Mapping[str, Any]) -> Iterator[_Found]:
+    """Judge what keeps pods of other namespaces off nodes, or takes nodes that are kept free of all pods.
+
+    The scheduler applies required anti-affinity both ways: a pod that a running pod's terms select cannot be placed in
+    its topology (interpodaffinity, satisfyExistingPodsAntiAffinity). Preferred terms and affinity only change scores,
+    and topologySpreadConstraints count pods of their own namespace.
+    """
+    terms = mapping(mapping(spec, "affinity"), "podAntiAffinity")
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    for index, term in enumerate(objects(terms, required)):
+        for field in ("namespaceSelector", "namespaces"):
+            if term.get(field) not in (None, []):
+                why = "keeps pods of other namespaces off the nodes where this pod runs"
+                yield f"spec.affinity.podAntiAffinity.{required}[{index}].{field}", term[field], why, "podAntiAffinity"
+    for index, toleration in enumerate(objects(spec, "tolerations")):
+        if toleration.get("key") in ("", None):
+            why = "tolerates every taint, so the pod takes control-plane nodes and stays on drained ones: name a key"
+            yield f"spec.tolerations[{index}]", toleration, why, "tolerations"
 
 
 def _of_volume(volume: Mapping[str, Any]) -> Iterator[_Found]:
@@ -194,4 +215,4 @@ def _of_security(where: str, holder: Mapping[str, Any]) -> Iterator[_Found]:
 
 
 def _fix(grant: str) -> str:
-    return f"leave it out, or have whoever runs the operator start it with --allow-pod-template={grant}"
+    return f"leave it out, or ask the operator's administrator to allow it with --allow-pod-template={grant}"

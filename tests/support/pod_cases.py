@@ -21,6 +21,27 @@ def projected(**source: Any) -> Body:
     return volume(projected={"sources": [{"configMap": {"name": "c"}}, source]})
 
 
+REQUIRED_ANTI_AFFINITY = "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def _term(**fields: Any) -> Body:
+    return {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"a": "b"}}, **fields}
+
+
+def anti_affinity(**fields: Any) -> Body:
+    """A pod that other pods may not share a topology with."""
+    term = _term(**fields)
+    return {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+
+
+def soft_affinity(**fields: Any) -> Body:
+    """A pod with terms that only change scores, or its own place."""
+    term = _term(**fields)
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": term}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    return {"affinity": {"podAntiAffinity": preferred, "podAffinity": required}}
+
+
 _CLAIM: Body = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
 
 
@@ -39,6 +60,20 @@ REFUSED: list[tuple[Body, str, str]] = [
     ({"automountServiceAccountToken": True}, "automountServiceAccountToken", "automountServiceAccountToken"),
     ({"automountServiceAccountToken": None}, "automountServiceAccountToken", "automountServiceAccountToken"),
     ({"priorityClassName": "system-node-critical"}, "priorityClassName", "priorityClassName"),
+    (anti_affinity(namespaceSelector={}), f"{REQUIRED_ANTI_AFFINITY}[0].namespaceSelector", "podAntiAffinity"),
+    (
+        anti_affinity(namespaceSelector={"matchLabels": {"team": "b"}}),
+        f"{REQUIRED_ANTI_AFFINITY}[0].namespaceSelector",
+        "podAntiAffinity",
+    ),
+    (anti_affinity(namespaces=["team-b"]), f"{REQUIRED_ANTI_AFFINITY}[0].namespaces", "podAntiAffinity"),
+    ({"tolerations": [{"operator": "Exists"}]}, "tolerations[0]", "tolerations"),
+    (
+        {"tolerations": [{"key": "a", "operator": "Exists"}, {"operator": "Exists", "effect": "NoExecute"}]},
+        "tolerations[1]",
+        "tolerations",
+    ),
+    ({"tolerations": [{"key": "", "operator": "Exists"}]}, "tolerations[0]", "tolerations"),
     ({"securityContext": None}, "securityContext", "seccompProfile"),
     (
         {"securityContext": {"seccompProfile": {"type": "Unconfined"}}},
@@ -168,7 +203,12 @@ REFUSED: list[tuple[Body, str, str]] = [
 LET_THROUGH: list[Body] = [
     {"hostNetwork": False, "hostPID": False, "nodeName": "", "serviceAccountName": "default"},
     {"priorityClassName": "high", "runtimeClassName": "nvidia", "schedulerName": "volcano"},
-    {"tolerations": [{"operator": "Exists"}], "hostAliases": [{"ip": "1.2.3.4", "hostnames": ["h"]}]},
+    {"tolerations": [{"key": "a", "operator": "Exists", "effect": "NoExecute"}]},
+    anti_affinity(),
+    anti_affinity(namespaces=[]),
+    soft_affinity(namespaceSelector={}),
+    {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule"}]},
+    {"hostAliases": [{"ip": "1.2.3.4", "hostnames": ["h"]}]},
     {"securityContext": {"runAsUser": 0, "runAsNonRoot": False, "fsGroup": 1, "supplementalGroups": [1]}},
     {"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "p"}}},
     {"securityContext": {"sysctls": [{"name": "net.ipv4.tcp_keepalive_time", "value": "1"}]}},

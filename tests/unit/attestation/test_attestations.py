@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -227,6 +228,58 @@ def a_pod(volumes: Any = (), annotations: Any = None, **container: Any) -> Body:
     return {"metadata": {"annotations": annotations or {}}, "spec": spec}
 
 
+TOKEN_MOUNT: Body = {
+    "name": "kube-api-access-x2k4",
+    "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount",
+    "readOnly": True,
+}
+TOKEN_VOLUME: Body = {
+    "name": "kube-api-access-x2k4",
+    "projected": {
+        "defaultMode": 0o644,
+        "sources": [
+            {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+            {"configMap": {"items": [{"key": "ca.crt", "path": "ca.crt"}], "name": "kube-root-ca.crt"}},
+            {
+                "downwardAPI": {
+                    "items": [
+                        {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}, "path": "namespace"}
+                    ]
+                }
+            },
+        ],
+    },
+}
+"""What an API server 1.34 writes into a pod whose account has a token."""
+
+
+def test_only_the_token_that_the_api_server_mounts_is_left_out() -> None:
+    attested = pods_of(a_pod())
+    assert attested == pods_of(a_pod([TOKEN_VOLUME], volumeMounts=[TOKEN_MOUNT]))
+    sources = TOKEN_VOLUME["projected"]["sources"]
+    others: list[Body] = [
+        {"configMap": {"name": "mine"}},
+        {"projected": {"sources": [*sources, {"secret": {"name": "more"}}]}},
+        {"projected": {"sources": [sources[0], {"configMap": {"name": "mine"}}, sources[2]]}},
+    ]
+    for other in others:
+        volume = {"name": TOKEN_VOLUME["name"], **other}
+        assert attested != pods_of(a_pod([volume], volumeMounts=[TOKEN_MOUNT])), other
+    assert attested != pods_of(a_pod([TOKEN_VOLUME], volumeMounts=[{**TOKEN_MOUNT, "mountPath": "/models"}]))
+
+
+def test_variables_of_services_are_attested_and_older_statements_stay_what_they_were() -> None:
+    pod = a_pod()
+    without = pods_of({**pod, "spec": {**pod["spec"], "enableServiceLinks": False}})
+    assert pods_of(pod) != without, "the API server enables them by default"
+    assert "serviceLinks" not in msgspec.to_builtins(without)
+    _, rollout = served()
+    live = serving()[2]
+    live["spec"]["enableServiceLinks"] = True
+    told = [str(each) for each in compared([rollout], live).differences]
+    assert told == ["enableServiceLinks: true: false is attested"]
+
+
 def test_what_is_mounted_and_what_the_kubelet_runs_is_attested() -> None:
     field: Body = {"fieldPath": "metadata.annotations['specdecode.io/logging']"}
     rendered = [
@@ -238,15 +291,14 @@ def test_what_is_mounted_and_what_the_kubelet_runs_is_attested() -> None:
         {"name": "cache", "emptyDir": {"sizeLimit": "1Gi"}},
         {"name": "code", "configMap": {"name": "code", "defaultMode": 0o644}},
         {"name": "text", "downwardAPI": {"defaultMode": 0o644, "items": [{**rendered[2]["downwardAPI"]["items"][0]}]}},
-        {"name": "kube-api-access-x2k4", "projected": {"sources": []}},
+        TOKEN_VOLUME,
     ]
     live[2]["downwardAPI"]["items"][0]["fieldRef"] = {**field, "apiVersion": "v1"}
     probe = {"exec": {"command": ["true"]}, "periodSeconds": 1}
     mounts: list[Body] = [{"name": each["name"], "mountPath": f"/{each['name']}"} for each in rendered]
     asked = a_pod(rendered, {"specdecode.io/logging": "{}"}, volumeMounts=mounts, livenessProbe=probe)
-    token = {"name": "kube-api-access-x2k4", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}
     as_live = a_pod(
-        live, {"specdecode.io/logging": "{}", "more": "x"}, volumeMounts=[*mounts, token], livenessProbe=probe
+        live, {"specdecode.io/logging": "{}", "more": "x"}, volumeMounts=[*mounts, TOKEN_MOUNT], livenessProbe=probe
     )
     attested = pods_of(asked)
     assert attested == pods_of(as_live)
