@@ -22,6 +22,12 @@ NOISE = 0.01
 HEADS = 3
 """Of Medusa: one for each token that is drafted."""
 
+LOOP_TOKENS = range(100, 108)
+"""What the looping target writes: after the first eight tokens every n-gram of its output has occurred before."""
+
+_LOOP_SCALE = 8.0
+"""Makes a wrong token less likely than e^-60 at temperature 1, whatever the CPU rounds."""
+
 STRANGER_LAYERS = 2 * tiny.TARGET_LAYERS
 
 Weights = dict[str, torch.Tensor]
@@ -44,6 +50,7 @@ def main(folder: Path) -> None:
     ):
         write_model(folder / name, head, config)
     tiny.write_model(folder / "draft", draft_weights(generator, walk), tiny.DRAFT_LAYERS, tokenizer)
+    tiny.write_model(folder / "loop" / "target", loop_weights(), 1, tokenizer)
     tiny.write_model(folder / "stranger", stranger_weights(), STRANGER_LAYERS, tokenizer)
     tiny.write_model(folder / "pard", draft_weights(generator, walk), tiny.DRAFT_LAYERS, tokenizer)
     tiny.write_json(folder / "pard" / "config.json", tiny.model_config(tiny.DRAFT_LAYERS) | {"pard_token": 7})
@@ -97,6 +104,22 @@ def passing_layer(generator: torch.Generator, prefix: str) -> Weights:
 def draft_weights(generator: torch.Generator, walk: Weights) -> Weights:
     """Return a whole model that walks on from the last token."""
     tables = {name: each.clone() for name, each in walk.items() if ".layers." not in name}
+    return tables | passing_layer(generator, "model.layers.0")
+
+
+def loop_weights() -> Weights:
+    """Return a target that writes the same eight tokens in turn, at every temperature: lookups always succeed."""
+    generator = torch.Generator().manual_seed(2)
+    directions = torch.linalg.qr(torch.randn(tiny.HIDDEN, len(LOOP_TOKENS), generator=generator)).Q.T
+    place = torch.arange(tiny.VOCAB) % len(LOOP_TOKENS)
+    head = torch.zeros(tiny.VOCAB, tiny.HIDDEN)
+    for token in LOOP_TOKENS:
+        head[token] = _LOOP_SCALE * directions[(token - 1) % len(LOOP_TOKENS)]
+    tables = {
+        "model.embed_tokens.weight": directions[place].to(torch.bfloat16),
+        "model.norm.weight": ones(),
+        "lm_head.weight": head.to(torch.bfloat16),
+    }
     return tables | passing_layer(generator, "model.layers.0")
 
 
