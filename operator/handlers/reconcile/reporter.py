@@ -29,10 +29,10 @@ _logger = logging.getLogger(__name__)
 class Reporter:
     """Writes status and Events of SpecDecodeDeployments and SpecDecodeCaptures."""
 
-    def __init__(self, cluster: Cluster, cache: Cache, clock: ServerTime) -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, clock: ServerTime | None = None) -> None:
         self._cluster = cluster
         self._cache = cache
-        self._clock = clock
+        self._clock = clock or ServerTime()
 
     async def write(self, key: Key, uid: str, status: ApiModel) -> bool:
         """Write a status; return False where the object is gone.

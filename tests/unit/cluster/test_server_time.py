@@ -32,7 +32,7 @@ def answered(clock: ServerTime, steady: Steady, moment: datetime, *, took_s: flo
 
 def test_the_local_clock_counts_until_the_first_answer() -> None:
     steady = Steady()
-    clock = ServerTime(steady, local=lambda: NOON.timestamp())
+    clock = ServerTime(steady, local=NOON.timestamp)
     assert (clock.now(), clock.is_known) == (NOON, False)
     answered(clock, steady, NOON - timedelta(days=30))
     assert (clock.now(), clock.is_known) == (NOON - timedelta(days=30), True)
@@ -69,7 +69,7 @@ def test_the_time_is_never_later_than_the_server_has_it_and_gets_exact() -> None
 
 @pytest.mark.parametrize("header", [None, "", "yesterday", "Sat, 99 Nov 2026 12:00:00 GMT", "12", "\x00" * 99])
 def test_a_header_that_tells_no_time_teaches_nothing(header: str | None) -> None:
-    clock = ServerTime(Steady(), local=lambda: NOON.timestamp())
+    clock = ServerTime(Steady(), local=NOON.timestamp)
     clock.hear(header, 0.0)
     assert (clock.now(), clock.is_known, clock.agreed_s()) == (NOON, False, 0.0)
 
