@@ -229,7 +229,9 @@ class TestHistory:
 
         def kept(**retention: int) -> list[str]:
             claims = [over_age(each, later - timedelta(hours=1)) for each in [*failed, *good]]
-            decision = decide(later, hourly(retention=retention), status=seen(last=NOON + timedelta(hours=1)), claims=claims)
+            decision = decide(
+                later, hourly(retention=retention), status=seen(last=NOON + timedelta(hours=1)), claims=claims
+            )
             return [name for name in names([*good, *failed]) if name not in names(decision.delete_claims)]
 
         assert kept(count=2) == ["good-20", "good-21", "failed-1", "failed-2"]
