@@ -46,8 +46,7 @@ def test_a_node_with_a_wrong_clock_deletes_no_claim_and_plans_the_right_time(
     hurried.operator.set_clock(ahead_s)
     for name in ("one", "two", "three"):  # each is a look at the deployment, after the clock was set
         kubectl.must("annotate", "sdd", "tiny", f"example.com/{name}=look")
-        leave_claim(kubectl, f"{name}-more")
-        kubectl.must("label", "pvc", f"{name}-more-capture", "specdecode.io/published=true")
+        leave_claim(kubectl, f"{name}-more", published="true")
     deploy(kubectl, schedule="0 0 * * 1-6", retention={"days": DAYS})
 
     def planned() -> str:
