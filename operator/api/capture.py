@@ -167,4 +167,5 @@ class SpecDecodeCaptureSpec(CaptureRun):
     begins anew."""
 
     ttl_seconds_after_finished: StrictInt | None = Field(default=None, ge=0, le=31_536_000)
-    """When a finished capture is deleted; its claim stays unless storage.retain is false. Absent: never."""
+    """When a finished capture is deleted, counted from when the operator noticed its end; its claim stays unless
+    storage.retain is false. Absent: never."""

@@ -34,7 +34,8 @@ class Retention(ApiModel):
     """Claims of captures that failed, were cancelled or deleted: the newest ones are kept. Absent: as many as count."""
 
     days: StrictInt | None = Field(default=None, ge=1, le=3650)
-    """Age in days at which a claim is deleted, whatever is on it. Absent: never."""
+    """Age in days at which a claim is deleted, whatever is on it: when two looks, at least an hour apart, have found it
+    older by the API server's time. Absent: never."""
 
 
 class Queue(ApiModel):

@@ -24,6 +24,7 @@ from specdecode_operator.cluster.errors import (
     RefusedForNowError,
 )
 from specdecode_operator.cluster.http import error_message, send
+from specdecode_operator.cluster.server_time import ServerTime
 from specdecode_operator.documents.api_answers import read_answer
 from specdecode_operator.kube.field_managers import with_fields_taken_over
 from specdecode_operator.kube.resources import EVENT, POD, Resource, written_resource
@@ -69,21 +70,24 @@ class Page:
 class Cluster:
     """Reads and writes objects; every failure becomes a `ClusterError`."""
 
-    def __init__(self, api: client.ApiClient, may_write: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, api: client.ApiClient, may_write: Callable[[], bool] = lambda: True, clock: ServerTime | None = None
+    ) -> None:
         self._api = api
         self._may_write = may_write
+        self._clock = clock or ServerTime()
 
     @classmethod
-    async def connect(cls, may_write: Callable[[], bool] = lambda: True) -> "Cluster":
+    async def connect(cls, may_write: Callable[[], bool] = lambda: True, clock: ServerTime | None = None) -> "Cluster":
         """Connect as the pod's service account, or as KUBECONFIG says outside a cluster.
 
-        ``may_write`` is asked before each write.
+        ``may_write`` is asked before each write; ``clock`` learns the time from each answer.
         """
         if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
             config.load_incluster_config()
         else:
             await config.load_kube_config()
-        return cls(client.ApiClient(_settings()), may_write)
+        return cls(client.ApiClient(_settings()), may_write, clock)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -256,6 +260,7 @@ class Cluster:
         """
         if request.method != "GET" and not self._may_write():
             raise NotLeadingError(f"{request}: not written, for this replica does not hold the Lease now")
+        asked_s = self._clock.steady_s()
         try:
             with waits.for_api_server():
                 answer = await send(
@@ -273,6 +278,7 @@ class Cluster:
                 raise _PassingError(told) from error
             raise told from error
         if answer.status < HTTPStatus.BAD_REQUEST:
+            self._clock.hear(answer.date, asked_s)  # an error may be a proxy's, with the proxy's time
             return answer.text
         told = _error(request, answer.status, error_message(answer.text, _MESSAGE_LIMIT))
         if request.passes(answer.status) and not isinstance(told, InvalidObjectError):

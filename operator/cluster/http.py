@@ -29,7 +29,8 @@ async def send(  # noqa: PLR0913 (what HTTP has)
     )
     # A body is JSON already: the client would walk through all of it for dates and models of its own.
     response = await api.call_api(method, url, headers, body, _request_timeout=timeout_s)
-    return Answer(response.status, await response.read(), _seconds(response.headers.get("Retry-After")))
+    headers = response.headers
+    return Answer(response.status, await response.read(), _seconds(headers.get("Retry-After")), headers.get("Date"))
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Answer:
     text: bytes
     retry_after_s: float | None = None
     """After how long it wants to be asked again, where it says so."""
+
+    date: str | None = None
+    """When it was written, by the server's clock."""
 
 
 def _seconds(header: str | None) -> float | None:

@@ -19,6 +19,7 @@ from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.cluster.figures_source import FiguresReader
+from specdecode_operator.cluster.server_time import ServerTime
 from specdecode_operator.deployment.attention import Attention
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.leadership.claims import Claims
@@ -77,6 +78,7 @@ class OperatorState:
         self.cache.on_seen = self.progress.knows
         self.calibration = CalibrationFile(self._settings.calibration)
         self.figures = FiguresReader(self._settings.prometheus)
+        self.time = ServerTime()
         self.queue = WorkQueue()
         self.queue.is_open = leadership is None
         nodes = None if self._settings.nodes_from is NodesFrom.CLUSTER else self._settings.nodes or ()
@@ -103,7 +105,7 @@ class OperatorState:
         """
         await self._connections.aclose()
         may_write = (lambda: True) if self._leadership is None else self._leadership.may_write
-        cluster = await Cluster.connect(may_write)
+        cluster = await Cluster.connect(may_write, self.time)
         self._connections.push_async_callback(cluster.close)
         probe = EngineProbe()
         self._connections.push_async_callback(probe.close)
@@ -119,6 +121,7 @@ class OperatorState:
             self.residuals,
             self.calibration,
             policy_decisions=self.policy_decisions,
+            clock=self.time,
             host_paths=self._settings.host_paths,
             pod_template=self._settings.pod_template,
             operator_image=image,
@@ -126,7 +129,7 @@ class OperatorState:
             nodes_from=self._settings.nodes_from,
             signing_key=self._settings.signing_key,
         )
-        captures = CaptureReconciler(cluster, self.cache, reconciler, self.ended_captures, image)
+        captures = CaptureReconciler(cluster, self.cache, reconciler, self.ended_captures, image, self.time)
 
         async def reconcile(key: Key) -> None:
             if not claims.serves(key.namespace):
@@ -279,7 +282,7 @@ class OperatorState:
                 loop.call_later(RESYNC_S * part / _PARTS_OF_ROUND, self.queue.add_unless_failing, key)
 
     def _next_keys(self) -> list[Key]:
-        return self.turns.next(self.cache.parents(), time.time())
+        return self.turns.next(self.cache.parents(), self.time.now().timestamp())
 
     def _shared(self) -> tuple[Calibration, bool]:
         """Return what decisions depend on and no watch tells of."""

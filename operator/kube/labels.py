@@ -16,6 +16,12 @@ PUBLISHED_LABEL = "specdecode.io/published"
 """On claims that hold the published files of their capture: they tell when the capture itself is gone."""
 
 SCHEDULED_AT_ANNOTATION = "specdecode.io/scheduled-at"
+OVER_AGE_ANNOTATION = "specdecode.io/over-age-since"
+"""On a claim: when it was first found older than its schedule keeps claims."""
+
+COUNTED_FROM_ANNOTATION = "specdecode.io/counted-from"
+"""On captures and claims of schedules: when their time of creation was found to lie in the future."""
+
 READS_FOR_LABEL = "specdecode.io/reads-model-for"
 """On pods that read a model: no engine's label, which Services and autoscalers select by."""
 

@@ -221,7 +221,7 @@ def _of_goodput(rules: Rules, seen: Seen, memory: Memory, prediction: Prediction
 
 def _ahead(prediction: Prediction, seen: Seen, memory: Memory) -> dict[str, float]:
     """Return how far each setting is ahead now."""
-    passed_s = 0.0 if memory.looked_s is None else min(seen.now_s - memory.looked_s, LOOK_STANDS_S)
+    passed_s = 0.0 if memory.looked_s is None else max(0.0, min(seen.now_s - memory.looked_s, LOOK_STANDS_S))
     before = memory.ahead_s
     return {
         each.setting.name: max(0.0, before.get(each.setting.name, 0.0) + each.thirds[-1] * passed_s)

@@ -12,6 +12,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,6 +82,8 @@ class ApiServer:
     """Objects of one cluster, and what was asked of them."""
 
     def __init__(self) -> None:
+        self.now: Callable[[], datetime] = partial(datetime.now, UTC)
+        """By which it says when objects were made."""
         self.requests: list[str] = []
         """What was asked, in order, such as ``patch services llama``."""
         self.used: set[str] = set()
@@ -108,7 +111,7 @@ class ApiServer:
 
     def create(self, resource: Resource, body: Body) -> Body:
         """Make an object as a person or a controller would."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = self.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         uid = f"uid-{len(self._history)}"
         metadata = {"uid": uid, "generation": 1, "creationTimestamp": now, **body["metadata"]}
         return self._store(resource, {**body, "metadata": metadata}, "ADDED")

@@ -10,7 +10,7 @@ from specdecode_operator.capture.control.status import compose_status
 from tests.support.captures import surroundings
 from tests.support.objects import Body
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
 
 
 def decided(body: Body, seen: CaptureObservation | None = None) -> tuple[Decision, SpecDecodeCaptureStatus]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from functools import cache
 from typing import Any
 
@@ -75,7 +76,7 @@ def _capture_outcome(spec_text: str, captured: str) -> Outcome:
     judged_by = golden((spec.get("against") or {}).get("capture", "golden"), of=spec)
     seen = surroundings(deployment=deployment, dataset={"data": DATASETS}, golden=judged_by)
     decision = decide(subject, seen, NOW)
-    goes = is_outlived(read_capture(capture(spec, status=_LONG_AGO)), NOW)
+    goes = is_outlived(read_capture(capture(spec, status=_LONG_AGO)), NOW, math.inf)
     writes = dataclasses.replace(decision.writes, job=None)
     job = _job_outcome(decision.writes.job) if decision.writes.job else None
     return (writes, job, goes), _dumped(compose_capture_status(subject, decision, NOW))

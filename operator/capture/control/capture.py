@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,6 +13,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status.capture import SpecDecodeCaptureStatus
 from specdecode_operator.api.status.deployment import Condition, ConditionStatus
+from specdecode_operator.kube.future_times import without_times_ahead
 from specdecode_operator.kube.labels import QUEUE_LABEL, QUEUE_PREFIX, SCHEDULE_LABEL
 from specdecode_operator.kube.untyped import mapping, objects
 
@@ -28,6 +30,9 @@ class Capture:
     labels: Mapping[str, str]
     owners: frozenset[tuple[str, str]]
     """Kind and name of what it goes with."""
+
+    times_ahead: tuple[str, ...] = ()
+    """What to tell of times that lay in the future in its status, and that count as now."""
 
     @property
     def claim_name(self) -> str:
@@ -84,12 +89,16 @@ def has_ended(body: Body) -> bool:
     return any(each.get("type") == "Succeeded" and each.get("status") != ConditionStatus.UNKNOWN for each in conditions)
 
 
-def read_capture(body: Mapping[str, Any]) -> Capture:
-    """Take an object apart; a status that cannot be read counts as none."""
+def read_capture(body: Mapping[str, Any], now: datetime | None = None) -> Capture:
+    """Take an object apart; a status that cannot be read counts as none.
+
+    ``now`` is the API server's time. Without it, times in the future stay as they are.
+    """
     metadata = body["metadata"]
+    raw_status, times_ahead = without_times_ahead(body.get("status") or {}, now)
     try:
         # Fields of a newer operator are passed over: an upgrade that is rolled back loses nothing.
-        status = SpecDecodeCaptureStatus.parse(body.get("status") or {}, newer=True)
+        status = SpecDecodeCaptureStatus.parse(raw_status, newer=True)
     except ValidationError:
         status = SpecDecodeCaptureStatus()
     return Capture(
@@ -100,4 +109,5 @@ def read_capture(body: Mapping[str, Any]) -> Capture:
         status=status,
         labels=metadata.get("labels") or {},
         owners=frozenset((each["kind"], each["name"]) for each in metadata.get("ownerReferences") or ()),
+        times_ahead=times_ahead,
     )

@@ -45,6 +45,7 @@ from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Cond
 from specdecode_operator.deployment.pods.readiness import Readiness, place_word, readiness_of, stalled, working
 from specdecode_operator.deployment.spec.engine_fields import is_engine_word
 from specdecode_operator.deployment.spec.pydantic_problems import parsed_spec
+from specdecode_operator.kube.future_times import is_ahead, told_ahead
 from specdecode_operator.kube.labels import ACCEPTED_ANNOTATION, CAPTURED_ENGINE_ANNOTATION
 from specdecode_operator.problems import InvalidSpecError
 
@@ -90,6 +91,9 @@ class Decision:
     operator_image: str | None = None
     """The operator image that its Job runs; None before its Job is created."""
 
+    times_ahead: tuple[str, ...] = ()
+    """What to tell of times of its pod or Job that lie in the future, and that count as now."""
+
 
 @dataclass(frozen=True)
 class References:
@@ -130,6 +134,7 @@ def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> Dec
     decision = _next_step(capture, spec, observed)
     if decision.succeeded.status is not UNKNOWN and decision.finished_at is None:
         decision = replace(decision, finished_at=now.strftime(_TIME))
+    decision = _without_times_ahead(capture, decision, now)
     engine, words = _noted(capture, observed.job)
     if decision.accepted is _ACCEPTED and words:
         # What was noted of its arms when it began is still so.
@@ -138,6 +143,22 @@ def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> Dec
     decision = replace(decision, engine=decision.engine or engine, operator_image=image)
     changes = _claim_changes(capture, spec.storage, observed.claim, decision)
     return replace(decision, claim=claim, writes=replace(decision.writes, claim_metadata=changes))
+
+
+def _without_times_ahead(capture: Capture, decision: Decision, now: datetime) -> Decision:
+    """Return a decision whose times from pod and Job, which are of other clocks, do not lie in the future.
+
+    Such a time counts as now, and then stays as the status has it.
+    """
+    status, told = capture.status, []
+    started_at, finished_at = decision.started_at, decision.finished_at
+    if started_at and is_ahead(started_at, now):
+        told += [] if status.started_at else [told_ahead("status.startedAt", started_at, now)]
+        started_at = status.started_at or now.strftime(_TIME)
+    if finished_at and is_ahead(finished_at, now):
+        told += [] if status.finished_at else [told_ahead("status.finishedAt", finished_at, now)]
+        finished_at = status.finished_at or now.strftime(_TIME)
+    return replace(decision, started_at=started_at, finished_at=finished_at, times_ahead=tuple(told))
 
 
 def _noted(capture: Capture, job: Body | None) -> tuple[str | None, str | None]:

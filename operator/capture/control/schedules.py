@@ -5,6 +5,7 @@ import zoneinfo
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Final
 
 from cronsim import CronSim
@@ -17,20 +18,27 @@ from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.status.capture import CapturePhase
 from specdecode_operator.capture.control.volume import is_published
+from specdecode_operator.kube.future_times import AHEAD, TIME_IN_FUTURE, told_ahead
 from specdecode_operator.kube.labels import (
     CAPTURE_LABEL,
+    COUNTED_FROM_ANNOTATION,
     MANAGED_BY_LABEL,
     MANAGER,
+    OVER_AGE_ANNOTATION,
     QUEUE_LABEL,
     QUEUE_PRIORITY_LABEL,
     SCHEDULE_LABEL,
     SCHEDULED_AT_ANNOTATION,
 )
 from specdecode_operator.kube.manifests import owner_reference
+from specdecode_operator.kube.resources import PERSISTENT_VOLUME_CLAIM
 
 _FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
 _DIGEST_LENGTH: Final = 8
 _OVER: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
+
+OVER_AGE_FOR: Final = timedelta(hours=1)
+"""How long a claim must have been over age before it is deleted: files do not come back, and a clock may jump."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,21 @@ def _missed(schedule: str, at: str, why: str) -> ScheduleEvent:
     return ScheduleEvent("MissedSchedule", f"{schedule}: the capture of {at} was missed: {why}", warns=True)
 
 
+@dataclass(frozen=True)
+class Note:
+    """An annotation to write on a capture or a claim."""
+
+    body: Body
+    """With its kind, which lists leave out."""
+
+    annotation: str
+    text: str | None
+    """None takes the annotation away."""
+
+    event: ScheduleEvent | None = None
+    """Told once it is written."""
+
+
 @dataclass
 class SchedulingDecision:
     """What is to be done now for the schedules of one deployment."""
@@ -81,6 +104,7 @@ class SchedulingDecision:
     create: list[DueCapture] = field(default_factory=list)
     delete_captures: list[Body] = field(default_factory=list)  # captures that are over, beyond the history
     delete_claims: list[Body] = field(default_factory=list)  # claims beyond what retention keeps
+    notes: list[Note] = field(default_factory=list)
     statuses: list[ScheduleStatus] = field(default_factory=list)  # what the deployment's status says of its schedules
     events: list[ScheduleEvent] = field(default_factory=list)
 
@@ -93,11 +117,15 @@ class ObservedSchedules:
     claims: Sequence[Body]
     statuses: Sequence[ScheduleStatus]
 
+    time_is_sure: bool = True
+    """Whether the time is known well enough to judge ages by it: the API server tells it, and has not contradicted
+    itself within `OVER_AGE_FOR`."""
+
 
 def decide_schedules(
     key: Key, uid: str, schedules: Sequence[CaptureSchedule], observed: ObservedSchedules, now: datetime
 ) -> SchedulingDecision:
-    """Return what is due at a time, for schedules without problems.
+    """Return what is due at a time, for schedules without problems and statuses without times in the future.
 
     It is safe to carry out twice: a capture has the name of its time, so that the second creation meets the first.
     Whether the name is somebody else's shows only then.
@@ -116,8 +144,14 @@ def decide_schedules(
             replaces = _replaceable(captures) if schedule.concurrency_policy is Concurrency.REPLACE else []
             decision.create.append(DueCapture(_capture(key, uid, schedule, due), replaces))
         claims = _of_schedule(observed.claims, schedule)
-        decision.delete_captures += _too_old_captures(schedule, captures, claims)
-        decision.delete_claims += _too_old_claims(schedule, captures, claims, now)
+        decision.delete_captures += _too_old_captures(schedule, captures, claims, now)
+        kept, beyond = _by_count(schedule, captures, claims, now)
+        decision.delete_claims += beyond
+        if observed.time_is_sure:
+            expired, notes = _by_age(schedule, kept, now)
+            decision.delete_claims += expired
+            of_kinds = [(capture_api.KIND, captures), (PERSISTENT_VOLUME_CLAIM.kind, claims)]
+            decision.notes += chain(notes, *(_notes_of_future(kind, bodies, now) for kind, bodies in of_kinds))
     return decision
 
 
@@ -212,30 +246,33 @@ def _name(deployment: str, uid: str, schedule: str, due: datetime) -> str:
     return f"{deployment[: NAME_MAX_LENGTH - len(suffix)].rstrip('-')}{suffix}"
 
 
-def _too_old_captures(schedule: CaptureSchedule, captures: Sequence[Body], claims: Sequence[Body]) -> list[Body]:
+def _too_old_captures(
+    schedule: CaptureSchedule, captures: Sequence[Body], claims: Sequence[Body], now: datetime
+) -> list[Body]:
     """Captures that are over, beyond the history that is kept."""
     succeeded = [each for each in captures if _phase(each) == CapturePhase.SUCCEEDED]
     failed = [each for each in captures if _phase(each) in _OVER - {CapturePhase.SUCCEEDED}]
     limits = ((succeeded, schedule.successful_history_limit), (failed, schedule.failed_history_limit))
-    beyond = [each for found, limit in limits for each in _newest_first(found)[limit:]]
+    beyond = [each for found, limit in limits for each in _newest_first(found, now)[limit:]]
     # Once it is gone, only its claim's label tells that there is good data on it.
     unlabelled = {_capture_of(each) for each in claims if not is_published(each)}
     return [each for each in beyond if each not in succeeded or each["metadata"]["name"] not in unlabelled]
 
 
-def _too_old_claims(
+def _by_count(
     schedule: CaptureSchedule, captures: Sequence[Body], claims: Sequence[Body], now: datetime
-) -> list[Body]:
-    """Claims beyond what retention keeps; never those of captures that are not over.
+) -> tuple[list[Body], list[Body]]:
+    """Return the claims that retention keeps by their number, and those that it does not.
 
-    Claims with published files are counted apart from all others: no number of failures pushes out good data.
+    Claims of captures that are not over are in neither list. Claims with published files are counted apart from all
+    others: no number of failures pushes out good data.
     """
     retention = schedule.retention
     # By the label: a claim is there before its capture's status says so.
     in_use = {each["metadata"]["name"] for each in _running(captures)}
     ended = [
         each
-        for each in _newest_first(claims)
+        for each in _newest_first(claims, now)
         if _capture_of(each) not in in_use and "deletionTimestamp" not in each["metadata"]
     ]
     succeeded = {each["metadata"]["name"] for each in captures if _phase(each) == CapturePhase.SUCCEEDED}
@@ -244,10 +281,43 @@ def _too_old_claims(
     failed_count = retention.count if retention.failed_count is None else retention.failed_count
     limits = ((good, retention.count), (partial, failed_count))
     beyond = [each for found, limit in limits if limit is not None for each in found[limit:]]
-    if retention.days is not None:
-        oldest = now - timedelta(days=retention.days)
-        beyond += [each for each in ended if each not in beyond and _time(_made(each)) < oldest]
-    return beyond
+    return [each for each in ended if each not in beyond], beyond
+
+
+def _by_age(schedule: CaptureSchedule, claims: Sequence[Body], now: datetime) -> tuple[list[Body], list[Note]]:
+    """Return the claims to delete for their age, and what to note on others.
+
+    A claim is deleted when two looks found it over age, at least `OVER_AGE_FOR` apart. The first look is noted on the
+    claim, where it outlives the operator. A note counts only if the claim was over age then: one that was forged,
+    restored from a backup, or made while a clock was ahead is replaced.
+    """
+    days, expired, notes = schedule.retention.days, [], []
+    for each in claims:
+        claim = {**each, "kind": PERSISTENT_VOLUME_CLAIM.kind}
+        noted = _annotated(claim, OVER_AGE_ANNOTATION)
+        due = None if days is None else _made(claim, now) + timedelta(days=days)
+        if due is None or now <= due:
+            if OVER_AGE_ANNOTATION in _annotations(claim):
+                notes.append(Note(claim, OVER_AGE_ANNOTATION, None))
+        elif noted is None or not due <= noted <= now + AHEAD:
+            notes.append(Note(claim, OVER_AGE_ANNOTATION, _text(now)))
+        elif now - noted >= OVER_AGE_FOR:
+            expired.append(claim)
+    return expired, notes
+
+
+def _notes_of_future(kind: str, bodies: Sequence[Body], now: datetime) -> list[Note]:
+    """Return what to note on objects that were made in the future, once for each.
+
+    Without the note such an object would be the newest until then, and push out what is made meanwhile.
+    """
+    notes = []
+    for body in bodies:
+        if _time(_created(body)) > now + AHEAD and _counted_from(body, now) is None:
+            told = told_ahead(f"{kind} {body['metadata']['name']}: metadata.creationTimestamp", _created(body), now)
+            event = ScheduleEvent(TIME_IN_FUTURE, told, warns=True)
+            notes.append(Note({**body, "kind": kind}, COUNTED_FROM_ANNOTATION, _text(now), event))
+    return notes
 
 
 def _scheduled_at(capture: Body) -> datetime | None:
@@ -255,10 +325,7 @@ def _scheduled_at(capture: Body) -> datetime | None:
 
     A capture that is made twice for that has the name of the first, and so stays what it is.
     """
-    try:
-        return _time(capture["metadata"]["annotations"][SCHEDULED_AT_ANNOTATION])
-    except (KeyError, TypeError, ValueError):
-        return None
+    return _annotated(capture, SCHEDULED_AT_ANNOTATION)
 
 
 def _capture_of(claim: Body) -> str | None:
@@ -279,12 +346,36 @@ def _replaceable(captures: Sequence[Body]) -> list[Body]:
     return [each for each in _running(captures) if not each["spec"].get("suspend")]
 
 
-def _newest_first(bodies: Sequence[Body]) -> list[Body]:
-    return sorted(bodies, key=lambda body: (_made(body), body["metadata"]["name"]), reverse=True)
+def _newest_first(bodies: Sequence[Body], now: datetime) -> list[Body]:
+    return sorted(bodies, key=lambda body: (_made(body, now), _created(body), body["metadata"]["name"]), reverse=True)
 
 
-def _made(body: Body) -> str:
+def _made(body: Body, now: datetime) -> datetime:
+    """Return when an object was made; for a time in the future, when it was found to be one."""
+    created = _time(_created(body))
+    return created if created <= now + AHEAD else _counted_from(body, now) or now
+
+
+def _created(body: Body) -> str:
     return str(body["metadata"]["creationTimestamp"])
+
+
+def _counted_from(body: Body, now: datetime) -> datetime | None:
+    """Return since when an object of the future counts; None if that was not noted, or is in the future itself."""
+    noted = _annotated(body, COUNTED_FROM_ANNOTATION)
+    return noted if noted is not None and noted <= now + AHEAD else None
+
+
+def _annotations(body: Body) -> Body:
+    return body["metadata"].get("annotations") or {}
+
+
+def _annotated(body: Body, annotation: str) -> datetime | None:
+    """Return the time in an annotation; None if there is none: anybody may write annotations."""
+    try:
+        return _time(_annotations(body)[annotation])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _phase(capture: Body) -> str | None:

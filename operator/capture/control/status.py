@@ -12,6 +12,7 @@ from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Cond
 
 _PAYS = {ArmVerdict.PAYS: TRUE, ArmVerdict.DOES_NOT_PAY: FALSE}
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
+_LONG_ENOUGH_S = 3600
 
 
 def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecDecodeCaptureStatus:
@@ -56,10 +57,24 @@ def _pays(decision: Decision) -> ConditionUpdate:
     return ConditionUpdate("Pays", _PAYS.get(arm.verdict, UNKNOWN), arm.verdict, message)
 
 
-def is_outlived(capture: Capture, now: datetime) -> bool:
-    """Whether a capture ended so long ago that it is to be deleted."""
+def is_outlived(capture: Capture, now: datetime, agreed_s: float) -> bool:
+    """Whether a capture ended so long ago that it is to be deleted.
+
+    Its end is when the operator wrote it down, if that is later: what its node or Job says may be of another clock.
+
+    Parameters
+    ----------
+    capture
+        The capture, without times in the future.
+    now
+        The API server's time.
+    agreed_s
+        For how many seconds the API server's answers have agreed on the time. A jump may make a capture look old, so
+        these must be as many as the capture is kept for, and an hour is enough.
+    """
     ttl_s, finished_at = capture.spec.get("ttlSecondsAfterFinished"), capture.status.finished_at
-    if ttl_s is None or finished_at is None or capture.ended is None:
+    if ttl_s is None or finished_at is None or capture.ended is None or agreed_s < min(ttl_s, _LONG_ENOUGH_S):
         return False
-    finished = datetime.strptime(finished_at, _TIME).replace(tzinfo=UTC)
+    ends = (finished_at, capture.ended.last_transition_time)
+    finished = max(datetime.strptime(each, _TIME).replace(tzinfo=UTC) for each in ends)
     return now >= finished + timedelta(seconds=ttl_s)

@@ -102,6 +102,8 @@ def observe_groups(  # noqa: PLR0913  all that is seen at once
     if template != before.template:
         # Pods that are there already were waited for by an operator that is gone.
         before = GroupHistory(template, first_seen_s=min([now_s, *map(_made_s, pods)]))
+    # Times of another operator's may lie in the future, and count as now.
+    before = replace(before, first_seen_s=min(before.first_seen_s, now_s), rejected_s=min(before.rejected_s, now_s))
     if not awaited:
         before = replace(before, first_seen_s=now_s)
     elif serve:

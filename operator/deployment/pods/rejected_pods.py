@@ -4,6 +4,7 @@ They are Failed before a container ever ran (pkg/kubelet/lifecycle/predicate.go 
 Kubernetes). Their controller makes another one at once, without an end: a Deployment made 310 in four minutes.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -11,6 +12,7 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.kube.future_times import AHEAD
 
 POD_REJECTED: Final = "PodRejected"
 
@@ -83,7 +85,10 @@ def rests(pods: Sequence[Body], now_s: float) -> bool:
     rejected = rejections(pods)
     if not rejected:
         return False
-    return rests_after(len(rejected), datetime.fromisoformat(_made(rejected[0])).timestamp(), now_s)
+    # Without those that were made while a clock was ahead: they would hold back pods for as long.
+    made_s = [datetime.fromisoformat(_made(pod)).timestamp() for pod in rejected]
+    last_s = next((each for each in made_s if each <= now_s + AHEAD.total_seconds()), -math.inf)
+    return rests_after(len(rejected), last_s, now_s)
 
 
 def rests_after(count: int, last_s: float, now_s: float) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,6 +15,7 @@ from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.spec.engine_fields import is_by_policy, with_policy
 from specdecode_operator.deployment.spec.pydantic_problems import parsed_spec
 from specdecode_operator.deployment.spec.rules.schedules import schedule_problems
+from specdecode_operator.kube.future_times import without_times_ahead
 from specdecode_operator.kube.labels import KEPT_MANAGERS_ANNOTATION
 from specdecode_operator.problems import InvalidSpecError
 
@@ -44,6 +46,9 @@ class Parent:
     kept_managers: frozenset[str] = frozenset()
     """Field managers whose changes of its children stay."""
 
+    times_ahead: tuple[str, ...] = ()
+    """What to tell of times that lay in the future in its status, and that count as now."""
+
     @property
     def wants_no_engine(self) -> bool:
         """Whether the spec asks for no engine, whatever else is wrong with it."""
@@ -57,18 +62,33 @@ class Parent:
         return self.spec.captures
 
 
-def read_parent(body: Mapping[str, Any], *, preempted_by: str | None = None, as_written: bool = False) -> Parent:
+def read_parent(
+    body: Mapping[str, Any],
+    *,
+    preempted_by: str | None = None,
+    as_written: bool = False,
+    now: datetime | None = None,
+) -> Parent:
     """Return the object of a body; a status that cannot be read counts as none.
 
-    ``preempted_by`` is the capture that has the GPUs of its engines, if one has. ``as_written`` leaves out what a
-    policy has put in force.
+    Parameters
+    ----------
+    body
+        The object.
+    preempted_by
+        The capture that has the GPUs of its engines, if one has.
+    as_written
+        Leave out what a policy has put in force.
+    now
+        The API server's time. Without it, times in the future stay as they are.
     """
     metadata, spec = body["metadata"], body.get("spec") or {}
     if spec.get("suspend") or spec.get("replicas") == 0:
         preempted_by = None  # it has no GPUs to give
     if preempted_by is not None:
         spec = {**spec, "suspend": True}
-    parsed, status = _parse_spec(spec), _parse_status(body.get("status") or {})
+    raw_status, times_ahead = without_times_ahead(body.get("status") or {}, now)
+    parsed, status = _parse_spec(spec), _parse_status(raw_status)
     in_force, by_policy = parsed, False
     if isinstance(parsed, SpecDecodeDeploymentSpec) and not as_written:
         in_force, by_policy = with_policy(parsed, status.policy), is_by_policy(parsed, status.policy)
@@ -83,6 +103,7 @@ def read_parent(body: Mapping[str, Any], *, preempted_by: str | None = None, as_
         written_spec=None if in_force is parsed or isinstance(parsed, InvalidSpecError) else parsed,
         by_policy=by_policy,
         kept_managers=_kept_managers(metadata.get("annotations") or {}),
+        times_ahead=times_ahead,
     )
 
 

@@ -4,7 +4,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Protocol
 
 from pydantic import ValidationError
@@ -32,6 +31,7 @@ from specdecode_operator.capture.control.status import compose_status, is_outliv
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
+from specdecode_operator.cluster.server_time import ServerTime
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.spec.engine_fields import engine_word
@@ -70,14 +70,16 @@ class Deployments(Protocol):
 class CaptureReconciler:
     """One reconcile of captures for create, update, resume and resync."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  what one process has one of
         self,
         cluster: Cluster,
         cache: Cache,
         deployments: Deployments,
         ended: EndedCaptures,
         operator_image: str | None,
+        clock: ServerTime | None = None,
     ) -> None:
+        self._clock = clock or ServerTime()
         self._cluster = cluster
         self._cache = cache
         self._deployments = deployments
@@ -85,7 +87,7 @@ class CaptureReconciler:
         self._operator_image = operator_image
         self._servings = Servings(cache)
         self._inventory = Inventory(cluster, cache, CAPTURE_CHILDREN)
-        self._reporter = Reporter(cluster, cache)
+        self._reporter = Reporter(cluster, cache, self._clock)
         self._arms: defaultdict[Key, defaultdict[int, DecisionCache]] = defaultdict(lambda: defaultdict(DecisionCache))
         """What each arm comes to, by its number, of captures that are still to start."""
 
@@ -102,8 +104,9 @@ class CaptureReconciler:
             self._inventory.forget(key)
             self._arms.pop(key, None)
             return
-        capture, now = read_capture(body), datetime.now(UTC)
-        if is_outlived(capture, now):
+        now = self._clock.now()
+        capture = read_capture(body, now)
+        if is_outlived(capture, now, self._clock.agreed_s()):
             await self._cluster.delete({**body, "apiVersion": base.API_VERSION, "kind": key.kind})
             return
         try:
@@ -172,7 +175,7 @@ class CaptureReconciler:
         if body is None or "deletionTimestamp" in body["metadata"]:
             return None
         parent, desired = self._deployments.desired_state_of(body)
-        now = datetime.now(UTC)
+        now = self._clock.now()
         engines = [each for each in self._cache.children_of(key, DEPLOYMENT.kind) if is_owned(each, parent.uid)]
         return ObservedDeployment(
             key=key,
@@ -203,7 +206,7 @@ class CaptureReconciler:
         if borrows(capture.spec) or capture.ended is not None:
             return None
         own = Key(capture.key.namespace, str(capture.spec.get("deployment")))
-        return serving_goes_first(own, self._servings.now(), datetime.now(UTC))
+        return serving_goes_first(own, self._servings.now(), self._clock.now())
 
     async def _write(self, capture: Capture, writes: Writes) -> None:
         """Create, start, stop and remove what is decided."""
@@ -237,10 +240,12 @@ class CaptureReconciler:
 
     async def _report(self, capture: Capture, decision: Decision) -> None:
         """Write the status where it says something new, and tell of it in Events."""
-        status = compose_status(capture, decision, datetime.now(UTC))
-        if status == capture.status:
+        status = compose_status(capture, decision, self._clock.now())
+        if status == capture.status and not capture.times_ahead:
             return
         if await self._reporter.write(capture.key, capture.uid, status):
             self._ended.count(capture.status.phase, status.phase)
+            ahead = (*capture.times_ahead, *decision.times_ahead)
+            await self._reporter.post_times_ahead(capture.key, capture.uid, ahead)
             old = capture.status.conditions
             await self._reporter.post_changes(capture.key, capture.uid, old, status.conditions)

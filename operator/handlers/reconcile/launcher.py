@@ -1,9 +1,7 @@
 """Writes to the cluster what is desired for one SpecDecodeDeployment."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
@@ -12,6 +10,7 @@ from specdecode_operator.attestation.keys import SigningKey
 from specdecode_operator.cluster.cache import Cache, is_model_facts
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import InvalidObjectError
+from specdecode_operator.cluster.server_time import ServerTime
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.changes import (
     objects_to_apply,
@@ -62,7 +61,10 @@ class _InLine:
 class Launcher:
     """Applies, scales and deletes the children of SpecDecodeDeployments."""
 
-    def __init__(self, cluster: Cluster, cache: Cache, signing_key: SigningKey | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, cache: Cache, clock: ServerTime, signing_key: SigningKey | None = None
+    ) -> None:
+        self._clock = clock
         self._signing_key = signing_key
         self._cluster = cluster
         self._cache = cache
@@ -92,7 +94,7 @@ class Launcher:
         owned = self.owned(parent)
         desired = self._attested(parent, desired, owned)
         (live, _), pods = self.workloads(parent, desired), self._cache.children_of(parent.key, POD.kind)
-        desired = resting(desired, live, current_pods(pods, live), groups, time.time())
+        desired = resting(desired, live, current_pods(pods, live), groups, self._clock.now().timestamp())
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
         is_all = await self._inventory.apply(parent.key, parent.uid, children, parent.kept_managers)
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
@@ -124,7 +126,7 @@ class Launcher:
             return desired
         kept = (owned.get((CONFIG_MAP.kind, attestation_name(parent.key))) or {}).get("data") or {}
         pods, captures = self._cache.children_of(parent.key, POD.kind), self._cache.captures_of(parent.key)
-        return attested(parent, desired, Seen(kept, pods, captures), self._signing_key, datetime.now(UTC))
+        return attested(parent, desired, Seen(kept, pods, captures), self._signing_key, self._clock.now())
 
     def workloads(self, parent: Parent, desired: DesiredState | None) -> tuple[Body | None, Body | None]:
         """Return the live workload that is desired, and one of the other kind that ran the engines before it.

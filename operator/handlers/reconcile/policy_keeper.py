@@ -113,7 +113,7 @@ class PolicyKeeper:
             decision = replace(decision, outcome=Outcome.REFUSED, message=f"{decision.message}; {refused}")
             memory = replace(memory, restarts=memory.restarts[:-1])
         now_s = now.timestamp()
-        due = now_s - remembered.written_s >= _WORDS_REST_S
+        due = not 0 <= now_s - remembered.written_s < _WORDS_REST_S  # the API server's clock may step back
         status = steady(policy_status(case, decision, memory, now), case.before, due=due)
         written_s = remembered.written_s if status is case.before else now_s
         window = Window(length_s) if decision.changes else seen.window

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
 
@@ -20,6 +19,7 @@ from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.cluster.figures_source import FiguresReader, KeptFigures
+from specdecode_operator.cluster.server_time import ServerTime
 from specdecode_operator.deployment.attention import Attention, attention
 from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
@@ -76,7 +76,7 @@ class Reconciler:
         calibration: CalibrationFile,
         *,
         policy_decisions: PolicyDecisions | None = None,
-        now: Callable[[], datetime] | None = None,
+        clock: ServerTime | None = None,
         host_paths: tuple[str, ...] = (),
         pod_template: frozenset[str] = NONE_ALLOWED,
         operator_image: str | None = None,
@@ -85,16 +85,18 @@ class Reconciler:
         signing_key: SigningKey | None = None,
     ) -> None:
         self._figures = figures or FiguresReader()
-        self._now = now or partial(datetime.now, UTC)
+        self._clock = clock or ServerTime()
         self._cluster = cluster
         self._cache = cache
         self._probe = probe
         self._residuals = residuals
         self._calibration = calibration
-        self._launcher = Launcher(cluster, cache, signing_key)
-        self._reporter = Reporter(cluster, cache)
-        self._schedules = ScheduleKeeper(cluster, cache, self._reporter)
-        self._policies = PolicyKeeper(cluster, cache, self._reporter, policy_decisions or PolicyDecisions(), self._now)
+        self._launcher = Launcher(cluster, cache, self._clock, signing_key)
+        self._reporter = Reporter(cluster, cache, self._clock)
+        self._schedules = ScheduleKeeper(cluster, cache, self._reporter, self._clock)
+        self._policies = PolicyKeeper(
+            cluster, cache, self._reporter, policy_decisions or PolicyDecisions(), self._clock.now
+        )
         self._host_paths, self._pod_template = host_paths, pod_template
         self._operator_image, self._nodes_from = operator_image, nodes_from
         self._records: dict[Key, Record] = {}
@@ -182,7 +184,8 @@ class Reconciler:
     def _read(self, body: Body, *, as_written: bool = False) -> Parent:
         """Parse an object; it wants no engines while a capture has their GPUs."""
         key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
-        return read_parent(body, preempted_by=preempting_capture(self._cache.captures_of(key)), as_written=as_written)
+        preempted_by = preempting_capture(self._cache.captures_of(key))
+        return read_parent(body, preempted_by=preempted_by, as_written=as_written, now=self._clock.now())
 
     def _cluster_state(self, parent: Parent) -> ClusterState:
         """Return what a decision for an object depends on; of what lies in ConfigMaps only what the operator wrote."""
@@ -309,7 +312,7 @@ class Reconciler:
         self, parent: Parent, desired: DesiredState, last_good: LastGood | None, blocked: Readiness | None
     ) -> Observation:
         """Look at workload and pods, and ask the engines."""
-        record, now_s = self._record(parent), time.monotonic()
+        record, now_s, unix_s = self._record(parent), time.monotonic(), self._clock.now().timestamp()
         workload, replaced = self._launcher.workloads(parent, desired if blocked is None else None)
         pods = current_pods(self._cache.children_of(parent.key, POD.kind), workload)
         readings = await self._ask_engines(parent, desired, pods) if blocked is None else {}
@@ -341,7 +344,7 @@ class Reconciler:
             blocked=blocked,
             contested=tuple(self._launcher.repairs(parent).contested(now_s)),
         )
-        record.groups = update_group_history(record.groups, desired, observation, last_good, time.time())
+        record.groups = update_group_history(record.groups, desired, observation, last_good, unix_s)
         return replace(observation, groups=record.groups)
 
     async def _ask_engines(self, parent: Parent, desired: DesiredState, pods: list[Body]) -> Mapping[str, Reading]:
@@ -372,16 +375,17 @@ class Reconciler:
         policy: PolicyStatus | None = None,
     ) -> None:
         """Write the status where it says something new, and tell of it in Events."""
-        status = compose_status(parent, desired, observation, self._now(), schedules, policy=policy)
+        status = compose_status(parent, desired, observation, self._clock.now(), schedules, policy=policy)
         proofs = {**self._proofs(parent), **self._launcher.proofs(parent)}
         status = status.model_copy(update={"kept": kept_entries(proofs)})
-        if status == parent.status:
+        if status == parent.status and not parent.times_ahead:
             return
         if not await self._reporter.write(parent.key, parent.uid, status):
             self._forget(parent.key)
             return
         if status.observed != parent.status.observed:
             self._record(parent).figures_written_s = time.monotonic()
+        await self._reporter.post_times_ahead(parent.key, parent.uid, parent.times_ahead)
         if change := plan_change(parent.status.plan, status.plan):
             await self._reporter.post_event(parent.key, parent.uid, "PlanChanged", change)
         await self._reporter.post_changes(parent.key, parent.uid, parent.status.conditions, status.conditions)

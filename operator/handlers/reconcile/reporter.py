@@ -1,7 +1,7 @@
 """Writes the status of an object, and posts an Event for each condition that changed."""
 
 import logging
-from datetime import UTC, datetime
+from collections.abc import Sequence
 
 from specdecode_operator.api import base, capture
 from specdecode_operator.api.base import ApiModel
@@ -10,7 +10,9 @@ from specdecode_operator.api.status.deployment import Condition, ConditionStatus
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, NotFoundError
+from specdecode_operator.cluster.server_time import ServerTime
 from specdecode_operator.deployment.conditions import changed_conditions
+from specdecode_operator.kube.future_times import TIME_IN_FUTURE
 from specdecode_operator.kube.resources import SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
 from specdecode_operator.problems import printable
 
@@ -27,9 +29,10 @@ _logger = logging.getLogger(__name__)
 class Reporter:
     """Writes status and Events of SpecDecodeDeployments and SpecDecodeCaptures."""
 
-    def __init__(self, cluster: Cluster, cache: Cache) -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, clock: ServerTime | None = None) -> None:
         self._cluster = cluster
         self._cache = cache
+        self._clock = clock or ServerTime()
 
     async def write(self, key: Key, uid: str, status: ApiModel) -> bool:
         """Write a status; return False where the object is gone.
@@ -65,9 +68,14 @@ class Reporter:
             message = f"{condition.type} is {condition.status}: {condition.message}"
             await self.post_event(key, uid, condition.reason, message, warns=_is_bad(condition))
 
+    async def post_times_ahead(self, key: Key, uid: str, told: Sequence[str]) -> None:
+        """Post an Event for each time that lay in the future, once the status no longer has it."""
+        for message in told:
+            await self.post_event(key, uid, TIME_IN_FUTURE, message, warns=True)
+
     async def post_event(self, key: Key, uid: str, reason: str, message: str, *, warns: bool = False) -> None:
         """Post an Event; one that cannot be posted is only logged."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         event = {
             "apiVersion": "v1",
             "kind": "Event",

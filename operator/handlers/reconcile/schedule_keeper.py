@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Awaitable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import TypeVar
 
 from specdecode_operator.api import base, capture
@@ -12,7 +11,9 @@ from specdecode_operator.api.deployment import Gate
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.golden.gate import GateObjects, gate_state, gate_writes
 from specdecode_operator.capture.control.schedules import (
+    OVER_AGE_FOR,
     DueCapture,
+    Note,
     ObservedSchedules,
     ScheduleEvent,
     decide_schedules,
@@ -20,6 +21,7 @@ from specdecode_operator.capture.control.schedules import (
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError
+from specdecode_operator.cluster.server_time import ServerTime
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.pods.gate import GateState, may_be_of_gate
 from specdecode_operator.deployment.spec.parent import Parent
@@ -35,10 +37,11 @@ _T = TypeVar("_T")
 class ScheduleKeeper:
     """Carries out what the schedules of one deployment ask for."""
 
-    def __init__(self, cluster: Cluster, cache: Cache, reporter: Reporter) -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, reporter: Reporter, clock: ServerTime) -> None:
         self._cluster = cluster
         self._cache = cache
         self._reporter = reporter
+        self._clock = clock
         self.gates = GateKeeper(cluster, cache, reporter)
 
     async def keep(self, parent: Parent, schedules: Sequence[CaptureSchedule] | None) -> list[ScheduleStatus] | None:
@@ -52,8 +55,13 @@ class ScheduleKeeper:
         if not schedules:
             return []  # most objects: nothing of theirs is looked for at every round
         captures = [each for each in self._cache.captures_of(parent.key) if is_owned(each, parent.uid)]
-        observed = ObservedSchedules(captures, self._cache.claims_captured_from(parent.key), parent.status.captures)
-        decision = decide_schedules(parent.key, parent.uid, schedules, observed, datetime.now(UTC))
+        observed = ObservedSchedules(
+            captures,
+            self._cache.claims_captured_from(parent.key),
+            parent.status.captures,
+            time_is_sure=self._clock.is_known and not self._clock.disputed_within(OVER_AGE_FOR.total_seconds()),
+        )
+        decision = decide_schedules(parent.key, parent.uid, schedules, observed, self._clock.now())
         events, statuses = [*decision.events], {each.name: each for each in decision.statuses}
         for due in decision.create:
             event = await self._tried(parent, self._start(parent, due))
@@ -64,6 +72,8 @@ class ScheduleKeeper:
         claims = [{**body, "kind": PERSISTENT_VOLUME_CLAIM.kind} for body in decision.delete_claims]
         for body in [*map(_typed, decision.delete_captures), *claims]:
             await self._tried(parent, self._cluster.delete(body))
+        written = [note for note in decision.notes if await self._tried(parent, self._write_note(note))]
+        events += [note.event for note in written if note.event]
         for event in events:
             await self._reporter.post_event(parent.key, parent.uid, event.reason, event.message, warns=event.warns)
         return [*statuses.values()]
@@ -75,6 +85,16 @@ class ScheduleKeeper:
         except ClusterError as error:
             _logger.warning("%s: spec.captures: %s; tried again soon", parent.key, error)
             return None
+
+    async def _write_note(self, note: Note) -> bool:
+        """Write a note and remember the object with it; return True."""
+        changed = await self._cluster.merge(note.body, {"metadata": {"annotations": {note.annotation: note.text}}})
+        kind = note.body["kind"]
+        if kind == capture.KIND:
+            self._cache.put_parent(kind, changed)
+        else:
+            self._cache.put(kind, changed)
+        return True
 
     async def _start(self, parent: Parent, due: DueCapture) -> ScheduleEvent:
         """Create a capture, unless it is there; return what is to be told of it.

@@ -1,7 +1,7 @@
 """What becomes of a refusal of the API server, and of what others write meanwhile."""
 
 import json
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +21,7 @@ from specdecode_operator.cluster.errors import (
     NotLeadingError,
     RefusedForNowError,
 )
+from specdecode_operator.cluster.server_time import ServerTime
 from specdecode_operator.kube.resources import SERVICE as SERVICE_KIND
 
 SERVICE_METADATA = {"namespace": "team", "name": "llama"}
@@ -115,9 +116,11 @@ async def test_an_object_that_is_always_written_in_between_is_left_for_later() -
 class Answering:
     """An API server that answers one status or text after another, or breaks the connection; the last one for good."""
 
-    def __init__(self, *answers: int | bytes | Exception, retry_after: str | None = None) -> None:
+    def __init__(
+        self, *answers: int | bytes | Exception, retry_after: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
         self._answers = list(answers)
-        self._headers = {"Retry-After": retry_after} if retry_after else {}
+        self._headers = {**(headers or {}), **({"Retry-After": retry_after} if retry_after else {})}
         self.asked = 0
         self.sent: list[Any] = []
 
@@ -275,6 +278,16 @@ async def test_a_proxy_of_the_environment_is_gone_through_unless_it_says_otherwi
         finally:
             await cluster.close()
     assert asked == [] if bypassed else ["http://api.invalid/api/v1/namespaces/team/services/llama"]
+
+
+@pytest.mark.parametrize(("status", "learned"), [(200, True), (403, False), (404, False)])
+async def test_the_time_is_learned_from_what_the_api_server_itself_answered(status: int, *, learned: bool) -> None:
+    """An error may be the answer of a proxy, whose clock is another."""
+    api, clock = Answering(status, headers={"Date": "Sat, 21 Nov 2026 12:00:00 GMT"}), ServerTime()
+    with nullcontext() if learned else suppress(ClusterError):
+        await Cluster(cast("ApiClient", api), clock=clock).apply(SERVICE)
+    assert clock.is_known is learned
+    assert (clock.now().date().isoformat() == "2026-11-21") is learned
 
 
 class ListingApi:

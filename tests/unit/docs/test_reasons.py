@@ -23,7 +23,7 @@ from tests.support.documents import ROOT, anchors, sections, table
 OPERATOR = ROOT / "operator"
 OF_DEPLOYMENTS = ("deployment/", "policy/", "resolver/", "capture/control/schedules.py")
 OF_CAPTURES = ("capture/comparison/reading/", "capture/control/", "capture/files/", "capture/job/", "capture/merge/")
-OF_BOTH = ("handlers/", "problems.py", "deployment/blocked.py", "deployment/pods/")
+OF_BOTH = ("handlers/", "problems.py", "kube/future_times.py", "deployment/blocked.py", "deployment/pods/")
 OF_WRITES = "handlers/reconcile/inventory.py"
 VERDICTS = {
     DEPLOYMENT: {verdict.value for verdict in Verdict},

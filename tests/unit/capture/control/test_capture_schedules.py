@@ -16,7 +16,13 @@ from specdecode_operator.capture.control.schedules import (
     decide_schedules,
 )
 from specdecode_operator.deployment.spec.rules.schedules import schedule_problems
-from specdecode_operator.kube.labels import CAPTURE_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
+from specdecode_operator.kube.labels import (
+    CAPTURE_LABEL,
+    OVER_AGE_ANNOTATION,
+    PUBLISHED_LABEL,
+    SCHEDULE_LABEL,
+    SCHEDULED_AT_ANNOTATION,
+)
 
 KEY = Key("team", "llama")
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -60,6 +66,11 @@ def capture(at: datetime, phase: str | None) -> dict[str, Any]:
 def claim(name: str, made: datetime, of: str = "", *, published: bool = True) -> dict[str, Any]:
     labels = {SCHEDULE_LABEL: "hourly", CAPTURE_LABEL: of or name} | ({PUBLISHED_LABEL: "true"} if published else {})
     return {"metadata": {"name": name, "labels": labels, "creationTimestamp": text(made)}}
+
+
+def over_age(body: dict[str, Any], since: datetime) -> dict[str, Any]:
+    """A claim that an earlier look found over age."""
+    return {**body, "metadata": {**body["metadata"], "annotations": {OVER_AGE_ANNOTATION: text(since)}}}
 
 
 def decide(
@@ -202,16 +213,25 @@ class TestHistory:
         later = NOON + timedelta(minutes=30)
         by_count = decide(later, hourly(retention={"count": 2}), running, status=seen(last=NOON), claims=claims)
         assert names(by_count.delete_claims) == ["claim-3", "claim-4"]
-        by_age = decide(later, hourly(retention={"days": 3}), running, status=seen(last=NOON), claims=claims)
+        by_days = hourly(retention={"days": 3})
+        first = decide(later, by_days, running, status=seen(last=NOON), claims=claims)
+        assert not first.delete_claims
+        assert names([note.body for note in first.notes]) == ["claim-3", "claim-4"]
+        an_hour_later = later + timedelta(hours=1)
+        noted = [over_age(each, later) if each["metadata"]["name"] > "claim-2" else each for each in claims]
+        by_age = decide(an_hour_later, by_days, running, status=seen(last=NOON), claims=noted)
         assert names(by_age.delete_claims) == ["claim-3", "claim-4"]
 
     def test_no_number_of_failures_pushes_out_good_data(self) -> None:
         good = [claim(f"good-{day}", NOON - timedelta(days=day)) for day in range(20, 25)]
         failed = [claim(f"failed-{day}", NOON - timedelta(days=day), published=False) for day in range(1, 8)]
-        later = NOON + timedelta(minutes=30)
+        later = NOON + timedelta(minutes=90)
 
         def kept(**retention: int) -> list[str]:
-            decision = decide(later, hourly(retention=retention), status=seen(last=NOON), claims=[*failed, *good])
+            claims = [over_age(each, later - timedelta(hours=1)) for each in [*failed, *good]]
+            decision = decide(
+                later, hourly(retention=retention), status=seen(last=NOON + timedelta(hours=1)), claims=claims
+            )
             return [name for name in names([*good, *failed]) if name not in names(decision.delete_claims)]
 
         assert kept(count=2) == ["good-20", "good-21", "failed-1", "failed-2"]

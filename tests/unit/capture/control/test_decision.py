@@ -235,9 +235,10 @@ def test_a_finished_capture_is_deleted_when_its_time_is_over() -> None:
     body = after(capture(capture_spec(ttlSecondsAfterFinished=60)), surroundings(job=job("Complete")))
     subject = read_capture(body)
     finished = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
-    assert not is_outlived(subject, finished + timedelta(seconds=59))
-    assert is_outlived(subject, finished + timedelta(seconds=60))
-    assert not is_outlived(read_capture(capture(capture_spec(ttlSecondsAfterFinished=0))), finished)
+    assert not is_outlived(subject, finished + timedelta(seconds=59), 60)
+    assert is_outlived(subject, finished + timedelta(seconds=60), 60)
+    assert not is_outlived(subject, finished + timedelta(seconds=60), 59)
+    assert not is_outlived(read_capture(capture(capture_spec(ttlSecondsAfterFinished=0))), finished, 60)
 
 
 def test_a_spec_of_another_version_of_the_crd_is_refused_by_name() -> None:

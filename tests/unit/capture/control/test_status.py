@@ -314,3 +314,14 @@ def test_a_status_that_says_the_same_is_the_same() -> None:
     body = after(capture(), seen)
     later = compose_status(read_capture(body), decide(read_capture(body), seen, NOW), NOW + timedelta(hours=1))
     assert later == read_capture(body).status
+
+
+def test_a_start_in_the_future_counts_as_now_and_stays_so() -> None:
+    """A node whose clock is ahead says when its pod began."""
+    pod = capture_pod(startTime="2027-01-01T00:00:00Z")
+    first, status = decided(capture(), surroundings(job=job(), pods=[pod]))
+    assert status.started_at == NOW.strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert [each.split(":")[0] for each in first.times_ahead] == ["status.startedAt"]
+    body = after(capture(), surroundings(job=job(), pods=[pod]))
+    again = decide(read_capture(body), surroundings(job=job(), pods=[pod]), NOW + timedelta(minutes=5))
+    assert (again.started_at, again.times_ahead) == (status.started_at, ())

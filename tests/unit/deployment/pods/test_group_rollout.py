@@ -332,3 +332,11 @@ def test_labels_tell_who_serves_and_who_only_computes() -> None:
     assert DEPLOYMENT_LABEL in both["leaderTemplate"]["metadata"]["labels"]
     assert both["workerTemplate"]["metadata"]["labels"][COMPUTES_FOR_LABEL] == "llama"
     assert both["workerTemplate"]["metadata"]["annotations"][TEMPLATE_HASH_ANNOTATION]
+
+
+def test_groups_are_waited_for_from_now_on_if_that_began_in_the_future() -> None:
+    """Another operator has seen them while a clock was ahead; else they would be waited for as much longer."""
+    seen = observe_groups(UNSEEN, "a", [], 9000.0, serve=False)
+    now = observe_groups(seen, "a", [], 100.0, serve=False)
+    assert (now.first_seen_s, now.waited_s) == (100.0, 0.0)
+    assert observe_groups(now, "a", [], 160.0, serve=False).waited_s == 60.0

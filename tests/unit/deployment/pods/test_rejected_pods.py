@@ -186,3 +186,15 @@ def test_a_capture_whose_pod_is_rejected_says_so_and_fails_with_it() -> None:
     failed = read_progress({**job, "status": {"conditions": [condition]}}, [body])
     assert (failed.phase, failed.reason) == (CapturePhase.FAILED, "PodRejected")
     assert "no nodeName" in failed.message
+
+
+def test_a_pod_that_was_made_while_a_clock_was_ahead_holds_back_no_pod_for_as_long() -> None:
+    now_s = datetime.fromisoformat("2026-01-01T00:10:00Z").timestamp()
+    ahead = [rejected() for _ in range(3)]
+    for each in ahead:
+        each["metadata"]["creationTimestamp"] = "2027-01-01T00:00:00Z"
+    assert not rests(ahead, now_s), "another pod is made, and its time is right"
+    latest = rejected()
+    latest["metadata"]["creationTimestamp"] = "2026-01-01T00:09:59Z"
+    assert rests([*ahead, latest], now_s)
+    assert not rests([*ahead, latest], now_s + 600)

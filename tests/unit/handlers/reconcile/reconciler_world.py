@@ -6,6 +6,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
+from specdecode_operator.cluster.server_time import ServerTime
 from specdecode_operator.handlers.calibration_file import CalibrationFile
 from specdecode_operator.handlers.metrics import ResidualCollector
 from specdecode_operator.handlers.reconcile.reconciler import Reconciler
@@ -29,12 +30,15 @@ class World:
         self.api = api
         self._cluster = cluster
         self.calibration = CalibrationFile(None)
+        self.clock = ServerTime()
         self.restart()
 
     def restart(self) -> None:
         """Let another process take over."""
         self.cache, self.residuals, self.probe = Cache(), ResidualCollector(), EngineProbe()
-        self.reconciler = Reconciler(self._cluster, self.cache, self.probe, self.residuals, self.calibration)
+        self.reconciler = Reconciler(
+            self._cluster, self.cache, self.probe, self.residuals, self.calibration, clock=self.clock
+        )
 
     def add(self, spec: Body, name: str = "llama", **more: Any) -> Body:
         return self.api.create(

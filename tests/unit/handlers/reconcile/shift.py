@@ -1,6 +1,6 @@
 """Hours of engines under a policy, in no time."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -14,6 +14,7 @@ from specdecode_operator.engine.metrics import EngineReading, SpeculationReading
 from specdecode_operator.handlers.metrics import PolicyDecisions
 from specdecode_operator.handlers.reconcile.reconciler import Reconciler
 from specdecode_operator.kube.resources import DEPLOYMENT, NODE, POD, SPECDECODE_DEPLOYMENT
+from tests.support.driven_clock import DrivenServerTime
 from tests.support.objects import H200, Body, pair_70b
 from tests.support.policy_field_cases import OFF_ARM, measured_capture
 from tests.unit.handlers.reconcile.reconciler_world import World
@@ -31,7 +32,7 @@ class Shift:
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world = world
-        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.clock = DrivenServerTime(datetime(2026, 1, 1, tzinfo=UTC))
         self.decisions = PolicyDecisions()
         self.drafted: dict[str, list[int]] = {}
         self.said = AsyncMock(return_value={})
@@ -44,7 +45,7 @@ class Shift:
         world.reconciler = Reconciler(
             *(world._cluster, world.cache, world.probe, world.residuals, world.calibration),
             policy_decisions=self.decisions,
-            now=lambda: self.now,
+            clock=self.clock,
         )
 
     async def serve(
@@ -73,7 +74,7 @@ class Shift:
     async def work(self, minutes: float, running: float, *, accepted: dict[str, float] | float = 0.6) -> None:
         """Let time pass while engines work."""
         for _ in range(round(minutes * 60 / LOOK_S)):
-            self.now += timedelta(seconds=LOOK_S)
+            self.clock.advance(LOOK_S)
             self.said.return_value = {
                 pod["metadata"]["name"]: self._reading(pod["metadata"]["name"], running, accepted)
                 for pod in self.world.all(POD)

@@ -1,12 +1,13 @@
 """Children are not compared again where nothing was to be written and nothing changed since; time passes anyway."""
 
 import copy
-import time
+from datetime import UTC, datetime
 
 import pytest
 
 from specdecode_operator.kube.labels import DEPLOYMENT_LABEL, KEPT_MANAGERS_ANNOTATION
 from specdecode_operator.kube.resources import CONFIG_MAP, DEPLOYMENT, SERVICE, SPECDECODE_DEPLOYMENT
+from tests.support.driven_clock import DrivenServerTime
 from tests.support.objects import tiny_cpu
 from tests.unit.handlers.reconcile.reconciler_world import World
 
@@ -18,9 +19,9 @@ def wanted(world: World) -> int:
     return int(deployment["spec"]["replicas"])
 
 
-async def test_after_nodes_refused_pods_another_is_asked_for_when_it_is_time(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_after_nodes_refused_pods_another_is_asked_for_when_it_is_time(world: World) -> None:
+    clock = world.clock = DrivenServerTime(datetime.now(UTC))
+    world.restart()
     world.add(tiny_cpu())
     await world.look()
     for number in range(3):
@@ -28,8 +29,7 @@ async def test_after_nodes_refused_pods_another_is_asked_for_when_it_is_time(
     await world.look()
     assert wanted(world) == 0
     assert await world.look() == []
-    now_s = time.time()
-    monkeypatch.setattr(time, "time", lambda: now_s + 600)
+    clock.advance(600)
     await world.look()
     assert wanted(world) == 1
 

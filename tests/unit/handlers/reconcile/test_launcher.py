@@ -11,6 +11,7 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.server_time import ServerTime
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.models.model_facts import facts_config_map
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
@@ -74,7 +75,7 @@ def cluster() -> FakeCluster:
 def launch(cluster: FakeCluster, *specs: Body, nodes: Sequence[tuple[NodeFacts, ...]] = ()) -> None:
     """Launch one spec after the other, each on its nodes."""
     cache = Cache()
-    launcher = Launcher(cast("Cluster", cluster), cache)
+    launcher = Launcher(cast("Cluster", cluster), cache, ServerTime())
     for spec, present in zip_longest(specs, nodes, fillvalue=FOUR_H100):
         owner = read_parent(parent(cast("Body", spec)))
         asyncio.run(
@@ -114,7 +115,7 @@ def test_groups_that_nodes_refuse_rest_and_come_back_though_neither_children_nor
 ) -> None:
     owner, asked = read_parent(parent(spec_at(WIDE))), []
     desired = desired_state(owner, FOUR_H100, has_leader_worker_sets=True)
-    launcher = Launcher(cast("Cluster", cluster), Cache())
+    launcher = Launcher(cast("Cluster", cluster), Cache(), ServerTime())
     crashed = frozenset(("0", "0", str(number)) for number in range(3))
     refused = GroupHistory(crashed=crashed, blocked=Blocked(POD_REJECTED, "no"), rejected_s=time.time())
     for groups in (UNSEEN, UNSEEN, UNSEEN, refused, UNSEEN):
@@ -124,7 +125,7 @@ def test_groups_that_nodes_refuse_rest_and_come_back_though_neither_children_nor
 
 
 def test_engines_that_were_in_line_are_those_that_others_replace(cluster: FakeCluster) -> None:
-    launcher = Launcher(cast("Cluster", cluster), Cache())
+    launcher = Launcher(cast("Cluster", cluster), Cache(), ServerTime())
     before, after = (read_parent(parent(cast("Body", spec))) for spec in (ONE_NODE, spec_at(WIDE)))
     desired = desired_state(before, FOUR_H100, has_leader_worker_sets=True)
     for _ in range(3):
@@ -184,7 +185,7 @@ def test_what_is_read_of_a_model_goes_into_the_very_config_map_that_was_seen_or_
         cache, cluster = Cache(), Facts(there)
         if is_known:  # by a watch that is late
             cache.put("ConfigMap", {**ours, "metadata": {**ours["metadata"], "uid": "of before"}})
-        asyncio.run(Launcher(cast("Cluster", cluster), cache).keep_model_facts("default", {"b": "{}"}))
+        asyncio.run(Launcher(cast("Cluster", cluster), cache, ServerTime()).keep_model_facts("default", {"b": "{}"}))
         assert cluster.written == [written]
 
 
@@ -194,5 +195,5 @@ def test_a_config_map_that_is_not_ours_any_more_is_left_alone_though_a_watch_sti
     cache, cluster = Cache(), Facts({"metadata": {**ours["metadata"], "uid": "theirs", "labels": {}}})
     cache.put("ConfigMap", ours)
     with pytest.raises(ChildNameTakenError):
-        asyncio.run(Launcher(cast("Cluster", cluster), cache).keep_model_facts("default", {"b": "{}"}))
+        asyncio.run(Launcher(cast("Cluster", cluster), cache, ServerTime()).keep_model_facts("default", {"b": "{}"}))
     assert not cluster.written

@@ -13,6 +13,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError
+from specdecode_operator.cluster.server_time import ServerTime
 from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import Parent, read_parent
 from specdecode_operator.deployment.status import compose_status
@@ -92,7 +93,7 @@ def owner(*schedules: str, status_of: str, **fields: object) -> Parent:
 
 def keep(cluster: FakeCluster, cache: Cache, owner: Parent) -> list[ScheduleStatus]:
     schedules = [CaptureSchedule.model_validate(each) for each in owner.raw_spec["captures"]]
-    return asyncio.run(ScheduleKeeper(cast("Cluster", cluster), cache, Mute()).keep(owner, schedules))
+    return asyncio.run(ScheduleKeeper(cast("Cluster", cluster), cache, Mute(), ServerTime()).keep(owner, schedules))
 
 
 def status(owner: Parent, kept: list[ScheduleStatus]) -> Any:

@@ -1,0 +1,86 @@
+"""Schedules and retention of an operator whose node has a wrong clock, against a real API server."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import yaml
+
+from tests.component.operator.faults.conftest import Faulty
+from tests.component.operator.faults.test_disturbed_lives import DAY_S, HURRY, under
+from tests.component.operator.test_schedules import NOT_TODAY, deploy, leave_claim, often
+from tests.support.kubectl import Kubectl
+from tests.support.objects import tiny_cpu
+from tests.support.operator_process import OperatorProcess
+from tests.support.waiting import eventually
+
+DAYS = 30
+
+
+@pytest.fixture
+def hurried(faulty: Faulty, operator_process: OperatorProcess) -> Iterator[Faulty]:
+    """An operator that looks often, and has not started."""
+    assert operator_process.stop() == 0
+    faulty.proxy.faults = ()
+    with under(faulty, hurry=HURRY):
+        try:
+            yield faulty
+        finally:
+            faulty.operator.kill()
+            faulty.operator.set_clock(0)
+
+
+def text(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@pytest.mark.parametrize("ahead_s", [60 * DAY_S, -60 * DAY_S])
+def test_a_node_with_a_wrong_clock_deletes_no_claim_and_plans_the_right_time(
+    kubectl: Kubectl, hurried: Faulty, ahead_s: int
+) -> None:
+    hurried.operator.start()
+    deploy(kubectl, schedule="0 0 * * *", retention={"days": DAYS})
+    for number in range(5):
+        leave_claim(kubectl, f"good-{number}", published="true")
+    eventually(lambda: kubectl.object("sdd", "tiny")["status"]["captures"], "the schedule is known")
+    hurried.operator.set_clock(ahead_s)
+    for name in ("one", "two", "three"):  # each is a look at the deployment, after the clock was set
+        kubectl.must("annotate", "sdd", "tiny", f"example.com/{name}=look")
+        leave_claim(kubectl, f"{name}-more", published="true")
+    deploy(kubectl, schedule="0 0 * * 1-6", retention={"days": DAYS})
+
+    def planned() -> str:
+        (status,) = kubectl.object("sdd", "tiny")["status"]["captures"]
+        return str(status["nextScheduleTime"]) if status["schedule"] == "0 0 * * 1-6 UTC" else ""
+
+    at = eventually(planned, "the changed schedule is planned")
+    kept = kubectl.objects("pvc")
+    assert len(kept) == 8
+    assert not any("deletionTimestamp" in each["metadata"] for each in kept)
+    assert not any("specdecode.io/over-age-since" in (each["metadata"].get("annotations") or {}) for each in kept)
+    now = datetime.now(UTC)
+    assert text(now) < at < text(now + timedelta(days=3))
+
+
+def test_a_status_from_a_clock_that_was_ahead_stops_no_schedule(kubectl: Kubectl, hurried: Faulty) -> None:
+    deployment = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": "tiny"}}
+    spec = tiny_cpu(captures=[often(schedule=NOT_TODAY), {**often(), "name": "each-minute"}])
+    kubectl.must("create", "--filename=-", stdin=yaml.safe_dump({**deployment, "spec": spec}))
+    ahead = text(datetime.now(UTC) + timedelta(days=60))
+    told = {"since": ahead, "lastScheduleTime": ahead, "nextScheduleTime": ahead}
+    schedules = {"often": f"{NOT_TODAY} UTC", "each-minute": "* * * * * UTC"}
+    captures = [{"name": name, "schedule": line, **told} for name, line in schedules.items()]
+    patch = yaml.safe_dump({"status": {"captures": captures}})
+    kubectl.must("patch", "sdd", "tiny", "--subresource=status", "--type=merge", f"--patch={patch}")
+    hurried.operator.start()
+
+    def made() -> list[dict[str, object]]:
+        return kubectl.objects("sdc", "--selector=specdecode.io/schedule=each-minute")
+
+    (capture, *_) = eventually(made, "a capture starts within the minute")
+    assert capture
+    told_of = kubectl.objects("events", "--field-selector=reason=TimeInFuture")
+    assert len(told_of) == 4, [each["message"] for each in told_of]
+    for status in kubectl.object("sdd", "tiny")["status"]["captures"]:
+        assert status["since"] < ahead
+        assert status["name"] == "often" or status["nextScheduleTime"] < ahead
