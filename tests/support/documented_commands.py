@@ -34,9 +34,10 @@ NOT_HERE: Final = {
 _SERVED: Final = "timeout 60 sh -c 'until kubectl get sdd,sdc --all-namespaces; do sleep 1; done'"
 _KINDS: Final = f"kubectl apply --server-side -k crds\n{_SERVED}\n"
 _NAMESPACE: Final = "--namespace specdecode-system"
+_IMAGE: Final = "image.repository=registry.example.com/team/specdecode-operator"
 _CHARTS: Final = f"""
 helm install specdecode-crds charts/specdecode-crds {_NAMESPACE} --create-namespace
-helm install specdecode-operator charts/specdecode-operator {_NAMESPACE}
+helm install specdecode-operator charts/specdecode-operator {_NAMESPACE} --set {_IMAGE}
 """
 _NO_CHARTS: Final = f"""
 helm uninstall --ignore-not-found specdecode-operator specdecode-crds {_NAMESPACE}
@@ -125,6 +126,7 @@ PAGES: Final[dict[str, Page]] = {
         before={
             "helm template": """
 cp charts/specdecode-operator/examples/admission.yaml my-values.yaml
+echo 'image: {repository: registry.example.com/team/specdecode-operator}' >>my-values.yaml
 mkdir pairs
 cp examples/llama-70b-fp8.yaml pairs
 """,
@@ -141,7 +143,7 @@ cp examples/llama-70b-fp8.yaml pairs
     ),
     "docs/how-to/back-up.md": Page(
         cluster=True,
-        before={"helm install": "mkdir pairs; cp examples/llama-70b.yaml pairs; echo '{}' >values.yaml"},
+        before={"helm install": "mkdir pairs; cp examples/llama-70b.yaml pairs; echo 'image: {repository: r.example/o}' >values.yaml"},
     ),
     "docs/how-to/calibrate.md": Page(
         cluster=True,
