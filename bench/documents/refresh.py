@@ -23,7 +23,7 @@ from bench.documents.rights import TEMPLATE, rights_table, rights_template
 from bench.documents.scale_table import scale_table
 from bench.documents.support_matrix import support_matrix
 from bench.documents.trace_example import trace_example
-from bench.documents.version_table import version_table
+from bench.documents.version_table import method_table, version_table
 from bench.site import architecture
 from bench.sizing.accuracy import report
 from specdecode_operator.cli.main import app
@@ -98,6 +98,7 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
     "fields of SpecDecodeDeployment": deployment_fields,
     "fields of SpecDecodeCapture": capture_fields,
     "engine-versions": version_table,
+    "methods by version": method_table,
     "benchmarks": bench_table,
     "benchmarks with a limit or a peer": bench_table_in_short,
     "what an operator takes": scale_table,

@@ -32,6 +32,7 @@ GENERATED = {
     "docs/reference/reasons.md": "<!-- generated: reasons of SpecDecodeDeployment -->\n",
     "docs/reference/trace-format.md": "<!-- generated: a request of a trace -->\n",
     "docs/scale.md": "<!-- generated: what an operator takes -->\n",
+    "docs/reference/engine-versions.md": "<!-- generated: engine-versions -->\n",
     "docs/reference/supported.md": "<!-- generated: support matrix -->\n",
 }
 """Where a generated part begins, so that none is lost from the first test."""
