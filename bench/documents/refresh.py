@@ -12,7 +12,7 @@ from typing import Any, Final
 from typer.testing import CliRunner
 
 from bench.documents import monitoring
-from bench.documents.bench_table import bench_table, bench_table_in_short
+from bench.documents.bench_table import bench_table
 from bench.documents.field_tables import capture_fields, deployment_fields
 from bench.documents.figure_table import figure_table
 from bench.documents.launch_tables import with_launch_tables
@@ -100,7 +100,6 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
     "engine-versions": version_table,
     "methods by version": method_table,
     "benchmarks": bench_table,
-    "benchmarks with a limit or a peer": bench_table_in_short,
     "what an operator takes": scale_table,
     "reasons of SpecDecodeDeployment": partial(reason_tables, "SpecDecodeDeployment"),
     "figures": figure_table,
