@@ -8,7 +8,7 @@ from specdecode_operator.vocabulary import Method
 from tests.engine.engine_versions import SERVED
 from tests.engine.test_recorder_methods import METHODS, REFUSALS
 
-_SERVED: Final = {Method.NGRAM, *(Method(each.name) for each in METHODS if each.name not in REFUSALS)}
+SERVED_METHODS: Final = {Method.NGRAM, *(Method(each.name) for each in METHODS if each.name not in REFUSALS)}
 """Methods with which the development cluster's engine answers requests in tests; that of ngram is the recorder's."""
 
 
@@ -41,5 +41,5 @@ def _rows_of(profile: EngineProfile) -> Iterator[tuple[str, ...]]:
         if instead := profile.ended_methods.get(method):
             yield profile.version, f"`{method}`", "-", f"ended: refused, use `{instead}`"
         elif method is not Method.NONE:
-            served = "; served on V1" if profile.version == SERVED and method in _SERVED else ""
+            served = "; served on V1" if profile.version == SERVED and method in SERVED_METHODS else ""
             yield profile.version, f"`{method}`", profile.runners[method], f"asked{served}"
