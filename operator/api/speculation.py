@@ -51,9 +51,9 @@ class Speculation(ApiModel):
     """How the engine speculates."""
 
     method: Method
-    """What proposes tokens: a draft model (draft_model); a head trained for the target (eagle, eagle3, dflash, dspark, and
-    medusa up to vLLM 0.32); layers of the target's own checkpoint (mtp); a lookup in the prompt (ngram, ngram_gpu) or in
-    earlier answers (suffix). With none, the engine does not speculate."""
+    """What proposes tokens: a draft model (draft_model); a head trained for the target (eagle, eagle3, dflash, dspark,
+    and medusa up to vLLM 0.32); layers of the target's own checkpoint (mtp); a lookup in the prompt (ngram, ngram_gpu)
+    or in earlier answers (suffix). With none, the engine does not speculate."""
 
     num_speculative_tokens: StrictInt | None = Field(default=None, ge=0, le=32)
     """Number of tokens proposed per step (vLLM's num_speculative_tokens, often called K). For suffix it is the maximum.

@@ -155,7 +155,13 @@ cp examples/llama-70b-fp8.yaml pairs
     ),
     "docs/how-to/back-up.md": Page(
         cluster=True,
-        before={"helm install": "mkdir pairs; cp examples/llama-70b.yaml pairs; echo 'image: {repository: r.example/o}' >values.yaml"},
+        before={
+            "helm install": """
+mkdir pairs
+cp examples/llama-70b.yaml pairs
+echo 'image: {repository: r.example/o}' >values.yaml
+"""
+        },
     ),
     "docs/how-to/calibrate.md": Page(
         cluster=True,
