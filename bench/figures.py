@@ -76,7 +76,6 @@ class Figure:
     against: Bound | None = None
     remark: str = ""
     parts: tuple[str, ...] = ()  # What was measured with its version, such as `vLLM 0.32.0`
-    is_detail: bool = False  # Stands in the table of all figures alone, such as that of a smaller size
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,7 @@ class Row:
         against = values["against"]
         bound = against and Bound(Sense(against["sense"]), against["value"], against["source"])
         figure = {key: values[key] for key in ("name", "value", "unit", "remark")}
-        is_detail = values.get("is_detail", False)  # Files of before do not say it
-        return cls(values["part"], Figure(**figure, against=bound, parts=tuple(values["parts"]), is_detail=is_detail))
+        return cls(values["part"], Figure(**figure, against=bound, parts=tuple(values["parts"])))
 
 
 @dataclass(frozen=True)

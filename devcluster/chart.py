@@ -1,8 +1,8 @@
-"""What Helm makes of the chart, and `manifests/` of that: whoever has no Helm installs the same objects.
+"""Renders the chart with Helm, and generates `manifests/` from it for users who do not use Helm.
 
-`python -m devcluster.chart` writes them anew: one file for each template that
-makes something with the values that the chart has by itself. So it does with
-what comes of each values file of `examples/`, which tests compare.
+`python -m devcluster.chart` writes one file of `manifests/` for each template that renders an object with the chart's
+default values and the development image. It also writes what each values file of `examples/` renders, for tests to
+compare.
 """
 
 import re
@@ -17,6 +17,8 @@ from devcluster.host.paths import REPOSITORY
 CHART = REPOSITORY / "charts" / "specdecode-operator"
 CRDS = REPOSITORY / "charts" / "specdecode-crds"
 EXAMPLES = CHART / "examples"
+DEVELOPMENT = Path(__file__).with_name("development-values.yaml")
+"""Values with the image of development clusters: the chart alone names no image and fails."""
 MANIFESTS = REPOSITORY / "manifests"
 GOLDEN = REPOSITORY / "tests" / "golden" / "chart"
 NAMESPACE = "specdecode-system"
@@ -31,8 +33,9 @@ _SOURCE = re.compile(r"# Source: [^/]+/templates/(.+)\n")
 
 
 def template(*options: str, release: str = RELEASE) -> str:
-    """Return what `helm template` prints for the chart."""
-    command = [binaries.find("helm")["helm"], "template", release, CHART, f"--namespace={NAMESPACE}", *options]
+    """Return the output of `helm template`, with the development image unless the options name another."""
+    helm = binaries.find("helm")["helm"]
+    command = [helm, "template", release, CHART, f"--namespace={NAMESPACE}", f"--values={DEVELOPMENT}", *options]
     answer = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     if answer.returncode:
         raise ClusterError(answer.stderr.strip())

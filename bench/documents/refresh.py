@@ -12,7 +12,7 @@ from typing import Any, Final
 from typer.testing import CliRunner
 
 from bench.documents import monitoring
-from bench.documents.bench_table import bench_table, bench_table_in_short
+from bench.documents.bench_table import bench_table
 from bench.documents.field_tables import capture_fields, deployment_fields
 from bench.documents.figure_table import figure_table
 from bench.documents.launch_tables import with_launch_tables
@@ -23,7 +23,7 @@ from bench.documents.rights import TEMPLATE, rights_table, rights_template
 from bench.documents.scale_table import scale_table
 from bench.documents.support_matrix import support_matrix
 from bench.documents.trace_example import trace_example
-from bench.documents.version_table import version_table
+from bench.documents.version_table import method_table, version_table
 from bench.site import architecture
 from bench.sizing.accuracy import report
 from specdecode_operator.cli.main import app
@@ -98,8 +98,8 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
     "fields of SpecDecodeDeployment": deployment_fields,
     "fields of SpecDecodeCapture": capture_fields,
     "engine-versions": version_table,
+    "methods by version": method_table,
     "benchmarks": bench_table,
-    "benchmarks with a limit or a peer": bench_table_in_short,
     "what an operator takes": scale_table,
     "reasons of SpecDecodeDeployment": partial(reason_tables, "SpecDecodeDeployment"),
     "figures": figure_table,

@@ -107,7 +107,7 @@ def figures() -> Iterator[Figure]:
             pair.start(OBJECTS)
             print(f"  {OBJECTS} objects are carried out", file=sys.stderr, flush=True)
             yield from _idle(pair)
-            yield from _times("killed", pair, signal.SIGKILL, draw, at_most(MOST_FAILOVER_S, "CloudNativePG's aim"))
+            yield from _times("killed", pair, signal.SIGKILL, draw, at_most(MOST_FAILOVER_S))
             yield from _times("told to end", pair, signal.SIGTERM, draw, at_most(MOST_HAND_OVER_S))
         finally:
             pair.stop()

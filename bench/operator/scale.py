@@ -72,12 +72,11 @@ def figures_alone() -> Iterator[Figure]:
 
 def figures_of_sizes(sizes: Iterable[int], idle_s: float, *, alone: bool = False) -> Iterator[Figure]:
     """Yield the figures of each number of objects, then how each cost grows with it."""
-    sizes, lives = tuple(sizes), {}
+    lives = {}
     for objects in sizes:
         lives[objects] = _lives(objects, idle_s, alone=alone)
         for figure in _of_size(*lives[objects]):
-            is_detail = alone or objects < max(*sizes, *OBJECTS)
-            yield replace(figure, name=f"{objects:,} objects: {figure.name}", is_detail=is_detail)
+            yield replace(figure, name=f"{objects:,} objects: {figure.name}")
     if len(lives) > 1:
         yield from _growth({objects: pair[0] for objects, pair in lives.items()})
 

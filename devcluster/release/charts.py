@@ -10,7 +10,6 @@ from typing import Final
 
 from devcluster import chart
 from devcluster.host.errors import ClusterError
-from devcluster.images import operator_image
 from devcluster.release.programs import run
 from devcluster.release.record import Release
 
@@ -31,11 +30,9 @@ def package(release: Release, folder: Path) -> None:
 
 
 def with_image(values: str, release: Release) -> str:
-    """Return the chart's values with the image of a release in place of that of development."""
-    name, _, tag = operator_image.REFERENCE.rpartition(":")
+    """Return the chart's values with the image of a release, by its digest."""
     lines = {
-        f"  repository: {name}\n": f"  repository: {release.repository}\n",
-        f"  tag: {tag}\n": f'  tag: "{release.version}"\n',
+        '  repository: ""\n': f"  repository: {release.repository}\n",
         '  digest: ""\n': f"  digest: {release.digest}\n",
     }
     return _replaced(values, lines)

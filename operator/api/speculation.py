@@ -51,18 +51,19 @@ class Speculation(ApiModel):
     """How the engine speculates."""
 
     method: Method
-    """Who proposes tokens: a draft model; a head made for the target (eagle, eagle3, medusa, dflash, dspark); layers of
-    the target's own checkpoint (mtp); a lookup in the prompt (ngram, ngram_gpu) or in earlier answers (suffix); nobody
-    (none)."""
+    """What proposes tokens: a draft model (draft_model); a head trained for the target (eagle, eagle3, dflash, dspark,
+    and medusa up to vLLM 0.32); layers of the target's own checkpoint (mtp); a lookup in the prompt (ngram, ngram_gpu)
+    or in earlier answers (suffix). With none, the engine does not speculate."""
 
     num_speculative_tokens: StrictInt | None = Field(default=None, ge=0, le=32)
-    """K: tokens proposed a step, for suffix the most. Required unless method is none."""
+    """Number of tokens proposed per step (vLLM's num_speculative_tokens, often called K). For suffix it is the maximum.
+    Required unless method is none."""
 
     num_speculative_tokens_by_batch_size: list[BatchSizeRange] = Field(default=[], max_length=256)
     """K by the number of running requests, from 1 up. Where no range applies, numSpeculativeTokens holds."""
 
     draft: Draft | None = None
-    """The draft model or head, for methods draft_model, eagle, eagle3, medusa, dflash and dspark."""
+    """Draft model or head, for the methods draft_model, eagle, eagle3, dflash, dspark and medusa."""
 
     use_heterogeneous_vocab: StrictBool = False
     """Whether the draft may have another vocabulary than the target, for method draft_model: the engine maps the tokens

@@ -40,19 +40,13 @@ annotations:
 {{- end -}}
 {{- end -}}
 
+{{/* Fails without a repository: a checkout does not know where you pushed its image. */}}
 {{- define "specdecode.image" -}}
-{{- with .Values.image -}}
-{{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag }}{{- end -}}
+{{- $image := .Values.image -}}
+{{- if not $image.repository -}}
+{{- fail "image.repository: not set, and no image is published yet; build one, push it, and add --set image.repository=REGISTRY/specdecode-operator (docs/how-to/install.md#from-a-checkout)" -}}
 {{- end -}}
-{{- end -}}
-
-{{/* What is told after an installation whose image can be pulled from nowhere; nothing of a release's. */}}
-{{- define "specdecode.toldOfImage" -}}
-{{- if hasPrefix "localhost/" .Values.image.repository }}
-
-Its image, {{ include "specdecode.image" . }}, is in no registry: only the demo's cluster has it. Elsewhere build it, push it and set
-image.repository and image.tag (docs/how-to/install.md#from-a-checkout).
-{{- end }}
+{{- if $image.digest -}}{{ $image.repository }}@{{ $image.digest }}{{- else -}}{{ $image.repository }}:{{ $image.tag | default .Chart.AppVersion }}{{- end -}}
 {{- end -}}
 
 {{/* Refuses an API server without ValidatingAdmissionPolicy: (list ROOT VALUE), VALUE being what would not be

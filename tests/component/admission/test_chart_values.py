@@ -11,11 +11,14 @@ import yaml
 
 from devcluster import chart
 from devcluster.host.errors import ClusterError
+from devcluster.images import operator_image
 from specdecode_operator.api.crd.cel_expression import evaluator
+from specdecode_operator.version import __version__
 from tests.support.kubectl import program
 
 NAME = chart.RELEASE
 EXAMPLES = sorted(chart.EXAMPLES.glob("*.yaml"))
+DIGEST = f"sha256:{'a' * 64}"
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -109,12 +112,7 @@ def test_of_the_secret_that_signed_before_only_the_public_key_is_mounted() -> No
 
 
 def test_the_longest_name_of_a_release_leaves_names_that_the_api_server_takes() -> None:
-    printed = subprocess.run(
-        [program("helm"), "template", "a" * 53, str(chart.CHART), "--set=webhook.enabled=true"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    printed = chart.template("--set=webhook.enabled=true", release="a" * 53)
     most = {"CronJob": 52, "Job": 63, "Service": 63}
     found = [body for body in yaml.safe_load_all(printed) if body and body["kind"] in most]
     assert {body["kind"] for body in found} == set(most)
@@ -195,10 +193,29 @@ def test_a_value_that_nobody_knows_is_refused() -> None:
         chart.template("--set=replica=2")
 
 
-@pytest.mark.parametrize(("image", "is_told"), [("localhost/specdecode/operator", True), ("r.example/operator", False)])
-def test_who_installs_an_image_that_no_registry_has_is_told(image: str, *, is_told: bool) -> None:
-    options = ["--dry-run=client", f"--set=image.repository={image}", "--kubeconfig=/dev/null"]
-    command = [program("helm"), "install", NAME, str(chart.CHART), *options]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stderr
-    assert (f"{image}:dev, is in no registry" in answer.stdout) is is_told
+def test_a_checkout_without_an_image_is_refused_with_the_value_to_set() -> None:
+    """The development image exists in development clusters only: an installation with it could never start."""
+    answer = subprocess.run(
+        [program("helm"), "template", NAME, str(chart.CHART)], capture_output=True, text=True, check=False
+    )
+    assert answer.returncode != 0
+    assert "image.repository: not set" in answer.stderr
+    assert "--set image.repository=" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "image"),
+    [
+        ("image.repository=r.example/operator,image.tag=", f"r.example/operator:{__version__}"),
+        ("image.repository=r.example/operator,image.tag=1.0-rc", "r.example/operator:1.0-rc"),
+        (f"image.repository=r.example/operator,image.digest={DIGEST}", f"r.example/operator@{DIGEST}"),
+    ],
+)
+def test_the_tag_is_the_version_of_the_chart_unless_another_is_set(values: str, image: str) -> None:
+    (container,) = pod(objects(f"--set={values}"))["spec"]["containers"]
+    assert container["image"] == image
+
+
+def test_development_clusters_run_the_image_that_they_build() -> None:
+    (container,) = pod(objects())["spec"]["containers"]
+    assert container["image"] == operator_image.REFERENCE

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from devcluster import chart
 from devcluster.builds import binaries
 from devcluster.cluster.cluster import Cluster
 from tests.support.conformance import complaints, write_schemas
@@ -21,7 +22,10 @@ FILES = sorted(
 GROUPS = any("kind: LeaderWorkerSet" in path.read_text() for path in FILES)
 """Whether an example spreads a replica over several nodes."""
 
-CHART = ("helm", "template", "specdecode-operator", "charts/specdecode-operator", "--namespace=specdecode-system")
+CHART = (
+    *("helm", "template", "specdecode-operator", "charts/specdecode-operator", "--namespace=specdecode-system"),
+    f"--values={chart.DEVELOPMENT}",
+)
 COMMANDS = {
     "manifests": ("kubectl", "kustomize", "manifests"),
     "crds": ("kubectl", "kustomize", "crds"),

@@ -20,6 +20,7 @@ from tests.support.waiting import eventually
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 CRDS = "specdecode-crds"
+IMAGE = f"--values={chart.DEVELOPMENT}"
 KINDS = ("specdecodedeployments.specdecode.io", "specdecodecaptures.specdecode.io")
 
 
@@ -84,9 +85,9 @@ def test_objects_outlive_upgrade_rollback_and_removal(
 
     must(helm("install", CRDS, older / chart.CRDS.name, "--create-namespace"))
     kubectl.wait_for_crds(*KINDS)
-    said = must(helm("install", chart.RELEASE, older / chart.CHART.name))
+    said = must(helm("install", chart.RELEASE, older / chart.CHART.name, IMAGE))
     assert "rollout status deployment/specdecode-operator" in said
-    assert "waits for its kinds" not in said
+    assert "CRDs are not installed" not in said
     assert kubectl.apply(ours("SpecDecodeDeployment", "tiny", tiny_cpu(replicas=2))).returncode == 0
     assert kubectl.apply(ours("SpecDecodeCapture", "night", capture_spec(deployment="tiny"))).returncode == 0
     kubectl.patch_status("tiny", {"observedGeneration": 1})
@@ -97,7 +98,7 @@ def test_objects_outlive_upgrade_rollback_and_removal(
     assert len(before) == 3
 
     # A second operator for all namespaces, and a second release of the CRDs.
-    refused = helm("install", "another", chart.CHART, "--create-namespace", namespace="elsewhere")
+    refused = helm("install", "another", chart.CHART, IMAGE, "--create-namespace", namespace="elsewhere")
     assert (
         f"the operator of namespace {chart.NAMESPACE} ({chart.RELEASE}) serves all namespaces already" in refused.stderr
     )
@@ -110,7 +111,7 @@ def test_objects_outlive_upgrade_rollback_and_removal(
     eventually(lambda: "unknown field" not in kubectl.apply(newer, "--dry-run=server").stderr, "the field is known")
     assert kept() == before
 
-    must(helm("upgrade", chart.RELEASE, chart.CHART, f"--values={chart.EXAMPLES / 'ha.yaml'}"))
+    must(helm("upgrade", chart.RELEASE, chart.CHART, IMAGE, f"--values={chart.EXAMPLES / 'ha.yaml'}"))
     assert (replicas(), kept()) == (2, before)
     assert operator("get", "poddisruptionbudget", chart.RELEASE).returncode == 0
     must(helm("rollback", chart.RELEASE, "1"))
@@ -131,5 +132,5 @@ def test_objects_outlive_upgrade_rollback_and_removal(
     assert "kinds" in must(helm("list"))
     must(helm("uninstall", "kinds"))
     assert kept() == before
-    must(helm("install", chart.RELEASE, chart.CHART))
+    must(helm("install", chart.RELEASE, chart.CHART, IMAGE))
     assert (replicas(), kept()) == (1, before)

@@ -1,4 +1,4 @@
-"""Commands that Helm tells after an installation are run in their order, each telling the next one."""
+"""Runs the commands of the notes that Helm prints after an installation, in their order, as a reader would."""
 
 import os
 import re
@@ -11,6 +11,7 @@ import pytest
 
 from devcluster import chart
 from devcluster.cluster.cluster import Cluster
+from specdecode_operator.version import __version__
 from tests.support.documents import ROOT
 from tests.support.kubectl import Kubectl
 from tests.support.objects import H100
@@ -18,11 +19,12 @@ from tests.support.operator_process import OperatorProcess
 from tests.support.played_node import PlayedNode
 from tests.support.waiting import eventually
 
-FILLED = {"REGISTRY": "registry.example.com/team", "TAG": "1"}
-"""What a reader writes in place of a name in capitals."""
+FILLED = {"REGISTRY": "registry.example.com/team"}
+"""Values that a reader fills in for names in capitals."""
 
 FIRST = (
-    f"helm upgrade --install {chart.RELEASE} charts/{chart.RELEASE} --namespace {chart.NAMESPACE} --create-namespace"
+    f"helm upgrade --install {chart.RELEASE} charts/{chart.RELEASE} --namespace {chart.NAMESPACE} --create-namespace "
+    f"--set image.repository={FILLED['REGISTRY']}/specdecode-operator"
 )
 OPERATOR_RUNS = {
     "phase": "Running",
@@ -83,11 +85,17 @@ def operator(cluster: Cluster, tmp_path: Path) -> Iterator[OperatorProcess]:
 
 
 def told(said: str) -> list[str]:
-    """Return the commands of a chart's notes: what is indented, with what a reader fills in."""
+    """Return the commands of a chart's notes: its indented lines, with the reader's values filled in."""
     notes = said.partition("\nNOTES:\n")[2].replace("\\\n", "")
     for name, value in FILLED.items():
         notes = re.sub(rf"\b{name}\b", value, notes)
     return [line.strip() for line in notes.splitlines() if line.startswith("  ")]
+
+
+def planned(kubectl: Kubectl) -> str | None:
+    """Return the status of the condition Planned of the deployment that the notes create."""
+    conditions = kubectl.object("sdd", "chat").get("status", {}).get("conditions", [])
+    return next((str(each["status"]) for each in conditions if each["type"] == "Planned"), None)
 
 
 def run_the_pods(kubectl: Kubectl) -> None:
@@ -108,17 +116,21 @@ def test_each_command_leads_to_the_next(reader: Reader, cluster: Cluster, operat
     kubectl = Kubectl(cluster.kubeconfig, chart.NAMESPACE)
     kubectl.add_node("gpus", H100)
     kinds, *_ = told(reader.types(FIRST))
-    assert "charts/specdecode-crds" in kinds, "the operator waits for its kinds"
+    assert "charts/specdecode-crds" in kinds, "the CRDs are missing"
     (install,) = told(reader.types(kinds))
     kubectl.wait_for_crds(*(f"specdecode{each}.specdecode.io" for each in ("deployments", "captures")))
     commands = told(reader.types(install))
     image = kubectl.object("deployment", chart.RELEASE)["spec"]["template"]["spec"]["containers"][0]["image"]
-    assert image == f"{FILLED['REGISTRY']}/specdecode-operator:{FILLED['TAG']}"
-    assert len(commands) == 5
+    assert image == f"{FILLED['REGISTRY']}/specdecode-operator:{__version__}"
+    assert len(commands) == 4
     run_the_pods(kubectl)
     operator.start()
     for command in commands:
         if command.endswith("--watch"):
-            reader.watches(command, "llama-3-1-8b-instruct")
+            reader.watches(command, "chat")
         else:
             reader.types(command)
+    deployed = Kubectl(cluster.kubeconfig, "default").object("sdd", "chat")
+    assert deployed["spec"]["speculation"]["method"] == "eagle3"
+    assert "models" not in deployed["spec"], "the models need no token"
+    eventually(lambda: planned(Kubectl(cluster.kubeconfig, "default")) == "True", "the plan fits on the H100 node")

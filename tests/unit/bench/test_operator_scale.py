@@ -143,15 +143,11 @@ def life(objects: int, seconds: float) -> Life:
 def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "_lives", lambda n, *_, **__: (life(n, n / 10), life(n, n / 20)))
     monkeypatch.setattr(scale, "OBJECTS", (100, 200))
-    (alone,) = {figure.is_detail for figure in scale.figures_of_sizes((100,), 60.0)}
-    assert alone, "a smaller size that is measured again is still no largest one"
     rows = {figure.name: figure for figure in scale.figures_of_sizes((100, 200), 60.0)}
 
     create = rows["100 objects: create, until all children are there"]
     assert create.against is not None
     assert (create.value, create.against.value) == (10.0, 5.0)
-    assert create.is_detail, "the largest size stands in the README"
-    assert not rows["200 objects: create, until all children are there"].is_detail
     assert "others took 0.2 cores meanwhile, 0.2 in the turn of the peer" in create.remark
     ratio = rows["100 objects: create, times the peer's"]
     assert ratio.against is not None
@@ -203,27 +199,18 @@ def test_without_a_peer_rows_end_with_the_restart_and_the_readme_has_none_that_i
 
     monkeypatch.setattr(scale, "_lives", up_to_restart)
     rows = {figure.name: figure for figure in scale.figures_of_sizes((1000, 5000), 60.0, alone=True)}
-    sized = {name: figure for name, figure in rows.items() if "objects: " in name}
-    assert all(figure.is_detail for figure in sized.values())
     assert not [name for name in rows if "peer" in name or "update" in name or "delete" in name]
     assert rows["5,000 objects: restart, until 3 changes are acted on"].against is None
     limits = {name: figure.against for name, figure in rows.items() if name.endswith("memory at most, all Ready")}
     assert [limit is None for limit in limits.values()] == [False, True], "the aim is that of 1,000 objects"
 
 
-def test_the_readme_has_the_largest_size_and_what_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "figures.json"
-    held = [Figure(f"{size}: create", 1.0, "s", at_most(2.0), is_detail=size < 200) for size in (100, 200)]
-    held.append(Figure("50: create", 3.0, "s", at_most(2.0), is_detail=True))
-    write_run(file, Run(facts(), [Row("operator.scale", each) for each in (*held, Figure("200: calls", 5.0))]))
-    monkeypatch.setattr(bench_table, "FILE", file)
-
-    assert re.findall(r"\d+: \w+", bench_table.bench_table_in_short().split("Measured")[0]) == [
-        "200: create",
-        "50: create",
-    ]
+def test_every_row_of_a_run_is_in_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [Row("operator.scale", Figure(f"{size}: create", 1.0, "s", at_most(2.0))) for size in (100, 200)]
+    write_run(tmp_path / "figures.json", Run(facts(), [*rows, Row("operator.scale", Figure("200: calls", 5.0))]))
+    monkeypatch.setattr(bench_table, "FILE", tmp_path / "figures.json")
     every = bench_table.bench_table().split("Measured")[0]
-    assert re.findall(r"\d+: \w+", every) == ["100: create", "200: create", "50: create", "200: calls"]
+    assert re.findall(r"\d+: \w+", every) == ["100: create", "200: create", "200: calls"]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,17 @@ def test_a_table_has_each_option_once_with_its_help(name: str) -> None:
     assert [row[0] for row in rows if row[3].strip(" |") == ""] == [], "options without a help"
 
 
+def test_the_introduction_lists_the_commands_that_use_a_cluster() -> None:
+    using = [
+        f"`{name}`"
+        for name, command in COMMANDS.items()
+        if any("--context" in each.opts and "kubeconfig" in each.help for each in command.params)
+    ]
+    *others, last = sorted(using)
+    listed = f"These commands use the cluster of your kubeconfig: {', '.join(others)} and {last}."
+    assert listed in " ".join(DOCUMENT.read_text().split())
+
+
 def test_exit_codes_are_the_documented_ones() -> None:
     documented = {int(row[0]) for row in table(DOCUMENT, "exit code") if row[0].isdigit()}
     assert documented == {code.value for code in ExitCode}

@@ -12,9 +12,9 @@ from specdecode_operator.api.base import API_VERSION
 from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
+from specdecode_operator.capture.load.arrivals import arrival_offsets_s
 from specdecode_operator.deployment.spec.validation import valid_facts
 from tests.support.documents import DOCUMENTS, ROOT, fenced_blocks, relative, table
-from tests.support.objects import H100
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
@@ -63,13 +63,27 @@ def test_examples_hold_together(example: Path) -> None:
         check_deployment(body)
 
 
-def test_the_readme_shows_an_example_that_has_to_do_with_h100() -> None:
-    """It needs neither a token to be planned nor a larger GPU: what is left out is what makes the example fit."""
+def test_the_readme_shows_the_example_that_its_commands_apply() -> None:
     (shown,) = (body for block in fenced_blocks(ROOT / "README.md", "yaml") for body in deployments(block))
-    example = yaml.safe_load((ROOT / "examples/llama-70b.yaml").read_text())
-    assert H100 in example["spec"]["accelerator"]["product"]
-    del example["spec"]["models"]
-    assert shown == {**example, "spec": {**example["spec"], "accelerator": {"product": [H100]}}}
+    assert shown == yaml.safe_load((ROOT / "examples/qwen3-8b-eagle3.yaml").read_text())
+    (commands, _) = fenced_blocks(ROOT / "README.md", "sh")
+    assert "kubectl apply -f examples/qwen3-8b-eagle3.yaml\n" in commands
+
+
+def test_the_readme_fits_on_a_few_screens() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_capture_of_the_demo_is_shown_with_the_requests_that_it_sends() -> None:
+    capture = yaml.safe_load((ROOT / "examples/capture-tiny.yaml").read_text())
+    spec = SpecDecodeCaptureSpec.model_validate(capture["spec"])
+    sent = sum(
+        each.requests if each.duration_seconds is None else len([*arrival_offsets_s(each, spec.seed)])
+        for each in spec.workload.phases
+    )
+    shown = re.findall(r"^demo +Succeeded +tiny +(\d+) ", (ROOT / "docs/how-to/captures.md").read_text(), re.MULTILINE)
+    assert shown == [str(sent)]
+    assert f"{sent} requests" in (ROOT / "docs/tutorials/first-deployment.md").read_text()
 
 
 def test_the_list_of_examples_is_complete() -> None:
