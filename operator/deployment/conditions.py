@@ -14,6 +14,9 @@ MESSAGE_LIMIT = 4096
 _REASON_LIMIT = 64
 _BEGINS = (UNKNOWN, "Starting")
 
+SUSPENDED_FOR_CAPTURE = "SuspendedForCapture"
+"""Reason of ``Ready`` and ``Available`` while a capture has the GPUs of the engines."""
+
 
 @dataclass(frozen=True)
 class ConditionUpdate:
@@ -35,12 +38,16 @@ def kept(condition: Condition | None, generation: int) -> ConditionUpdate | None
 def stamp(
     conditions: list[ConditionUpdate], previous: list[Condition], generation: int, now: datetime
 ) -> list[Condition]:
-    """Return the conditions with generation and time; the time stands still while a status does."""
+    """Return the conditions with generation and time.
+
+    The time changes with the status. It also changes when engines come back from a capture, even if ``Ready`` is then
+    False for another reason: captures of other deployments wait for these engines for a limited time from then on.
+    """
     before = {condition.type: condition for condition in previous}
     stamped = []
     for update in conditions:
         old = before.get(update.type)
-        unchanged = old is not None and old.status is update.status
+        unchanged = old is not None and old.status is update.status and not _comes_back(old, update)
         stamped.append(
             Condition(
                 type=update.type,
@@ -54,6 +61,10 @@ def stamp(
             )
         )
     return stamped
+
+
+def _comes_back(old: Condition, update: ConditionUpdate) -> bool:
+    return update.type == "Ready" and old.reason == SUSPENDED_FOR_CAPTURE != update.reason
 
 
 def _word(reason: str) -> str:
