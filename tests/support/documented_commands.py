@@ -139,6 +139,7 @@ cp examples/llama-70b-fp8.yaml pairs
         },
         exits={"specdecode doctor": 4},  # no node has GPUs
     ),
+    "docs/how-to/alerts.md": Page(cluster=True, before={"kubectl get sdd": _KINDS}),
     "docs/how-to/back-up.md": Page(
         cluster=True,
         before={"helm install": "mkdir pairs; cp examples/llama-70b.yaml pairs; echo '{}' >values.yaml"},
@@ -343,5 +344,6 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/how-to/test-clients.md", "vllm bench"): _VLLM,
     ("docs/how-to/troubleshoot-speculation.md", "specdecode figures"): _ENGINE,
     ("docs/reference/status.md", "$ kubectl get sdd chat"): "output of engines with GPUs",
+    ("docs/how-to/captures.md", "$ kubectl get sdd chat"): "output while a capture has the GPUs of an engine",
     ("docs/tutorials/first-deployment.md", ""): _DEMO,
 }
