@@ -40,14 +40,15 @@ def stamp(
 ) -> list[Condition]:
     """Return the conditions with generation and time.
 
-    The time changes with the status. It also changes when engines come back from a capture, even if ``Ready`` is then
-    False for another reason: captures of other deployments wait for these engines for a limited time from then on.
+    The time changes with the status. For ``Ready`` it also changes when a capture takes the GPUs and when it returns
+    them, even if the status is False before and after. Captures of other deployments wait for the engines for a limited
+    time from the return on.
     """
     before = {condition.type: condition for condition in previous}
     stamped = []
     for update in conditions:
         old = before.get(update.type)
-        unchanged = old is not None and old.status is update.status and not _comes_back(old, update)
+        unchanged = old is not None and old.status is update.status and not _changes_hands(old, update)
         stamped.append(
             Condition(
                 type=update.type,
@@ -63,8 +64,8 @@ def stamp(
     return stamped
 
 
-def _comes_back(old: Condition, update: ConditionUpdate) -> bool:
-    return update.type == "Ready" and old.reason == SUSPENDED_FOR_CAPTURE != update.reason
+def _changes_hands(old: Condition, update: ConditionUpdate) -> bool:
+    return update.type == "Ready" and (old.reason == SUSPENDED_FOR_CAPTURE) != (update.reason == SUSPENDED_FOR_CAPTURE)
 
 
 def _word(reason: str) -> str:

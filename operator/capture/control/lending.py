@@ -22,8 +22,11 @@ from specdecode_operator.deployment.pods.readiness import Lending
 _OPEN_ENDED: Final = frozenset({Pattern.CLOSED, Pattern.MULTITURN, Pattern.RECORDED})
 """Patterns whose duration depends on the engine or on a trace, unless the phase sets one."""
 
+_START: Final = timedelta(minutes=15)
+"""How long engines may take to stop and the Job to start before a capture is overdue."""
 
-def lending_to(capture: Body, job: Body | None, pods: Sequence[Body]) -> Lending:
+
+def lending_to(capture: Body, job: Body | None, pods: Sequence[Body], since: datetime | None) -> Lending:
     """Return how long a capture should hold the GPUs that it borrows.
 
     Parameters
@@ -34,10 +37,12 @@ def lending_to(capture: Body, job: Body | None, pods: Sequence[Body]) -> Lending
         Its Job; None before there is one.
     pods
         The pods of the capture.
+    since
+        When the deployment said that it lends its GPUs; None before it did.
     """
     name = capture["metadata"]["name"]
     if job is None or job["spec"].get("suspend"):
-        return Lending(name)
+        return Lending(name, overdue_from=None if since is None else since + _START)
     pod = newest_pod(job, pods) or {}
     pod_started = _time((pod.get("status") or {}).get("startTime"))
     latest = _latest_end(job, pod_started)

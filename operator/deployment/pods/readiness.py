@@ -77,6 +77,12 @@ class Lending:
         return self.overdue_from is not None and now >= self.overdue_from
 
 
+def lent_since(conditions: Sequence[Condition]) -> datetime | None:
+    """Return since when a capture has the GPUs, as the status says; None if it does not say so."""
+    lent = (each for each in conditions if (each.type, each.reason) == ("Ready", SUSPENDED_FOR_CAPTURE))
+    return next((datetime.fromisoformat(each.last_transition_time) for each in lent), None)
+
+
 @dataclass(frozen=True)
 class EngineCounts:
     """How many engines are ready, and what keeps the others from it."""
@@ -142,6 +148,8 @@ def suspended_for_capture(lending: Lending, plan: PlanStatus | None, now: dateti
 def _end(lending: Lending, now: datetime) -> str:
     expected, latest = lending.expected_end, lending.latest_end
     bound = f"{_minute(latest)} at the latest" if latest else ""
+    if lending.is_overdue(now) and not (expected or latest):
+        return "overdue, its Job has not started"
     if lending.is_overdue(now):
         return f"overdue, expected end was {_minute(expected or latest)}" + (f", {bound}" if expected and bound else "")
     if expected:

@@ -35,7 +35,7 @@ from specdecode_operator.deployment.observation import Observation, observed_res
 from specdecode_operator.deployment.plan.status import plan_change
 from specdecode_operator.deployment.pods.blocked_pods import waits_for_claim
 from specdecode_operator.deployment.pods.group_history import UNSEEN
-from specdecode_operator.deployment.pods.readiness import Lending, Readiness
+from specdecode_operator.deployment.pods.readiness import Lending, Readiness, lent_since
 from specdecode_operator.deployment.pods.rollback import LastGood, last_good_name, read_last_good, render_last_good
 from specdecode_operator.deployment.pods.rollout import current_pods
 from specdecode_operator.deployment.policy.planned import not_had, refusal, with_speculation
@@ -365,7 +365,8 @@ class Reconciler:
         if body is None:
             return None
         jobs = (job for job in self._cache.children_of(key, JOB.kind) if is_owned(job, body["metadata"]["uid"]))
-        return lending_to(body, next(jobs, None), self._cache.children_of(key, POD.kind))
+        pods = self._cache.children_of(key, POD.kind)
+        return lending_to(body, next(jobs, None), pods, lent_since(parent.status.conditions))
 
     def _claim_users(self, parent: Parent) -> tuple[str, ...]:
         """Other objects with models on a claim of this one, where one of its pods waits for such a claim."""

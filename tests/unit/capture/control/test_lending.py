@@ -9,6 +9,7 @@ from specdecode_operator.capture.control.job import wrap_up_s
 from specdecode_operator.capture.control.lending import lending_to
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.objects.engine_pod import engine_timeouts
+from specdecode_operator.deployment.pods.readiness import Lending
 from tests.support.capture_decisions import decided
 from tests.support.captures import capture, capture_pod, capture_spec, observed_deployment, surroundings
 from tests.support.objects import Body
@@ -22,6 +23,10 @@ JOB_DEADLINE_S = POD_DEADLINE_S + 1800
 JOB_START = datetime(2026, 1, 1, tzinfo=UTC)
 POD_START = JOB_START + timedelta(seconds=20)
 LOAD_START = JOB_START + timedelta(seconds=100)
+
+
+def lent(body: Body, live: Body | None, pods: list[Body], since: datetime | None = None) -> Lending:
+    return lending_to(body, live, pods, since)
 
 
 def job(runs: int = 1, *, started: bool = True, **spec: Any) -> Body:
@@ -49,9 +54,16 @@ def pod(load: datetime | None = None, **status: Any) -> Body:
 
 
 def test_it_is_not_known_before_its_job_starts() -> None:
-    for lending in (lending_to(borrower(), None, []), lending_to(borrower(), job(started=False), [])):
+    for lending in (lent(borrower(), None, []), lent(borrower(), job(started=False), [])):
         assert (lending.capture, lending.expected_end, lending.latest_end) == ("demo", None, None)
         assert not lending.is_overdue(JOB_START + timedelta(days=365))
+
+
+def test_a_job_that_does_not_start_is_overdue_after_a_quarter_of_an_hour() -> None:
+    for live in (None, job(started=False)):
+        lending = lending_to(borrower(), live, [], JOB_START)
+        assert lending.overdue_from == JOB_START + timedelta(minutes=15)
+    assert lending_to(borrower(), job(), [], JOB_START - timedelta(days=1)) == lent(borrower(), job(), [])
 
 
 @pytest.mark.parametrize(
@@ -66,7 +78,7 @@ def test_it_is_not_known_before_its_job_starts() -> None:
 def test_it_is_expected_after_the_start_of_the_engine_and_the_load(
     pods: list[Body], expected: datetime, latest: datetime
 ) -> None:
-    lending = lending_to(borrower(), job(), pods)
+    lending = lent(borrower(), job(), pods)
     assert (lending.expected_end, lending.latest_end) == (expected, latest)
     assert lending.overdue_from == expected + timedelta(seconds=wrap_up_s(60))
     assert not lending.is_overdue(expected)
@@ -74,11 +86,11 @@ def test_it_is_expected_after_the_start_of_the_engine_and_the_load(
 
 
 def test_engines_that_are_started_by_turns_each_have_their_time() -> None:
-    lending = lending_to(borrower(repetitions=3), job(runs=3), [pod(LOAD_START)])
+    lending = lent(borrower(repetitions=3), job(runs=3), [pod(LOAD_START)])
     assert lending.expected_end == POD_START + timedelta(seconds=3 * (STARTUP_S + 60))
     assert lending.latest_end == POD_START + timedelta(seconds=3 * POD_DEADLINE_S)
     arms = [{"name": "as-deployed"}, {"name": "plain", "speculation": {"method": "none"}}]
-    lending = lending_to(borrower(arms=arms), job(runs=4), [pod(LOAD_START)])
+    lending = lent(borrower(arms=arms), job(runs=4), [pod(LOAD_START)])
     assert lending.expected_end == POD_START + timedelta(seconds=4 * (STARTUP_S + 60)), "each arm is started twice"
 
 
@@ -91,16 +103,16 @@ def test_engines_that_are_started_by_turns_each_have_their_time() -> None:
     ids=lambda phase: phase["pattern"],
 )
 def test_a_load_that_the_engine_ends_has_only_a_bound(phase: Body) -> None:
-    lending = lending_to(borrower({"phases": [*ONE_MINUTE["phases"], phase]}), job(), [pod(LOAD_START)])
+    lending = lent(borrower({"phases": [*ONE_MINUTE["phases"], phase]}), job(), [pod(LOAD_START)])
     bound = POD_START + timedelta(seconds=POD_DEADLINE_S)
     assert (lending.expected_end, lending.latest_end, lending.overdue_from) == (None, bound, bound)
     timed = {**{key: each for key, each in phase.items() if key != "requests"}, "durationSeconds": 30}
-    lending = lending_to(borrower({"phases": [*ONE_MINUTE["phases"], timed]}), job(), [pod(LOAD_START)])
+    lending = lent(borrower({"phases": [*ONE_MINUTE["phases"], timed]}), job(), [pod(LOAD_START)])
     assert lending.expected_end == LOAD_START + timedelta(seconds=90)
 
 
 def test_further_attempts_have_the_time_of_the_job() -> None:
-    lending = lending_to(borrower(backoffLimit=1), job(backoffLimit=1), [pod(LOAD_START)])
+    lending = lent(borrower(backoffLimit=1), job(backoffLimit=1), [pod(LOAD_START)])
     assert lending.latest_end == JOB_START + timedelta(seconds=JOB_DEADLINE_S)
 
 
@@ -113,7 +125,7 @@ def test_the_job_that_is_rendered_has_these_deadlines() -> None:
     startup_s = engine_timeouts(launch.facts, launch.plan).progress_deadline_s
     live = {**rendered, "status": {"startTime": JOB_START.isoformat()}}
     live["metadata"]["uid"], live["spec"]["suspend"] = job()["metadata"]["uid"], False
-    lending = lending_to(borrower(), live, [pod()])
+    lending = lent(borrower(), live, [pod()])
     assert lending.expected_end == POD_START + timedelta(seconds=startup_s + 60)
     assert lending.latest_end == POD_START + timedelta(seconds=startup_s + DEADLINE_S + wrap_up_s(DEADLINE_S))
 
@@ -122,12 +134,12 @@ def test_the_newest_attempt_counts() -> None:
     old = pod(JOB_START, name="old", created="2026-01-01T00:00:00Z")
     new = pod(LOAD_START, name="new", created="2026-01-01T00:01:00Z")
     expected = LOAD_START + timedelta(seconds=60)
-    assert lending_to(borrower(backoffLimit=1), job(backoffLimit=1), [new, old]).expected_end == expected
+    assert lent(borrower(backoffLimit=1), job(backoffLimit=1), [new, old]).expected_end == expected
 
 
 def test_an_end_after_the_deadline_is_not_expected() -> None:
     late = JOB_START + timedelta(seconds=JOB_DEADLINE_S)
-    lending = lending_to(borrower(), job(backoffLimit=1), [pod(late)])
+    lending = lent(borrower(), job(backoffLimit=1), [pod(late)])
     assert (lending.expected_end, lending.latest_end) == (None, late)
 
 
@@ -142,5 +154,5 @@ def test_an_end_after_the_deadline_is_not_expected() -> None:
     ids=["invalid spec", "a phase that lacks fields", "a deadline beyond the calendar", "no deadlines"],
 )
 def test_what_others_wrote_makes_it_unknown_and_nothing_worse(body: Body, live: Body) -> None:
-    assert lending_to(body, live, [pod()]).expected_end is None
-    assert lending_to(body, live, []).expected_end is None
+    assert lent(body, live, [pod()]).expected_end is None
+    assert lent(body, live, []).expected_end is None

@@ -9,7 +9,7 @@ import pytest
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.serving_first import read_serving, serving_goes_first
 from specdecode_operator.deployment.conditions import FALSE, UNKNOWN, stamp
-from specdecode_operator.deployment.pods.readiness import Readiness
+from specdecode_operator.deployment.pods.readiness import Readiness, lent_since
 from tests.support.capture_decisions import decided, words
 from tests.support.captures import capture, capture_pod, capture_spec, job, surroundings
 from tests.support.objects import Body
@@ -118,6 +118,10 @@ class TestOthers:
         since = datetime.fromisoformat(ready.last_transition_time)
         assert self.others(ready=(ready.status.value, ready.reason), since=since) is not None
         assert stamp(back, after, 1, NOW)[0].last_transition_time == ready.last_transition_time
+        assert lent_since(before) == NOW - timedelta(days=1)
+        again = stamp(lent, after, 1, NOW)
+        assert lent_since(again) == NOW
+        assert lent_since(after) is None
 
     def test_without_a_plan_want_nothing(self) -> None:
         assert self.others(plan={"product": None}) is None

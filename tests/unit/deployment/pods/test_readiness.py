@@ -99,8 +99,9 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
             "overdue, expected end was 2026-01-01 12:00 UTC, 2026-01-01 13:00 UTC at the latest",
         ),
         ({"latest_end": NOON, "overdue_from": NOON}, "overdue, expected end was 2026-01-01 12:00 UTC"),
+        ({"overdue_from": NOON}, "overdue, its Job has not started"),
     ],
-    ids=["not started", "bound only", "expected only", "both", "overdue", "past the bound"],
+    ids=["not started", "bound only", "expected only", "both", "overdue", "past the bound", "never started"],
 )
 def test_a_capture_with_the_gpus_is_named_with_its_end(times: dict[str, datetime], words: str) -> None:
     said = suspended_for_capture(Lending("nightly", **times), None, NOON)
