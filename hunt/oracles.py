@@ -277,9 +277,9 @@ def _lies_of(parent: Body, objects: tuple[Body, ...]) -> Iterator[str]:
     wanted = 0 if parent["spec"].get("suspend") else parent["spec"].get("replicas", 1)
     serving = len(_serving_pods(objects))
     captured = parents(objects, "SpecDecodeCapture")
-    if ready(parent) == "True" and not captured and serving != wanted:
+    if ready(parent) == "True" and serving != wanted and not (captured and serving):
         yield f"Ready is True with {serving} ready pods, {wanted} are asked for"
-    if not captured and wanted and serving == 0 and said.get("Available", {}).get("status") == "True":
+    if serving == 0 and said.get("Available", {}).get("status") == "True":
         yield "Available is True, and no pod is ready"
 
 

@@ -53,6 +53,12 @@ _ROWS: Final[tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]] = (
 
 _OPERATOR: Final = (
     (
+        "Deployments without an engine that serves, by reason",
+        'max by (reason) (specdecode_deployments{job="specdecode-operator", condition="Available", status="False"})',
+        "{{reason}}",
+        "short",
+    ),
+    (
         "Objects by condition that is not True",
         'specdecode_deployments{job="specdecode-operator", status!="True"}',
         "{{condition}} {{reason}}",

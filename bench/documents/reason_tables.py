@@ -17,6 +17,7 @@ _NAMED: Final = re.compile(r"\b(?P<before>as for|see) `(?P<reason>[A-Z]\w+)`")
 _AT_TIMES: Final = "at times "
 _SUM: Final = "Ready"
 _OF_THE_SUM: Final = ("Reconciling", "Stalled")
+_OF_THE_SUM_IF_FALSE: Final = "Available"
 _WORDS: Final = {"an Event": "an Event", "none": "no condition"}
 """Where a reason stands that is no condition's."""
 
@@ -73,6 +74,8 @@ def condition_table(kind: str) -> str:
         lines += [f"| {name} | {about} | {reasons} |" for about, reasons in cells]
         if _SUM in conditions:
             lines.append(f"| {', '.join(f'`{each}`' for each in _OF_THE_SUM)} |  | that of `{_SUM}` |")
+        if _OF_THE_SUM_IF_FALSE in conditions:
+            lines.append(f"| `{_OF_THE_SUM_IF_FALSE}` | if it is False | that of the pods, or that of `{_SUM}` |")
     return "\n".join([*lines, ""])
 
 

@@ -24,7 +24,7 @@ class Attention:
     """Whether it is measured for a policy, for which a look stands a minute at most."""
 
     due_at_s: float | None = None
-    """When the next of its schedules is due, in Unix time."""
+    """When to look at it in any case, in Unix time: its next schedule is due, or a capture of it is overdue."""
 
 
 def attention(
@@ -33,8 +33,10 @@ def attention(
     """Return what an object asks for after a look at it."""
     spec = parent.written_spec or parent.spec
     has_policy = not isinstance(spec, InvalidSpecError) and spec.policy is not None and bool(observation.readings)
-    times = [each.next_schedule_time for each in schedules if each.next_schedule_time]
-    due_at_s = min((datetime.fromisoformat(time).timestamp() for time in times), default=None)
+    times = [datetime.fromisoformat(each.next_schedule_time) for each in schedules if each.next_schedule_time]
+    if observation.lending is not None and observation.lending.overdue_from is not None:
+        times.append(observation.lending.overdue_from)
+    due_at_s = min((time.timestamp() for time in times), default=None)
     return Attention(_changes_by_itself(parent, desired, observation), has_policy, due_at_s)
 
 

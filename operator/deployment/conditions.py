@@ -14,6 +14,9 @@ MESSAGE_LIMIT = 4096
 _REASON_LIMIT = 64
 _BEGINS = (UNKNOWN, "Starting")
 
+SUSPENDED_FOR_CAPTURE = "SuspendedForCapture"
+"""Reason of ``Ready`` and ``Available`` while a capture has the GPUs of the engines."""
+
 
 @dataclass(frozen=True)
 class ConditionUpdate:
@@ -35,12 +38,17 @@ def kept(condition: Condition | None, generation: int) -> ConditionUpdate | None
 def stamp(
     conditions: list[ConditionUpdate], previous: list[Condition], generation: int, now: datetime
 ) -> list[Condition]:
-    """Return the conditions with generation and time; the time stands still while a status does."""
+    """Return the conditions with generation and time.
+
+    The time changes with the status. For ``Ready`` it also changes when a capture takes the GPUs and when it returns
+    them, even if the status is False before and after. Captures of other deployments wait for the engines for a limited
+    time from the return on.
+    """
     before = {condition.type: condition for condition in previous}
     stamped = []
     for update in conditions:
         old = before.get(update.type)
-        unchanged = old is not None and old.status is update.status
+        unchanged = old is not None and old.status is update.status and not _changes_hands(old, update)
         stamped.append(
             Condition(
                 type=update.type,
@@ -54,6 +62,10 @@ def stamp(
             )
         )
     return stamped
+
+
+def _changes_hands(old: Condition, update: ConditionUpdate) -> bool:
+    return update.type == "Ready" and (old.reason == SUSPENDED_FOR_CAPTURE) != (update.reason == SUSPENDED_FOR_CAPTURE)
 
 
 def _word(reason: str) -> str:

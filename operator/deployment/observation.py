@@ -10,7 +10,7 @@ from specdecode_operator.deployment.objects.children import wanted_replicas
 from specdecode_operator.deployment.objects.engine_pod import engine_timeouts
 from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
 from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
-from specdecode_operator.deployment.pods.readiness import Readiness
+from specdecode_operator.deployment.pods.readiness import Lending, Readiness
 from specdecode_operator.deployment.pods.rollout import Rollout, read_rollout, with_replaced
 from specdecode_operator.deployment.proof.decay import NOTHING_DECAYED, Decay
 from specdecode_operator.deployment.proof.recent import NOTHING_RECENT, Recent
@@ -34,6 +34,9 @@ class Observation:
 
     silent_s: float | None = None
     """How long no engine has answered; None where one does, or none was asked."""
+
+    lending: Lending | None = None
+    """The capture that has the GPUs of the engines, and when it should give them back."""
 
     claim_users: tuple[str, ...] = ()
     """Other objects of the namespace whose models are on a claim of this one."""

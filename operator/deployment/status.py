@@ -13,15 +13,25 @@ from specdecode_operator.api.status.deployment import (
     SpecDecodeDeploymentStatus,
     SpeculationFeature,
 )
-from specdecode_operator.deployment.conditions import TRUE, UNKNOWN, ConditionUpdate, kept, stamp
+from specdecode_operator.deployment.conditions import (
+    FALSE,
+    TRUE,
+    UNKNOWN,
+    ConditionUpdate,
+    kept,
+    stamp,
+)
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.observation import Observation, rollout_of
 from specdecode_operator.deployment.pods.gate import held_readiness
 from specdecode_operator.deployment.pods.readiness import (
+    CAPTURE_OVERDUE,
     ROLLED_BACK,
+    EngineCounts,
+    Lending,
     Readiness,
+    asked_for_zero,
     available_condition,
-    earlier_engines_condition,
     name_claim_users,
     rolled_back,
     summarize,
@@ -53,9 +63,12 @@ class _EngineStatus:
     """The part of the status that depends on the engines."""
 
     readiness: Readiness
+    counts: EngineCounts
     conditions: list[ConditionUpdate]
     figures: ObservedStatus | None = None
     features: list[SpeculationFeature] = field(default_factory=list)
+    replays: bool = False
+    """Whether the engines replay a recording."""
 
 
 def compose_status(  # noqa: PLR0913  all of the status comes together here
@@ -69,14 +82,16 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
 ) -> SpecDecodeDeploymentStatus:
     """Return the status; the schedules in it stay as they were where none are given."""
     seen = _engine_status(parent, desired, observation)
-    readiness = name_claim_users(seen.readiness, observation.claim_users)
-    if parent.suspended_for is not None and readiness.status is TRUE:
-        readiness = suspended_for_capture(parent.suspended_for, desired.outcome.plan_status)
+    available, readiness = _summary(parent, desired, observation, seen, now)
+    if seen.replays:
+        readiness = replace(readiness, message=f"{readiness.message}{_REPLAYED}")
+        available = replace(available, message=f"{available.message}{_REPLAYED}")
     facts = desired.outcome.facts if isinstance(desired.outcome, Launch) else None
     acceptance = last_acceptance(parent.status.acceptance, seen.figures, facts, now)
     conditions = [
         *readiness.conditions(),
         *desired.conditions,
+        available,
         *_with_what_is_known(parent, seen.conditions, acceptance),
         *policy_condition(policy),
         *_contested(observation),
@@ -97,6 +112,32 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
         ready_replicas=sum(each.get("readyReplicas", 0) for each in counts),
         selector=",".join(f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())),
     )
+
+
+def _summary(
+    parent: Parent, desired: DesiredState, observation: Observation, seen: _EngineStatus, now: datetime
+) -> tuple[ConditionUpdate, Readiness]:
+    """Return the condition Available, and the readiness.
+
+    If a capture has the GPUs, or the user asked for zero engines, Available gives that reason even if something else is
+    wrong with the object too.
+    """
+    readiness = name_claim_users(seen.readiness, observation.claim_users)
+    lending = None if parent.suspended_for is None else observation.lending or Lending(parent.suspended_for)
+    if lending is not None:
+        no_engine: Readiness | None = suspended_for_capture(lending, desired.outcome.plan_status, now)
+    else:
+        no_engine = asked_for_zero(
+            suspend=parent.raw_spec.get("suspend") is True, replicas=parent.raw_spec.get("replicas")
+        )
+    if lending is not None and no_engine is not None and readiness.status is TRUE:
+        readiness = no_engine
+    available = available_condition(seen.counts, readiness)
+    if no_engine is not None and available.status is FALSE:
+        is_overdue = lending is not None and lending.is_overdue(now)
+        reason = CAPTURE_OVERDUE if is_overdue else no_engine.reason
+        available = replace(available, reason=reason, message=no_engine.message)
+    return available, readiness
 
 
 def _with_what_is_known(
@@ -138,7 +179,7 @@ def _engine_status(parent: Parent, desired: DesiredState, observation: Observati
 def _not_launched(readiness: Readiness, observation: Observation) -> _EngineStatus:
     """Return the status of an object for whose spec nothing runs."""
     unproven = _not_proven("NotLaunched", "nothing is launched for this spec")
-    return _EngineStatus(readiness, [earlier_engines_condition(observation.workload), *unproven])
+    return _EngineStatus(readiness, EngineCounts.of_earlier(observation.workload), unproven)
 
 
 def _rolled_back(outcome: RolledBack, observation: Observation) -> _EngineStatus:
@@ -146,7 +187,7 @@ def _rolled_back(outcome: RolledBack, observation: Observation) -> _EngineStatus
     rollout = rollout_of(outcome, observation)
     readiness = without_engines(outcome.facts.spec) or rolled_back(rollout, str(outcome.failure))
     unproven = _not_proven(ROLLED_BACK, "the engines are those of an earlier spec")
-    return _EngineStatus(readiness, [available_condition(rollout), *unproven])
+    return _EngineStatus(readiness, EngineCounts.of_rollout(rollout), unproven)
 
 
 def _gated(outcome: Gated, observation: Observation) -> _EngineStatus:
@@ -154,7 +195,7 @@ def _gated(outcome: Gated, observation: Observation) -> _EngineStatus:
     rollout = rollout_of(outcome, observation)
     readiness = without_engines(outcome.facts.spec) or held_readiness(outcome.held, rollout)
     unproven = _not_proven("WaitsAtGate", "the engines are those of an earlier spec")
-    return _EngineStatus(readiness, [available_condition(rollout), *unproven])
+    return _EngineStatus(readiness, EngineCounts.of_rollout(rollout), unproven)
 
 
 def _launched(parent: Parent, launch: Launch, observation: Observation) -> _EngineStatus:
@@ -179,12 +220,14 @@ def _launched(parent: Parent, launch: Launch, observation: Observation) -> _Engi
     readiness = without_engines(facts.spec) or summarize(
         rollout, proofs[0], before.get("Ready"), parent.generation, paused=paused
     )
-    available = available_condition(rollout)
-    if facts.replay is not None and rollout.wanted:
-        readiness = replace(readiness, message=f"{readiness.message}{_REPLAYED}")
-        available = replace(available, message=f"{available.message}{_REPLAYED}")
-    decayed = decay_conditions(observation.decay)
-    return _EngineStatus(readiness, [available, *proofs, *differing, *decayed], figures, features)
+    return _EngineStatus(
+        readiness,
+        EngineCounts.of_rollout(rollout),
+        [*proofs, *differing, *decay_conditions(observation.decay)],
+        figures,
+        features,
+        replays=facts.replay is not None and rollout.wanted > 0,
+    )
 
 
 def _not_proven(reason: str, message: str) -> list[ConditionUpdate]:

@@ -43,7 +43,7 @@ class Turns(Collector):
         self._close: dict[Key, None] = {}
         self._quiet: dict[Key, None] = {}
         self._due_at_s: dict[Key, float] = {}
-        """When a schedule of an object is due."""
+        """When an object is due in any case, in Unix time."""
 
     def looked(self, key: Key, asked: Attention) -> None:
         """Take down that an object was looked at, and what it asks for."""
@@ -62,7 +62,7 @@ class Turns(Collector):
     def next(self, present: Collection[Key], now_s: float) -> list[Key]:
         """Return what is to be looked at in this round of all that there are.
 
-        That is what is new, what has a schedule that is due (``now_s`` is Unix time), and whose turn it is.
+        These are new objects, objects that are due at ``now_s`` (Unix time), and those whose turn it is.
         """
         there = set(present)
         for gone in {key for line in self._lines for key in line} - there:

@@ -153,6 +153,7 @@ cp examples/llama-70b-fp8.yaml pairs
         },
         exits={"specdecode doctor": 4},  # no node has GPUs
     ),
+    "docs/how-to/alerts.md": Page(cluster=True, before={"kubectl get sdd": _KINDS}),
     "docs/how-to/back-up.md": Page(
         cluster=True,
         before={
@@ -361,5 +362,6 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/how-to/test-clients.md", "vllm bench"): _VLLM,
     ("docs/how-to/troubleshoot-speculation.md", "specdecode figures"): _ENGINE,
     ("docs/reference/status.md", "$ kubectl get sdd chat"): "output of engines with GPUs",
+    ("docs/how-to/captures.md", "$ kubectl get sdd chat"): "output while a capture has the GPUs of an engine",
     ("docs/tutorials/first-deployment.md", ""): _DEMO,
 }

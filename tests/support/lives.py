@@ -118,7 +118,7 @@ def _deployments() -> _Found:
     yield "an engine is lost", "wait", parent(tiny_cpu(), status=_data(lost))
     lent = read_parent(parent(tiny_cpu()), preempted_by="nightly")
     status = compose_status(lent, desired_state(lent), Observation(), NOW)
-    yield "its GPUs are lent to a capture", "good", parent(tiny_cpu(), status=_data(status))
+    yield "its GPUs are lent to a capture", "wait", parent(tiny_cpu(), status=_data(status))
 
 
 def _rollbacks() -> _Found:

@@ -171,7 +171,12 @@ def _object_schema(kind: _Kind) -> Schema:
 
 def _deployment_columns() -> list[dict[str, Any]]:
     return [
-        _column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether all replicas serve."),
+        _column(
+            "Ready",
+            "string",
+            '.status.conditions[?(@.type=="Ready")].status',
+            "Whether all wanted engines serve.",
+        ),
         _column("Plan", "string", ".status.plan.verdict", "Fits, Tight or DoesNotFit."),
         _column("Method", "string", ".spec.speculation.method", "Who proposes tokens."),
         _column("K", "integer", ".spec.speculation.numSpeculativeTokens", "Tokens proposed a step."),

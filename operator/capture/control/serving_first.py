@@ -12,7 +12,8 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.preemption import preempting_capture
-from specdecode_operator.deployment.pods.readiness import SUSPENDED_FOR_CAPTURE, place_word
+from specdecode_operator.deployment.conditions import SUSPENDED_FOR_CAPTURE
+from specdecode_operator.deployment.pods.readiness import place_word
 from specdecode_operator.kube.nodes import gpus_of
 
 _COMING_BACK: Final = timedelta(minutes=10)
@@ -38,7 +39,7 @@ class Serving:
     """Whether any pod of its engines or captures has GPUs of a node, also one that is about to end."""
 
     since: datetime | None = None
-    """Since when it is as ready, or not, as it is."""
+    """Since when it is not ready; None while it is ready or lends its GPUs."""
 
     @property
     def lacks(self) -> bool:
@@ -58,7 +59,8 @@ def read_serving(
     replays = bool((spec.get("engine") or {}).get("replay"))
     plan = {} if replays else status.get("plan") or {}
     ready: Body = next((each for each in status.get("conditions") or [] if each["type"] == "Ready"), {})
-    is_ready, changed = ready.get("status") == "True", ready.get("lastTransitionTime")
+    # By the reason alone: the status is False now, and older operators wrote True.
+    lent, changed = ready.get("reason") == SUSPENDED_FOR_CAPTURE, ready.get("lastTransitionTime")
     replicas = 0 if spec.get("suspend") else spec.get("replicas", 1)
     return Serving(
         key=Key(metadata["namespace"], metadata["name"]),
@@ -66,9 +68,9 @@ def read_serving(
         wanted=max(replicas * plan.get("nodesPerReplica", 1), sum(map(_is_wanted, pods))),
         placed=sum(map(_is_placed, pods)),
         lent_to=preempting_capture(captures) if replicas else None,
-        lent=is_ready and ready.get("reason") == SUSPENDED_FOR_CAPTURE,
+        lent=lent,
         has_gpus=any(_has_node(pod) and gpus_of(pod) for pod in [*pods, *capture_pods]),
-        since=datetime.fromisoformat(changed) if changed and not is_ready else None,
+        since=datetime.fromisoformat(changed) if changed and not lent and ready.get("status") != "True" else None,
     )
 
 

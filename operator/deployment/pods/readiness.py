@@ -1,13 +1,15 @@
-"""The summary that people and GitOps tools read: Ready, Reconciling, Stalled."""
+"""The conditions that people and GitOps tools read first: Ready, Reconciling, Stalled, Available."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Self
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.status.deployment import Condition, ConditionStatus, PlanStatus
 from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
+from specdecode_operator.deployment.conditions import FALSE, SUSPENDED_FOR_CAPTURE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.pods.blocked_pods import VOLUME_IN_USE
 from specdecode_operator.deployment.pods.rollout import Rollout
 from specdecode_operator.deployment.proof.features import OTHERWISE
@@ -15,7 +17,7 @@ from specdecode_operator.sizing.choice.plan import CPU_PRODUCT
 
 REPLICAS_LOST = "ReplicasLost"
 ROLLED_BACK = "RolledBack"
-SUSPENDED_FOR_CAPTURE = "SuspendedForCapture"
+CAPTURE_OVERDUE = "CaptureOverdue"
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,69 @@ def readiness_of(blocked: Blocked) -> Readiness:
     return (stalled if blocked.permanent else working)(blocked.reason, blocked.message)
 
 
+@dataclass(frozen=True)
+class Lending:
+    """A capture that has the GPUs of an object's engines, and when it should give them back."""
+
+    capture: str
+    expected_end: datetime | None = None
+    """None while it cannot be told from the workload."""
+
+    latest_end: datetime | None = None
+    """When the deadline of its Job or pod stops the capture; None before the Job starts."""
+
+    overdue_from: datetime | None = None
+    """From when on the capture holds the GPUs longer than expected."""
+
+    def is_overdue(self, now: datetime) -> bool:
+        """Return whether the capture holds the GPUs longer than expected."""
+        return self.overdue_from is not None and now >= self.overdue_from
+
+
+def lent_since(conditions: Sequence[Condition]) -> datetime | None:
+    """Return since when a capture has the GPUs, as the status says; None if it does not say so."""
+    lent = (each for each in conditions if (each.type, each.reason) == ("Ready", SUSPENDED_FOR_CAPTURE))
+    return next((datetime.fromisoformat(each.last_transition_time) for each in lent), None)
+
+
+@dataclass(frozen=True)
+class EngineCounts:
+    """How many engines are ready, and what keeps the others from it."""
+
+    ready: int
+    wanted: int
+    blocked: Blocked | None = None
+    earlier: bool = False
+    """Whether the engines are those of an earlier spec, because none can be launched for the current one."""
+
+    @classmethod
+    def of_rollout(cls, rollout: Rollout) -> Self:
+        """Return the counts of a rollout."""
+        return cls(rollout.available, rollout.wanted, rollout.blocked)
+
+    @classmethod
+    def of_earlier(cls, workload: Body | None) -> Self:
+        """Return the counts of the workload that an earlier spec left; zero without one."""
+        status = (workload or {}).get("status", {})
+        # The status of a LeaderWorkerSet has readyReplicas only.
+        ready = status.get("availableReplicas", status.get("readyReplicas", 0))
+        return cls(ready, ready, earlier=True)
+
+    def __str__(self) -> str:
+        """Return the counts as messages have them."""
+        return f"{self.ready} of {self.wanted} engines ready"
+
+
 def without_engines(spec: SpecDecodeDeploymentSpec) -> Readiness | None:
-    """Sum up an object that wants no engine; None for one that does."""
-    if spec.suspend:
-        return Readiness(TRUE, "Suspended", "spec.suspend is true: no engine runs, everything else is kept")
-    if spec.replicas == 0:
+    """Return the readiness of a spec that asks for zero engines; None if it asks for any."""
+    return asked_for_zero(suspend=spec.suspend, replicas=spec.replicas)
+
+
+def asked_for_zero(*, suspend: bool, replicas: int | None) -> Readiness | None:
+    """Return the readiness of an object whose user asked for zero engines; None if any are wanted."""
+    if suspend:
+        return Readiness(TRUE, "Suspended", "spec.suspend is true: no engine runs")
+    if replicas == 0:
         return Readiness(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs")
     return None
 
@@ -78,15 +138,34 @@ def name_claim_users(summary: Readiness, claim_users: Sequence[str]) -> Readines
     return replace(summary, message=f"{summary.message}; {who}, or use a claim with ReadWriteMany")
 
 
-def suspended_for_capture(capture: str, plan: PlanStatus | None) -> Readiness:
-    """Sum up an object whose GPUs, or place on a node without, a capture has for the time being."""
+def suspended_for_capture(lending: Lending, plan: PlanStatus | None, now: datetime) -> Readiness:
+    """Return the readiness of an object whose engines gave their GPUs, or their place on a CPU node, to a capture."""
     what = place_word(plan.product if plan else None)
-    message = f"capture {capture} has its {what}; the engines come back when it ended, however"
-    return Readiness(TRUE, SUSPENDED_FOR_CAPTURE, message)
+    message = f"No engine serves: capture {lending.capture} has their {what} until it ends; {_end(lending, now)}"
+    return Readiness(FALSE, SUSPENDED_FOR_CAPTURE, message, reconciling=True)
+
+
+def _end(lending: Lending, now: datetime) -> str:
+    expected, latest = lending.expected_end, lending.latest_end
+    bound = f"{_minute(latest)} at the latest" if latest else ""
+    if lending.is_overdue(now) and not (expected or latest):
+        return "overdue, its Job has not started"
+    if lending.is_overdue(now):
+        return f"overdue, expected end was {_minute(expected or latest)}" + (f", {bound}" if expected and bound else "")
+    if expected:
+        return f"expected end {_minute(expected)}" + (f", {bound}" if bound else "")
+    return f"ends {bound}" if bound else "the expected end is known once its Job has started"
+
+
+def _minute(time: datetime | None) -> str:
+    """Return a time in UTC, rounded up to the minute."""
+    if time is None:
+        return "unknown"
+    return (time.astimezone(UTC) + timedelta(seconds=59)).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def place_word(product: str | None) -> str:
-    """Return what engines of a plan wait for and lend, in one word."""
+    """Return what the engines of a plan occupy on their nodes: GPUs, or a place on a CPU node."""
     return "place" if product == CPU_PRODUCT else "GPUs"
 
 
@@ -102,20 +181,20 @@ def summarize(
 
 
 def rolled_back(rollout: Rollout, failure: str) -> Readiness:
-    """Sum up an object whose spec did not serve, so that the engines that served last are put back."""
-    counts = f"{rollout.available} of {rollout.wanted} engines serve"
-    message = f"the engines of this spec never served ({failure}); those that served last"
+    """Return the readiness of an object whose spec failed, so that the engines that served last are put back."""
+    counts = EngineCounts.of_rollout(rollout)
+    message = f"the engines of this spec never served ({failure})"
     if rollout.complete:
-        message += f" are back, {counts}; this spec is not tried again before it changes"
+        message += f"; rolled back to the previous engines: {counts}; change the spec to try again"
         return Readiness(FALSE, ROLLED_BACK, message, stalled=True)
     why = f": {rollout.blocked.reason}: {rollout.blocked.message}" if rollout.blocked else ""
-    return Readiness(FALSE, ROLLED_BACK, f"{message} are being put back, {counts}{why}", reconciling=True)
+    return Readiness(FALSE, ROLLED_BACK, f"{message}; rolling back: {counts}{why}", reconciling=True)
 
 
 def _paused(rollout: Rollout) -> str:
     return (
-        f"spec.rollout.paused is true: {rollout.updated} of {rollout.wanted} engines are of this spec,"
-        f" {rollout.available} serve in all; it goes on when paused is false"
+        f"spec.rollout.paused is true: {rollout.updated} of {rollout.wanted} engines run this spec,"
+        f" {EngineCounts.of_rollout(rollout)}; set it to false to continue"
     )
 
 
@@ -125,45 +204,38 @@ def _not_complete(rollout: Rollout, *, was_ready: bool) -> Readiness:
         return readiness_of(blocked)
     if was_ready:
         why = f": {blocked.message}" if blocked else ""
-        message = f"{rollout.available} of {rollout.wanted} engines serve{why}"
+        message = f"{EngineCounts.of_rollout(rollout)}{why}"
         return Readiness(FALSE, REPLICAS_LOST, message, reconciling=True)
     if rollout.overdue and not (blocked and blocked.waits):
-        why = f"{blocked.reason}: {blocked.message}" if blocked else "the logs of its pods tell how far it got"
-        message = f"no engine of this spec was ready within the {rollout.deadline_s} s given to it; {why}"
+        why = f"{blocked.reason}: {blocked.message}" if blocked else "see the logs of its pods"
+        message = f"no engine of this spec became ready within {rollout.deadline_s} s; {why}"
         return stalled("EngineReadyTimeout", message)
     if blocked is not None:
         return readiness_of(blocked)
     current = min(rollout.available, rollout.updated) if rollout.settled else 0
-    return working(
-        "Starting", f"{current} of {rollout.wanted} engines serve this spec, {rollout.wanted - current} to come"
-    )
+    return working("Starting", f"{current} of {rollout.wanted} engines of this spec ready")
 
 
-def available_condition(rollout: Rollout) -> ConditionUpdate:
-    """Whether every wanted engine serves."""
-    counts = f"{rollout.available} of {rollout.wanted} engines serve"
-    if rollout.wanted == 0:
-        return ConditionUpdate("Available", TRUE, "NoEngineWanted", "no engine is asked for")
-    if rollout.complete:
-        return ConditionUpdate("Available", TRUE, "EnginesServe", counts)
-    if rollout.blocked is not None:
-        return ConditionUpdate("Available", FALSE, rollout.blocked.reason, f"{counts}: {rollout.blocked.message}")
-    return ConditionUpdate("Available", FALSE, "Starting", counts)
+def available_condition(counts: EngineCounts, readiness: Readiness) -> ConditionUpdate:
+    """Return whether any engine serves.
 
-
-def earlier_engines_condition(workload: Body | None) -> ConditionUpdate:
-    """Whether engines serve that were launched before something came in the way."""
-    status = (workload or {}).get("status", {})
-    # Groups of pods are counted when they are ready, and have no other count.
-    serving = status.get("availableReplicas", status.get("readyReplicas", 0))
-    if serving:
-        message = f"{serving} engines that were launched earlier go on serving; nothing is launched for this spec"
+    If none does, the reason is that of the pods if they have one, else that of ``readiness``.
+    """
+    if counts.wanted == 0 or (counts.ready == 0 and counts.blocked is None):
+        return ConditionUpdate("Available", FALSE, readiness.reason, readiness.message)
+    if counts.ready == 0 and counts.blocked is not None:
+        return ConditionUpdate("Available", FALSE, counts.blocked.reason, f"{counts}: {counts.blocked.message}")
+    if counts.earlier:
+        message = f"{counts.ready} engines of an earlier spec ready; none can be launched for the current spec"
         return ConditionUpdate("Available", TRUE, "EarlierEnginesServe", message)
-    return ConditionUpdate("Available", UNKNOWN, "NotLaunched", "nothing is launched for this spec")
+    if counts.ready >= counts.wanted:
+        return ConditionUpdate("Available", TRUE, "EnginesServe", str(counts))
+    why = f": {counts.blocked.message}" if counts.blocked else ""
+    return ConditionUpdate("Available", TRUE, "SomeEnginesServe", f"{counts}{why}")
 
 
 def _serving(rollout: Rollout, speculation: ConditionUpdate) -> Readiness:
-    counts = f"{rollout.available} of {rollout.wanted} engines serve"
+    counts = str(EngineCounts.of_rollout(rollout))
     if speculation.status is FALSE and speculation.reason != "Disabled":
         lack = "not all of speculation is in force" if speculation.reason in OTHERWISE else "they do not draft"
         return Readiness(TRUE, "SpeculationInactive", f"{counts}, but {lack}: {speculation.message}")

@@ -155,5 +155,5 @@ def _why_in_vain(rollout: Rollout) -> tuple[str, str] | None:
         return None
     if blocked is not None:
         return blocked.reason, blocked.message
-    message = f"no engine was ready within the {rollout.deadline_s} s given to it, and none said why: it may hang"
+    message = f"no engine became ready within {rollout.deadline_s} s and none reported an error: it may hang"
     return "EngineReadyTimeout", message

@@ -6,13 +6,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from specdecode_operator.api import deployment
+from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_schedule import ScheduleStatus
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.policy import PolicyStatus
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.attestation.keys import SigningKey
+from specdecode_operator.capture.control.lending import lending_to
 from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
@@ -34,7 +35,7 @@ from specdecode_operator.deployment.observation import Observation, observed_res
 from specdecode_operator.deployment.plan.status import plan_change
 from specdecode_operator.deployment.pods.blocked_pods import waits_for_claim
 from specdecode_operator.deployment.pods.group_history import UNSEEN
-from specdecode_operator.deployment.pods.readiness import Readiness
+from specdecode_operator.deployment.pods.readiness import Lending, Readiness, lent_since
 from specdecode_operator.deployment.pods.rollback import LastGood, last_good_name, read_last_good, render_last_good
 from specdecode_operator.deployment.pods.rollout import current_pods
 from specdecode_operator.deployment.policy.planned import not_had, refusal, with_speculation
@@ -53,11 +54,11 @@ from specdecode_operator.handlers.reconcile.policy_keeper import PolicyKeeper
 from specdecode_operator.handlers.reconcile.record import Record
 from specdecode_operator.handlers.reconcile.reporter import Reporter
 from specdecode_operator.handlers.reconcile.schedule_keeper import ScheduleKeeper
-from specdecode_operator.kube.drift import identity
+from specdecode_operator.kube.drift import identity, is_owned
 from specdecode_operator.kube.labels import MODEL_FACTS_NAME
 from specdecode_operator.kube.nodes import NodesFrom
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
-from specdecode_operator.kube.resources import CONFIG_MAP, POD
+from specdecode_operator.kube.resources import CONFIG_MAP, JOB, POD
 from specdecode_operator.problems import InvalidSpecError
 
 _FIGURES_REST_S = 60.0
@@ -339,6 +340,7 @@ class Reconciler:
             else None,
             figures_due=record.figures_written_s is None or now_s - record.figures_written_s >= _FIGURES_REST_S,
             silent_s=None if record.silent_since_s is None else now_s - record.silent_since_s,
+            lending=self._lending(parent),
             claim_users=self._claim_users(parent),
             replaced_workload=replaced,
             blocked=blocked,
@@ -356,6 +358,18 @@ class Reconciler:
         tls = serving.tls_secret is not None
         looks = self._record(parent).figures.looks
         return await self._probe.read_all(serving_pods(pods), serving.port, facts.profile, looks, tls=tls)
+
+    def _lending(self, parent: Parent) -> Lending | None:
+        """Return the capture that has the GPUs of an object's engines, and when it should give them back."""
+        if parent.suspended_for is None:
+            return None
+        key = Key(parent.key.namespace, parent.suspended_for, capture.KIND)
+        body = self._cache.parent(key)
+        if body is None:
+            return None
+        jobs = (job for job in self._cache.children_of(key, JOB.kind) if is_owned(job, body["metadata"]["uid"]))
+        pods = self._cache.children_of(key, POD.kind)
+        return lending_to(body, next(jobs, None), pods, lent_since(parent.status.conditions))
 
     def _claim_users(self, parent: Parent) -> tuple[str, ...]:
         """Other objects with models on a claim of this one, where one of its pods waits for such a claim."""

@@ -11,14 +11,14 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import ClusterError, NotFoundError
 from specdecode_operator.cluster.server_time import ServerTime
-from specdecode_operator.deployment.conditions import changed_conditions
+from specdecode_operator.deployment.conditions import SUSPENDED_FOR_CAPTURE, changed_conditions
 from specdecode_operator.kube.future_times import TIME_IN_FUTURE
 from specdecode_operator.kube.resources import SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
 from specdecode_operator.problems import printable
 
 _MESSAGE_LIMIT = 1024
-_NOTHING_WRONG = frozenset({"Starting", "Disabled", "NotAccepted", "DoesNotPay"})
-"""Reasons of conditions that are False, most for a while, without anything being wrong."""
+_NOTHING_WRONG = frozenset({"Starting", "Disabled", "NotAccepted", "DoesNotPay", SUSPENDED_FOR_CAPTURE})
+"""Reasons of conditions that are False without anything being wrong, most of them for a while."""
 
 _BAD_WHILE_TRUE = frozenset({"Decayed", "DriftContested", "EngineDiffers", "EngineUntested", "OutputsDiffer"})
 """Types of conditions that are there only while something is wrong, or not as people take for granted."""

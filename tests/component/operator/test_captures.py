@@ -2,13 +2,15 @@
 
 import json
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import yaml
 
 from devcluster.host.errors import ClusterError
-from tests.support.conditions import condition, wait_for
+from tests.support.conditions import condition, current, wait_for, wait_for_all
+from tests.support.gitops.health import told
 from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import IMAGE, OperatorProcess
@@ -242,8 +244,15 @@ class TestBorrowing:
         deploy(kubectl)
         eventually(lambda: kubectl.objects("pods", ENGINES), "there is an engine")
         capture(kubectl, deploymentDuringCapture="Suspend")
-        wait_for(kubectl, "tiny", "Ready", "SuspendedForCapture")
-        assert condition(kubectl, "tiny", "Ready")[0] == "True"
+        wait_for_all(
+            kubectl,
+            "tiny",
+            Ready=("False", "SuspendedForCapture"),
+            Reconciling="True",
+            Stalled="False",
+            Available=("False", "SuspendedForCapture"),
+        )
+        eventually(lambda: told(kubectl.object("sdd", "tiny")) == "wait", "GitOps tools wait for the engines")
         eventually(lambda: kubectl.object("job", JOB)["spec"]["suspend"] is False, "the capture begins")
         assert not kubectl.objects("pods", ENGINES), "it begins when the last engine is gone"
 
@@ -279,6 +288,24 @@ class TestBorrowing:
         patch(kubectl, suspend=False)
         wait_for(kubectl, "tiny", "Ready", "SuspendedForCapture")
         eventually(lambda: kubectl.object("job", JOB)["spec"]["suspend"] is False, "the capture goes on")
+
+    def test_the_end_is_told_once_it_is_known(self, kubectl: Kubectl) -> None:
+        """The load runs for 60 s of one phase and 120 s of the other; the Job and its pod have deadlines."""
+        load_start = datetime(2026, 1, 1, tzinfo=UTC)
+
+        def bound() -> bool:
+            return "at the latest" in condition(kubectl, "tiny", "Available")[2]
+
+        eventually(bound, "the deadline of the Job is told")
+        write_pod_status(kubectl, "Running", {"running": {"startedAt": load_start.strftime("%Y-%m-%dT%H:%M:%SZ")}})
+        body = wait_for_all(
+            kubectl, "tiny", Ready=("False", "SuspendedForCapture"), Available=("False", "CaptureOverdue")
+        )
+        assert "expected end was 2026-01-01 00:03 UTC" in current(body, "Available")[2]
+        patch(kubectl, suspend=True)
+        self.back(kubectl)
+        body = wait_for_all(kubectl, "tiny", Available="False")
+        assert current(body, "Available")[1] not in {"SuspendedForCapture", "CaptureOverdue"}
 
     def test_the_plan_stays_meanwhile(self, kubectl: Kubectl) -> None:
         assert kubectl.object("sdd", "tiny")["status"]["plan"]["verdict"] == "Fits"

@@ -8,6 +8,7 @@ import yaml
 
 from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
 from tests.support.conditions import condition, current, wait_for, wait_for_all
+from tests.support.gitops.health import told
 from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import OperatorProcess
@@ -271,8 +272,13 @@ def test_an_autoscaler_may_scale_it_but_not_below_nothing(kubectl: Kubectl) -> N
     serve(kubectl, 2)
     kubectl.must("delete", "hpa", "tiny")
     kubectl.must("scale", "sdd", "tiny", "--replicas=0")
-    wait_for(kubectl, "tiny", "Ready", "ScaledToZero")
+    asked = {"Ready": ("True", "ScaledToZero"), "Reconciling": "False", "Available": ("False", "ScaledToZero")}
+    body = wait_for_all(kubectl, "tiny", **asked)
+    assert told(body) == "good", "a sync wave does not wait for a pair that Git asks to park"
     assert kubectl.object("deployment", "tiny")["spec"]["replicas"] == 0
+    kubectl.must("patch", "sdd", "tiny", "--type=merge", '--patch={"spec":{"suspend":true}}')
+    body = wait_for_all(kubectl, "tiny", Ready=("True", "Suspended"), Available=("False", "Suspended"))
+    assert told(body) == "good"
 
 
 def test_an_image_edited_by_hand_ends_no_engine_that_serves(kubectl: Kubectl) -> None:

@@ -79,7 +79,7 @@ def captured(kubectl: Kubectl, fetched: Path, tmp_path_factory: pytest.TempPathF
     file.write_text(yaml.safe_dump(capture()))
     up = specdecode(kubectl, "up", str(file))
     assert up.returncode == 0, up.stderr
-    assert condition(kubectl, "tiny", "Ready")[1] == "SuspendedForCapture"
+    assert condition(kubectl, "tiny", "Available")[:2] == ("False", "SuspendedForCapture")
     run = specdecode(kubectl, "run", "demo", f"--out={fetched}")
     assert run.returncode == 0, run.stdout + run.stderr
     assert "files are validated and published" in run.stdout

@@ -100,7 +100,7 @@ def test_an_engine_that_is_killed_is_started_again_and_the_conditions_say_so(tin
     name = pod["metadata"]["name"]
     assert "killed" in tiny.must("exec", name, "--", "python3", "-c", KILL_ENGINE_CORE)
     message = wait_for(tiny, "tiny", "Ready", "ReplicasLost")
-    assert "0 of 1 engines serve" in message
+    assert "0 of 1 engines ready" in message
     assert condition(tiny, "tiny", "Reconciling")[0] == "True"
     wait_for(tiny, "tiny", "Ready", "Serving", ENGINE_DEADLINE_S)
     (pod,) = engines(tiny)

@@ -166,6 +166,7 @@ def leaving(found: Body) -> Body:
 
 
 OLD = [{**each, "observedGeneration": 0} for each in summary("True", "False", "False")]
+BORROWER = body("SpecDecodeCapture", "measured-1", owner=None, spec={}, status={"conditions": []})
 AVAILABLE = [*summary("False", "True", "False"), condition("Available", "True")]
 
 
@@ -175,8 +176,10 @@ AVAILABLE = [*summary("False", "True", "False"), condition("Available", "True")]
         ((parent(OLD), *GOOD[1:]), "conditions of an earlier generation: Ready, Reconciling, Stalled"),
         ((*GOOD[:2], leaving(pod())), "Ready is True with 0 ready pods, 1 are asked for"),
         ((parent(AVAILABLE, ready=0), workload(0), pod("False")), "Available is True, and no pod is ready"),
+        ((parent(AVAILABLE, ready=0), workload(0), BORROWER), "Available is True, and no pod is ready"),
+        ((parent(ready=0), workload(0), BORROWER), "Ready is True with 0 ready pods, 1 are asked for"),
     ],
-    ids=["old conditions", "a pod that goes", "available without a pod"],
+    ids=["old conditions", "a pod that goes", "available without a pod", "available while lent", "ready while lent"],
 )
 def test_what_a_status_says_that_is_not_so_is_told_as_that_alone(objects: tuple[Body, ...], said: str) -> None:
     assert list(lies(objects)) == [said]

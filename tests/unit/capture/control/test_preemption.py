@@ -1,12 +1,15 @@
 """A deployment is without its engines exactly as long as a capture has their GPUs."""
 
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from specdecode_operator.capture.control.preemption import holds_gpus, preempting_capture
+from specdecode_operator.deployment.attention import attention
 from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.pods.readiness import Lending
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from tests.support.captures import capture, capture_spec
@@ -96,32 +99,78 @@ def test_what_is_wrong_with_a_spec_is_told_while_a_capture_has_its_gpus_too() ->
     assert (found.status, found.reason) == ("False", "Invalid")
 
 
-def ready(spec: Body, suspended_for: str | None) -> tuple[str, str]:
+def summary_of(spec: Body, suspended_for: str | None, nodes: tuple[Any, ...] = (), **seen: Any) -> dict[str, Any]:
+    """The conditions of an object without engines, by type: status, reason and message."""
     owner = read_parent(parent(spec), preempted_by=suspended_for)
-    desired = desired_state(owner, ())
-    observation = Observation(deployment(replicas=0, updated=0, available=0))
-    status = compose_status(owner, desired, observation, NOW)
-    (found,) = (each for each in status.conditions if each.type == "Ready")
-    assert desired.children[-1]["spec"]["replicas"] == 0
-    return found.status.value, found.reason
+    observation = Observation(deployment(replicas=0, updated=0, available=0), **seen)
+    status = compose_status(owner, desired_state(owner, nodes), observation, NOW)
+    return {each.type: (each.status.value, each.reason, each.message) for each in status.conditions}
 
 
-def test_a_deployment_without_its_gpus_is_ready_and_says_why() -> None:
-    assert ready(tiny_cpu(), "demo") == ("True", "SuspendedForCapture")
+def test_a_deployment_without_its_gpus_is_not_ready_and_is_coming_back() -> None:
+    said = summary_of(tiny_cpu(), "demo")
+    assert said["Ready"][:2] == ("False", "SuspendedForCapture")
+    assert (said["Reconciling"][0], said["Stalled"][0]) == ("True", "False")
+    assert said["Available"] == said["Ready"]
+    owner = read_parent(parent(tiny_cpu()), preempted_by="demo")
+    assert desired_state(owner, ()).children[-1]["spec"]["replicas"] == 0
+
+
+def test_a_capture_that_keeps_them_too_long_is_overdue() -> None:
+    lending = Lending("demo", NOW - timedelta(hours=1), overdue_from=NOW)
+    assert summary_of(tiny_cpu(), "demo", lending=lending)["Ready"][:2] == ("False", "SuspendedForCapture")
+    assert summary_of(tiny_cpu(), "demo", lending=lending)["Available"][:2] == ("False", "CaptureOverdue")
+    in_time = replace(lending, overdue_from=NOW + timedelta(seconds=1))
+    assert summary_of(tiny_cpu(), "demo", lending=in_time)["Available"][:2] == ("False", "SuspendedForCapture")
+
+
+def test_it_is_looked_at_again_when_the_capture_is_overdue() -> None:
+    owner = read_parent(parent(tiny_cpu()), preempted_by="demo")
+    lending = Lending("demo", overdue_from=NOW + timedelta(minutes=7))
+    asked = attention(owner, desired_state(owner, ()), Observation(lending=lending), ())
+    assert asked.due_at_s == (NOW + timedelta(minutes=7)).timestamp()
 
 
 @pytest.mark.parametrize(("spec", "what"), [(tiny_cpu(), "place"), (None, "GPUs")])
-def test_nobody_speaks_of_gpus_where_there_are_none(spec: Body | None, what: str) -> None:
-    owner = read_parent(parent(spec or pair_70b(parallelism={"tensor": 4})), preempted_by="demo")
-    desired = desired_state(owner, () if spec else FOUR_H100)
-    status = compose_status(owner, desired, Observation(deployment(replicas=0, updated=0, available=0)), NOW)
-    (found,) = (each for each in status.conditions if each.type == "Ready")
-    assert found.message.startswith(f"capture demo has its {what}; the engines come back")
+def test_a_deployment_on_cpu_does_not_speak_of_gpus(spec: Body | None, what: str) -> None:
+    said = summary_of(spec or pair_70b(parallelism={"tensor": 4}), "demo", () if spec else FOUR_H100)
+    assert f"capture demo has their {what} until it ends" in said["Ready"][2]
 
 
-def test_one_that_wants_no_engine_anyway_lends_nothing() -> None:
-    assert ready(tiny_cpu(suspend=True), "demo") == ("True", "Suspended")
-    assert ready(tiny_cpu(replicas=0), "demo") == ("True", "ScaledToZero")
+WANT_ZERO = {"Suspended": tiny_cpu(suspend=True), "ScaledToZero": tiny_cpu(replicas=0)}
+
+
+@pytest.mark.parametrize("reason", WANT_ZERO)
+@pytest.mark.parametrize("suspended_for", [None, "demo"])
+def test_if_the_user_asked_for_zero_it_lends_nothing_and_is_ready(reason: str, suspended_for: str | None) -> None:
+    said = summary_of(WANT_ZERO[reason], suspended_for)
+    assert (said["Ready"][:2], said["Available"][:2]) == (("True", reason), ("False", reason))
+    assert (said["Reconciling"][0], said["Stalled"][0]) == ("False", "False")
+
+
+@pytest.mark.parametrize(
+    ("spec", "suspended_for", "reason"),
+    [
+        (tiny_cpu(engine={"version": "0.1"}), "demo", "SuspendedForCapture"),
+        (tiny_cpu(engine={"version": "0.1"}, suspend=True), None, "Suspended"),
+        (tiny_cpu(engine={"version": "0.1"}, replicas=0), None, "ScaledToZero"),
+        (tiny_cpu(engine={"version": "0.1"}), None, "Invalid"),
+    ],
+)
+def test_available_says_why_no_engine_runs_even_if_the_spec_is_wrong(
+    spec: Body, suspended_for: str | None, reason: str
+) -> None:
+    """An alert tells a user's own suspend from an outage by this reason."""
+    said = summary_of(spec, suspended_for)
+    assert (said["Ready"][:2], said["Available"][:2]) == (("False", "Invalid"), ("False", reason))
+
+
+def test_engines_that_still_serve_are_available_even_if_a_capture_should_have_their_gpus() -> None:
+    owner = read_parent(parent(tiny_cpu(engine={"version": "0.1"})), preempted_by="demo")
+    serving = Observation(deployment(replicas=1, updated=1, available=1))
+    status = compose_status(owner, desired_state(owner, ()), serving, NOW)
+    (said,) = (each for each in status.conditions if each.type == "Available")
+    assert (said.status, said.reason) == ("True", "EarlierEnginesServe")
 
 
 def test_lending_changes_neither_plan_nor_pods() -> None:

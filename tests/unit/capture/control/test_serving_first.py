@@ -8,6 +8,8 @@ import pytest
 
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.serving_first import read_serving, serving_goes_first
+from specdecode_operator.deployment.conditions import FALSE, UNKNOWN, stamp
+from specdecode_operator.deployment.pods.readiness import Readiness, lent_since
 from tests.support.capture_decisions import decided, words
 from tests.support.captures import capture, capture_pod, capture_spec, job, surroundings
 from tests.support.objects import Body
@@ -18,7 +20,8 @@ LLAMA = Key("default", "llama")
 PLACED: Body = {"conditions": [{"type": "PodScheduled", "status": "True"}], "phase": "Pending"}
 UNPLACED: Body = {"conditions": [{"type": "PodScheduled", "status": "False"}], "phase": "Pending"}
 ON_GPUS: Body = {"spec": {"containers": [{}, {"resources": {"limits": {"nvidia.com/gpu": "1"}}}]}, "status": PLACED}
-LENT = ("True", "SuspendedForCapture")
+LENT = ("False", "SuspendedForCapture")
+LENT_BEFORE_AN_UPGRADE = ("True", "SuspendedForCapture")
 WAITS = {"goes_first": "deployment llama has 0 of 1 engine pods on nodes"}
 
 
@@ -91,12 +94,34 @@ class TestOthers:
         assert said is not None
         assert "deployment other has lent its GPUs to capture demo" in said
         assert self.others(ready=LENT) is not None, "also just after the capture was deleted"
+        assert self.others(ready=LENT, since=NOW - timedelta(days=1)) is not None, "however long it had lent them"
+        assert self.others(ready=LENT_BEFORE_AN_UPGRADE) is not None
         assert self.others(ready=("True", "Available"), captures=(borrowing(),)) is not None, "from the start"
 
     def test_go_first_while_their_engines_come_back_but_not_for_ever(self) -> None:
         assert self.others(since=NOW - timedelta(minutes=9, seconds=59)) is not None
         assert self.others(since=NOW - timedelta(minutes=10)) is None
         assert self.others(ready=("True", "Available")) is None, "one that serves has what it needs"
+
+    def test_that_only_lend_are_not_coming_back_yet(self) -> None:
+        """Without GPUs in their namespace they would otherwise hold up every capture of the cluster."""
+        assert self.others(namespace="secret", ready=LENT) is None
+
+    @pytest.mark.parametrize("reason", ["GateFailed", "Starting"])
+    def test_are_given_their_ten_minutes_from_the_end_of_the_capture_on(self, reason: str) -> None:
+        """Also if Ready is False again after the capture that judged them, as at a gate."""
+        lent = Readiness(FALSE, "SuspendedForCapture", "", reconciling=True).conditions()
+        before = stamp(lent, [], 1, NOW - timedelta(days=1))
+        back = Readiness(FALSE if reason == "GateFailed" else UNKNOWN, reason, "").conditions()
+        after = stamp(back, before, 1, NOW - timedelta(minutes=9))
+        (ready,) = (each for each in after if each.type == "Ready")
+        since = datetime.fromisoformat(ready.last_transition_time)
+        assert self.others(ready=(ready.status.value, ready.reason), since=since) is not None
+        assert stamp(back, after, 1, NOW)[0].last_transition_time == ready.last_transition_time
+        assert lent_since(before) == NOW - timedelta(days=1)
+        again = stamp(lent, after, 1, NOW)
+        assert lent_since(again) == NOW
+        assert lent_since(after) is None
 
     def test_without_a_plan_want_nothing(self) -> None:
         assert self.others(plan={"product": None}) is None

@@ -127,9 +127,9 @@ def summary(live: Body, *pods: Body, paused: bool = False) -> tuple[str, str, bo
 @pytest.mark.parametrize(
     ("live", "said"),
     [
-        (deployment(replicas=3, updated=1, available=2), "1 of 2 engines serve this spec, 1 to come"),
-        (deployment(replicas=3, updated=2, available=1), "1 of 2 engines serve this spec, 1 to come"),
-        (deployment(replicas=2, updated=2, available=2, generation=2), "0 of 2 engines serve this spec, 2 to come"),
+        (deployment(replicas=3, updated=1, available=2), "1 of 2 engines of this spec ready"),
+        (deployment(replicas=3, updated=2, available=1), "1 of 2 engines of this spec ready"),
+        (deployment(replicas=2, updated=2, available=2, generation=2), "0 of 2 engines of this spec ready"),
     ],
     ids=["old ones among those that serve", "not all new ones serve", "the controller has not seen this spec"],
 )
@@ -155,7 +155,7 @@ def test_an_engine_that_hangs_is_told_once_its_time_is_over() -> None:
     live["spec"] = {"progressDeadlineSeconds": 1505}
     assert summary(live) == ("False", "EngineReadyTimeout", False, True)
     told = summarize(read_rollout(live, [], 2), DRAFTING, None, 1)
-    assert told.message.startswith("no engine of this spec was ready within the 1505 s given to it; the logs of its")
+    assert told.message.startswith("no engine of this spec became ready within 1505 s; see the logs of its pods")
 
 
 def test_what_may_appear_is_waited_for_however_long_it_takes() -> None:

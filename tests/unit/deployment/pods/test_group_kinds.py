@@ -67,7 +67,7 @@ def test_engines_that_a_pause_keeps_are_counted_and_follow_their_number() -> Non
     status = compose_status(owner, desired, Observation(replaced_workload=earlier), NOW)
     ready = next(condition for condition in status.conditions if condition.type == "Ready")
     assert ready.reason == "RolloutPaused"
-    assert "0 of 2 engines are of this spec, 1 serve in all" in ready.message
+    assert "0 of 2 engines run this spec, 1 of 2 engines ready" in ready.message
     assert (status.replicas, status.ready_replicas) == (1, 1)
 
 

@@ -1,5 +1,6 @@
 """What Ready and Available say to people and to GitOps tools, whole: status, reason and message."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,12 +10,14 @@ from specdecode_operator.api.status.deployment import Condition
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.pods.readiness import (
+    EngineCounts,
+    Lending,
     Readiness,
     available_condition,
-    earlier_engines_condition,
     name_claim_users,
     rolled_back,
     summarize,
+    suspended_for_capture,
 )
 from specdecode_operator.deployment.pods.rollout import Rollout
 from tests.support.objects import deployment
@@ -31,39 +34,84 @@ def rollout(available: int = 1, updated: int = 2, **changes: Any) -> Rollout:
     return Rollout(available=available, updated=updated, **fields)
 
 
+STARTING = Readiness(UNKNOWN, "Starting", "0 of 2 engines of this spec ready", reconciling=True)
+TO_ZERO = Readiness(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs")
+
+
 @pytest.mark.parametrize(
-    ("rollout", "status", "reason", "message"),
+    ("rollout", "readiness", "said"),
     [
-        (rollout(0, 0, wanted=0, replicas=0), TRUE, "NoEngineWanted", "no engine is asked for"),
-        (rollout(2), TRUE, "EnginesServe", "2 of 2 engines serve"),
-        (rollout(blocked=CRASHED), FALSE, "EngineFailed", "1 of 2 engines serve: engine ended with exit code 1"),
-        (rollout(), FALSE, "Starting", "1 of 2 engines serve"),
+        (rollout(0, 0, wanted=0, replicas=0), TO_ZERO, (FALSE, "ScaledToZero", TO_ZERO.message)),
+        (rollout(0, 0, wanted=0, blocked=CRASHED), TO_ZERO, (FALSE, "ScaledToZero", TO_ZERO.message)),
+        (rollout(2), STARTING, (TRUE, "EnginesServe", "2 of 2 engines ready")),
+        (rollout(2, updated=1), STARTING, (TRUE, "EnginesServe", "2 of 2 engines ready")),
+        (rollout(), STARTING, (TRUE, "SomeEnginesServe", "1 of 2 engines ready")),
+        (
+            rollout(blocked=CRASHED),
+            STARTING,
+            (TRUE, "SomeEnginesServe", "1 of 2 engines ready: engine ended with exit code 1"),
+        ),
+        (rollout(0), STARTING, (FALSE, "Starting", STARTING.message)),
+        (
+            rollout(0, blocked=CRASHED),
+            Readiness(FALSE, "ReplicasLost", "0 of 2 engines ready"),
+            (FALSE, "EngineFailed", "0 of 2 engines ready: engine ended with exit code 1"),
+        ),
     ],
-    ids=["none wanted", "all", "one crashed", "one starts"],
+    ids=["zero", "zero, crashed before", "all", "all, rolling out", "some", "one crashed", "starting", "all crashed"],
 )
-def test_available_is_whether_all_engines_serve(rollout: Rollout, status: Any, reason: str, message: str) -> None:
-    assert available_condition(rollout) == ConditionUpdate("Available", status, reason, message)
+def test_available_is_whether_any_engine_serves(
+    rollout: Rollout, readiness: Readiness, said: tuple[Any, str, str]
+) -> None:
+    assert available_condition(EngineCounts.of_rollout(rollout), readiness) == ConditionUpdate("Available", *said)
 
 
 @pytest.mark.parametrize("workload", [None, {}, deployment(replicas=1, updated=1, available=0)], ids=str)
-def test_where_nothing_is_launched_and_nothing_serves_availability_is_unknown(workload: Body | None) -> None:
-    said = ConditionUpdate("Available", UNKNOWN, "NotLaunched", "nothing is launched for this spec")
-    assert earlier_engines_condition(workload) == said
+def test_if_no_earlier_engine_serves_available_is_false_for_the_reason_of_ready(workload: Body | None) -> None:
+    said = available_condition(EngineCounts.of_earlier(workload), Readiness(FALSE, "Invalid", "field: wrong"))
+    assert said == ConditionUpdate("Available", FALSE, "Invalid", "field: wrong")
 
 
 @pytest.mark.parametrize(
     "status", [{"availableReplicas": 2, "readyReplicas": 3}, {"readyReplicas": 2}], ids=["deployment", "groups"]
 )
 def test_earlier_engines_that_serve_are_counted(status: Body) -> None:
-    message = "2 engines that were launched earlier go on serving; nothing is launched for this spec"
-    assert earlier_engines_condition({"status": status}) == ConditionUpdate(
-        "Available", TRUE, "EarlierEnginesServe", message
-    )
+    said = available_condition(EngineCounts.of_earlier({"status": status}), Readiness(FALSE, "Invalid", ""))
+    assert (said.status, said.reason) == (TRUE, "EarlierEnginesServe")
+    assert said.message.startswith("2 engines of an earlier spec ready")
 
 
-GIVEN_UP = "no engine of this spec was ready within the 600 s given to it; "
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ({}, "the expected end is known once its Job has started"),
+        ({"latest_end": NOON}, "ends 2026-01-01 12:00 UTC at the latest"),
+        ({"expected_end": NOON - timedelta(seconds=61)}, "expected end 2026-01-01 11:59 UTC"),
+        (
+            {"expected_end": NOON, "latest_end": NOON + timedelta(hours=1)},
+            "expected end 2026-01-01 12:00 UTC, 2026-01-01 13:00 UTC at the latest",
+        ),
+        (
+            {"expected_end": NOON, "latest_end": NOON + timedelta(hours=1), "overdue_from": NOON},
+            "overdue, expected end was 2026-01-01 12:00 UTC, 2026-01-01 13:00 UTC at the latest",
+        ),
+        ({"latest_end": NOON, "overdue_from": NOON}, "overdue, expected end was 2026-01-01 12:00 UTC"),
+        ({"overdue_from": NOON}, "overdue, its Job has not started"),
+    ],
+    ids=["not started", "bound only", "expected only", "both", "overdue", "past the bound", "never started"],
+)
+def test_a_capture_with_the_gpus_is_named_with_its_end(times: dict[str, datetime], words: str) -> None:
+    said = suspended_for_capture(Lending("nightly", **times), None, NOON)
+    assert (said.status, said.reason, said.reconciling, said.stalled) == (FALSE, "SuspendedForCapture", True, False)
+    assert said.message == f"No engine serves: capture nightly has their GPUs until it ends; {words}"
+
+
+GIVEN_UP = "no engine of this spec became ready within 600 s; "
 SUMMARIES = {
-    "serves": (rollout(2), Readiness(TRUE, "Serving", "2 of 2 engines serve")),
+    "serves": (rollout(2), Readiness(TRUE, "Serving", "2 of 2 engines ready")),
     "permanent trouble": (
         rollout(blocked=PERMANENT),
         Readiness(FALSE, "OutOfKVCache", "no room for the cache", stalled=True),
@@ -74,11 +122,11 @@ SUMMARIES = {
     ),
     "starting": (
         rollout(),
-        Readiness(UNKNOWN, "Starting", "1 of 2 engines serve this spec, 1 to come", reconciling=True),
+        Readiness(UNKNOWN, "Starting", "1 of 2 engines of this spec ready", reconciling=True),
     ),
     "given up, cause unknown": (
         rollout(overdue=True, deadline_s=600),
-        Readiness(FALSE, "EngineReadyTimeout", GIVEN_UP + "the logs of its pods tell how far it got", stalled=True),
+        Readiness(FALSE, "EngineReadyTimeout", GIVEN_UP + "see the logs of its pods", stalled=True),
     ),
     "given up, cause known": (
         rollout(overdue=True, deadline_s=600, blocked=CRASHED),
@@ -124,7 +172,7 @@ def test_engines_are_lost_where_this_very_spec_served(before: Condition, *, lost
 
 
 def test_a_loss_names_its_cause_where_it_is_known() -> None:
-    counts = "1 of 2 engines serve"
+    counts = "1 of 2 engines ready"
     lost = Readiness(FALSE, "ReplicasLost", counts, reconciling=True)
     assert summarize(rollout(), DRAFTS, ready_before(), 1) == lost
     crashed = Readiness(FALSE, "ReplicasLost", f"{counts}: engine ended with exit code 1", reconciling=True)
@@ -133,14 +181,14 @@ def test_a_loss_names_its_cause_where_it_is_known() -> None:
 
 def test_a_paused_rollout_says_how_far_it_is() -> None:
     message = (
-        "spec.rollout.paused is true: 1 of 2 engines are of this spec, 1 serve in all; it goes on when paused is false"
+        "spec.rollout.paused is true: 1 of 2 engines run this spec, 1 of 2 engines ready; set it to false to continue"
     )
     said = Readiness(UNKNOWN, "RolloutPaused", message, reconciling=True)
     assert summarize(rollout(updated=1), DRAFTS, None, 1, paused=True) == said
     assert summarize(rollout(updated=2), DRAFTS, None, 1, paused=True).reason == "Starting"
 
 
-BACK = "the engines of this spec never served (EngineFailed); those that served last are "
+NEVER_SERVED = "the engines of this spec never served (EngineFailed); "
 
 
 @pytest.mark.parametrize(
@@ -151,17 +199,21 @@ BACK = "the engines of this spec never served (EngineFailed); those that served 
             Readiness(
                 FALSE,
                 "RolledBack",
-                f"{BACK}back, 2 of 2 engines serve; this spec is not tried again before it changes",
+                f"{NEVER_SERVED}rolled back to the previous engines: 2 of 2 engines ready;"
+                " change the spec to try again",
                 stalled=True,
             ),
         ),
-        (rollout(), Readiness(FALSE, "RolledBack", f"{BACK}being put back, 1 of 2 engines serve", reconciling=True)),
+        (
+            rollout(),
+            Readiness(FALSE, "RolledBack", f"{NEVER_SERVED}rolling back: 1 of 2 engines ready", reconciling=True),
+        ),
         (
             rollout(blocked=NO_ROOM),
             Readiness(
                 FALSE,
                 "RolledBack",
-                f"{BACK}being put back, 1 of 2 engines serve: Unschedulable: no node takes the pod",
+                f"{NEVER_SERVED}rolling back: 1 of 2 engines ready: Unschedulable: no node takes the pod",
                 reconciling=True,
             ),
         ),
@@ -201,4 +253,4 @@ def test_who_shares_a_claim_is_named_only_where_a_pod_waits_for_it() -> None:
 def test_an_engine_that_does_not_draft_is_ready_and_says_so(speculation: ConditionUpdate, reason: str) -> None:
     said = summarize(rollout(2), speculation, None, 1)
     assert (said.status, said.reason) == (TRUE, reason)
-    assert (said.message == "2 of 2 engines serve, but they do not draft: no drafts") is (reason != "Serving")
+    assert (said.message == "2 of 2 engines ready, but they do not draft: no drafts") is (reason != "Serving")

@@ -145,7 +145,7 @@ def stand(conditions: dict[str, Condition]) -> tuple[str, str, str, str]:
         ([crash_looping(0, REFUSED)], False, "EngineRefusesArguments: vllm: error: unrecognized arguments: --nonsense"),
         ([crash_looping(3)], False, "EngineFailed: engine ended with exit code 1: RuntimeError: NCCL error"),
         ([pod(containerStatuses=[waiting("ImagePullBackOff", "not found")])], True, "ImagePullFailed: image i:1"),
-        ([], True, "EngineReadyTimeout: no engine was ready within the 1505 s given to it, and"),
+        ([], True, "EngineReadyTimeout: no engine became ready within 1505 s and"),
     ],
     ids=["refuses at once", "crash loop", "image", "hangs"],
 )
