@@ -91,18 +91,14 @@ class _Form:
     All patterns take linear time: no two repetitions beside each other match the same characters.
     """
 
-    marks: tuple[str, ...]
+    marks: frozenset[str]
     patterns: tuple[re.Pattern[str], ...]
     gate: re.Pattern[str] | None = None
-
-    def may_be_in(self, small: str) -> bool:
-        """Return whether a text, in small letters, is worth a search."""
-        return any(mark in small for mark in self.marks) and (self.gate is None or self.gate.search(small) is not None)
 
 
 def _form(marks: str, *patterns: str, gate: str | None = None) -> _Form:
     compiled = tuple(map(re.compile, patterns))
-    return _Form(tuple(marks.split()), compiled, None if gate is None else re.compile(gate))
+    return _Form(frozenset(marks.split()), compiled, None if gate is None else re.compile(gate))
 
 
 _KEY_MARKS: Final = "pass pwd key secret token signature credential"
@@ -180,6 +176,7 @@ _FORMS: Final = (
     # Registries, in a Docker configuration.
     _form("auth", r"(?P<before>\\{0,4}\"auth\\{0,4}\"\s{0,8}:\s{0,8}\\{0,4}\")[A-Za-z0-9+/=]{6,}"),
 )
+_MARKS: Final = tuple({mark for form in _FORMS for mark in form.marks})
 
 _PEM_END: Final = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _PEM_BODY: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=\\ \r\n\t"
@@ -208,8 +205,9 @@ def _redacted(text: str, hidden: str) -> str:
 
 def _masked(text: str, hidden: str) -> str:
     small = text.lower()
-    for form in _FORMS:
-        if form.may_be_in(small):
+    marks = [mark for mark in _MARKS if mark in small]
+    for form in _FORMS if marks else ():
+        if not form.marks.isdisjoint(marks) and (form.gate is None or form.gate.search(small)):
             for pattern in form.patterns:
                 text = pattern.sub(lambda found: f"{found['before']}{hidden}", text)
     if "-----end" in small:
