@@ -23,6 +23,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.spec.pydantic_problems import parsed_spec
 from specdecode_operator.kube.untyped import mapping
 from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.redaction import clip
 
 API_VERSION: Final = "admission.k8s.io/v1"
 _JUDGED: Final = ("CREATE", "UPDATE")
@@ -55,7 +56,8 @@ def answer(review: Any, terms: Terms) -> Body:
     """
     request = request_of(review)
     remarks = [*_remarks(request, terms)]
-    warnings = [_shortened(each.sentence) for each in remarks if each.level is Level.WARNING][:_MOST_WARNINGS]
+    warned = [each.sentence for each in remarks if each.level is Level.WARNING]
+    warnings = [clip(each, _LONGEST_WARNING) for each in warned[:_MOST_WARNINGS]]
     if errors := [each for each in remarks if each.level is Level.ERROR]:
         left = len(errors) - _MOST_REFUSALS
         message = "; ".join(each.sentence for each in errors[:_MOST_REFUSALS])
@@ -122,7 +124,3 @@ _KINDS: Final[Mapping[tuple[Any, Any], Callable[[Key, Any, Terms], Iterator[Rema
     (base.API_VERSION, deployment.KIND): _of_deployment,
     (base.API_VERSION, capture.KIND): _of_capture,
 }
-
-
-def _shortened(sentence: str) -> str:
-    return sentence if len(sentence) <= _LONGEST_WARNING else f"{sentence[: _LONGEST_WARNING - 1]}…"

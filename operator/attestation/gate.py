@@ -16,6 +16,7 @@ from specdecode_operator.attestation.statement import Rollout, read_statement
 from specdecode_operator.kube.labels import COMPUTES_FOR_LABEL, DEPLOYMENT_LABEL
 from specdecode_operator.kube.untyped import mapping, name_of, objects
 from specdecode_operator.problems import printable, shown
+from specdecode_operator.redaction import clip
 
 _MOST_DIFFERENCES: Final = 4
 _LONGEST_REASON: Final = 200
@@ -68,7 +69,7 @@ class Gate:
             try:
                 rollout = read_statement(opened(str(text), *self.keys)).predicate
             except UnverifiedError as error:
-                reasons.append(f"one {printable(str(error))[:_LONGEST_REASON]}")
+                reasons.append(f"one {clip(printable(str(error)), _LONGEST_REASON)}")
                 continue
             if (rollout.object.namespace, rollout.object.name) != (key.namespace, key.name):
                 reasons.append(f"one is of {rollout.object.namespace}/{rollout.object.name}")

@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Final, NoReturn
 
 from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 
 
 class Ending(IntEnum):
@@ -63,7 +64,7 @@ def _end_with_defect(error: Exception) -> NoReturn:
         traceback.print_exception(error)
     what = " ".join(f"{type(error).__name__}: {error}".split())
     hint = f"this is a defect of specdecode: please report what {TRACEBACK}=1 shows"
-    _end(Ending.DEFECT, f"{what[:300]}: {hint}")
+    _end(Ending.DEFECT, f"{clip(what, 300)}: {hint}")
 
 
 def _end(code: Ending, message: str | None = None) -> NoReturn:

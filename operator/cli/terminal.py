@@ -10,6 +10,7 @@ from typing import Final, TextIO
 import typer
 
 from specdecode_operator.problems import printable
+from specdecode_operator.redaction import redact
 
 _COLOURS: Final = {"Fits": 32, "Tight": 33, "Unknown": 33, "DoesNotFit": 31, "Invalid": 31}
 """Green, yellow and red of ECMA-48, as the terminal's owner has chosen them."""
@@ -36,7 +37,8 @@ def say(text: object, *, err: bool = False, nl: bool = True, verdicts: bool = Fa
 
     ``verdicts`` are shown in colour where the reader wants colours.
     """
-    lines = "\n".join(map(printable, str(text).split("\n")))
+    # A private key has several lines: it is masked before the lines are taken apart.
+    lines = "\n".join(map(printable, redact(str(text)).split("\n")))
     in_colour = verdicts and wants_colour(sys.stderr if err else sys.stdout)
     typer.echo(coloured(lines) if in_colour else lines, err=err, nl=nl, color=in_colour)
 

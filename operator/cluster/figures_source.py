@@ -13,6 +13,7 @@ from specdecode_operator.api.status.deployment import FiguresSource, FiguresStat
 from specdecode_operator.cluster.web import NoAnswerError, WrongAnswerError, in_time, place_of
 from specdecode_operator.monitoring.looks import SHOWN, WINDOW_S, Looks
 from specdecode_operator.monitoring.measures import Scope, Values
+from specdecode_operator.redaction import clip
 
 _DEADLINE_S: Final = 5
 _REST_S: Final = 60.0
@@ -70,7 +71,7 @@ class FiguresReader:
                 values = await self._ask(self._prometheus, key)
                 return _status(FiguresSource.PROMETHEUS, values, WINDOW_S)
             except NoAnswerError as error:
-                why = f"{str(error)[:_LONGEST_WHY]}; until then the engines themselves are asked"
+                why = f"{clip(str(error), _LONGEST_WHY)}; until then the engines themselves are asked"
         found = looks.figures(time.monotonic())
         return None if found is None else _status(FiguresSource.PODS, *found, why)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kubernetes.aio import client
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.redaction import clip
 
 
 async def send(  # noqa: PLR0913 (what HTTP has)
@@ -53,6 +54,6 @@ def _seconds(header: str | None) -> float | None:
 def error_message(text: bytes, limit: int) -> str:
     """Return the message of a Status object, cut off at a length; empty where it is none."""
     try:
-        return str(json.loads(text).get("message", ""))[:limit]
+        return clip(str(json.loads(text).get("message", "")), limit)
     except (ValueError, AttributeError):
         return ""

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from specdecode_operator.api.status.deployment import Condition, ConditionStatus
 from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
@@ -54,7 +55,7 @@ def stamp(
                 type=update.type,
                 status=update.status,
                 reason=_word(update.reason) or update.type,
-                message=printable(update.message)[:MESSAGE_LIMIT],
+                message=clip(printable(update.message), MESSAGE_LIMIT),
                 observed_generation=generation,
                 last_transition_time=old.last_transition_time
                 if old is not None and unchanged

@@ -14,6 +14,7 @@ from specdecode_operator.documents.limits import (
     inner_values,
 )
 from specdecode_operator.problems import shown
+from specdecode_operator.redaction import clip
 
 _SPACE: Final = " \t\r\n"
 
@@ -101,14 +102,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _whole_number(text: str) -> int:
     if len(text) > MAX_DIGITS:
-        raise UnreadableTextError(f"the number {text[:20]}… has {len(text):,} digits: write one with fewer")
+        raise UnreadableTextError(f"the number {clip(text, 20)} has {len(text):,} digits: write one with fewer")
     return int(text)
 
 
 def _number(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise UnreadableTextError(f"the number {text[:20]} is too large: write a smaller one")
+        raise UnreadableTextError(f"the number {clip(text, 20)} is too large: write a smaller one")
     return value
 
 

@@ -20,6 +20,7 @@ from specdecode_operator.documents.limits import (
     check_size,
 )
 from specdecode_operator.problems import shown
+from specdecode_operator.redaction import clip
 
 _TAG: Final = "tag:yaml.org,2002:"
 _TEXT: Final = f"{_TAG}str"
@@ -140,12 +141,14 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
     def number(self, node: yaml.ScalarNode) -> float:
         """Return a number that a program can compute with, and .inf and .nan, which fields refuse by name."""
         if len(node.value) > MAX_DIGITS:
-            raise _problem(node, f"the number {node.value[:20]}… has {len(node.value):,} digits: write one with fewer")
+            raise _problem(
+                node, f"the number {clip(node.value, 20)} has {len(node.value):,} digits: write one with fewer"
+            )
         if node.tag == f"{_TAG}int":
             return int(self.construct_yaml_int(node))
         value = float(self.construct_yaml_float(node))
         if math.isinf(value) and node.value[-1].isdigit():
-            raise _problem(node, f"the number {node.value[:20]} is too large: write a smaller one")
+            raise _problem(node, f"the number {clip(node.value, 20)} is too large: write a smaller one")
         return value
 
 

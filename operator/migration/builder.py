@@ -7,7 +7,9 @@ from typing import Any, Final
 
 from specdecode_operator.migration.secrets import without_secrets
 from specdecode_operator.problems import MISSING, Problem
+from specdecode_operator.redaction import clip
 
+_SHOWN_CHARACTERS: Final = 96
 HOLDS_ANYWAY: Final = "is what holds without it"
 
 
@@ -15,7 +17,7 @@ class MigrationError(Exception):
     """Nothing can be imported; ``problem`` says which field is why, and what to do."""
 
     def __init__(self, field: str, value: str, message: str) -> None:
-        self.problem = Problem(field, without_secrets(value), message)
+        self.problem = Problem(field, _short(value), message)
         super().__init__(str(self.problem))
 
 
@@ -82,9 +84,14 @@ class SpecBuilder:
 
     def decide(self, field: str, value: str, message: str) -> None:
         """Say what people must decide, once."""
-        problem = Problem(field, without_secrets(value), message)
+        problem = Problem(field, _short(value), message)
         if problem not in self.decisions:
             self.decisions.append(problem)
+
+
+def _short(value: str) -> str:
+    """Return a value of the old server as a report shows it."""
+    return clip(without_secrets(value), _SHOWN_CHARACTERS)
 
 
 def plain(value: Any) -> str:
@@ -110,7 +117,7 @@ def required(body: Mapping[str, Any], where: str) -> dict[str, Any]:
         walked.append(key)
         place = place.get(key)
         if not isinstance(place, dict):
-            shown = MISSING if place is None else str(place)[:64]
+            shown = MISSING if place is None else str(place)
             raise MigrationError(".".join(walked), shown, "must be an object, as in any Deployment")
     found: dict[str, Any] = place
     return found

@@ -135,13 +135,13 @@ def _find_server(workload: Workload) -> _Server:
     """Return the one container that runs vLLM's server."""
     containers = workload.pod.get("containers")
     if not isinstance(containers, list) or not containers:
-        shown = str(containers)[:64] if containers else MISSING
+        shown = str(containers) if containers else MISSING
         raise MigrationError(workload.where, shown, "must be a list with the container of vLLM")
     found = []
     for index, container in enumerate(containers):
         where = workload.where if workload.outside else f"{workload.where}[{index}]"
         if not isinstance(container, dict):
-            raise MigrationError(where, str(container)[:64], "must be an object")
+            raise MigrationError(where, str(container), "must be an object")
         command = find_server_command(container, where)
         if command is not None:
             found.append((where, container, command))
@@ -270,7 +270,7 @@ def _ask_for_folders(builder: SpecBuilder) -> None:
     for field, volume in held:
         path = mapping(volume or {}, "hostPath").get("path")
         if path:
-            builder.decide(field, str(path)[:96], message)
+            builder.decide(field, str(path), message)
 
 
 def _new_name(workload: Workload, wanted: str | None, builder: SpecBuilder) -> str:

@@ -49,7 +49,7 @@ def find_platform(
             raise MigrationError(f"{place}.{name}", str(amount), fix)
     gpus = str(amounts.get(GPU_RESOURCE, "0"))
     if not re.fullmatch(r"\d{1,6}", gpus):
-        raise MigrationError(f"{place}.{GPU_RESOURCE}", gpus[:32], "must be a whole number of GPUs, such as 8")
+        raise MigrationError(f"{place}.{GPU_RESOURCE}", gpus, "must be a whole number of GPUs, such as 8")
     if int(gpus) > 0:
         return Platform.GPU, int(gpus)
     names, image = {*plain_environment(container), *env}, str(container.get("image") or "").lower()

@@ -93,7 +93,7 @@ def ask_for_files(passed_on: Iterable[Argument], container: Mapping[str, Any], b
             mount = mount_of(path, container)
             held = mount is not None and str(mount["mountPath"]).rstrip("/") not in OWN_MOUNTS
             if not held and not (container.get("image") and file.startswith(_OF_IMAGE)):
-                builder.decide("spec.engine.extraArgs", f"{given.name} {file}"[:96], message)
+                builder.decide("spec.engine.extraArgs", f"{given.name} {file}", message)
 
 
 def _files(given: Argument) -> Iterator[str]:

@@ -1,10 +1,11 @@
-"""Keeps secrets that stand in a server as plain text out of what is printed."""
+"""Keeps plain-text secrets of a server out of the imported spec and out of the report."""
 
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from specdecode_operator.kube.untyped import objects
+from specdecode_operator.redaction import is_secret_flag, redact
 
 if TYPE_CHECKING:
     from specdecode_operator.migration.builder import SpecBuilder
@@ -22,27 +23,7 @@ _PERHAPS: Final = re.compile(r"(?:^|[_-])(?:TOKEN|KEY)(?:V?\d+)?(?:[_-]|$)", re.
 _ABOUT: Final = re.compile(r"[_-](?:FILE|PATH|DIR|NAME)$", re.IGNORECASE)
 _SETTING: Final = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?|true|false|on|off|yes|no|none|auto", re.IGNORECASE)
 
-_VALUE: Final = re.compile(
-    r"(?P<address>\b[a-z][a-z0-9+.-]{0,31}://)[^\s/@:]{0,512}:[^\s/@]{1,512}@"
-    r"|\b(?:hf_[A-Za-z0-9]{16,512}|sk-[A-Za-z0-9_-]{16,512}|gh[pousr]_[A-Za-z0-9]{16,512}|glpat-[\w-]{16,512}"
-    r"|AKIA[A-Z0-9]{16}|nvapi-[\w-]{16,512})"
-    r"|\bBearer\s+[A-Za-z0-9._~+/-]{16,4096}"
-    # A token of a tokenizer is none, a value of $(VARIABLE), in a file or in a Secret stands elsewhere.
-    r"|(?P<key>(?i:secret|passw(?:or)?d|passphrase|(?:api|access|private|secret)[_-]?key"
-    r"|(?:access|api|auth|hf|hub|refresh|security|session)[_-]?token)[\"']?\s{0,8}[=:]\s{0,8}[\"']?)"
-    r"(?![$/]|(?:null|none|true|false)\b|name [\w.-]{1,253}, key )[^\s\"',}]{1,4096}",
-)
-"""How tokens of the hub, of model services, of repositories and clouds look, passwords in addresses, and secrets in
-JSON and options, by their keys."""
-
-_FLAG: Final = (
-    r"--?[\w.-]{0,64}(?i:secret|passw(?:or)?d|passphrase|credentials?|token"
-    r"|(?:api|access|auth|encryption|master|private|secret|signing)[_-]?key)"
-)
 _NO_VALUE: Final = r"(?![\"']?[-$/<>|&;])"
-_BEHIND_FLAG: Final = re.compile(rf"(?<![\w.-])({_FLAG}[ \t]{{1,8}}){_NO_VALUE}(?:\"[^\"]*\"|'[^']*'|[^\s\"']+)")
-"""A flag of a password in a line of a shell, with the value behind it; a variable or a file is none."""
-
 _WITHHELD: Final = "WITHHELD"
 _MESSAGE: Final = "stands there as plain text: put it into a Secret, and name that in podTemplate, by valueFrom"
 
@@ -50,14 +31,12 @@ _MESSAGE: Final = "stands there as plain text: put it into a Secret, and name th
 def is_secret_variable(name: str, value: str) -> bool:
     """Return whether a variable holds a secret, by its name or by what it looks like."""
     by_name = _NAME.search(name) or (_PERHAPS.search(name) and not _SETTING.fullmatch(value))
-    return bool(value) and (bool(by_name and not _ABOUT.search(name)) or _VALUE.search(value) is not None)
+    return bool(value) and (bool(by_name and not _ABOUT.search(name)) or without_secrets(value) != value)
 
 
 def without_secrets(text: str) -> str:
-    """Return a text with what looks like a token or a password replaced."""
-    return _VALUE.sub(
-        lambda found: f"{found['address'] or found['key'] or ''}{_WITHHELD}{'@' if found['address'] else ''}", text
-    )
+    """Return a text with everything that has the form of a secret replaced."""
+    return redact(text, _WITHHELD)
 
 
 def withhold_secrets(builder: "SpecBuilder") -> None:
@@ -96,7 +75,7 @@ def _without(value: Any, path: str, builder: "SpecBuilder") -> Any:
             for index, (flag, part) in enumerate(zip(before, value, strict=False))
         ]
     if isinstance(value, str):
-        cleaned = _BEHIND_FLAG.sub(rf"\1{_WITHHELD}", without_secrets(value))
+        cleaned = without_secrets(value)
         return value if cleaned == value else _withheld(path, cleaned, cleaned, builder)
     return value
 
@@ -104,9 +83,9 @@ def _without(value: Any, path: str, builder: "SpecBuilder") -> Any:
 def _is_behind_flag(flag: Any, value: Any) -> bool:
     """Return whether a word is the value of a flag for a password."""
     both = isinstance(flag, str) and isinstance(value, str)
-    return both and re.fullmatch(_FLAG, flag) is not None and re.match(rf"{_NO_VALUE}.", value) is not None
+    return both and is_secret_flag(flag) and re.match(rf"{_NO_VALUE}.", value) is not None
 
 
 def _withheld(path: str, shown: str, cleaned: str, builder: "SpecBuilder") -> str:
-    builder.decide(path, shown[:64], "holds a secret as plain text: put it into a Secret, or remove it")
+    builder.decide(path, shown, "holds a secret as plain text: put it into a Secret, or remove it")
     return cleaned

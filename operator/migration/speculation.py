@@ -130,7 +130,7 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
     if method not in {each.value for each in Method}:
         have = ", ".join(each.value for each in Method)
         why = _DEAD.get(method, "the operator does not have this method")
-        builder.decide("spec.speculation.method", method[:64], f"{why}: use one of {have}, or keep the Deployment")
+        builder.decide("spec.speculation.method", method, f"{why}: use one of {have}, or keep the Deployment")
         return
     if method != Method.NONE and "num_speculative_tokens" not in config:
         builder.decide("spec.speculation.numSpeculativeTokens", MISSING, "say how many tokens to propose a step")
@@ -156,7 +156,7 @@ def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: Engine
     if key == "parallel_drafting" and isinstance(value, bool):
         builder.note(Outcome.OPERATOR, f"{what} {value}", "the operator says so of each draft whose config.json does")
     elif key == "parallel_drafting" and value is not None:
-        builder.decide("spec.speculation", f"{what}: {value}"[:96], "must be true or false")
+        builder.decide("spec.speculation", f"{what}: {value}", "must be true or false")
     elif value is None or (value is False and key in profile.speculative_keys):
         builder.note(Outcome.OPERATOR, what, HOLDS_ANYWAY)
     elif key in _FIELDS:
@@ -169,12 +169,12 @@ def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: Engine
         _TAKERS[key](what, value, builder)
     elif key in profile.speculative_keys:
         message = "no field of the object means it yet: remove it from the Deployment, or keep the Deployment"
-        builder.decide("spec.speculation", f"{what}: {value}"[:96], message)
+        builder.decide("spec.speculation", f"{what}: {value}", message)
     elif key in _GONE:
         builder.drop(f"{what}: {value}", _GONE[key])
     else:
         message = f"{_of_none(profile)} has no such key: remove it from the Deployment, or write the one that is meant"
-        builder.decide("spec.speculation", f"{what}: {value}"[:96], message)
+        builder.decide("spec.speculation", f"{what}: {value}", message)
 
 
 def _of_none(profile: EngineProfile) -> str:
@@ -206,7 +206,7 @@ def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
         given = []
     if not given:
         message = "must be a list of [first, last, tokens]"
-        builder.decide("spec.speculation.numSpeculativeTokensByBatchSize", str(value)[:64], message)
+        builder.decide("spec.speculation.numSpeculativeTokensByBatchSize", str(value), message)
         return
     most, general = _most_requests(builder), builder.get("speculation.numSpeculativeTokens")
     ends = [*(first - 1 for first, _, _ in given[1:]), most]
@@ -247,7 +247,7 @@ def _take_fly(default: Callable[[SpecBuilder], float]) -> Callable[[str, Any, Sp
             builder.drop(f"{what} {value}", "is of rejection_sample_method fly alone")
         else:
             message = f"no field means it yet, and {own} would hold: remove it there, or keep the Deployment"
-            builder.decide("spec.speculation.rejectionSampling", f"{what} {value}"[:96], message)
+            builder.decide("spec.speculation.rejectionSampling", f"{what} {value}", message)
 
     return take
 
@@ -268,10 +268,10 @@ def _json(given: Argument, builder: SpecBuilder) -> dict[str, Any]:
     try:
         found = read_json(text)
     except ValueError as error:
-        builder.decide("spec.speculation", f"{_CONFIG} {text[:64]}", f"is no JSON ({error}): write one JSON object")
+        builder.decide("spec.speculation", f"{_CONFIG} {text}", f"is no JSON ({error}): write one JSON object")
         return {}
     if not isinstance(found, dict):
-        builder.decide("spec.speculation", f"{_CONFIG} {text[:64]}", "must be one JSON object")
+        builder.decide("spec.speculation", f"{_CONFIG} {text}", "must be one JSON object")
         return {}
     return {re.sub("-", "_", str(key)): value for key, value in found.items()}
 

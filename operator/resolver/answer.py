@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdecode_operator.documents.json_text import parse_json
+from specdecode_operator.redaction import clip
 from specdecode_operator.resolver.read_model_facts import (
     ERROR_LIMIT,
     MESSAGE_LIMIT_BYTES,
@@ -33,9 +34,11 @@ def unpack(message: str) -> Checkpoint:
             packed = io.BytesIO(base64.b64decode(answer["facts"], validate=True))
             with gzip.GzipFile(fileobj=packed) as stream:
                 return checkpoint_of(parse_json(stream.read(_UNPACKED_LIMIT_BYTES)))
-        failure = CheckpointError(str(answer["error"]["reason"])[:64], str(answer["error"]["message"])[:ERROR_LIMIT])
+        failure = CheckpointError(
+            str(answer["error"]["reason"])[:64], clip(str(answer["error"]["message"]), ERROR_LIMIT)
+        )
     except _MAKES_NO_SENSE as error:
-        raise CheckpointError("ReaderFailed", f"the reader's answer makes no sense: {message[:200]!r}") from error
+        raise CheckpointError("ReaderFailed", f"the reader's answer makes no sense: {clip(message, 200)!r}") from error
     raise failure
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 MESSAGE_LIMIT = 600
+_LONGEST_CAUSE = 200
 _GIB = 2**30
 _SPARE_BYTES = 64 * 2**20
 """Left free beside the files themselves: folders, locks, links."""
@@ -128,7 +129,18 @@ def _told(where: str, cache: str, error: Exception) -> DownloadError:
     if status in _DENIED:
         return DownloadError("ModelGated", f"{where}: the hub answers HTTP {status}")
     reason = "HubUnreachable" if status is not None or _is_of_network(error) else "DownloadFailed"
-    return DownloadError(reason, f"{where}: {type(error).__name__}: {str(error)[:200]}")
+    return DownloadError(reason, f"{where}: {type(error).__name__}: {_clipped(str(error), _LONGEST_CAUSE)}")
+
+
+def _clipped(text: str, limit: int) -> str:
+    """Return whole words of a text, at most ``limit`` characters of it.
+
+    This script runs without the operator's package, so the operator masks secrets later. It recognizes only whole
+    ones: a word that does not fit is left out, never cut.
+    """
+    if len(text) <= limit:
+        return text
+    return text[:limit].rpartition(" ")[0].rstrip() + "…"
 
 
 def _is_of_network(error: BaseException | None) -> bool:
@@ -158,7 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
         commit = download(given.model, given.revision, given.cache)
     except DownloadError as error:
         print(f"{error.reason}: {error.message}", file=sys.stderr)  # noqa: T201
-        _answer({"error": {"reason": error.reason, "message": error.message[:MESSAGE_LIMIT]}}, given.message)
+        _answer({"error": {"reason": error.reason, "message": _clipped(error.message, MESSAGE_LIMIT)}}, given.message)
         return 1
     _answer({"commit": commit}, given.message)
     return 0

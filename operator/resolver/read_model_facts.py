@@ -42,6 +42,8 @@ _LENGTH_BYTES = 8
 _FIRST_BYTES = 64 * 1024
 """Read of each file at first: most headers are not longer, and one request to the hub is enough."""
 ERROR_LIMIT = 600
+_LONGEST_CAUSE = 200
+_LONGEST_NAME = 100
 _MOST_PARTS = 24
 _LONG_VALUE = 400
 _NEEDED_THOUGH_LONG = {
@@ -202,12 +204,12 @@ def _tensors(files: Files, sizes: Mapping[str, int | None]) -> dict[str, tuple[s
     # Only what the listing has is opened, so no name in an index leads elsewhere.
     if lacking := [name for name in names if name not in sizes or not name.endswith(".safetensors")]:
         message = f"{len(lacking)} of {len(names)} files that {INDEX} names are not in {files.where}, such as"
-        raise CheckpointError("WeightsNotFound", f"{message} {lacking[0][:100]}")
+        raise CheckpointError("WeightsNotFound", f"{message} {_clipped(lacking[0])}")
     with ThreadPoolExecutor(max_workers=8) as pool:
         headers = list(pool.map(lambda name: _header(files, name, sizes[name]), names))
     tensors = {name: tensor for header in headers for name, tensor in header.items()}
     if absent := [name for name in named or () if name not in tensors]:
-        raise _bad(INDEX, f"names tensor {absent[0][:100]}, which no file holds")
+        raise _bad(INDEX, f"names tensor {_clipped(absent[0])}, which no file holds")
     return tensors
 
 
@@ -244,12 +246,15 @@ def _tensor(name: str, key: str, value: object, space: int) -> tuple[str, int]:
             all(type(edge) is int and 0 <= edge <= _MOST_SPACE for edge in shape) and 0 <= begin <= end
         ):
             if end > space:
-                raise _bad(name, f"is cut off: tensor {key[:100]} ends at {end:,} of {space:,} bytes")
+                raise _bad(name, f"is cut off: tensor {_clipped(key)} ends at {end:,} of {space:,} bytes")
             elements = math.prod(shape)
             if dtype in _DTYPE_BITS and (end - begin) * 8 != elements * _DTYPE_BITS[dtype]:
-                raise _bad(name, f"gives tensor {key[:100]} {end - begin:,} bytes for {elements:,} elements of {dtype}")
+                raise _bad(
+                    name,
+                    f"gives tensor {_clipped(key)} {end - begin:,} bytes for {elements:,} elements of {dtype}",
+                )
             return dtype[:16], end - begin
-    raise _bad(name, f"describes tensor {key[:100]} with other than dtype, shape and data_offsets")
+    raise _bad(name, f"describes tensor {_clipped(key)} with other than dtype, shape and data_offsets")
 
 
 def _total(tensors: Mapping[str, tuple[str, int]]) -> Weights:
@@ -326,7 +331,18 @@ def _hub_error(where: str, error: Exception) -> CheckpointError:
             return CheckpointError("HubRefused", f"{where} {meanings[kind.__name__]}")
     if status is not None:
         return CheckpointError("HubRefused", f"{where}: the hub answers HTTP {status}")
-    return CheckpointError("HubUnreachable", f"{where}: {type(error).__name__}: {str(error)[:200]}")
+    return CheckpointError("HubUnreachable", f"{where}: {type(error).__name__}: {_clipped(str(error), _LONGEST_CAUSE)}")
+
+
+def _clipped(text: str, limit: int = _LONGEST_NAME) -> str:
+    """Return whole words of a text, at most ``limit`` characters of it.
+
+    This script runs without the operator's package, so the operator masks secrets later. It recognizes only whole
+    ones: a word that does not fit is left out, never cut.
+    """
+    if len(text) <= limit:
+        return text
+    return text[:limit].rpartition(" ")[0].rstrip() + "…"
 
 
 def pack_facts(checkpoint: Checkpoint) -> str:
@@ -353,7 +369,7 @@ def _smaller_and_smaller(checkpoint: Checkpoint) -> Iterable[Checkpoint]:
 
 def pack_error(error: CheckpointError) -> str:
     """Return the termination message that tells why there are no facts."""
-    told = {"reason": error.reason, "message": error.message[:ERROR_LIMIT]}
+    told = {"reason": error.reason, "message": _clipped(error.message, ERROR_LIMIT)}
     return json.dumps({"error": told}, ensure_ascii=False)
 
 

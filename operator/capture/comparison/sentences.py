@@ -8,6 +8,7 @@ from typing import Final
 from specdecode_operator.api.status.comparison import ArmVerdict, Outputs
 from specdecode_operator.capture.comparison.judged import SMALLEST_EFFECT
 from specdecode_operator.capture.comparison.result import Load, LoadVerdict, OutputsFound
+from specdecode_operator.redaction import clip
 
 LONGEST: Final = 1024
 """Letters of a sentence, as the status takes it."""
@@ -85,8 +86,7 @@ def sentence(  # noqa: PLR0913, PLR0917  what it speaks of
     parts = [*_parts(verdict, baseline, loads, outputs, crossing, level, made)]
     if missing is not None:
         parts.insert(0, missing)
-    text = "; ".join(parts)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return clip("; ".join(parts), LONGEST)
 
 
 def _parts(  # noqa: PLR0913, PLR0917  as above

@@ -12,10 +12,12 @@ from specdecode_operator.api.status.comparison import ComparisonStatus
 from specdecode_operator.capture.control.job import LOAD, PREPARE
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.engine_errors import dead_core, find_error, telling_line
+from specdecode_operator.deployment.pods.last_words import lines_of
 from specdecode_operator.deployment.pods.rejected_pods import rejected_pod
 from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 
 _TOLD_TO_STOP = frozenset({0, 137, 143})
 """Exit codes of an engine that ended because the load did."""
@@ -109,7 +111,7 @@ def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
     if reason in (None, _TOLD_BY_SIGNAL) and (lost := disrupted(pod)):
         return lost
     if isinstance(error, dict) and reason:
-        return Blocked(str(reason), str(error.get("message", ""))[:_MESSAGE_LIMIT], permanent=True)
+        return Blocked(str(reason), clip(str(error.get("message", "")), _MESSAGE_LIMIT), permanent=True)
     if ended.get("reason") == "OOMKilled":
         return Blocked("OutOfMemory", f"{container} needed more memory than its limit and was killed", permanent=True)
     return Blocked("CaptureFailed", _last_words(container, ended), permanent=True)
@@ -123,7 +125,7 @@ def _last_words(container: str, ended: Body) -> str:
     code = int(ended.get("exitCode", 0))
     how = _SIGNALS.get(code, f"ended with exit code {code}")
     phase, words = None, []
-    for line in str(ended.get("message") or "").splitlines():
+    for line in lines_of(str(ended.get("message") or "")):
         said = _parsed(line)
         if not isinstance(said, dict):
             words.append(line)

@@ -19,6 +19,7 @@ from specdecode_operator.capture.comparison.regression import (
 from specdecode_operator.capture.files.publish import read_manifest, verify
 from specdecode_operator.capture.validation.summary import MESSAGE_BYTES
 from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 
 AGAINST_VARIABLE: Final = "SPECDECODE_AGAINST"
 AGAINST_MOUNT: Final = "/against"
@@ -53,7 +54,7 @@ def regression_status(environment: Mapping[str, str], published: Path) -> dict[s
         why = str(error)
     except Exception as error:  # noqa: BLE001  files that others may write to
         why = f"it could not be judged: {type(error).__name__}: {error}"
-    return {"against": golden.capture, "verdict": "NotComparable", "message": printable(why)[:_MESSAGE_CHARACTERS]}
+    return {"against": golden.capture, "verdict": "NotComparable", "message": clip(printable(why), _MESSAGE_CHARACTERS)}
 
 
 def _judged(golden: Path, found: Path, limits: Limits) -> Regression:
@@ -75,7 +76,7 @@ def _status(name: str, regression: Regression) -> dict[str, Any]:
     return {
         "against": name,
         "verdict": regression.verdict.value,
-        "message": regression.message[:_MESSAGE_CHARACTERS],
+        "message": clip(regression.message, _MESSAGE_CHARACTERS),
         "figures": [_figure(each) for each in first[:_MOST_FIGURES]],
     }
 
@@ -86,7 +87,7 @@ def _figure(figure: Figure) -> dict[str, str]:
         change += f" ({figure.low_percent:+.1f} to {figure.high_percent:+.1f} %)"
     golden, found = ("none" if each is None else f"{each:,.4g} {figure.unit}" for each in (figure.golden, figure.found))
     verdict = figure.verdict.value if figure.verdict else ""
-    return {"name": figure.name[:96], "golden": golden, "found": found, "change": change, "verdict": verdict}
+    return {"name": clip(figure.name, 96), "golden": golden, "found": found, "change": change, "verdict": verdict}
 
 
 def with_regression(message: bytes, regression: dict[str, Any] | None) -> bytes:
@@ -104,5 +105,5 @@ def with_regression(message: bytes, regression: dict[str, Any] | None) -> bytes:
         figures = said["regression"]["figures"] = figures[:-1]
     while (words := said["regression"]["message"]) and len(msgspec.json.encode(said)) > MESSAGE_BYTES:
         # Characters outside ASCII take more bytes, and half a message is none.
-        said["regression"]["message"] = words[: len(words) * 3 // 4]
+        said["regression"]["message"] = clip(words, len(words) * 3 // 4)
     return msgspec.json.encode(said)

@@ -13,6 +13,7 @@ from specdecode_operator.capture.files.checks import MOST_TOKENS, GreedyAnswer
 from specdecode_operator.capture.files.formats import Count, Word
 from specdecode_operator.capture.load.client import Server
 from specdecode_operator.capture.load.completion_stream import error_text
+from specdecode_operator.redaction import clip
 
 _LARGEST_ANSWER_BYTES: Final = 2**22
 _SEED: Final = 0
@@ -199,5 +200,5 @@ def _wrong_form(text: str, finish_reason: str | None) -> str | None:
     try:
         _FORM.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return f"{len(text)} characters that are not of the schema, ended by {str(finish_reason)[:20]}"
+        return f"{len(text)} characters that are not of the schema, ended by {clip(str(finish_reason), 20)}"
     return None

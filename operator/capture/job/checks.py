@@ -13,6 +13,7 @@ from specdecode_operator.capture.job.check_requests import CheckRequests, NotAns
 from specdecode_operator.capture.load.client import server_of
 from specdecode_operator.capture.load.prompts.sources import PromptSource
 from specdecode_operator.capture.load.workload import CheckSettings, RunSettings
+from specdecode_operator.redaction import clip
 
 BUDGET_S: Final = 180.0
 """How long each check may take; what was asked until then counts."""
@@ -75,9 +76,9 @@ async def _greedy(requests: CheckRequests, asked: Sequence[_Asked], budget_s: fl
             answers.append(await requests.greedy(each.prompt, each.sha256, each.most_tokens))
         except NotAnsweredError as error:
             if not error.refused:
-                return GreedyCheck(not_measured=str(error)[:_LONGEST_REASON])
+                return GreedyCheck(not_measured=clip(str(error), _LONGEST_REASON))
             # Every arm refuses it: the prompt is longer than the engine takes, say.
-            refused = str(error)[:_LONGEST_REASON]
+            refused = clip(str(error), _LONGEST_REASON)
     return GreedyCheck(answers=answers, not_measured=None if answers else refused)
 
 
@@ -95,8 +96,8 @@ async def _parsing(
         except NotAnsweredError as error:
             if error.refused and number == len(failures):
                 # It would refuse all of them: a tokenizer without a chat template, say.
-                return ParsingCheck(not_measured=str(error)[:_LONGEST_REASON])
-            wrong = str(error)[:_LONGEST_REASON]
+                return ParsingCheck(not_measured=clip(str(error), _LONGEST_REASON))
+            wrong = clip(str(error), _LONGEST_REASON)
         number += 1
         failures += [wrong] if wrong is not None else []
     return ParsingCheck(

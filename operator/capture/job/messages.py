@@ -9,15 +9,16 @@ from specdecode_operator.capture.comparison.status import comparison_status
 from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.job.finish import Published
 from specdecode_operator.capture.validation.summary import MESSAGE_BYTES, summary_text
+from specdecode_operator.redaction import clip
 
 _MESSAGE_CHARACTERS: Final = 2000
 
 
 def error_message(error: CaptureError) -> bytes:
     """Return the termination message of a failure."""
-    message = error.message[:_MESSAGE_CHARACTERS]
+    message = clip(error.message, _MESSAGE_CHARACTERS)
     while len(text := msgspec.json.encode({"error": {"reason": error.reason, "message": message}})) > MESSAGE_BYTES:
-        message = message[: len(message) * 3 // 4]
+        message = clip(message, len(message) * 3 // 4)
     return text
 
 

@@ -22,6 +22,7 @@ from specdecode_operator.capture.recorder.lines import DISK_FULL, EXIT, ORDERED,
 from specdecode_operator.capture.recorder.segment import RESERVE_BYTES
 from specdecode_operator.capture.recorder.shapes import TRIED
 from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 
 _PROBE: Final = "probe"
 _POLL_S: Final = 0.2
@@ -133,6 +134,6 @@ def _ended(segment: Segment, reason: str) -> CaptureError:
         return CaptureError("EngineExited", "the engine ended while it was recorded: see its log")
     why = off_reason(segment.path) or reason
     fix = f": capture one that it was tried with, vLLM {TRIED} (spec.engine of the deployment)"
-    engine = f"the engine, vLLM {printable(segment.header.vllm[:64])}, went on"
+    engine = f"the engine, vLLM {clip(printable(segment.header.vllm), 64)}, went on"
     message = f"the recorder switched itself off, {engine}: {why}{fix if reason == UNKNOWN_SHAPE else ''}"
     return CaptureError("RecorderOff", message)

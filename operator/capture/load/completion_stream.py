@@ -7,6 +7,7 @@ from msgspec import Meta, Struct
 
 from specdecode_operator.capture.files.formats import Word
 from specdecode_operator.capture.load.prompts.prompt import Prompt
+from specdecode_operator.redaction import clip
 
 _EVENT_END = b"\n\n"
 _DATA = b"data: "
@@ -147,5 +148,4 @@ def shortened(text: str) -> str:
     """Return the beginning of a text from the engine, without anything of the prompt that it may repeat."""
     for mark in ("'input'", '"input"'):
         text = text.partition(mark)[0]
-    text = " ".join(text.split())
-    return text if len(text) <= _LONGEST_ERROR else text[:_LONGEST_ERROR] + "..."
+    return clip(" ".join(text.split()), _LONGEST_ERROR)

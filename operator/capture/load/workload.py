@@ -13,6 +13,7 @@ from pydantic.alias_generators import to_camel
 
 from specdecode_operator.api.capture_workload import CaptureWorkload
 from specdecode_operator.problems import Problem
+from specdecode_operator.redaction import clip
 
 SETTINGS_VARIABLE: Final = "SPECDECODE_CAPTURE"
 """The environment variable that holds the settings."""
@@ -102,7 +103,7 @@ def read_settings(text: str | bytes) -> RunSettings:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, (SETTINGS_VARIABLE, *first["loc"])))
-        value = str(first["input"])[:_SHOWN_CHARACTERS]
+        value = clip(str(first["input"]), _SHOWN_CHARACTERS)
         raise InvalidSettingsError(Problem(field, value, f"{first['msg']}; the operator writes it")) from error
 
 

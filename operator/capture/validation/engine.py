@@ -7,6 +7,7 @@ from specdecode_operator.capture.files.manifest import Manifest
 from specdecode_operator.capture.recorder.shapes import TRIED
 from specdecode_operator.engine.image_version import version_of_engine
 from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 from specdecode_operator.version import __version__, is_newer
 
 _LONGEST_VERSION = 64
@@ -43,4 +44,4 @@ def engine_status(manifest: Manifest) -> dict[str, Any]:
 
 
 def _short(version: str) -> str:
-    return printable(version[:_LONGEST_VERSION])
+    return clip(printable(version), _LONGEST_VERSION)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from specdecode_operator.calibration.engine_log import Given
+from specdecode_operator.redaction import clip_start
 
 DEFAULT_SHAPES: Final = ("64x8192", "256x8192", "1024x8192")
 """Sequences x batched tokens: what the persistent buffers and the activation peak grow with."""
@@ -24,6 +25,7 @@ _DEADLINE_S: Final = 1800.0
 """A cold start of a large model compiles for many minutes."""
 
 _STOP_S: Final = 60.0
+_SHOWN_CHARACTERS: Final = 2000
 _POLL_S: Final = 0.5
 
 
@@ -74,7 +76,7 @@ class EngineRun:
                 return
             if ended or time.monotonic() > deadline_s:
                 why = f"ended with {process.returncode}" if ended else f"did not serve within {_DEADLINE_S:.0f} s"
-                raise RuntimeError(f"{self.name}: vLLM {why}:\n{text[-2000:]}")
+                raise RuntimeError(f"{self.name}: vLLM {why}:\n{clip_start(text, _SHOWN_CHARACTERS)}")
             time.sleep(_POLL_S)
 
 

@@ -10,6 +10,7 @@ import typer
 from specdecode_operator.cli.options import ExitCode
 from specdecode_operator.cli.outputs.printing import printable_json
 from specdecode_operator.cli.terminal import say
+from specdecode_operator.redaction import clip
 
 if TYPE_CHECKING:
     from specdecode_operator.capture.comparison.result import Arm, Comparison, Load
@@ -68,8 +69,8 @@ def _lines(comparison: "Comparison") -> Iterator[str]:
         yield _ROW.format(*_HEAD)
         for load in arm.loads:
             plain = next(each for each in baseline.loads if each.phase == load.phase)
-            yield _row(plain, f"{load.phase[:14]} *")
-            yield _row(load, load.phase[:16])
+            yield _row(plain, f"{clip(load.phase, 14)} *")
+            yield _row(load, clip(load.phase, 16))
         yield from _figures(arm, comparison)
         yield ""
     yield f"* {baseline.name}, which the others are compared with; goodput in tokens/s, TTFT and TPOT in ms"

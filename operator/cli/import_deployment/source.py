@@ -16,6 +16,7 @@ from specdecode_operator.migration.sources.kserve import runtime_of
 from specdecode_operator.migration.sources.reading import READABLE, read_workloads
 from specdecode_operator.migration.sources.workload import Workload
 from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 
 _KSERVE: Final = "serving.kserve.io"
 _RUNTIMES: Final = (
@@ -66,7 +67,7 @@ def read_source(words: Sequence[str], file: str | None, namespace: str | None, c
     if file is None and (len(words) > 1 or is_command_text(" ".join(words))):
         return Source("the command line", read_words(words))
     if len(words) > 1:
-        raise SourceError(f"{printable(' '.join(words))[:64]}: name one server of the file, KIND/NAME")
+        raise SourceError(f"{clip(printable(' '.join(words)), 64)}: name one server of the file, KIND/NAME")
     kind, name = _name(words[0]) if words else (None, None)
     if file is not None:
         return _from_file(file, kind, name, namespace)
@@ -81,7 +82,9 @@ def _name(text: str) -> tuple[str | None, str]:
     kind = next((found[0].kind for forms, found in _RESOURCES.items() if written.partition(".")[0] in forms), None)
     if not name or (slash and kind is None):
         kinds = ", ".join(forms[0] for forms in _RESOURCES)
-        raise SourceError(f"source: {printable(text)[:64]}: write KIND/NAME; kinds that can be imported are {kinds}")
+        raise SourceError(
+            f"source: {clip(printable(text), 64)}: write KIND/NAME; kinds that can be imported are {kinds}"
+        )
     return kind, name
 
 
@@ -114,7 +117,7 @@ def _ask_for_autoscalers(workload: Workload, autoscalers: Sequence[Body]) -> Non
         scaled = mapping(mapping(each, "spec"), "scaleTargetRef")
         if (scaled.get("name"), scaled.get("kind", workload.kind)) == (workload.name, workload.kind):
             message = "scales the old server: point it at the new object (SpecDecodeDeployment), or remove it"
-            name = printable(str(mapping(each, "metadata").get("name"))[:64])
+            name = clip(printable(str(mapping(each, "metadata").get("name"))), 64)
             workload.remarks.decide("spec.replicas", f"{each['kind']} {name}", message)
 
 
@@ -135,7 +138,7 @@ def _chosen(file: str, found: Sequence[Document], kind: str | None, name: str | 
         raise SourceError(f"{place_of(file)}: holds no {printable(asked)} but {listed}: name one of these")
     kinds = ", ".join(dict.fromkeys(printable(str(each.body.get("kind") or "nothing")) for each in found)) or "nothing"
     raise SourceError(
-        f"{place_of(file)}: kind: {kinds[:96]}: holds nothing that can be imported, which is a {READABLE}"
+        f"{place_of(file)}: kind: {clip(kinds, 96)}: holds nothing that can be imported, which is a {READABLE}"
     )
 
 

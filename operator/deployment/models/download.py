@@ -30,6 +30,7 @@ from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.kube.labels import DOWNLOAD_KEY_ANNOTATION
 from specdecode_operator.kube.manifests import owned, secret_key
 from specdecode_operator.kube.nodes import PRODUCT_LABEL
+from specdecode_operator.redaction import clip
 from specdecode_operator.resolver import download_model
 
 _FROM_POD_TEMPLATE: Final = (
@@ -162,7 +163,7 @@ def _commit(terminated: Body) -> str | Blocked:
         return Blocked("OutOfMemory", "the download needed more memory than its limit and was killed")
     try:
         error = parse_json(str(terminated.get("message") or ""))["error"]
-        reason, text = str(error["reason"]), str(error["message"])[: download_model.MESSAGE_LIMIT]
+        reason, text = str(error["reason"]), clip(str(error["message"]), download_model.MESSAGE_LIMIT)
     except (ValueError, KeyError, TypeError):
         return Blocked("DownloadFailed", f"the download {last_words(terminated)}")
     return Blocked(reason if reason in _REMEDIES else "DownloadFailed", text)

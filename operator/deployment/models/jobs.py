@@ -12,6 +12,7 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
+from specdecode_operator.deployment.pods.engine_errors import telling_line
 from specdecode_operator.deployment.spec.facts import engine_image, platform_of
 from specdecode_operator.deployment.spec.model_sources import ModelSource
 from specdecode_operator.deployment.spec.model_storage import hub_environment
@@ -131,9 +132,8 @@ class ModelJob(Generic[_Answer]):
 
 
 def last_words(terminated: Body) -> str:
-    """Return how a container ended that gave no answer: its exit code, and the last line of what it said."""
-    said = str(terminated.get("message") or "").strip() or "it said nothing"
-    return f"ended with exit code {terminated.get('exitCode')}: {said.splitlines()[-1][:300]}"
+    """Return how a container ended that gave no answer: its exit code, and the line of its log that says most."""
+    return f"ended with exit code {terminated.get('exitCode')}: {telling_line(str(terminated.get('message') or ''))}"
 
 
 def is_model_pod(pod: Body) -> bool:

@@ -7,6 +7,7 @@ from signal import Signals
 from typing import Final
 
 from specdecode_operator.deployment.pods.last_words import lines_of
+from specdecode_operator.redaction import clip
 
 _LENGTH_LIMIT: Final = 300
 _ANY: Final = re.DOTALL | re.MULTILINE
@@ -181,4 +182,4 @@ def _named(lines: Iterable[str]) -> list[str]:
 
 
 def _in_one_line(text: str) -> str:
-    return " ".join(text.split())[:_LENGTH_LIMIT]
+    return clip(" ".join(text.split()), _LENGTH_LIMIT)

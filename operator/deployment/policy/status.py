@@ -25,6 +25,7 @@ from specdecode_operator.policy.decision import (
     decide,
 )
 from specdecode_operator.policy.window import Window
+from specdecode_operator.redaction import clip
 
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 _LONGEST: Final = 1024
@@ -124,7 +125,7 @@ def policy_status(case: Case, decision: Decision, memory: Memory, now: datetime)
         action=decision.action,
         outcome=decision.outcome,
         reason=decision.reason,
-        message=decision.message[:_LONGEST],
+        message=clip(decision.message, _LONGEST),
         target=decision.target or None,
         evidence=measured.evidence.name if isinstance(measured, Measured) else None,
         arm=memory.in_force or (before.arm if before and speculation else None),
@@ -157,7 +158,7 @@ def _decisions(before: PolicyStatus | None, decision: Decision, moment: str) -> 
         action=decision.action,
         outcome=decision.outcome,
         target=decision.target or None,
-        message=decision.message[:_LONGEST],
+        message=clip(decision.message, _LONGEST),
     )
     return [told, *known][:MOST_DECISIONS]
 
@@ -166,7 +167,7 @@ def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
     """Return the status after the arm in force turned out not to serve: what the spec says is in force again."""
     arm, failed = status.arm or "", _entry(status)
     earlier = [each for each in status.failed_arms if each not in failed]
-    message = f"{arm} was given up, and what the spec says is in force again: {why}"[:_LONGEST]
+    message = clip(f"{arm} was given up, and what the spec says is in force again: {why}", _LONGEST)
     told = PolicyDecision(
         at=now.strftime(_TIME), action=Action.KEEP, outcome=Outcome.DONE, target=arm or None, message=message
     )

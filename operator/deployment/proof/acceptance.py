@@ -10,6 +10,7 @@ from typing import Final
 from specdecode_operator.api.status.deployment import AcceptanceStatus, ObservedStatus
 from specdecode_operator.deployment.conditions import UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.redaction import clip
 from specdecode_operator.vocabulary import Method
 
 LOW_BY_DESIGN: Final = (
@@ -63,4 +64,4 @@ def _measured_with(facts: Facts) -> str | None:
     adapting = ", adaptive verification" if facts.pair.adaptive_verification else ""
     lossy = ", fly" if facts.pair.checks_by_entropy else ""
     tokens = facts.pair.num_speculative_tokens
-    return f"{how}{facts.method}, K {tokens}{adapting}{lossy}, {', '.join(models)}"[:_LONGEST]
+    return clip(f"{how}{facts.method}, K {tokens}{adapting}{lossy}, {', '.join(models)}", _LONGEST)

@@ -21,6 +21,7 @@ from specdecode_operator.engine.metrics import EngineReading, Reading
 from specdecode_operator.engine.settings_watch import word
 from specdecode_operator.engine.speculative_config import SPECULATIVE_KEYS, SPOKEN_KEYS, SpeculativeKey
 from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 from specdecode_operator.vocabulary import Method
 
 METHOD: Final = "method"
@@ -102,7 +103,7 @@ def speculation_features(  # noqa: PLR0913  three witnesses
         feature = key.field.removeprefix("spec.").removeprefix("speculation.")
         judge = _JUDGES.get(feature, _by_its_word)
         in_force, message = (UNKNOWN, none_answers) if none_answers else judge(engines, key, value)
-        told = printable(message)[:MESSAGE_LIMIT]
+        told = clip(printable(message), MESSAGE_LIMIT)
         found.append(SpeculationFeature(feature=feature, asked=_text(value), in_force=in_force, message=told))
     return found
 
@@ -230,8 +231,7 @@ def _otherwise(engines: _Engines, key: SpeculativeKey, value: Any) -> str | None
 def _text(value: Any) -> str:
     """Return a value as people write it in the spec."""
     if isinstance(value, list):
-        text = ", ".join(f"{first}-{last}: {length}" for first, last, length in value)
-        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+        return clip(", ".join(f"{first}-{last}: {length}" for first, last, length in value), _LONGEST)
     return str(value).lower() if isinstance(value, bool) else word(value)
 
 

@@ -15,6 +15,7 @@ from specdecode_operator.deployment.conditions import SUSPENDED_FOR_CAPTURE, cha
 from specdecode_operator.kube.future_times import TIME_IN_FUTURE
 from specdecode_operator.kube.resources import SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
 from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 
 _MESSAGE_LIMIT = 1024
 _NOTHING_WRONG = frozenset({"Starting", "Disabled", "NotAccepted", "DoesNotPay", SUSPENDED_FOR_CAPTURE})
@@ -82,7 +83,7 @@ class Reporter:
             "metadata": {"generateName": f"{key.name}-", "namespace": key.namespace},
             "type": "Warning" if warns else "Normal",
             "reason": reason,
-            "message": printable(message)[:_MESSAGE_LIMIT],
+            "message": clip(printable(message), _MESSAGE_LIMIT),
             "involvedObject": {
                 "apiVersion": base.API_VERSION,
                 "kind": key.kind,

@@ -174,9 +174,7 @@ def _take_resources(service: Mapping[str, Any], container: dict[str, Any], remar
     gpus = [_gpus(each) for each in devices if _is_nvidia(each)]
     for each in devices:
         if not _is_nvidia(each):
-            remarks.decide(
-                f"{where}.deploy.resources", str(each.get("driver"))[:32], "only NVIDIA GPUs are planned for"
-            )
+            remarks.decide(f"{where}.deploy.resources", str(each.get("driver")), "only NVIDIA GPUs are planned for")
     found = sum(each for each in gpus if each is not None) if gpus and None not in gpus else None
     if found:
         taken[GPU_RESOURCE] = str(found)

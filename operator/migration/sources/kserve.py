@@ -142,10 +142,10 @@ def _find_runtime(body: Mapping[str, Any], others: Sequence[Mapping[str, Any]], 
         arguments = _as_vllm(arguments, remarks)
     elif name is not None:
         message = "is not beside it: put its ServingRuntime into the file, or read it from the cluster, without -f"
-        remarks.decide(f"{_PREDICTOR}.model.runtime", name[:64], message)
+        remarks.decide(f"{_PREDICTOR}.model.runtime", name, message)
     elif form != "vllm":
         fix = "only vLLM is served: a runtime of vLLM, modelFormat vLLM or huggingface"
-        raise MigrationError(f"{_PREDICTOR}.model.modelFormat", form[:64], fix)
+        raise MigrationError(f"{_PREDICTOR}.model.modelFormat", form, fix)
     given = {word.partition("=")[0].replace("_", "-") for word in arguments}
     before = {"--model": MODEL_PATH, "--served-model-name": name_in(body)}
     return _Runtime({"args": [f"{flag}={value}" for flag, value in before.items() if flag not in given]}, {}, arguments)

@@ -23,7 +23,7 @@ def read_leader_worker_set(body: Mapping[str, Any]) -> Workload:
     template, spec, remarks = required(body, _TEMPLATE), mapping(body, "spec"), Remarks()
     size = template.get("size", 1)
     if not isinstance(size, int) or not 0 < size <= 1024:  # noqa: PLR2004  more pods than any server has
-        raise MigrationError(f"{_TEMPLATE}.size", str(size)[:32], "must be the number of pods in a group")
+        raise MigrationError(f"{_TEMPLATE}.size", str(size), "must be the number of pods in a group")
     leader = "leaderTemplate" if mapping(template, "leaderTemplate") else "workerTemplate"
     pod = required(body, f"{_TEMPLATE}.{leader}.spec")
     for key in ("rolloutStrategy", "startupPolicy", "networkConfig"):

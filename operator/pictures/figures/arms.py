@@ -23,6 +23,7 @@ from specdecode_operator.pictures.figures.drawing import (
 )
 from specdecode_operator.pictures.seen.capture import Capture
 from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 
 _MOST_LOADS: Final = 12
 _TENTHS: Final = 10
@@ -59,7 +60,7 @@ class _Places:
 
 
 def _name_phases(axes: Axes, phases: Sequence[str]) -> None:
-    axes.set_xticks(range(len(phases)), [printable(each)[:18] for each in phases], rotation=35, ha="right")
+    axes.set_xticks(range(len(phases)), [clip(printable(each), 18) for each in phases], rotation=35, ha="right")
     axes.set_xlim(-0.6, len(phases) - 0.4)
 
 

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from specdecode_operator.pictures.seen.capture import Capture
+from specdecode_operator.redaction import clip, clip_start, redact
 
 WIDTH_IN: Final = 8.0
 HEIGHT_IN: Final = 3.1
@@ -95,7 +96,8 @@ def series_of(captures: Sequence[Capture]) -> list[Series]:
 
 def _short(name: str) -> str:
     """Return a name for a legend; names of captures differ at their ends."""
-    return name if len(name) <= _LABEL else f"{name[: _LABEL // 3]}…{name[-(_LABEL - _LABEL // 3) :]}"
+    name = redact(name)
+    return name if len(name) <= _LABEL else clip(name, _LABEL // 3) + clip_start(name, _LABEL - _LABEL // 3)
 
 
 @contextmanager

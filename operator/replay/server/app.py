@@ -13,6 +13,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 from specdecode_operator.replay.engines.engine import UnmatchedRequestError
 from specdecode_operator.replay.server.events import error
 from specdecode_operator.replay.server.exposition import Exposition
@@ -102,7 +103,7 @@ class _Answers:
         model = asked.model or service.models[0]
         if model not in service.models:
             raise RefusedError(
-                404, "NotFoundError", f"The model `{printable(model[:_SHOWN])}` does not exist.", "model"
+                404, "NotFoundError", f"The model `{clip(printable(model), _SHOWN)}` does not exist.", "model"
             )
         _refuse_too_long(asked, service.engines.max_model_len)
         if service.fail_share and service.random.random() < service.fail_share:

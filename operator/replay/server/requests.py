@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 from specdecode_operator.replay.server.text import count_tokens, token_ids
 
 _COMPLETION_TOKENS: Final = 16
@@ -227,9 +228,9 @@ def _decoded(decoder: "msgspec.json.Decoder[_BodyT]", data: bytes) -> _BodyT:
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         parameter = where.rstrip("`") or None
-        raise bad_request(printable(f"{parameter}: {what}" if parameter else what)[:_SHOWN], parameter) from error
+        raise bad_request(clip(printable(f"{parameter}: {what}" if parameter else what), _SHOWN), parameter) from error
     except msgspec.DecodeError as error:
-        raise bad_request(f"the body is no JSON: {printable(str(error))[:_SHOWN]}") from error
+        raise bad_request(f"the body is no JSON: {clip(printable(str(error)), _SHOWN)}") from error
 
 
 def _prompts(raw: msgspec.Raw) -> Sequence[Prompt]:

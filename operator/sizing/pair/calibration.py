@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.documents.limits import UnreadableTextError
+from specdecode_operator.redaction import clip
 from specdecode_operator.sizing.base.datafiles import read_data
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.units import GIB, gib_to_bytes
@@ -158,7 +159,7 @@ def parse_calibration(text: str) -> Calibration:
     try:
         content = parse_json(text)
     except UnreadableTextError as error:
-        raise CalibrationError("calibration", text[:40], str(error)) from error
+        raise CalibrationError("calibration", clip(text, 40), str(error)) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else content
         raise CalibrationError("format", found, f"must be {FORMAT}: write the file anew with specdecode calibrate")

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.deployment.models.download import DOWNLOADER
 from specdecode_operator.resolver.download_model import left_out, main
+from tests.support.secret_forms import FORMS, SecretForm
 
 COMMIT = "c" * 40
 FILES = {
@@ -157,3 +160,19 @@ def test_an_answer_of_the_hub_is_told_by_its_status(
     failure = Exception("refused")
     failure.response = SimpleNamespace(status_code=status)  # type: ignore[attr-defined]
     assert run(monkeypatch, tmp_path, FakeHub(failure))[1]["error"]["reason"] == reason
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_what_the_hub_answered_shows_no_part_of_a_secret(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: SecretForm
+) -> None:
+    """The script shortens it without masking, and the operator masks what came of it."""
+    for length in range(200 - len(form.text) - 4, 204, 9):
+        failure = ConnectionResetError(
+            f"{'reset ' * 40}"[: max(length, 0)] + f" {form.text} and more{' and more' * 90}"
+        )
+        _, answer = run(monkeypatch, tmp_path, FakeHub(failure))
+        blocked = DOWNLOADER.read({"exitCode": 1, "message": json.dumps(answer)})
+        assert isinstance(blocked, Blocked)
+        assert "ConnectionResetError" in blocked.message
+        assert form.leaks_in(blocked.message) is None, blocked.message

@@ -102,7 +102,8 @@ class TestPublished:
         published = pod.job.run(pod.load)
         assert (published.manifest.vllm, published.manifest.recorder_tried) == (vllm, tried)
         status = CaptureSummary.model_validate(json.loads(success_message(published)))
-        assert status.engine_version == vllm[:64].replace("\n", "\\n")
+        written = vllm.replace("\n", "\\n")
+        assert status.engine_version == (written if len(written) <= 64 else f"{written[:63]}…")
         notes = status.engine_notes or []
         assert len(notes) == len(told)
         assert all(part in note for part, note in zip(told, notes, strict=True))

@@ -282,7 +282,8 @@ def test_an_engine_without_counters_says_nothing_of_lengths() -> None:
 def test_a_schedule_of_many_ranges_and_the_words_of_a_pod_are_cut() -> None:
     ranges = [{"from": n, "to": n, "numSpeculativeTokens": 1 + n % 3} for n in range(1, 257)]
     asked = features(asking(numSpeculativeTokensByBatchSize=ranges), reading())["numSpeculativeTokensByBatchSize"][0]
-    assert (len(asked), asked[-3:]) == (256, "...")
+    assert len(asked) <= 256
+    assert asked.endswith(",…")
     hostile = features(tiny_cpu(), Unreachable("\x07" * 100_000))
     assert len(hostile["method"][2]) == 4096
     assert "\x07" not in hostile["method"][2]

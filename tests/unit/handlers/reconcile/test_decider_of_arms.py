@@ -23,7 +23,7 @@ async def download(world: World, name: str, *commits: str) -> None:
     world.add(SPEC, name=name)
     await world.look(name)
     own = [job for job in world.all(JOB) if job["metadata"]["name"].startswith(name)]
-    for commit, job in zip(commits, sorted(own, key=lambda each: "draft" in str(each)), strict=True):
+    for commit, job in zip(commits, sorted(own, key=lambda each: "70B" not in str(each["spec"])), strict=True):
         ended = pod(job, json.dumps({"commit": commit}))
         metadata = {**ended["metadata"], "namespace": "team", "name": job["metadata"]["name"]}
         world.api.create(POD, {**ended, "metadata": metadata})

@@ -1,0 +1,117 @@
+"""No message is shortened by a slice, which cuts secrets before they are masked: `redaction.clip` masks first."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+OPERATOR: Final = Path(__file__).parents[2] / "operator"
+SHORTEST: Final = 8
+"""Characters below which a slice shows no part of a secret that matters."""
+
+COUNTS: Final = re.compile(r"_?(?:MOST|SHOWN)(?:_\w+)?|_MAX_POSITIONS|_\w+_NAMED|LARGEST_K|_LAST|most")
+"""Constants that count items of a list, not characters."""
+
+NO_MESSAGES: Final = {
+    # Digests and commits.
+    "attestation/attest.py: digest(pods)[:16]",
+    "cli/capture/fetch.py: file.sha256[:12]",
+    "cli/hub/cache.py: digest[:40]",
+    "cli/hub/models.py: commit[:12]",
+    "cli/hub/models.py: str(commit)[:12]",
+    "deployment/models/jobs.py: content_hash(template)[:_NAME_DIGITS]",
+    "deployment/spec/model_sources.py: digest[:12]",
+    "pictures/seen/identity.py: _text(manifest.get('config_hash') or meta.config_hash)[:_HASH]",
+    "resolver/answer.py: str(commit)[:64]",
+    # Names of objects, files and certificates, which are of letters, digits and dashes.
+    "admission/self_signed.py: hosts[0][:_LONGEST_COMMON_NAME]",
+    "capture/control/schedules.py: deployment[:NAME_MAX_LENGTH - len(suffix)]",
+    "cli/capture/fetch.py: location.capture[:40]",
+    "cli/described.py: name[:NAME_MAX_LENGTH]",
+    "cli/text_files.py: folder.name[:64]",
+    "cli/text_files.py: target.name[:64]",
+    "deployment/conditions.py: re.sub('[^A-Za-z0-9_,:]', '', reason)[:_REASON_LIMIT]",
+    "deployment/pods/gate.py: key.name[:_LONGEST_NAME]",
+    "deployment/policy/status.py: status.arm[:_LONGEST_ARM]",
+    "deployment/spec/model_sources.py: re.sub('[^-._a-zA-Z0-9]+', '.', self.model)[-180:]",
+    "migration/convert.py: old[:NAME_MAX_LENGTH - len(_SUFFIX)]",
+    "migration/convert.py: re.sub('[^a-z0-9]+', '-', model)[:NAME_MAX_LENGTH]",
+    "migration/convert.py: re.sub('[^a-z0-9]+', '-', old.lower())[:NAME_MAX_LENGTH]",
+    "replay/server/app.py: Request(scope).headers.get('x-request-id', '')[:_LONGEST_ID]",
+    "resolver/answer.py: str(answer['error']['reason'])[:64]",  # compared with those that are known
+    "resolver/read_model_facts.py: '.'.join(words[:number])[:64]",
+    "resolver/read_model_facts.py: dtype[:16]",
+    # Numbers.
+    "capture/comparison/answers.py: number[:9]",
+    "cluster/figures_source.py: ' '.join((f'{value:.4g}' for _, value in ordered if math.isfinite(value)))[:256]",
+    # Settings of an emulated engine, which runs without our package: numbers, or what stands in their place.
+    "replay/emulated/acceptance.py: {given!r:.40}",
+    "replay/emulated/acceptance.py: {width!r:.40}",
+    "replay/emulated/step_time.py: {given!r:.40}",
+    # Input that is parsed or compared, and not shown.
+    "cluster/engine_http.py: data[start:start + _PIECE_BYTES]",
+    "engine/settings_watch.py: str(record.msg)[:_LOOKED_AT]",
+    "replay/server/text.py: _TEXT[start * BYTES_PER_TOKEN:(start + end - begin) * BYTES_PER_TOKEN]",
+    "resolver/answer.py: message[:MESSAGE_LIMIT_BYTES]",
+    "resolver/read_model_facts.py: first[:_LENGTH_BYTES]",
+    "resolver/read_model_facts.py: first[_LENGTH_BYTES:_LENGTH_BYTES + length]",
+}
+"""Slices that shorten no message."""
+
+UNMASKED: Final = {
+    "redaction.py",
+    "resolver/download_model.py: text[:limit]",
+    "resolver/read_model_facts.py: text[:limit]",
+}
+"""The one module that masks; and scripts that run without it, which keep whole words (`tests/unit/resolver`)."""
+
+
+def is_length(bound: ast.expr | None) -> bool:
+    """Return whether a bound of a slice is a length of a text, as far as can be seen."""
+    match bound:
+        case ast.Constant(value=int(value)):
+            return value >= SHORTEST
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return (name.isupper() or name in {"limit", "length_limit", "width"}) and not COUNTS.fullmatch(name)
+        case ast.UnaryOp(operand=operand):
+            return is_length(operand)
+        case ast.BinOp(left=left, right=right):
+            return is_length(left) or is_length(right)
+    return False
+
+
+def clips(code: str) -> Iterator[str]:
+    """Return the places where code shortens what may be a text, without masking secrets."""
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Subscript(
+                value=ast.Call(func=ast.Attribute(attr="hexdigest") | ast.Name(id="sorted" | "tuple" | "list"))
+            ):
+                continue
+            case ast.Subscript(slice=ast.Slice(lower=lower, upper=upper)):
+                if is_length(upper) or (isinstance(lower, ast.UnaryOp) and is_length(lower)):
+                    yield ast.unparse(node)
+            case ast.FormattedValue(format_spec=ast.JoinedStr(values=[ast.Constant(value=str(spec))])):
+                if re.fullmatch(r"(?:.?[<>^])?\d*\.\d+s?", spec):
+                    yield ast.unparse(node)
+            case ast.Attribute(attr="shorten") | ast.alias(name="shorten"):
+                yield "textwrap.shorten"
+
+
+def test_messages_are_shortened_by_clip() -> None:
+    found = {
+        f"{file.relative_to(OPERATOR)}: {clip}"
+        for file in OPERATOR.rglob("*.py")
+        for clip in clips(file.read_text(encoding="utf-8"))
+        if str(file.relative_to(OPERATOR)) not in UNMASKED
+    }
+    fix = "use specdecode_operator.redaction.clip, or add the slice to NO_MESSAGES if it shortens no message"
+    assert not found - NO_MESSAGES - UNMASKED, fix
+    assert not NO_MESSAGES - found, "these are gone: remove them from NO_MESSAGES"
+
+
+def test_slices_of_texts_are_found() -> None:
+    code = "a[:300]; b[-LIMIT:]; c[: limit - 1]; textwrap.shorten(d, 9); f'{e:.200}'; f'{f:>9.99s}'; g[:LONGEST // 3]"
+    assert len([*clips(code)]) == 7
+    assert not [*clips("a[:3]; b[:_MOST_NAMED]; c[1:]; f'{d:.2f}'; e[index]; f[: len(g)]; h[:-4]")]

@@ -1,0 +1,149 @@
+"""What is masked, what is not, and how texts are shortened."""
+
+import pytest
+
+from specdecode_operator.problems import printable
+from specdecode_operator.redaction import HIDDEN, after_cut, before_cut, clip, clip_start, redact
+from tests.support.secret_forms import FORMS, HUB_TOKEN, PASSWORD, SecretForm
+
+LIMIT = 120
+FILLER = "the engine did not start and its log says why "
+ELLIPSIS = "…"
+
+
+def filler(length: int) -> str:
+    """Words of a total length that end with a space."""
+    return (FILLER * (length // len(FILLER) + 1))[: max(length - 1, 0)] + " " * min(length, 1)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+class TestEachForm:
+    def test_it_is_masked(self, form: SecretForm) -> None:
+        masked = redact(f"before {form.text} after")
+        assert form.leaks_in(masked) is None
+        assert HIDDEN in masked
+        assert masked.startswith("before ")
+        assert redact(masked) == masked
+
+    def test_it_is_masked_in_a_message_of_one_line(self, form: SecretForm) -> None:
+        assert form.leaks_in(printable(f"before {form.text} after")) is None
+        assert form.leaks_in(printable(" ".join(form.text.split()))) is None
+
+    def test_no_part_of_it_is_left_by_a_clip(self, form: SecretForm) -> None:
+        for length in range(max(LIMIT - len(form.text) - 8, 0), LIMIT + 8):
+            before, after = (filler(length), " and more" * 20) if length % 2 else ("x" * (length - 1) + " ", "x" * 99)
+            short = clip(before + form.text + after, LIMIT)
+            assert len(short) <= LIMIT
+            assert form.leaks_in(short) is None, (length, short)
+            assert clip(short, LIMIT) == short
+
+    def test_no_part_of_it_is_left_by_a_clip_of_the_beginning(self, form: SecretForm) -> None:
+        for length in range(max(LIMIT - len(form.text) - 8, 0), LIMIT + 8):
+            short = clip_start("more and " * 20 + form.text + " " + filler(length), LIMIT)
+            assert len(short) <= LIMIT
+            assert form.leaks_in(short) is None, (length, short)
+
+    def test_no_part_of_it_is_left_where_someone_else_has_cut(self, form: SecretForm) -> None:
+        for text in (f"a {form.text} then it ended for good", f"a\n{form.text}\nthen it ended for good"):
+            for at in range(len(text)):
+                assert form.leaks_in(after_cut(text[at:])) is None, text[at:]
+                assert form.leaks_in(before_cut(text[:at])) is None, text[:at]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "registry.example.com:5000/team/engine:0.33@sha256:" + "9f8e7d6c" * 8,
+        "docker://registry:5000/team/engine@sha256:" + "9f8e7d6c" * 8,
+        "pod llama-7d9f8c6b5-x2k4q (uid 0d5f3c1e-8b7a-4c2d-9e6f-1a2b3c4d5e6f) is gone",
+        "meta-llama/Llama-3.1-70B-Instruct at commit " + "0123456789abcdef" * 2 + "01234567",
+        "NVIDIA-H100-80GB-HBM3: 4.4 GiB per GPU",
+        "max_num_batched_tokens=8192, num_speculative_tokens: 5, --max-num-batched-tokens 8192",
+        "the draft's eos_token='<|im_end|>' differs from the target's pad_token: <|endoftext|>",
+        "token: 151643 is outside of the vocabulary",
+        "hf_token=None, token: null, password=, api_key: ''",
+        "references non-existent secret key: api-token",
+        "couldn't find key token in Secret team/hub",
+        'MountVolume.SetUp failed for volume "hub": secret "hub-2" not found',
+        "spec.serving.tlsSecret: web-tls: names no Secret of type kubernetes.io/tls",
+        "spec.models.hubTokenSecret: is missing: name a Secret and its key",
+        "the password: must not be empty; --api-key is not given; HF_TOKEN: is not set",
+        "--api-key-variable: VLLM_API_KEY: is not set",
+        "--password $PASSWORD --token $(TOKEN) --api-key ${KEY} token=/var/run/secrets/token",
+        "http://127.0.0.1:8000/metrics, http://[::1]:8000/x, https://HOST:PORT/x",
+        "http://llama.team.svc:8000: timed out",
+        "s3://bucket/model@main, git+ssh://git@host/engines",
+        "hf_overrides.num_hidden_layers, hf_transfer, hf_text_config and hf_quantizer",
+        "basic settings; Basic authentication is off; a bearer token is needed",
+        "ValueError: To serve at least one request with the model's max seq len (4194304), 8.0 GiB KV cache is needed",
+        "tokenizer: Qwen/Qwen3-32B, task-0123456789abcdef0123, disk-9f8e7d6c5b4a39281706",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact(text) == text
+    assert printable(text) == text
+
+
+class TestClip:
+    def test_a_short_text_stays(self) -> None:
+        assert clip("a b", 3) == "a b"
+        assert clip("", 3) == ""
+
+    def test_a_long_text_ends_with_a_whole_word(self) -> None:
+        assert clip("the engine did not start", 16) == f"the engine did{ELLIPSIS}"
+        assert clip("the engine did not start", 18) == f"the engine did{ELLIPSIS}"
+        assert clip("the engine did not start", 19) == f"the engine did not{ELLIPSIS}"
+
+    def test_a_long_word_is_cut(self) -> None:
+        assert clip("x" * 200, LIMIT) == "x" * (LIMIT - 1) + ELLIPSIS
+        assert clip("a " + "x" * 200, LIMIT) == "a " + "x" * (LIMIT - 3) + ELLIPSIS
+
+    @pytest.mark.parametrize("limit", [0, 1, 2])
+    def test_there_is_no_limit_that_is_too_small(self, limit: int) -> None:
+        assert len(clip("the engine", limit)) <= limit
+        assert len(clip_start("the engine", limit)) <= limit
+
+    def test_the_end_of_a_text_begins_with_a_whole_word(self) -> None:
+        assert clip_start("the engine did not start", 10) == f"{ELLIPSIS}not start"
+        assert clip_start("x" * 200, 10) == ELLIPSIS + "x" * 9
+        assert clip_start("a\nb", 10) == "a\nb"
+
+    def test_masks_are_no_reason_to_cut(self) -> None:
+        assert clip(f"401 for {'x' * 8} {HUB_TOKEN}", 40) == f"401 for xxxxxxxx {HIDDEN}"
+
+    @pytest.mark.parametrize("where", range(65_536 - 60, 65_536 + 2))
+    def test_the_bound_of_what_is_read_shows_no_part_of_a_secret(self, where: int) -> None:
+        """Masks may leave so little of a text that its end is shown."""
+        form = FORMS["password in a URL"]
+        key = f"-----BEGIN PRIVATE KEY-----\n{'QUJD' * ((where - 60) // 4)}\n-----END PRIVATE KEY----- "
+        assert form.leaks_in(clip(key.ljust(where) + form.text, 300)) is None
+        assert form.leaks_in(clip_start(form.text + key.rjust(where), 300)) is None
+
+    def test_a_word_without_an_end_is_left_out(self) -> None:
+        assert clip("a " + "x" * 100_000, 300).startswith("a xxx")
+        assert len(clip("x" * 1_000_000, 300)) == 300
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "://a:", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----", "password", "password=",
+        "token=a", "secret='", 'password=\\"a', "--api-key", "-a", "-", "%3a%2f%2f%3a", "http://a:", "hf_", "eyJ",
+        "name: TOKEN value ", "input_value=", "basic aaaaaaa", "cookie: a=", "[?&;]token", "A", "\\", " ", "\x1b[0",
+        "bearer ", "a",
+    ],
+)  # fmt: skip
+def test_long_texts_take_linear_time(part: str) -> None:
+    """None of them would end within minutes if its time grew with the square of its length."""
+    text = part * (50_000 // len(part))
+    for each in (text, f"{text} password token key -----end input_value= value", f"password={text}"):
+        assert redact(each) is not None
+
+
+def test_a_value_that_pydantic_has_shortened_is_left_out() -> None:
+    half = f"input_value={{'hub': '{HUB_TOKEN[:9]}...{HUB_TOKEN[-20:]}'}}, input_type=dict"
+    assert redact(f"[type=x, {half}]") == f"[type=x, input_value={ELLIPSIS}, input_type=dict]"
+
+
+def test_another_word_can_stand_for_a_secret() -> None:
+    assert redact(f"--api-key {PASSWORD} --port 1", "WITHHELD") == "--api-key WITHHELD --port 1"
