@@ -87,9 +87,12 @@ def test_an_engine_killed_for_memory_is_told_and_serves_again(kubectl: Kubectl) 
     killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     waits = {"waiting": {"reason": "CrashLoopBackOff"}}
     report(kubectl, first, ready=False, state={"state": waits, "lastState": killed})
-    # Its Deployment's watch may tell of it first.
-    body = wait_for_all(kubectl, "tiny", Ready=("False", "ReplicasLost"), Available=("False", "OutOfMemory"))
-    assert "needed more memory than its limit" in current(body, "Ready")[2]
+    body = wait_for_all(kubectl, "tiny", Ready=("False", "ReplicasLost"), Available=("True", "SomeEnginesServe"))
+    # The watch of its Deployment may come before that of the pod, which has the reason.
+    eventually(
+        lambda: "needed more memory than its limit" in condition(kubectl, "tiny", "Ready")[2], "the message says why"
+    )
+    assert current(body, "Stalled")[0] == "False"
     report(kubectl, first, ready=True, state={"state": RUNS, "lastState": killed})
     wait_for(kubectl, "tiny", "Ready", "Serving")
     assert children(kubectl) == before
