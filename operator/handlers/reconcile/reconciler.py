@@ -13,7 +13,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.api.policy import PolicyStatus
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.attestation.keys import SigningKey
-from specdecode_operator.capture.control.lending import lending_to
+from specdecode_operator.capture.control.expected_end import lending_to
 from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
