@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from specdecode_operator.api.capture import SpecDecodeCaptureSpec
+from specdecode_operator.api.capture import SpecDecodeCaptureSpec, Storage
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.admission import workload_blocked
@@ -28,6 +28,7 @@ from specdecode_operator.deployment.spec.validation import (
 from specdecode_operator.deployment.spec.warnings import plan_notes, plan_warnings, version_doubts
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
+from specdecode_operator.kube.storage_classes import StorageClasses
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.base.devices import known_products
 from specdecode_operator.sizing.memory.budget import Verdict
@@ -81,6 +82,9 @@ class Terms:
     calibration: Calibration = UNCALIBRATED
     """What measurements say of the estimates."""
 
+    storage_classes: StorageClasses | None = None
+    """Those of the cluster. None: unknown, so that no claim is warned of."""
+
 
 def deployment_remarks(
     key: Key,
@@ -95,6 +99,9 @@ def deployment_remarks(
     ``known`` are models that were read, ``unknown`` those that could not be, by field; None: all that neither the spec
     nor the catalogue describes.
     """
+    for schedule in spec.captures:
+        where = f"spec.captures[name={schedule.name}].template.storage"
+        yield from _of_storage(schedule.template.storage, where, terms)
     try:
         refuse_host_paths(spec, terms.host_paths)
         refuse_pod_template(spec, terms.pod_template)
@@ -108,10 +115,23 @@ def deployment_remarks(
         yield from refusals(error)
 
 
-def capture_remarks(spec: SpecDecodeCaptureSpec) -> Iterator[Remark]:
-    """What the operator would refuse in a SpecDecodeCapture, whatever deployment it is of."""
+def capture_remarks(spec: SpecDecodeCaptureSpec, terms: Terms) -> Iterator[Remark]:
+    """Yield what the operator would refuse in a SpecDecodeCapture or warn of, whatever deployment it is of."""
     if blocked := workload_blocked(spec):
         yield Remark(Level.ERROR, blocked.reason, Problem("", "", blocked.message))
+    yield from _of_storage(spec.storage, "spec.storage", terms)
+
+
+def _of_storage(storage: Storage, where: str, terms: Terms) -> Iterator[Remark]:
+    """Yield that the cluster lacks the StorageClass of a claim that a capture creates. It may still be created."""
+    if terms.storage_classes is None or storage.existing_claim is not None:
+        return
+    missing = terms.storage_classes.missing(storage.storage_class_name)
+    if missing is not None:
+        fix = "name another one, or create it before the capture starts"
+        value = storage.storage_class_name or "not set"
+        problem = Problem(f"{where}.storageClassName", value, f"{missing}: {fix}")
+        yield Remark(Level.WARNING, "StorageClassNotFound", problem)
 
 
 def refusals(error: InvalidSpecError) -> Iterator[Remark]:

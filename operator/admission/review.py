@@ -116,8 +116,8 @@ def _of_deployment(key: Key, document: Any, terms: Terms) -> Iterator[Remark]:
     yield from deployment_remarks(key, parsed_spec(SpecDecodeDeploymentSpec, document, newer=True), terms)
 
 
-def _of_capture(_key: Key, document: Any, _terms: Terms) -> Iterator[Remark]:
-    yield from capture_remarks(parsed_spec(SpecDecodeCaptureSpec, document, newer=True))
+def _of_capture(_key: Key, document: Any, terms: Terms) -> Iterator[Remark]:
+    yield from capture_remarks(parsed_spec(SpecDecodeCaptureSpec, document, newer=True), terms)
 
 
 _KINDS: Final[Mapping[tuple[Any, Any], Callable[[Key, Any, Terms], Iterator[Remark]]]] = {

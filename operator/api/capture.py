@@ -130,6 +130,10 @@ class CaptureRun(ApiModel):
     """Suspend: its engines give their GPUs to the capture and come back after it, however it ends. Keep: the capture
     waits for GPUs that no engine wants."""
 
+    borrow_timeout_seconds: StrictInt = Field(default=120, ge=10, le=1800)
+    """With Suspend: how long borrowed GPUs may stay idle before the engines get them back. They are idle while the
+    capture's engine does not run on them: its pod has no node, waits for a volume or an image, or crashed."""
+
     workload: CaptureWorkload = CaptureWorkload()
     """What the load generator sends."""
 

@@ -15,6 +15,7 @@ from specdecode_operator.documents.json_text import parse_json_values
 from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.estimate.gpu_names import full_product
 from specdecode_operator.kube.nodes import NodeFacts, node_facts
+from specdecode_operator.kube.storage_classes import StorageClasses
 from specdecode_operator.problems import printable, shown, shown_or_missing
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 
@@ -129,6 +130,21 @@ def read_nodes(file: str) -> tuple[NodeFacts, ...]:
     except (KeyError, AttributeError, TypeError) as error:
         raise DocumentError(f"{file}: a Node lacks its metadata: write it with kubectl get nodes -o yaml") from error
     return tuple(replace(facts, product=full_product(facts.product)) for facts in found if facts is not None)
+
+
+def read_storage_classes(file: str) -> StorageClasses:
+    """Return the StorageClasses in the output of ``kubectl get storageclasses -o yaml`` or ``-o json``.
+
+    Raises
+    ------
+    DocumentError
+        When the file cannot be read or holds none.
+    """
+    kind = "StorageClass"
+    found = [each.body for each in _objects(file) if isinstance(each, Document) and each.body.get("kind") == kind]
+    if not found:
+        raise DocumentError(f"{file}: holds no {kind}: write it with kubectl get storageclasses -o yaml")
+    return StorageClasses.of(found)
 
 
 def read_all(file: str) -> list[Document | Other]:

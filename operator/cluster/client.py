@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,11 +18,13 @@ from specdecode_operator.cluster import waits
 from specdecode_operator.cluster.errors import (
     ClusterError,
     ConflictError,
+    DeniedError,
     ForbiddenError,
     InvalidObjectError,
     NotFoundError,
     NotLeadingError,
     RefusedForNowError,
+    UntriableError,
 )
 from specdecode_operator.cluster.http import error_message, send
 from specdecode_operator.cluster.server_time import ServerTime
@@ -51,6 +54,9 @@ _MERGE_PATCH = "application/merge-patch+json"
 _TYPED_PATCH = "failed to create typed patch object"
 _ANOTHER_UID = "metadata.uid: Invalid value"
 """How the API server refuses a merge patch that has the UID of an object that is gone."""
+_NO_DRY_RUN = "does not support dry run"
+_BY_RBAC = re.compile(r"""User ".*" cannot \w+ """)
+"""How the API server says that a right is missing: User "NAME" cannot create resource "pods"."""
 _TEMPORARY = ("is being terminated", "exceeded quota", "status unknown for quota")
 """Words of refusals that pass by themselves: of a namespace that goes, of quotas that are full or just made."""
 
@@ -182,6 +188,28 @@ class Cluster:
         request = _Request("POST", written_resource(body["kind"]), body["metadata"]["namespace"])
         # As apply does: what the API server does not know is refused, and not left out.
         return await self._send(request, body, {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"})
+
+    async def try_create(self, resource: Resource, body: Body) -> None:
+        """Ask the API server whether it would create an object, with all its admission; nothing is created.
+
+        Raises
+        ------
+        DeniedError
+            When an admission policy denies it.
+        UntriableError
+            When something does not support dry runs.
+        RefusedForNowError
+            When a quota has no room.
+        ClusterError
+            When it cannot be asked, or refuses the object as it is.
+        """
+        request = _Request("POST", resource, body["metadata"]["namespace"])
+        try:
+            await self._send(request, body, {"fieldManager": FIELD_MANAGER, "dryRun": "All"})
+        except InvalidObjectError as error:
+            if _NO_DRY_RUN in str(error):
+                raise UntriableError(str(error)) from error
+            raise
 
     async def merge(self, body: Body, patch: Body) -> Body:
         """Apply a merge patch to exactly this object: one that was made anew under its name stays as it is."""
@@ -382,7 +410,8 @@ def _refusal(request: _Request, message: str) -> ClusterError:
     if any(words in message for words in _TEMPORARY):
         return RefusedForNowError(f"{request}: {message}")
     where = f"namespace {request.namespace}" if request.namespace else "the whole cluster"
-    return ForbiddenError(
+    told = (
         f"the operator may not {request.permission} in {where}:"
         f" grant it (manifests/operator-role.yaml has the whole list), or see what denied it: {message}"
     )
+    return ForbiddenError(told) if _BY_RBAC.search(message) else DeniedError(told, message)

@@ -21,6 +21,18 @@ class ForbiddenError(ClusterError):
     """The operator lacks a permission; the message names it."""
 
 
+class DeniedError(ForbiddenError):
+    """An admission policy denies a request that the operator may make; ``words`` are the policy's."""
+
+    def __init__(self, message: str, words: str) -> None:
+        super().__init__(message)
+        self.words = words
+
+
+class UntriableError(ClusterError):
+    """Something in the API server's way does not support dry runs, so nothing can be tried there."""
+
+
 class InvalidObjectError(ClusterError):
     """The API server refuses the object as it is; another try will not help."""
 

@@ -6,12 +6,12 @@ from typing import Any, Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.doctor.findings import Finding, Reading, Unreadable, fail, listed, ok, unknown, warn
 from specdecode_operator.kube.nodes import GPU_RESOURCE
+from specdecode_operator.kube.storage_classes import is_default
 from specdecode_operator.kube.untyped import mapping, name_of, objects
 
 _ENFORCED: Final = "pod-security.kubernetes.io/enforce"
 _GPU_QUOTAS: Final = (f"requests.{GPU_RESOURCE}", f"limits.{GPU_RESOURCE}")
 _MUST_BE_SAID: Final = ("requests.cpu", "cpu", "limits.cpu", "requests.memory", "memory", "limits.memory")
-_DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
 _ONE_POD_MODE: Final = ["ReadWriteOncePod"]
 _WRITABLE_MODE: Final = "ReadWriteMany"
 _SHARED_MODES: Final = frozenset({"ReadWriteMany", "ReadOnlyMany"})
@@ -76,7 +76,7 @@ def storage_findings(classes: Reading[Sequence[Body]]) -> list[Finding]:
             " without a claim each pod downloads its models"
         )
         return [warn(subject, "there is no StorageClass", fix)]
-    default = [each for each in classes if _is_default(each)]
+    default = [each for each in classes if is_default(each)]
     names = ", ".join(_name(each) for each in classes)
     if not default:
         fix = "name one in each claim and in spec.storage.storageClassName of each capture, or mark one"
@@ -142,10 +142,6 @@ def _defaults(limits: Sequence[Body]) -> set[str]:
 
 def _hard(quota: Body) -> Mapping[str, Any]:
     return mapping(mapping(quota, "spec"), "hard")
-
-
-def _is_default(body: Body) -> bool:
-    return mapping(mapping(body, "metadata"), "annotations").get(_DEFAULT_CLASS) == "true"
 
 
 def _name(body: Body) -> str:

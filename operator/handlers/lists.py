@@ -22,9 +22,11 @@ from specdecode_operator.kube.resources import (
     NODE,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
+    STORAGE_CLASS,
     WATCHED,
     Resource,
 )
+from specdecode_operator.kube.storage_classes import StorageClasses
 
 _OUR_KINDS: Final = (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPTURE)
 _SEEN: Final = (NODE, *WATCHED, *_OUR_KINDS)
@@ -56,6 +58,8 @@ class Relist:
         self._put_off: set[str] = set()
         """Kinds whose list failed, which may have taken half a minute: in the next round the others have their turn."""
         self._said_of_crds: set[str] = set()
+        self.storage_classes: StorageClasses | None = None
+        """Those of the cluster, for warnings of the webhook; None while they are unknown."""
 
     async def everything(self, cluster: Cluster) -> None:
         """See nodes, children, pods and objects in full.
@@ -73,6 +77,7 @@ class Relist:
         self.due.update(resource.kind for resource in _SEEN)
         await self._what_is_due(cluster)
         await self._look_at_crds(cluster)
+        await self._see_storage_classes(cluster)
 
     async def in_round(self, number: int, cluster: Cluster) -> None:
         """See what is due in a round; in the first that is all, for watches began after the start's own lists.
@@ -85,6 +90,7 @@ class Relist:
         if number % _ROUNDS_TO_RETRY == 0:
             self.due |= self._put_off
             self._put_off.clear()
+            await self._see_storage_classes(cluster)
         if number % _ROUNDS_TO_RELIST == 0:
             await self.everything(cluster)
         else:
@@ -140,6 +146,17 @@ class Relist:
             self._cache.has_groups = True
         except (NotFoundError, ForbiddenError):
             self._cache.has_groups = False
+
+    async def _see_storage_classes(self, cluster: Cluster) -> None:
+        """See the StorageClasses, which an operator of named namespaces may not list."""
+        if not self._is_clusterwide:
+            return
+        try:
+            bodies, _ = await cluster.list(STORAGE_CLASS)
+        except ForbiddenError:
+            self.storage_classes = None
+        else:
+            self.storage_classes = StorageClasses.of(bodies)
 
     async def _look_at_crds(self, cluster: Cluster) -> None:
         """Say what of our CRDs is of another version; an operator of named namespaces may not look."""

@@ -75,7 +75,8 @@ def _serve_webhook(settings: Settings, state: OperatorState) -> tuple[Collector,
     collector = AdmissionCollector(lambda: certificate.expires)
 
     def validate(review: object) -> Body:
-        return answer(review, replace(terms, calibration=state.calibration.read()))
+        now = replace(terms, calibration=state.calibration.read(), storage_classes=state.relist.storage_classes)
+        return answer(review, now)
 
     port = serve_admission(webhook.port, certificate, {VALIDATE: validate}, collector)
     logging.getLogger(__name__).info("%s is served on port %d", VALIDATE, port)

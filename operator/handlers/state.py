@@ -12,8 +12,9 @@ from prometheus_client.registry import Collector
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.capture import has_ended
+from specdecode_operator.capture.control.capture import has_ended, read_capture
 from specdecode_operator.capture.control.preemption import borrows
+from specdecode_operator.capture.control.status import capture_attention
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
@@ -129,7 +130,15 @@ class OperatorState:
             nodes_from=self._settings.nodes_from,
             signing_key=self._settings.signing_key,
         )
-        captures = CaptureReconciler(cluster, self.cache, reconciler, self.ended_captures, image, self.time)
+        captures = CaptureReconciler(
+            cluster,
+            self.cache,
+            reconciler,
+            self.ended_captures,
+            image,
+            clock=self.time,
+            clusterwide=not self.namespaces,
+        )
 
         async def reconcile(key: Key) -> None:
             if not claims.serves(key.namespace):
@@ -141,7 +150,7 @@ class OperatorState:
                         asked = await reconciler.reconcile(key)
                     else:
                         await captures.reconcile(key)
-                        asked = Attention(self._is_open_capture(key))
+                        asked = self._asked_by_capture(key)
             finally:  # also of a look that failed: first in the line, it would keep others from their turn
                 if self.cache.parent(key) is None:
                     self.turns.forget(key)
@@ -288,12 +297,10 @@ class OperatorState:
         """Return what decisions depend on and no watch tells of."""
         return self.calibration.read(), self.cache.has_groups
 
-    def _is_open_capture(self, key: Key) -> bool:
-        """Whether a capture goes on, or is to be removed some time after its end."""
+    def _asked_by_capture(self, key: Key) -> Attention:
+        """Return when a capture is to be looked at again without an event."""
         body = self.cache.parent(key)
-        if body is None:
-            return False
-        return not has_ended(body) or body["spec"].get("ttlSecondsAfterFinished") is not None
+        return Attention(is_close=False) if body is None else capture_attention(read_capture(body))
 
 
 def _is_settled(body: Body) -> bool:

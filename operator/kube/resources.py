@@ -46,6 +46,7 @@ NODE = Resource("v1", "Node", "nodes")
 CUSTOM_RESOURCE_DEFINITION = Resource(
     "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions"
 )
+STORAGE_CLASS = Resource("storage.k8s.io/v1", "StorageClass", "storageclasses")
 LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
 CHILDREN = (CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT, LEADER_WORKER_SET, JOB)

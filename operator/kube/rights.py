@@ -64,6 +64,12 @@ OPERATOR_RIGHTS: Final = (
     ),
     Right("poddisruptionbudgets.policy", _CHILD, "of several engines not all are evicted at once"),
     Right("pods", ("list", "watch"), "how engines and Jobs are"),
+    Right(
+        "pods",
+        ("create",),
+        "whether the pod of a capture would be accepted, asked as a dry run before the capture borrows GPUs; it makes"
+        " none",
+    ),
     Right("pods/eviction", ("create",), "a policy may start an engine anew whose drafter decayed"),
     Right("events", ("create",), "what it tells people"),
     Right("pods", ("get",), "its own pod names the image that captures run", Scope.OWN),
@@ -72,6 +78,12 @@ OPERATOR_RIGHTS: Final = (
     Right("leases.coordination.k8s.io", ("get", "patch"), "that it serves this namespace", Scope.NAMED, (SERVES,)),
     Right("leases.coordination.k8s.io", ("list",), "who serves single namespaces", Scope.CLUSTER, (SERVES,)),
     Right("nodes", ("list", "watch"), "which GPUs there are", Scope.CLUSTER),
+    Right(
+        "storageclasses.storage.k8s.io",
+        ("list",),
+        "whether the volume of a capture would be there before the capture borrows GPUs",
+        Scope.CLUSTER,
+    ),
     Right(
         "customresourcedefinitions.apiextensions.k8s.io",
         ("list", "watch"),

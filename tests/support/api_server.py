@@ -30,6 +30,7 @@ from specdecode_operator.kube.resources import (
     POD,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
+    STORAGE_CLASS,
     Resource,
 )
 from tests.support.api_objects import after_apply, after_merge, applied_fields, matches, with_server_fields
@@ -47,10 +48,11 @@ _RESOURCES = (
     POD,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
+    STORAGE_CLASS,
     CRD,
     NAMESPACE,
 )
-_CLUSTER_WIDE = (NODE, CRD, NAMESPACE)
+_CLUSTER_WIDE = (NODE, STORAGE_CLASS, CRD, NAMESPACE)
 _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 _READING = ("get ", "list ", "watch ")
 
@@ -232,6 +234,8 @@ class ApiServer:
         if call.verb == "create" and call.subresource == "eviction":
             self.remove(call.resource, call.name)
             return {}
+        if call.verb == "create" and request.query.get("dryRun") == "All":
+            return body
         if call.verb == "create":
             name = body["metadata"].get("name") or f"{body['metadata']['generateName']}{self._version}"
             if (call.resource.qualified_plural, call.namespace, name) in self._objects:

@@ -54,6 +54,7 @@ def _of_pair(case: FieldCase) -> FieldCase:
 CAPTURE_FIELDS: Mapping[str, FieldCase] = {
     "deployment": at("other", on=PLAIN),
     "deploymentDuringCapture": at("Suspend", on=PLAIN),
+    "borrowTimeoutSeconds": at(60, on=PLAIN),
     "arms[].name": at("other", on=_comparing()),
     "arms[].targetQuantization": _of_pair(at("FP8", on=_comparing())),
     "arms[].kvCacheDtype": _of_pair(at("fp8", on=_comparing())),

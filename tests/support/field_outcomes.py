@@ -11,8 +11,8 @@ from specdecode_operator.capture.control.decision import decide
 from specdecode_operator.capture.control.golden.gate import gate_capture
 from specdecode_operator.capture.control.job import LOAD
 from specdecode_operator.capture.control.schedules import DueCapture
+from specdecode_operator.capture.control.status import capture_attention, is_outlived
 from specdecode_operator.capture.control.status import compose_status as compose_capture_status
-from specdecode_operator.capture.control.status import is_outlived
 from specdecode_operator.capture.load.workload import SETTINGS_VARIABLE
 from specdecode_operator.capture.recorder.settings import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE, Settings
 from specdecode_operator.deployment.observation import Observation
@@ -44,6 +44,9 @@ _LONG_AGO = {
         | {"lastTransitionTime": "2025-01-01T00:00:00Z"}
     ],
 }
+
+_IDLE = {"borrow": {"since": "2026-01-01T00:00:00Z", "idleSince": "2026-01-01T00:00:00Z"}}
+"""Of a capture whose pod does not run on the GPUs that it borrowed."""
 
 
 def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
@@ -77,9 +80,10 @@ def _capture_outcome(spec_text: str, captured: str) -> Outcome:
     seen = surroundings(deployment=deployment, dataset={"data": DATASETS}, golden=judged_by)
     decision = decide(subject, seen, NOW)
     goes = is_outlived(read_capture(capture(spec, status=_LONG_AGO)), NOW, math.inf)
-    writes = dataclasses.replace(decision.writes, job=None)
+    due = capture_attention(read_capture(capture(spec, status=_IDLE))).due_at_s
+    writes = dataclasses.replace(decision.writes, job=None, trial_pod=None)
     job = _job_outcome(decision.writes.job) if decision.writes.job else None
-    return (writes, job, goes), _dumped(compose_capture_status(subject, decision, NOW))
+    return (writes, job, goes, due), _dumped(compose_capture_status(subject, decision, NOW))
 
 
 def forget_outcomes() -> None:

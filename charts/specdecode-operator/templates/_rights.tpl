@@ -49,6 +49,10 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
+# Whether the pod of a capture would be accepted, asked as a dry run before the capture borrows GPUs; it makes none.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [create]
 # A policy may start an engine anew whose drafter decayed.
 - apiGroups: [""]
   resources: [pods/eviction]
@@ -93,6 +97,10 @@
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list, watch]
+# Whether the volume of a capture would be there before the capture borrows GPUs.
+- apiGroups: [storage.k8s.io]
+  resources: [storageclasses]
+  verbs: [list]
 # Kinds that are installed while it runs, and of which version ours are.
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]

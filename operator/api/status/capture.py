@@ -1,7 +1,7 @@
 """The status of a SpecDecodeCapture: what the operator says back."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
@@ -140,6 +140,43 @@ class CaptureSummary(ApiModel):
     """Folder of the files on the volume."""
 
 
+Time = Annotated[str, StringConstraints(max_length=64)]
+
+
+def _time() -> Any:
+    return Field(default=None, json_schema_extra={"format": "date-time"})
+
+
+class BorrowStatus(ApiModel):
+    """The GPUs that the deployment's engines give to the capture, with deploymentDuringCapture: Suspend."""
+
+    since: Time | None = _time()
+    """When the engines last made room for the capture, RFC 3339."""
+
+    idle_since: Time | None = _time()
+    """Since when the GPUs have been free of engines without the capture's engine running on them, RFC 3339. Absent
+    while either runs."""
+
+    returned_at: Time | None = _time()
+    """When the capture last gave the GPUs back, RFC 3339. Absent while it has them."""
+
+    served_at: Time | None = _time()
+    """When an engine of the deployment first served after that, RFC 3339."""
+
+    seconds_without_serving: int = 0
+    """How long the deployment was without a serving engine because of the capture, in seconds: from since to
+    servedAt, summed over all attempts."""
+
+    failed_attempts: int = 0
+    """How often the capture gave the GPUs back because it had not started."""
+
+    last_failure: Sentence | None = None
+    """Why it had not started the last time: reason and message."""
+
+    next_attempt_at: Time | None = _time()
+    """When it may borrow the GPUs again, RFC 3339. The deployment must serve by then."""
+
+
 class SpecDecodeCaptureStatus(ApiModel):
     """What the operator knows about one SpecDecodeCapture."""
 
@@ -165,15 +202,14 @@ class SpecDecodeCaptureStatus(ApiModel):
     path: Path | None = None
     """Folder of its files on the volume, from when they are validated; partial files are beside it."""
 
-    started_at: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        default=None, json_schema_extra={"format": "date-time"}
-    )
+    started_at: Time | None = _time()
     """When its pod began, RFC 3339."""
 
-    finished_at: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        default=None, json_schema_extra={"format": "date-time"}
-    )
+    finished_at: Time | None = _time()
     """When it ended, RFC 3339."""
+
+    borrow: BorrowStatus | None = None
+    """The GPUs that it borrows from its deployment."""
 
     engine: Word | None = None
     """What tells the deployment's engines at its start from those of another spec or place, for its policy."""

@@ -3,16 +3,14 @@
 No I/O: the reconciler brings what it saw and carries out what is decided.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture import DuringCapture, SpecDecodeCaptureSpec, Storage
-from specdecode_operator.api.golden import RegressionStatus
-from specdecode_operator.api.status.capture import CapturePhase, CaptureSummary
-from specdecode_operator.api.status.comparison import ComparisonStatus
+from specdecode_operator.api.capture import SpecDecodeCaptureSpec, Storage
+from specdecode_operator.api.status.capture import CapturePhase
 from specdecode_operator.api.status.deployment import ConditionStatus
 from specdecode_operator.capture.control.admission import (
     captured_deployment,
@@ -28,8 +26,23 @@ from specdecode_operator.capture.control.golden.gate import is_of_gate
 from specdecode_operator.capture.control.image_id import image_id_config_map
 from specdecode_operator.capture.control.job import load_image, render_job
 from specdecode_operator.capture.control.job_status import Progress, newest_pod, read_progress
-from specdecode_operator.capture.control.observation import CaptureObservation
-from specdecode_operator.capture.control.preemption import QUEUED
+from specdecode_operator.capture.control.lending import Lending, released, trial_pod
+from specdecode_operator.capture.control.observation import CapturedDeployment, CaptureObservation
+from specdecode_operator.capture.control.outcome import (
+    ACCEPTED,
+    Decision,
+    Writes,
+    blocked_decision,
+    final,
+    finished,
+    pending,
+    queued,
+    suspended,
+    under_way,
+    withdrawn,
+)
+from specdecode_operator.capture.control.preconditions import class_blocked, waits_for_binding
+from specdecode_operator.capture.control.preemption import borrows
 from specdecode_operator.capture.control.serving_first import in_line
 from specdecode_operator.capture.control.volume import (
     ALREADY_PUBLISHED,
@@ -41,8 +54,8 @@ from specdecode_operator.capture.control.volume import (
     with_claim,
 )
 from specdecode_operator.deployment.blocked import OPERATOR_IMAGE_UNKNOWN, Blocked
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.pods.readiness import Readiness, place_word, readiness_of, stalled, working
+from specdecode_operator.deployment.conditions import TRUE, UNKNOWN, ConditionUpdate
+from specdecode_operator.deployment.pods.readiness import Readiness
 from specdecode_operator.deployment.spec.engine_fields import is_engine_word
 from specdecode_operator.deployment.spec.pydantic_problems import parsed_spec
 from specdecode_operator.kube.future_times import is_ahead, told_ahead
@@ -50,49 +63,6 @@ from specdecode_operator.kube.labels import ACCEPTED_ANNOTATION, CAPTURED_ENGINE
 from specdecode_operator.problems import InvalidSpecError
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-
-
-@dataclass(frozen=True)
-class Writes:
-    """What is to be written for a capture."""
-
-    claim: Body | None = None  # to create
-    # What is to change in the metadata of the claim that was created; empty where nothing is.
-    claim_metadata: Body = field(default_factory=dict)
-    job: Body | None = None  # to create; never changed: a capture that runs is what it was started as
-    # Whether the Job shall be suspended; None where it is as it should be, or Kueue decides.
-    job_suspended: bool | None = None
-    remove_job: bool = False
-    # A ConfigMap to create or change, which tells the load generator what image the engine runs.
-    image_id: Body | None = None
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What a capture comes to."""
-
-    phase: CapturePhase
-    readiness: Readiness
-    accepted: ConditionUpdate
-    succeeded: ConditionUpdate
-    writes: Writes = field(default_factory=Writes)
-    waiting_for_gpus: str | None = None
-    """In the scheduler's words; None while it does not."""
-
-    result: CaptureSummary | None = None
-    comparison: ComparisonStatus | None = None
-    regression: RegressionStatus | None = None
-    started_at: str | None = None
-    finished_at: str | None = None
-    claim: str | None = None
-    engine: str | None = None
-    """What tells the engines that are measured from others; None before its Job is created."""
-
-    operator_image: str | None = None
-    """The operator image that its Job runs; None before its Job is created."""
-
-    times_ahead: tuple[str, ...] = ()
-    """What to tell of times of its pod or Job that lie in the future, and that count as now."""
 
 
 @dataclass(frozen=True)
@@ -121,24 +91,24 @@ def references_of(capture: Capture) -> References:
     )
 
 
-_ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the deployment's engine can be captured")
-
-
 def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> Decision:
     """Decide what should exist for a capture, and how far it is."""
     try:
         spec = parsed_spec(SpecDecodeCaptureSpec, capture.spec, newer=True)
     except InvalidSpecError as error:
-        return _blocked(Blocked("Invalid", "; ".join(map(str, error.problems)), permanent=True))
+        invalid = Blocked("Invalid", "; ".join(map(str, error.problems)), permanent=True)
+        return released(capture, blocked_decision(invalid), now)
     claim = claim_of(capture, spec.storage)
-    decision = _next_step(capture, spec, observed)
+    decision = _next_step(capture, spec, observed, now)
+    if borrows(capture.spec):
+        decision = Lending(capture, spec, observed, now).recorded(decision)
     if decision.succeeded.status is not UNKNOWN and decision.finished_at is None:
         decision = replace(decision, finished_at=now.strftime(_TIME))
     decision = _without_times_ahead(capture, decision, now)
     engine, words = _noted(capture, observed.job)
-    if decision.accepted is _ACCEPTED and words:
+    if decision.accepted is ACCEPTED and words:
         # What was noted of its arms when it began is still so.
-        decision = replace(decision, accepted=replace(_ACCEPTED, message=words))
+        decision = replace(decision, accepted=replace(ACCEPTED, message=words))
     image = load_image(observed.job or decision.writes.job) or capture.status.operator_image
     decision = replace(decision, engine=decision.engine or engine, operator_image=image)
     changes = _claim_changes(capture, spec.storage, observed.claim, decision)
@@ -171,26 +141,28 @@ def _noted(capture: Capture, job: Body | None) -> tuple[str | None, str | None]:
     )
 
 
-def internal_error(capture: Capture, error: Exception) -> Decision:
+def internal_error(capture: Capture, error: Exception, now: datetime) -> Decision:
     """Return the decision for an object that the operator itself stumbles over."""
     message = f"the operator failed on this object ({type(error).__name__}); its log tells more, please report it"
-    return not_observed(capture, Blocked("InternalError", message))
+    return not_observed(capture, Blocked("InternalError", message), now)
 
 
-def not_observed(capture: Capture, blocked: Blocked) -> Decision:
+def not_observed(capture: Capture, blocked: Blocked, now: datetime) -> Decision:
     """Return the decision for an object of which not all could be observed: what was known of its claim stays."""
-    return replace(_blocked(blocked), claim=capture.status.claim, operator_image=capture.status.operator_image)
+    status = capture.status
+    kept = replace(blocked_decision(blocked), claim=status.claim, operator_image=status.operator_image)
+    return released(capture, kept, now)
 
 
-def _next_step(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation) -> Decision:
+def _next_step(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation, now: datetime) -> Decision:
     if capture.ended is not None:
         return _ended(capture, observed)
     if observed.job is not None:
-        return _with_job(capture, spec, observed, observed.job)
+        return _with_job(capture, spec, observed, observed.job, now)
     if spec.suspend:
         accepted = ConditionUpdate("Accepted", UNKNOWN, "Suspended", "it is looked at when it shall start")
-        return _suspended(accepted, Writes())
-    return _without_job(capture, spec, observed)
+        return suspended(accepted, Writes())
+    return _without_job(capture, spec, observed, now)
 
 
 def _ended(capture: Capture, observed: CaptureObservation) -> Decision:
@@ -201,8 +173,8 @@ def _ended(capture: Capture, observed: CaptureObservation) -> Decision:
     good = ended.status is ConditionStatus.TRUE
     return Decision(
         phase=CapturePhase.SUCCEEDED if good else CapturePhase.FAILED,
-        readiness=_final(succeeded),
-        accepted=_ACCEPTED,
+        readiness=final(succeeded),
+        accepted=ACCEPTED,
         succeeded=succeeded,
         # One that was given up while it ran frees its GPUs; others stay for their logs.
         writes=Writes(remove_job=observed.job is not None and not _is_finished(observed.job)),
@@ -214,161 +186,120 @@ def _ended(capture: Capture, observed: CaptureObservation) -> Decision:
     )
 
 
-def _final(succeeded: ConditionUpdate) -> Readiness:
-    if succeeded.status is TRUE:
-        return Readiness(TRUE, succeeded.reason, succeeded.message)
-    return stalled(succeeded.reason, succeeded.message)
-
-
 def _is_finished(job: Body) -> bool:
     conditions = job.get("status", {}).get("conditions") or []
     return any(each["type"] in {"Complete", "Failed"} and each["status"] == "True" for each in conditions)
 
 
-def _with_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation, job: Body) -> Decision:
+def _with_job(
+    capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation, job: Body, now: datetime
+) -> Decision:
     """How far a capture is that was started."""
     progress = read_progress(job, observed.pods)
     if progress.phase is CapturePhase.SUCCEEDED or progress.failure is not None:
-        return _finished(progress, with_claim(capture, spec.storage, progress.failure))
+        return finished(progress, with_claim(capture, spec.storage, progress.failure))
     is_suspended = bool(job["spec"].get("suspend"))
     if spec.suspend:
-        return _suspended(_ACCEPTED, Writes() if is_suspended and not capture.queue_labels else _withdrawn(capture))
-    if is_suspended:
-        return _with_suspended_job(capture, spec, observed)
+        return suspended(ACCEPTED, Writes() if is_suspended and not capture.queue_labels else withdrawn(capture))
+    if borrows(capture.spec):
+        lending = Lending(capture, spec, observed, now)
+        return lending.suspended(job) if is_suspended else lending.running(job, progress)
+    return _keeping_engines(capture, observed, job, progress)
+
+
+def _keeping_engines(capture: Capture, observed: CaptureObservation, job: Body, progress: Progress) -> Decision:
+    """How far a capture is that keeps the engines of its deployment, and whose Job has not ended."""
+    if job["spec"].get("suspend"):
+        return _with_suspended_job(capture, observed)
     pod = newest_pod(job, observed.pods)
     if observed.goes_first is not None and in_line(pod):
-        return replace(_waiting(observed), writes=_withdrawn(capture))
-    return replace(_under_way(progress), writes=Writes(image_id=image_id_config_map(capture, pod)))
+        return replace(_waiting(observed), writes=withdrawn(capture))
+    return replace(under_way(progress), writes=Writes(image_id=image_id_config_map(capture, pod)))
 
 
-def _with_suspended_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation) -> Decision:
-    """What a Job waits for that is not started yet, or was withdrawn."""
+def _with_suspended_job(capture: Capture, observed: CaptureObservation) -> Decision:
+    """What a Job waits for that keeps the engines and was withdrawn, or that Kueue has not started."""
     if capture.queue_labels:
-        return _queued(capture)
+        return queued(capture)
     if observed.goes_first is not None:
         return _waiting(observed)
-    deployment = observed.deployment
-    if spec.deployment_during_capture is DuringCapture.SUSPEND and deployment and deployment.holds_gpus:
-        plan = deployment.desired.outcome.plan_status
-        what = place_word(plan.product if plan else None)
-        message = f"the engines of {deployment.key.name} are ending; then the capture has their {what}"
-        return _pending("WaitingForDeployment", message)
-    return replace(_pending("Starting", "the Job is started"), writes=Writes(job_suspended=False))
-
-
-def _withdrawn(capture: Capture) -> Writes:
-    """Return what takes a capture's pod away; Kueue would start its Job again, so one in a queue goes."""
-    queued = bool(capture.queue_labels)
-    return Writes(remove_job=queued, job_suspended=None if queued else True)
-
-
-def _finished(progress: Progress, failure: Blocked | None) -> Decision:
-    if failure is not None:
-        succeeded = ConditionUpdate("Succeeded", FALSE, failure.reason, failure.message)
-    else:
-        succeeded = ConditionUpdate("Succeeded", TRUE, progress.reason, progress.message)
-    return Decision(
-        phase=progress.phase,
-        readiness=_final(succeeded),
-        accepted=_ACCEPTED,
-        succeeded=succeeded,
-        result=progress.summary,
-        comparison=progress.comparison,
-        regression=progress.regression,
-        started_at=progress.started_at,
-        finished_at=progress.finished_at,
-    )
-
-
-def _under_way(progress: Progress) -> Decision:
-    return Decision(
-        phase=progress.phase,
-        readiness=working(progress.reason, progress.message),
-        accepted=_ACCEPTED,
-        succeeded=ConditionUpdate("Succeeded", UNKNOWN, progress.reason, progress.message),
-        waiting_for_gpus=progress.message if progress.waiting_for_gpus else None,
-        started_at=progress.started_at,
-    )
-
-
-def _pending(reason: str, message: str) -> Decision:
-    return Decision(
-        phase=CapturePhase.PENDING,
-        readiness=working(reason, message),
-        accepted=_ACCEPTED,
-        succeeded=ConditionUpdate("Succeeded", UNKNOWN, reason, message),
-    )
+    return replace(pending("Starting", "the Job is started"), writes=Writes(job_suspended=False))
 
 
 def _waiting(observed: CaptureObservation) -> Decision:
-    return _pending("WaitingForDeployment", str(observed.goes_first))
+    return pending("WaitingForDeployment", str(observed.goes_first))
 
 
-def _queued(capture: Capture) -> Decision:
-    return _pending(QUEUED, f"Job {capture.job_name} waits in its queue until Kueue admits it")
-
-
-def _suspended(accepted: ConditionUpdate, writes: Writes) -> Decision:
-    message = "spec.suspend is true: no engine and no load; what was recorded so far is kept as partial files"
-    return Decision(
-        phase=CapturePhase.CANCELLED,
-        readiness=Readiness(TRUE, "Suspended", message),
-        accepted=accepted,
-        succeeded=ConditionUpdate("Succeeded", UNKNOWN, "Suspended", message),
-        writes=writes,
-    )
-
-
-def _without_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation) -> Decision:
+def _without_job(
+    capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation, now: datetime
+) -> Decision:
     """Start a capture, or say what blocks it first."""
+    source = _accepted(capture, spec, observed)
+    if isinstance(source, Blocked):
+        return blocked_decision(source)
+    arms = captured_arms(spec, source, observed.deployment.arms if observed.deployment else ())
+    if isinstance(arms, Blocked) or observed.operator_image is None:
+        return blocked_decision(arms if isinstance(arms, Blocked) else OPERATOR_IMAGE_UNKNOWN)
+    if observed.goes_first is not None:
+        return _waiting(observed)
+    wants_claim = spec.storage.existing_claim is None and observed.claim is None
+    claim = render_claim(capture, spec.deployment, spec.storage) if wants_claim else None
+    if borrows(capture.spec) and (waits := _waits_to_borrow(capture, spec, observed, claim, now)):
+        return waits
+    words = "; ".join([ACCEPTED.message, *arm_notes(arms)])
+    engine = observed.deployment.engine if observed.deployment else None
+    job = with_golden(render_job(capture, spec, source, arms, observed.operator_image), capture, spec, observed.golden)
+    writes = Writes(
+        claim=claim,
+        job=_with_notes(job, engine, words),
+        trial_pod=trial_pod(capture, job) if borrows(capture.spec) else None,
+    )
+    waiting = queued(capture) if capture.queue_labels else pending("Starting", "the Job is created")
+    return replace(waiting, accepted=replace(ACCEPTED, message=words), writes=writes, engine=engine)
+
+
+def _accepted(
+    capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation
+) -> CapturedDeployment | Blocked:
+    """Return the deployment that is captured, or what blocks the capture of it."""
     if blocked := workload_blocked(spec):
-        return _blocked(blocked)
+        return blocked
     source = captured_deployment(
         spec.deployment, observed.deployment, gate_capture=capture.key.name if is_of_gate(capture) else None
     )
     if isinstance(source, Blocked):
-        return _blocked(source)
-    blocked = (
+        return source
+    return (
         engine_blocked(source.launch.facts, source.launch.plan)
         or claim_blocked(capture, spec.storage, observed.claim)
         or published_blocked(spec.storage, observed.claim)
         or dataset_blocked(spec, observed.dataset)
         or golden_blocked(spec, observed.golden)
+        or source
     )
-    if blocked is not None:
-        return _blocked(blocked)
-    arms = captured_arms(spec, source, observed.deployment.arms if observed.deployment else ())
-    if isinstance(arms, Blocked) or observed.operator_image is None:
-        return _blocked(arms if isinstance(arms, Blocked) else OPERATOR_IMAGE_UNKNOWN)
-    if observed.goes_first is not None:
-        return _waiting(observed)
-    wants_claim = spec.storage.existing_claim is None and observed.claim is None
-    words = "; ".join([_ACCEPTED.message, *arm_notes(arms)])
-    engine = observed.deployment.engine if observed.deployment else None
-    job = with_golden(render_job(capture, spec, source, arms, observed.operator_image), capture, spec, observed.golden)
-    writes = Writes(
-        claim=render_claim(capture, spec.deployment, spec.storage) if wants_claim else None,
-        job=_with_notes(job, engine, words),
-    )
-    pending = _queued(capture) if capture.queue_labels else _pending("Starting", "the Job is created")
-    return replace(pending, accepted=replace(_ACCEPTED, message=words), writes=writes, engine=engine)
+
+
+def _waits_to_borrow(
+    capture: Capture,
+    spec: SpecDecodeCaptureSpec,
+    observed: CaptureObservation,
+    claim: Body | None,
+    now: datetime,
+) -> Decision | None:
+    """Return what a capture waits for before it gets the Job that borrows GPUs; ``claim`` is one to create."""
+    if claim is not None:
+        if blocked := class_blocked(spec, observed.mounted):
+            return blocked_decision(blocked)
+        if blocked := waits_for_binding(spec, observed.mounted):
+            return replace(blocked_decision(blocked), writes=Writes(claim=claim))
+    return Lending(capture, spec, observed, now).waits()
 
 
 def _with_notes(job: Body, engine: str | None, words: str) -> Body:
     """Return a Job that says what the status is to say of its beginning: the operator may end between the two."""
-    notes = {CAPTURED_ENGINE_ANNOTATION: engine, ACCEPTED_ANNOTATION: words if words != _ACCEPTED.message else None}
+    notes = {CAPTURED_ENGINE_ANNOTATION: engine, ACCEPTED_ANNOTATION: words if words != ACCEPTED.message else None}
     annotations = (job["metadata"].get("annotations") or {}) | {name: each for name, each in notes.items() if each}
     return {**job, "metadata": {**job["metadata"], "annotations": annotations}}
-
-
-def _blocked(blocked: Blocked) -> Decision:
-    status = FALSE if blocked.permanent else UNKNOWN
-    return Decision(
-        phase=CapturePhase.PENDING,
-        readiness=readiness_of(blocked),
-        accepted=ConditionUpdate("Accepted", status, blocked.reason, blocked.message),
-        succeeded=ConditionUpdate("Succeeded", UNKNOWN, blocked.reason, "it has not started"),
-    )
 
 
 def _claim_changes(capture: Capture, storage: Storage, claim: Body | None, decision: Decision) -> Body:
@@ -379,7 +310,7 @@ def _claim_changes(capture: Capture, storage: Storage, claim: Body | None, decis
     return claim_changes(capture, storage, claim, published=published)
 
 
-def blocked_by_cluster(decision: Decision, readiness: Readiness) -> Decision:
+def blocked_by_cluster(capture: Capture, decision: Decision, readiness: Readiness) -> Decision:
     """Return the decision where the cluster refuses one of its writes.
 
     A capture that could not be started takes no GPUs away meanwhile; one that ended has ended nevertheless.
@@ -387,7 +318,14 @@ def blocked_by_cluster(decision: Decision, readiness: Readiness) -> Decision:
     if decision.succeeded.status is not UNKNOWN:
         return decision
     accepted = decision.accepted
-    if decision.writes.job is not None:
+    if decision.writes.job is not None or decision.writes.trial_pod is not None:
         accepted = ConditionUpdate("Accepted", UNKNOWN, readiness.reason, readiness.message)
     succeeded = ConditionUpdate("Succeeded", UNKNOWN, readiness.reason, readiness.message)
-    return replace(decision, phase=CapturePhase.PENDING, readiness=readiness, accepted=accepted, succeeded=succeeded)
+    return replace(
+        decision,
+        phase=CapturePhase.PENDING,
+        readiness=readiness,
+        accepted=accepted,
+        succeeded=succeeded,
+        borrow=capture.status.borrow if decision.borrows_now else decision.borrow,
+    )

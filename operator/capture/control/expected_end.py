@@ -22,8 +22,8 @@ from specdecode_operator.deployment.pods.readiness import Lending
 _OPEN_ENDED: Final = frozenset({Pattern.CLOSED, Pattern.MULTITURN, Pattern.RECORDED})
 """Patterns whose duration depends on the engine or on a trace, unless the phase sets one."""
 
-_START: Final = timedelta(minutes=15)
-"""How long engines may take to stop and the Job to start before a capture is overdue."""
+_ENGINES_STOP: Final = timedelta(minutes=13)
+"""How long engines may take to stop before a capture is overdue; then its pod has borrowTimeoutSeconds to start."""
 
 
 def lending_to(capture: Body, job: Body | None, pods: Sequence[Body], since: datetime | None) -> Lending:
@@ -42,7 +42,7 @@ def lending_to(capture: Body, job: Body | None, pods: Sequence[Body], since: dat
     """
     name = capture["metadata"]["name"]
     if job is None or job["spec"].get("suspend"):
-        return Lending(name, overdue_from=None if since is None else since + _START)
+        return Lending(name, overdue_from=None if since is None else since + _start(capture))
     pod = newest_pod(job, pods) or {}
     pod_started = _time((pod.get("status") or {}).get("startTime"))
     latest = _latest_end(job, pod_started)
@@ -83,6 +83,15 @@ def _expected_end(
         return None
     reserved_s = runs * (spec.deadline_seconds + wrap_up_s(spec.deadline_seconds) - load_s)
     return _later(pod_started or _job_started(job), deadline_s - reserved_s)
+
+
+def _start(capture: Body) -> timedelta:
+    """Return how long engines and Job may take together until the capture's pod starts."""
+    try:
+        spec = SpecDecodeCaptureSpec.parse(capture.get("spec") or {}, newer=True)
+    except ValidationError:
+        return _ENGINES_STOP
+    return _ENGINES_STOP + timedelta(seconds=spec.borrow_timeout_seconds)
 
 
 def _latest_end(job: Body, pod_started: datetime | None) -> datetime | None:

@@ -61,7 +61,8 @@ _NOT_IN_A_SIDECAR: Final = ("readinessProbe", "livenessProbe", "lifecycle")
 for itself whether it answers."""
 
 _LONGEST_WAIT_S: Final = 1800
-"""How long a capture that has taken a deployment's GPUs may wait for its pods to run on them."""
+"""How long the pods of a capture that has taken a deployment's GPUs may wait in all. spec.borrowTimeoutSeconds is
+shorter; this bounds a pod that no operator watches."""
 
 _SHORTEST_WRAP_UP_S: Final = 900
 _LOAD_FOR_WRAP_UP: Final = 10

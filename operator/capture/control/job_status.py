@@ -7,7 +7,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.golden import RegressionStatus
 from specdecode_operator.api.status.capture import CapturePhase, CaptureSummary
 from specdecode_operator.api.status.comparison import ComparisonStatus
-from specdecode_operator.capture.control.job import LOAD, SWITCH_VOLUME
+from specdecode_operator.capture.control.job import LOAD, PREPARE, SWITCH_VOLUME
 from specdecode_operator.capture.control.serving_first import in_line
 from specdecode_operator.capture.control.termination import (
     disrupted,
@@ -20,11 +20,13 @@ from specdecode_operator.capture.control.termination import (
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.blocked_pods import blocked_pod, is_about_volumes
 from specdecode_operator.deployment.pods.rejected_pods import rejected_pod
+from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
 from specdecode_operator.kube.drift import is_owned
 
 _CRASHES_BELIEVED = 3
 """Starts after the first that an engine gets, as in a deployment."""
 
+_ENDED = frozenset({"Succeeded", "Failed"})
 _UNDER_WAY = "the engine serves, the load is under way"
 _ENDING = "the load is over, its pod is ending"
 
@@ -119,7 +121,7 @@ def _doubts(summary: CaptureSummary | None) -> str:
 def _is_still_running(pod: Body) -> bool:
     """Whether the Job's end was seen before its pod's: what the pod said last is still to come."""
     ending = "deletionTimestamp" in pod["metadata"]
-    return not ending and pod.get("status", {}).get("phase") not in {"Succeeded", "Failed"}
+    return not ending and pod.get("status", {}).get("phase") not in _ENDED
 
 
 def newest_pod(job: Body, pods: Sequence[Body]) -> Body | None:
@@ -130,7 +132,38 @@ def newest_pod(job: Body, pods: Sequence[Body]) -> Body | None:
 
 def is_to_start(job: Body | None, pods: Sequence[Body]) -> bool:
     """Whether a capture is still to get its place: only then it matters who goes before it."""
-    return job is None or bool(job["spec"].get("suspend")) or in_line(newest_pod(job, pods))
+    return job is None or is_suspended(job) or in_line(newest_pod(job, pods))
+
+
+def is_suspended(job: Body | None) -> bool:
+    """Whether there is a Job that has not been started, or was suspended since."""
+    return job is not None and bool(job["spec"].get("suspend"))
+
+
+def runs_engine(job: Body, pod: Body | None) -> bool:
+    """Whether the engine of a capture's pod runs, or one of the init containers that it has in its deployment too.
+
+    One that was restarted counts only when the load has begun: until then it may crash again and again.
+    """
+    if pod is None or "deletionTimestamp" in pod["metadata"] or pod.get("status", {}).get("phase") in _ENDED:
+        return False
+    if _is(pod, LOAD, "running") or _is(pod, LOAD, "terminated"):
+        return True
+    containers = ((job["spec"].get("template") or {}).get("spec") or {}).get("initContainers") or []
+    ends = {each["name"] for each in containers if each.get("restartPolicy") != "Always"}
+    running = [
+        each for each in pod["status"].get("initContainerStatuses") or [] if "running" in (each.get("state") or {})
+    ]
+    if any(each["name"] == ENGINE_CONTAINER for each in running):
+        return engine_restarts(pod) == 0
+    return any(each["name"] in ends and each["name"] != PREPARE for each in running)
+
+
+def left_pod(job: Body, pods: Sequence[Body]) -> str | None:
+    """Return the name of a pod of the Job that has not ended yet, if there is one."""
+    mine = [pod for pod in pods if is_owned(pod, job["metadata"]["uid"])]
+    staying = [pod["metadata"]["name"] for pod in mine if pod.get("status", {}).get("phase") not in _ENDED]
+    return min(staying, default=None)
 
 
 def _of_pod(pod: Body, started_at: str | None) -> Progress:

@@ -1,11 +1,12 @@
 """The observed state: what a capture depends on, as the cluster has it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
+from specdecode_operator.kube.storage_classes import StorageClasses
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,9 @@ class ObservedDeployment:
     engine: str | None = None  # what tells its engines from those of another spec or place
     engines_wanted: int = 0  # engines that its Deployment asks for now
     pods: Sequence[Body] = ()  # pods that hold its GPUs, also those that are ending
+    wants_engines: bool = True  # its spec asks for engines
+    serves: bool = False  # at least one engine is available
+    lent_to: str | None = None  # another capture that has its GPUs
 
     @property
     def holds_gpus(self) -> bool:
@@ -38,6 +42,20 @@ class CapturedDeployment:
 
 
 @dataclass(frozen=True)
+class MountedObjects:
+    """What the pod of a capture mounts, as far as the operator may look at it."""
+
+    claims: Mapping[str, Body | None] = field(default_factory=dict)
+    """PersistentVolumeClaims by name; None for one that does not exist."""
+
+    config_maps: Mapping[str, Body | None] = field(default_factory=dict)
+    """ConfigMaps by name; None for one that does not exist."""
+
+    classes: StorageClasses | None = None
+    """None if the operator may not list them."""
+
+
+@dataclass(frozen=True)
 class CaptureObservation:
     """What a capture depends on, as it is now."""
 
@@ -49,5 +67,7 @@ class CaptureObservation:
     golden: Body | None = None  # the SpecDecodeCapture that spec.against names
     # For whom a capture that keeps its deployment's engines waits, in a sentence; None where nobody goes before it.
     goes_first: str | None = None
+    # Of a capture that borrows GPUs, while its pod does not run.
+    mounted: MountedObjects = field(default_factory=MountedObjects)
     # Image that the load generator runs from; None where the operator does not know its own.
     operator_image: str | None = None

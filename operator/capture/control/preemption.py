@@ -1,8 +1,7 @@
 """Which capture has the GPUs of a deployment for the time being.
 
-Nothing is stored: it follows from the captures that there are, so that the
-deployment has its GPUs back as soon as the capture ended, was suspended or
-deleted, whatever became of the operator meanwhile.
+It follows from the captures that exist, so the deployment gets its GPUs back as soon as the capture ended, was
+suspended or deleted, or gave them back, whatever became of the operator meanwhile.
 """
 
 from collections.abc import Iterable
@@ -11,11 +10,11 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DuringCapture
-from specdecode_operator.api.status.deployment import ConditionStatus
-from specdecode_operator.capture.control.capture import Capture, read_capture
+from specdecode_operator.capture.control.capture import has_ended
+from specdecode_operator.kube.untyped import mapping
 
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
-_LATE_AT_MOST: Final = timedelta(minutes=5)
+LATE_AT_MOST: Final = timedelta(minutes=5)
 """As long as Kubernetes waits for a node that does not answer before it takes its pods away."""
 
 QUEUED: Final = "Queued"
@@ -23,8 +22,12 @@ QUEUED: Final = "Queued"
 
 
 def preempting_capture(captures: Iterable[Body]) -> str | None:
-    """Return the name of the first of a deployment's captures that has its GPUs, if one does."""
-    return next((body["metadata"]["name"] for body in captures if _preempts(body)), None)
+    """Return the name of the capture that has the GPUs of a deployment, the first to borrow them; None if none has.
+
+    ``captures`` are those of one deployment. Their statuses are not parsed: all captures of the cluster are asked.
+    """
+    holders = [(str(_borrow(body)["since"]), str(body["metadata"]["name"])) for body in captures if _holds(body)]
+    return min(holders)[1] if holders else None
 
 
 def borrows(spec: Body) -> bool:
@@ -42,21 +45,15 @@ def holds_gpus(pod: Body, now: datetime) -> bool:
         return False
     # Kubernetes sets it to the end of the time that the pod has to end.
     should_be_gone = pod["metadata"].get("deletionTimestamp")
-    return should_be_gone is None or now < datetime.fromisoformat(should_be_gone) + _LATE_AT_MOST
+    return should_be_gone is None or now < datetime.fromisoformat(should_be_gone) + LATE_AT_MOST
 
 
-def _preempts(body: Body) -> bool:
-    if "deletionTimestamp" in body["metadata"]:
+def _holds(body: Body) -> bool:
+    spec, borrow = body.get("spec") or {}, _borrow(body)
+    if "deletionTimestamp" in body["metadata"] or not borrows(spec) or spec.get("suspend"):
         return False
-    spec = body.get("spec") or {}
-    if not borrows(spec) or spec.get("suspend"):
-        return False  # before the status is parsed: all captures of the cluster are asked
-    capture = read_capture(body)
-    return capture.ended is None and _lacks_only_gpus(capture)
+    return bool(borrow.get("since")) and not borrow.get("returnedAt") and not has_ended(body)
 
 
-def _lacks_only_gpus(capture: Capture) -> bool:
-    """Whether nothing but the GPUs is missing: a capture that is refused or waits in a queue takes nobody's away."""
-    said = {each.type: each for each in capture.status.conditions}
-    is_accepted = "Accepted" in said and said["Accepted"].status is ConditionStatus.TRUE
-    return is_accepted and not ("Succeeded" in said and said["Succeeded"].reason == QUEUED)
+def _borrow(body: Body) -> Body:
+    return mapping(mapping(body, "status"), "borrow")

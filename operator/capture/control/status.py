@@ -4,10 +4,12 @@ from datetime import UTC, datetime, timedelta
 
 from specdecode_operator.api.status.capture import CapturePhase, SpecDecodeCaptureStatus
 from specdecode_operator.api.status.comparison import ArmVerdict
+from specdecode_operator.capture.control.borrowing import due_at, is_unsettled
 from specdecode_operator.capture.control.capture import Capture
-from specdecode_operator.capture.control.decision import Decision
 from specdecode_operator.capture.control.golden.against import holds_condition
 from specdecode_operator.capture.control.job import published_folder
+from specdecode_operator.capture.control.outcome import Decision
+from specdecode_operator.deployment.attention import Attention
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate, stamp
 
 _PAYS = {ArmVerdict.PAYS: TRUE, ArmVerdict.DOES_NOT_PAY: FALSE}
@@ -41,6 +43,7 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecD
         summary=decision.result,
         comparison=decision.comparison,
         regression=decision.regression,
+        borrow=decision.borrow,
         engine=decision.engine or capture.status.engine,
     )
 
@@ -78,3 +81,18 @@ def is_outlived(capture: Capture, now: datetime, agreed_s: float) -> bool:
     ends = (finished_at, capture.ended.last_transition_time)
     finished = max(datetime.strptime(each, _TIME).replace(tzinfo=UTC) for each in ends)
     return now >= finished + timedelta(seconds=ttl_s)
+
+
+def capture_attention(capture: Capture) -> Attention:
+    """Return when a capture is to be looked at again without an event.
+
+    It changes by itself until it has ended, until its deployment has been seen to serve again, and if it is to be
+    deleted some time after its end.
+    """
+    goes_on = capture.ended is None or is_unsettled(capture.status.borrow)
+    timeout_s = capture.spec.get("borrowTimeoutSeconds")
+    due = due_at(capture.status.borrow, timeout_s if isinstance(timeout_s, int) else 0)
+    return Attention(
+        is_close=goes_on or capture.spec.get("ttlSecondsAfterFinished") is not None,
+        due_at_s=due.timestamp() if due is not None and capture.ended is None else None,
+    )

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _POLICY_HELP: Final = (
     "ValidatingAdmissionPolicies with bindings, ConfigMaps and Namespaces: what helm template prints, or kubectl get."
 )
+_CLASSES_HELP: Final = (
+    "StorageClasses of the cluster, as kubectl get storageclasses -o yaml writes them; warns of a capture whose claim"
+    " would find none."
+)
 
 
 class Form(StrEnum):
@@ -42,6 +46,7 @@ def lint_command(  # noqa: PLR0913  each is an option
     allow_host_path: options.AllowHostPathOption = None,
     allow_pod_template: options.AllowPodTemplateOption = None,
     refuse_does_not_fit: options.RefuseOption = False,
+    storage_classes: Annotated[str | None, typer.Option(metavar="FILE", help=_CLASSES_HELP)] = None,
     admission_policy: Annotated[str | None, typer.Option(metavar="FILE", help=_POLICY_HELP)] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also for warnings.")] = False,
     output: Annotated[
@@ -63,6 +68,7 @@ def lint_command(  # noqa: PLR0913  each is an option
         read_model_configs,
         read_nodes,
         read_ours,
+        read_storage_classes,
         refuse_unused,
     )
     from specdecode_operator.cli.lint.findings import find  # noqa: PLC0415
@@ -75,6 +81,7 @@ def lint_command(  # noqa: PLR0913  each is an option
         refuse_unused(configs, reading.documents)
         fleet = None if nodes is None else read_nodes(nodes)
         corrected = read_calibration(calibration)
+        classes = None if storage_classes is None else read_storage_classes(storage_classes)
         policies = None if admission_policy is None else _policies(admission_policy)
     except DocumentError as error:
         fail(error)
@@ -85,6 +92,7 @@ def lint_command(  # noqa: PLR0913  each is an option
         does_not_fit=not refuse_does_not_fit,
         nodes=fleet,
         calibration=corrected,
+        storage_classes=classes,
     )
     findings = find(reading, configs, asked, terms, policies)
     _print(findings, len(reading.documents), output)

@@ -58,12 +58,13 @@ def find(
     ``terms`` are those of the operator, ``policies`` those of the cluster. Of the options, those count that say where
     models may be had and, for captures, what podTemplate may ask for.
     """
-    deployments = {each.qualified_name: each for each in reading.documents if each.kind != capture.KIND}
-    captures = {each.qualified_name: each for each in reading.documents if each.kind == capture.KIND}
+    by_kind: dict[str, dict[str, Document]] = {capture.KIND: {}, deployment.KIND: {}}
+    for each in reading.documents:
+        by_kind[each.kind][each.qualified_name] = each
     found = []
     for document in reading.documents:
         if document.kind == capture.KIND:
-            remarks = _in_capture(document, deployments, captures, configs, options)
+            remarks = _in_capture(document, by_kind, configs, options, terms)
         else:
             remarks = _in_deployment(document, configs, options, terms, policies)
         found += [_located(remark, document) for remark in remarks]
@@ -97,10 +98,10 @@ def _in_deployment(
 
 def _in_capture(
     document: Document,
-    deployments: Mapping[str, Document],
-    captures: Mapping[str, Document],
+    by_kind: Mapping[str, Mapping[str, Document]],
     configs: Configs,
     options: Options,
+    terms: Terms,
 ) -> Iterator[Remark]:
     """Whether it can be taken of its deployment is told where that one is in the files and runs."""
     try:
@@ -108,16 +109,17 @@ def _in_capture(
     except InvalidSpecError as error:
         yield from refusals(error)
         return
-    if remarks := [*capture_remarks(spec)]:
-        yield from remarks
+    remarks = [*capture_remarks(spec, terms)]
+    yield from remarks
+    if any(each.level is Level.ERROR for each in remarks):
         return
-    owner = deployments.get(neighbour(document, spec.deployment))
+    owner = by_kind[deployment.KIND].get(neighbour(document, spec.deployment))
     captured = rendered_deployment(owner, None, configs, UNCALIBRATED, options).deployment if owner else None
     if captured is None:
         return
     try:
         body = {**document.body, "spec": with_configs(document.body["spec"], configs)}
-        render_capture(body, captured, golden_body(document, spec, captures))
+        render_capture(body, captured, golden_body(document, spec, by_kind[capture.KIND]))
     except NotRenderedError as error:
         level = Level.WARNING if error.may_pass else Level.ERROR
         yield Remark(level, error.reason, Problem("", "", str(error)))

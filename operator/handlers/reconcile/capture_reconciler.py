@@ -4,7 +4,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from decimal import Decimal
+from typing import Final, Protocol
 
 from pydantic import ValidationError
 
@@ -13,24 +14,33 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import KIND, SpecDecodeCaptureSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.arms import arm_states, asked_arms
+from specdecode_operator.capture.control.borrowing import is_held, is_unsettled
 from specdecode_operator.capture.control.capture import Capture, read_capture
 from specdecode_operator.capture.control.decision import (
-    Decision,
-    Writes,
+    References,
     blocked_by_cluster,
     decide,
     internal_error,
     not_observed,
     references_of,
 )
-from specdecode_operator.capture.control.job_status import is_to_start
-from specdecode_operator.capture.control.observation import CaptureObservation, ObservedDeployment
-from specdecode_operator.capture.control.preemption import borrows, holds_gpus
+from specdecode_operator.capture.control.job_status import is_suspended, is_to_start
+from specdecode_operator.capture.control.observation import CaptureObservation, MountedObjects, ObservedDeployment
+from specdecode_operator.capture.control.outcome import Decision, Writes
+from specdecode_operator.capture.control.preconditions import MountedNames, mounted_names
+from specdecode_operator.capture.control.preemption import borrows, holds_gpus, preempting_capture
 from specdecode_operator.capture.control.serving_first import serving_goes_first
 from specdecode_operator.capture.control.status import compose_status, is_outlived
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
+from specdecode_operator.cluster.errors import (
+    ClusterError,
+    DeniedError,
+    ForbiddenError,
+    InvalidObjectError,
+    RefusedForNowError,
+    UntriableError,
+)
 from specdecode_operator.cluster.server_time import ServerTime
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState
@@ -43,6 +53,7 @@ from specdecode_operator.handlers.reconcile.reporter import Reporter
 from specdecode_operator.handlers.reconcile.servings import Servings, engine_pods
 from specdecode_operator.kube.drift import is_owned
 from specdecode_operator.kube.manifests import child_labels
+from specdecode_operator.kube.quota import counted, has_room_without
 from specdecode_operator.kube.resources import (
     CAPTURE_CHILDREN,
     CONFIG_MAP,
@@ -50,11 +61,17 @@ from specdecode_operator.kube.resources import (
     JOB,
     PERSISTENT_VOLUME_CLAIM,
     POD,
+    STORAGE_CLASS,
     Resource,
 )
+from specdecode_operator.kube.storage_classes import StorageClasses
+from specdecode_operator.kube.untyped import mapping
 from specdecode_operator.problems import InvalidSpecError
 
 _logger = logging.getLogger(__name__)
+
+_UNSEEN: Final[Body] = {}
+"""In the place of an object that the operator may not look at."""
 
 
 class Deployments(Protocol):
@@ -70,16 +87,19 @@ class Deployments(Protocol):
 class CaptureReconciler:
     """One reconcile of captures for create, update, resume and resync."""
 
-    def __init__(  # noqa: PLR0913, PLR0917  what one process has one of
+    def __init__(  # noqa: PLR0913  what one process has one of
         self,
         cluster: Cluster,
         cache: Cache,
         deployments: Deployments,
         ended: EndedCaptures,
         operator_image: str | None,
+        *,
         clock: ServerTime | None = None,
+        clusterwide: bool = True,
     ) -> None:
         self._clock = clock or ServerTime()
+        self._clusterwide = clusterwide
         self._cluster = cluster
         self._cache = cache
         self._deployments = deployments
@@ -112,16 +132,18 @@ class CaptureReconciler:
         try:
             decision = decide(capture, await self._observe(capture), now)
         except ForbiddenError as error:
-            await self._report(capture, not_observed(capture, Blocked("Forbidden", str(error))))
+            await self._report(capture, not_observed(capture, Blocked("Forbidden", str(error)), now))
             return
         except ClusterError:
             raise
         except Exception as error:
-            await self._report(capture, internal_error(capture, error))
+            await self._report(capture, internal_error(capture, error, now))
             raise
         status_is_current = capture.status.observed_generation == capture.generation
         readiness = await what_blocks(self._write(capture, decision.writes), status_is_current=status_is_current)
-        await self._report(capture, decision if readiness is None else blocked_by_cluster(decision, readiness))
+        if readiness is not None:
+            decision = blocked_by_cluster(capture, decision, readiness)
+        await self._report(capture, decision)
 
     async def _observe(self, capture: Capture) -> CaptureObservation:
         """Observe what a capture depends on; what carries no label of ours is asked for only before it starts."""
@@ -132,17 +154,22 @@ class CaptureReconciler:
         pods = self._cache.children_of(capture.key, POD.kind)
         if job is not None or capture.ended is not None:
             self._arms.pop(capture.key, None)
+        is_of_interest = capture.ended is None or is_unsettled(capture.status.borrow)
         observed = CaptureObservation(
-            deployment=self._deployment(capture, starts=job is None) if capture.ended is None else None,
+            deployment=self._deployment(capture, starts=job is None) if is_of_interest else None,
             job=job,
             pods=pods,
             claim=next((claim for claim in claims if claim["metadata"]["name"] == capture.claim_name), None),
             goes_first=self._goes_first(capture) if is_to_start(job, pods) else None,
             operator_image=self._operator_image,
         )
-        if job is not None or capture.ended is not None:
+        if capture.ended is not None:
             return observed
         sources = references_of(capture)
+        if borrows(capture.spec) and (is_suspended(job) or not is_held(capture.status.borrow)):
+            observed = replace(observed, mounted=await self._mounted(capture, job, sources))
+        if job is not None:
+            return observed
         return replace(
             observed,
             claim=await self._get(capture, PERSISTENT_VOLUME_CLAIM, sources.claim),
@@ -150,6 +177,37 @@ class CaptureReconciler:
             dataset=await self._get(capture, CONFIG_MAP, sources.dataset_config_map)
             or await self._get(capture, PERSISTENT_VOLUME_CLAIM, sources.dataset_claim),
         )
+
+    async def _mounted(self, capture: Capture, job: Body | None, sources: References) -> MountedObjects:
+        """Return what the pod of a capture mounts; before there is a Job, what its spec names and what exists."""
+        if job is not None:
+            names = mounted_names(mapping(mapping(job["spec"], "template"), "spec"))
+        else:
+            names = MountedNames([each for each in (sources.claim, sources.dataset_claim) if each])
+        claims = {name: await self._seen(capture, PERSISTENT_VOLUME_CLAIM, name) for name in names.claims}
+        config_maps = {name: await self._seen(capture, CONFIG_MAP, name) for name in names.config_maps}
+        return MountedObjects(
+            {name: body for name, body in claims.items() if body is not _UNSEEN and (body or job is not None)},
+            {name: body for name, body in config_maps.items() if body is not _UNSEEN},
+            await self._storage_classes(),
+        )
+
+    async def _seen(self, capture: Capture, resource: Resource, name: str) -> Body | None:
+        """Return an object, None where there is none, or that it may not be looked at."""
+        try:
+            return await self._get(capture, resource, name)
+        except ForbiddenError:
+            return _UNSEEN
+
+    async def _storage_classes(self) -> StorageClasses | None:
+        """Return the StorageClasses of the cluster; None if the operator may not list them."""
+        if not self._clusterwide:
+            return None
+        try:
+            bodies, _ = await self._cluster.list(STORAGE_CLASS)
+        except ForbiddenError:
+            return None
+        return StorageClasses.of(bodies)
 
     def _job(self, capture: Capture) -> Body | None:
         return self._inventory.owned(capture.key, capture.uid).get((JOB.kind, capture.job_name))
@@ -175,7 +233,8 @@ class CaptureReconciler:
         if body is None or "deletionTimestamp" in body["metadata"]:
             return None
         parent, desired = self._deployments.desired_state_of(body)
-        now = self._clock.now()
+        now, spec = self._clock.now(), mapping(body, "spec")
+        holder = preempting_capture(self._cache.captures_of(key))
         engines = [each for each in self._cache.children_of(key, DEPLOYMENT.kind) if is_owned(each, parent.uid)]
         return ObservedDeployment(
             key=key,
@@ -188,6 +247,9 @@ class CaptureReconciler:
             else engine_word(parent.spec, desired.outcome.plan_status),
             engines_wanted=sum(each["spec"].get("replicas", 1) for each in engines),
             pods=[pod for pod in engine_pods(self._cache, key) if holds_gpus(pod, now)],
+            wants_engines=not spec.get("suspend") and spec.get("replicas", 1) != 0,
+            serves=any(map(_serves, engines)),
+            lent_to=holder if holder != capture.key.name else None,
         )
 
     def _arm_states(self, capture: Capture, body: Body, desired: DesiredState) -> list[DesiredState]:
@@ -211,6 +273,8 @@ class CaptureReconciler:
     async def _write(self, capture: Capture, writes: Writes) -> None:
         """Create, start, stop and remove what is decided."""
         key = capture.key
+        if writes.trial_pod is not None:
+            await self._try(capture, writes.trial_pod)
         if writes.job is not None:
             # Before the first write, so that nothing is half-created.
             await self._inventory.check_names(key, capture.uid, [writes.job])
@@ -231,6 +295,40 @@ class CaptureReconciler:
         if writes.image_id is not None:
             await self._write_image_id(capture, writes.image_id)
 
+    async def _try(self, capture: Capture, pod: Body) -> None:
+        """Ask the API server whether it would take the pod of a capture, with all its policies and quotas.
+
+        What it cannot be asked is left to the time-out. A quota that the engines use up counts without them, for they
+        end before the pod comes.
+
+        Raises
+        ------
+        BlockedError
+            When it would not.
+        ClusterError
+            When it cannot say so now.
+        """
+        try:
+            await self._cluster.try_create(POD, pod)
+        except DeniedError as error:
+            raise _refused("PodRefused", error.words) from error
+        except (ForbiddenError, UntriableError) as error:
+            _logger.info("%s: whether its pod would be accepted is not known: %s", capture.key, error)
+        except RefusedForNowError as error:
+            if has_room_without(str(error), self._freed(capture)) is False:
+                raise _refused("RefusedForNow", str(error)) from error
+        except InvalidObjectError as error:
+            raise _refused("PodRefused", str(error)) from error
+
+    def _freed(self, capture: Capture) -> dict[str, Decimal]:
+        """Return what the engines of a capture's deployment count for in quotas."""
+        key, freed = Key(capture.key.namespace, str(capture.spec.get("deployment"))), defaultdict[str, Decimal](Decimal)
+        for engines in self._cache.children_of(key, DEPLOYMENT.kind):
+            pod = mapping(mapping(mapping(engines, "spec"), "template"), "spec")
+            for name, amount in counted(pod).items():
+                freed[name] += amount * mapping(engines, "status").get("replicas", 0)
+        return freed
+
     async def _write_image_id(self, capture: Capture, note: Body) -> None:
         """Tell the load generator what image the engine runs; a capture goes on where that cannot be told."""
         try:
@@ -249,3 +347,18 @@ class CaptureReconciler:
             await self._reporter.post_times_ahead(capture.key, capture.uid, ahead)
             old = capture.status.conditions
             await self._reporter.post_changes(capture.key, capture.uid, old, status.conditions)
+
+
+def _serves(engines: Body) -> bool:
+    """Whether engines of a Deployment serve, as its controller sees it since the last change."""
+    status = mapping(engines, "status")
+    is_current = status.get("observedGeneration", 0) >= engines["metadata"].get("generation", 0)
+    return bool(is_current and engines["spec"].get("replicas", 1) and status.get("availableReplicas"))
+
+
+def _refused(reason: str, words: str) -> BlockedError:
+    message = (
+        f"the capture's pod would be refused: {words}; the deployment serves meanwhile, and the capture goes on when it"
+        " would be accepted"
+    )
+    return BlockedError(Blocked(reason, message))

@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from devcluster.cluster.cluster import Cluster
 from tests.support.guard import put_guard_in_force
@@ -11,6 +12,15 @@ from tests.support.kubectl import Kubectl
 from tests.support.operator_process import NAMESPACE, OperatorProcess, may, service_account_kubeconfig
 from tests.support.rest import Rest
 from tests.support.waiting import eventually
+
+STORAGE_CLASS = {
+    "apiVersion": "storage.k8s.io/v1",
+    "kind": "StorageClass",
+    "metadata": {"name": "standard", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+    "provisioner": "example.com/none",
+    "volumeBindingMode": "WaitForFirstConsumer",
+}
+"""The default class. No claim is ever bound, because there is no node for its first pod."""
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 
@@ -22,6 +32,7 @@ def operator_process(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
     admin.must("apply", "--server-side", f"--kustomize={MANIFESTS}")
     eventually(lambda: may(admin, "watch", "nodes"), "the operator has its rights")
     put_guard_in_force(admin)
+    admin.must("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump(STORAGE_CLASS))
     folder = tmp_path_factory.mktemp("operator")
     process = OperatorProcess(service_account_kubeconfig(admin, folder / "kubeconfig"), folder / "log", "pod-1")
     yield process

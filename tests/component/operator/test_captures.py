@@ -60,12 +60,22 @@ def staying(kubectl: Kubectl, selector: str) -> list[dict[str, Any]]:
 
 
 def capture(kubectl: Kubectl, labels: dict[str, str] | None = None, name: str = "demo", **spec: Any) -> None:
+    if spec.get("deploymentDuringCapture") == "Suspend":
+        make_claim(kubectl, "tiny-models")
     body = {
         "apiVersion": "specdecode.io/v1alpha1",
         "kind": "SpecDecodeCapture",
         "metadata": {"name": name, "labels": labels or {}},
         "spec": {"deployment": "tiny", **spec},
     }
+    answer = kubectl.write(yaml.safe_dump(body))
+    assert answer.returncode == 0, answer.stderr
+
+
+def make_claim(kubectl: Kubectl, name: str, **spec: Any) -> None:
+    """Create a claim, as people do for models or datasets; nothing binds it here before it has a pod."""
+    wanted = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, **spec}
+    body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": wanted}
     answer = kubectl.write(yaml.safe_dump(body))
     assert answer.returncode == 0, answer.stderr
 
@@ -354,13 +364,7 @@ def test_a_claim_that_is_given_is_waited_for(kubectl: Kubectl) -> None:
     serve(kubectl)
     capture(kubectl, storage={"existingClaim": "mine"})
     assert "mine" in ready(kubectl, "ClaimNotFound")
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "mine"},
-        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
-    }
-    kubectl.write(yaml.safe_dump(claim))
+    make_claim(kubectl, "mine")
     ready(kubectl, "WaitingForGPUs")
     assert kubectl.object("pvc", "mine")["metadata"].get("labels") is None, "it is nobody's but its maker's"
 
@@ -372,7 +376,7 @@ def test_a_strangers_objects_are_left_alone(kubectl: Kubectl) -> None:
     capture(kubectl, deploymentDuringCapture="Suspend")
     assert JOB in ready(kubectl, "ChildNameConflict")
     assert kubectl.object("job", JOB)["metadata"]["uid"] == before
-    assert not kubectl.objects("pvc"), "nothing is half-created"
+    assert CLAIM not in {each["metadata"]["name"] for each in kubectl.objects("pvc")}, "nothing is half-created"
     wait_for(kubectl, "tiny", "Ready", LAUNCHED)
     assert replicas(kubectl) == 1, "who cannot start borrows nothing"
 

@@ -97,6 +97,16 @@ def test_a_stolen_token_gets_what_podtemplate_may_ask_for(stolen: Kubectl) -> No
     assert refusal(stolen, *workloads([{}, *cases]).values()) == ""
 
 
+def test_a_stolen_token_asks_about_pods_and_makes_none(stolen: Kubectl) -> None:
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", "labels": OURS}, "spec": pod_with({})}
+    told = stolen("create", "--filename=-", f"--as={USER}", stdin=json.dumps(pod))
+    assert "makes no pods itself" in told.stderr
+    asked = ("create", "--dry-run=server", "--filename=-", f"--as={USER}")
+    assert stolen(*asked, stdin=json.dumps(pod)).returncode == 0
+    told = stolen(*asked, stdin=json.dumps({**pod, "spec": pod_with({"hostNetwork": True})}))
+    assert "no pod of the operator has hostNetwork" in told.stderr
+
+
 @pytest.mark.parametrize(
     ("spec", "told"),
     [

@@ -11,6 +11,7 @@ from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleSt
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.schedules import ObservedSchedules, decide_schedules
 from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER
+from tests.component.operator.test_captures import make_claim
 from tests.support.conditions import wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
@@ -34,6 +35,7 @@ def often(**fields: Any) -> dict[str, Any]:
 
 
 def deploy(kubectl: Kubectl, **schedule: Any) -> None:
+    make_claim(kubectl, "tiny-models")
     body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": "tiny"}}
     answer = kubectl.write(yaml.safe_dump({**body, "spec": tiny_cpu(captures=[often(**schedule)])}))
     assert answer.returncode == 0, answer.stderr

@@ -29,6 +29,7 @@ def end_state(kubectl: Kubectl) -> EndState:
     """Return our objects with spec and status, their children, and how many templates and pods there are."""
     found: EndState = {}
     for body in kubectl.objects("sdd,sdc"):
+        body.get("status", {}).get("borrow", {}).pop("secondsWithoutServing", None)
         found[_name(body)] = {"spec": body["spec"], "status": _without_order(body.get("status", {}))}
     for body in kubectl.objects(CHILD_KINDS, OURS):
         found[_name(body)] = {name: part for name, part in body.items() if name != "status"}

@@ -13,6 +13,7 @@ from specdecode_operator.admission.review import NoReviewError, answer
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.main import app
 from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.kube.storage_classes import StorageClasses
 from tests.support.admission_cases import (
     ADMITTED,
     REFUSED,
@@ -136,6 +137,42 @@ def test_a_capture_whose_load_outlasts_its_deadline_is_refused(tmp_path: Path) -
     assert response["status"]["message"] == f"{found['message']} [WorkloadTooLong]"
     good = {**REFUSED_CAPTURE, "deadlineSeconds": 3600}
     assert asked(capture(good))["allowed"]
+
+
+CLASSES = StorageClasses({"fast": "WaitForFirstConsumer"})
+
+
+@pytest.mark.parametrize(
+    ("storage", "told"),
+    [
+        ({"storageClassName": "fats"}, "spec.storage.storageClassName: fats: "),
+        ({}, "spec.storage.storageClassName: not set: "),
+        ({"storageClassName": "fast"}, ""),
+        ({"existingClaim": "mine"}, ""),
+    ],
+)
+def test_a_storage_class_that_the_cluster_lacks_is_warned_of(tmp_path: Path, storage: Body, told: str) -> None:
+    body = capture({**REFUSED_CAPTURE, "deadlineSeconds": 3600, "storage": storage})
+    assert "warnings" not in asked(body), "nothing is said of classes that are not known"
+    response = asked(body, terms=Terms(storage_classes=CLASSES))
+    assert response["allowed"]
+    assert [each[: len(told)] for each in response.get("warnings", [])] == ([told] if told else [])
+    classes = tmp_path / "classes.yaml"
+    one = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "fast"}}
+    classes.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": [one]}))
+    found = linted(tmp_path, body, f"--storage-classes={classes}")
+    assert [each["rule"] for each in found] == (["StorageClassNotFound"] if told else [])
+
+
+def test_that_of_a_schedule_too() -> None:
+    template = {
+        "workload": REFUSED_CAPTURE["workload"],
+        "deadlineSeconds": 3600,
+        "storage": {"storageClassName": "fats"},
+    }
+    spec = {**ADMITTED, "captures": [{"name": "nightly", "schedule": "0 3 * * *", "template": template}]}
+    (warning,) = asked(deployment(spec), terms=Terms(storage_classes=CLASSES))["warnings"]
+    assert warning.startswith("spec.captures[name=nightly].template.storage.storageClassName: fats: ")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.errors import (
     ClusterError,
     ConflictError,
+    DeniedError,
     ForbiddenError,
     NotLeadingError,
     RefusedForNowError,
@@ -51,6 +52,7 @@ class RefusingApi:
         ('services "llama" is forbidden: status unknown for quota: small, resources: pods', RefusedForNowError),
         ("namespace team because it is being terminated", RefusedForNowError),
         ('User "operator" cannot patch resource "services"', ForbiddenError),
+        ('admission webhook "policy.example.com" denied the request: no images from there', DeniedError),
     ],
 )
 async def test_what_passes_with_time_is_no_missing_permission(message: str, kind: type[ClusterError]) -> None:

@@ -63,7 +63,15 @@ OTHER_WORDS = {
     *("BestInForce", "Observe", "Advise", "Enforce", "Keep", "Change", "TurnOff", "TryAgain", "Restart"),
     *("Kept", "Paused", "CoolingDown", "BudgetSpent", "Observed", "Advised", "Refused", "Done"),
     # What Kubernetes says of nodes, pods and Jobs.
-    *("BackoffLimitExceeded", "Complete", "CreateContainerConfigError", "CreateContainerError", "DisruptionTarget"),
+    *(
+        "BackoffLimitExceeded",
+        "Bound",
+        "Pod",
+        "Complete",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "DisruptionTarget",
+    ),
     *("ErrImageNeverPull", "ErrImagePull", "Evicted", "FailureTarget", "ImagePullBackOff", "InvalidImageName", "Lost"),
     *("NodeShutdown", "Pending", "PodScheduled", "ProgressDeadlineExceeded", "Progressing", "ReplicaFailure"),
     *("RunContainerError", "Running", "Shutdown", "Terminated"),

@@ -39,6 +39,7 @@ from specdecode_operator.kube.resources import (
     POD,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
+    STORAGE_CLASS,
     WATCHED,
 )
 from specdecode_operator.kube.rights import RELEASE, SERVES, Scope, permissions
@@ -159,7 +160,9 @@ async def test_the_operator_needs_exactly_the_rights_that_are_listed(
         for number in range(count):  # a capture that keeps its engines goes after them
             engine = metadata(f"{name}-{number}", labels=child_labels(Key("team", name)))
             api.create(POD, {**engine, "status": {"phase": "Running"}})
-    asked = {**metadata("asked"), "spec": capture_spec(deployment="tiny")}
+    marked = {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
+    api.create(STORAGE_CLASS, {"metadata": {"name": "fast", **marked}, "volumeBindingMode": "WaitForFirstConsumer"})
+    asked = {**metadata("asked"), "spec": capture_spec(deployment="tiny", deploymentDuringCapture="Suspend")}
     api.create(SPECDECODE_CAPTURE, asked)
 
     async with embedded_operator(monkeypatch):

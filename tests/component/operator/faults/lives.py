@@ -86,6 +86,23 @@ def life_of_a_capture(kubectl: Kubectl) -> Iterator[None]:
     yield
 
 
+def life_of_a_capture_that_does_not_start(kubectl: Kubectl) -> Iterator[None]:
+    """Let one borrow the GPUs of engines that serve, and find no node; then the engines have them back."""
+    launch(kubectl)
+    create_capture(kubectl, deploymentDuringCapture="Suspend", borrowTimeoutSeconds=10)
+
+    def gave_up() -> bool:
+        return bool(kubectl.object("sdc", "demo").get("status", {}).get("borrow", {}).get("returnedAt"))
+
+    eventually(gave_up, "it gives the GPUs back")
+    kubectl.must("patch", "sdc", "demo", "--type=merge", '--patch={"spec":{"suspend":true}}')
+    wait_for(kubectl, "demo", "Ready", "Suspended", kind="sdc")
+    serve(kubectl)
+    wait_for(kubectl, "tiny", "Ready", "Serving")
+    be_guarded(kubectl)
+    yield
+
+
 def life_of_a_rollback(kubectl: Kubectl) -> Iterator[None]:
     """Change one so that its engines refuse to start: those that served are put back."""
     launch(kubectl)
@@ -108,7 +125,12 @@ def put_back(kubectl: Kubectl, good: str) -> bool:
     return False
 
 
-LIVES = {"deployment": life_of_a_deployment, "capture": life_of_a_capture, "rollback": life_of_a_rollback}
+LIVES = {
+    "deployment": life_of_a_deployment,
+    "capture": life_of_a_capture,
+    "unstarted": life_of_a_capture_that_does_not_start,
+    "rollback": life_of_a_rollback,
+}
 
 
 @dataclass

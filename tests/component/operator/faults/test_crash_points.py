@@ -27,6 +27,20 @@ def test_killed_at_the_most_telling_calls_of_one_life(lives: Lives) -> None:
     assert [point for point in missed if "/status" not in point] == [], "of status writes there may be fewer"
 
 
+GIVING_BACK = [
+    # The status borrows the GPUs, the Job takes them; the Job gives them back, the status tells the engines.
+    CrashPoint("patch specdecodecaptures.specdecode.io/status demo", 2),
+    CrashPoint("patch jobs.batch demo-capture", 2),
+    CrashPoint("patch jobs.batch demo-capture", 3, "before"),
+    CrashPoint("patch jobs.batch demo-capture", 3),
+]
+
+
+def test_killed_while_a_capture_that_does_not_start_gives_its_gpus_back(lives: Lives) -> None:
+    missed = lives.disturbed("unstarted", GIVING_BACK)
+    assert [point for point in missed if "/status" not in point] == [], "of status writes there may be fewer"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", LIVES)
 def test_killed_before_and_after_every_write_of_a_life(lives: Lives, name: str) -> None:

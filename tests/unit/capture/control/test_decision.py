@@ -9,9 +9,10 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.capture import read_capture
-from specdecode_operator.capture.control.decision import blocked_by_cluster
+from specdecode_operator.capture.control.decision import blocked_by_cluster, not_observed
 from specdecode_operator.capture.control.preemption import preempting_capture
 from specdecode_operator.capture.control.status import compose_status, is_outlived
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.readiness import stalled
 from specdecode_operator.kube.labels import CAPTURED_ENGINE_ANNOTATION, QUEUE_LABEL, SCHEDULE_LABEL
 from specdecode_operator.kube.manifests import owner_reference
@@ -24,6 +25,7 @@ from tests.support.captures import (
     ended,
     job,
     observed_deployment,
+    running,
     surroundings,
 )
 
@@ -166,6 +168,13 @@ QUEUED = {QUEUE_LABEL: "gpus", "kueue.x-k8s.io/priority-class": "low", "team": "
 BORROWS = capture_spec(deploymentDuringCapture="Suspend")
 
 
+def suspended_job() -> Body:
+    """The Job of a capture that borrows GPUs, as it is created."""
+    decision, _ = decided(capture(BORROWS))
+    assert decision.writes.job is not None
+    return {**job(), "spec": decision.writes.job["spec"]}
+
+
 class TestQueue:
     def test_the_job_waits_in_the_queue(self) -> None:
         decision, _ = decided(capture(labels=QUEUED))
@@ -206,29 +215,74 @@ class TestBorrowing:
 
     @pytest.mark.parametrize("held", [{"engines_wanted": 1}, {"pods": [{}]}])
     def test_it_waits_for_the_last_engine(self, held: dict[str, Any]) -> None:
-        seen = surroundings(deployment=observed_deployment(**held), job=job(suspend=True))
+        suspended = suspended_job()
+        seen = surroundings(deployment=observed_deployment(**held), job=suspended)
         decision, status = decided(capture(BORROWS), seen)
         assert decision.writes.job_suspended is None
         assert words(status)["Ready"] == ("Unknown", "WaitingForDeployment")
-        decision, _ = decided(capture(BORROWS), surroundings(job=job(suspend=True)))
+        borrowed = after(capture(BORROWS), seen)
+        assert preempting_capture([borrowed]) == "demo"
+        decision, _ = decided(borrowed, seen)
+        assert decision.writes.job_suspended is None
+        decision, _ = decided(borrowed, surroundings(job=suspended))
         assert decision.writes.job_suspended is False
 
     def test_a_deployment_that_is_gone_has_no_gpus_to_wait_for(self) -> None:
-        decision, _ = decided(capture(BORROWS), surroundings(deployment=None, job=job(suspend=True)))
+        seen = surroundings(deployment=None, job=suspended_job())
+        decision, _ = decided(after(capture(BORROWS), seen), seen)
         assert decision.writes.job_suspended is False
+
+    def test_a_job_that_runs_without_them_is_suspended_unless_its_engine_runs(self) -> None:
+        """A restored backup lacks statuses; a person may start the Job."""
+        decision, _ = decided(capture(BORROWS), surroundings(job=job()))
+        assert decision.writes.job_suspended is True
+        loading = capture_pod(containerStatuses=[running("load")])
+        seen = surroundings(job=job(), pods=[loading])
+        assert preempting_capture([after(capture(BORROWS), seen)]) == "demo"
+
+    def test_one_capture_at_a_time_has_them(self) -> None:
+        lent = observed_deployment(lent_to="other")
+        seen = surroundings(deployment=lent, job=suspended_job())
+        body = after(capture(BORROWS), seen)
+        assert preempting_capture([body]) is None
+        _, status = decided(body, seen)
+        assert words(status)["Ready"] == ("Unknown", "WaitingForDeployment")
+        borrowed = after(capture(BORROWS), surroundings(job=suspended_job()))
+        again = after(borrowed, seen)
+        assert preempting_capture([again]) is None, "the one that borrowed them later at one moment yields"
+        assert "failedAttempts" not in again["status"]["borrow"] or again["status"]["borrow"]["failedAttempts"] == 0
 
 
 def test_what_hinders_the_start_takes_no_gpus_away() -> None:
     decision, _ = decided(capture())
     subject = read_capture(capture())
-    status = compose_status(subject, blocked_by_cluster(decision, stalled("ChildNameConflict", "taken")), NOW)
+    blocked = blocked_by_cluster(subject, decision, stalled("ChildNameConflict", "taken"))
+    status = compose_status(subject, blocked, NOW)
     assert words(status)["Accepted"] == ("Unknown", "ChildNameConflict")
     assert words(status)["Ready"] == ("False", "ChildNameConflict")
 
 
 def test_what_hinders_the_clean_up_does_not_undo_the_end() -> None:
     decision, _ = decided(capture(), surroundings(job=job("Complete")))
-    assert blocked_by_cluster(decision, stalled("Forbidden", "no")) == decision
+    assert blocked_by_cluster(read_capture(capture()), decision, stalled("Forbidden", "no")) == decision
+
+
+def test_who_is_refused_its_pod_borrows_nothing() -> None:
+    subject = read_capture(capture(BORROWS))
+    decision, _ = decided(capture(BORROWS), surroundings(job=suspended_job()))
+    assert decision.writes.trial_pod is not None
+    status = compose_status(subject, blocked_by_cluster(subject, decision, stalled("PodRefused", "no")), NOW)
+    assert words(status)["Accepted"] == ("Unknown", "PodRefused")
+    assert status.borrow is None
+
+
+def test_who_cannot_be_observed_gives_the_gpus_back() -> None:
+    borrowed = after(capture(BORROWS), surroundings(job=suspended_job()))
+    subject = read_capture(borrowed)
+    status = compose_status(subject, not_observed(subject, Blocked("Forbidden", "no"), NOW), NOW)
+    assert status.borrow is not None
+    assert status.borrow.returned_at is not None
+    assert status.borrow.last_failure == "Forbidden: no"
 
 
 def test_a_finished_capture_is_deleted_when_its_time_is_over() -> None:

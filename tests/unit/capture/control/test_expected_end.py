@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.control.job import wrap_up_s
 from specdecode_operator.capture.control.expected_end import lending_to
+from specdecode_operator.capture.control.job import wrap_up_s
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.objects.engine_pod import engine_timeouts
 from specdecode_operator.deployment.pods.readiness import Lending

@@ -31,24 +31,29 @@ def condition(type_: str, status: str, reason: str = "R") -> Body:
     }
 
 
-def borrowing(*conditions: tuple[str, ...], **spec: Any) -> Body:
-    said = {"conditions": [condition(*each) for each in conditions or (("Accepted", "True"), ("Succeeded", "Unknown"))]}
-    return capture(capture_spec(deploymentDuringCapture="Suspend", **spec), status=said)
+BORROWED: Body = {"since": "2026-01-01T00:00:00Z"}
 
 
-def test_a_capture_that_is_accepted_and_not_over_has_the_gpus() -> None:
+def borrowing(*conditions: tuple[str, ...], borrow: Body | None = None, name: str = "demo", **spec: Any) -> Body:
+    said = {
+        "conditions": [condition(*each) for each in conditions or (("Accepted", "True"), ("Succeeded", "Unknown"))],
+        "borrow": BORROWED if borrow is None else borrow,
+    }
+    return capture(capture_spec(deploymentDuringCapture="Suspend", **spec), status=said, name=name)
+
+
+def test_a_capture_that_borrowed_the_gpus_and_is_not_over_has_them() -> None:
     assert preempting_capture([borrowing()]) == "demo"
 
 
 NOT_BORROWING: dict[str, Body] = {
-    "Keep": capture(status={"conditions": [condition("Accepted", "True")]}),
+    "Keep": capture(status={"conditions": [condition("Accepted", "True")], "borrow": BORROWED}),
     "new": capture(capture_spec(deploymentDuringCapture="Suspend")),
-    "refused": borrowing(("Accepted", "False")),
-    "blocked_by_cluster": borrowing(("Accepted", "Unknown")),
+    "accepted": borrowing(borrow={}),
+    "gave them back": borrowing(borrow={**BORROWED, "returnedAt": "2026-01-01T00:02:00Z"}),
     "succeeded": borrowing(("Accepted", "True"), ("Succeeded", "True")),
     "failed": borrowing(("Accepted", "True"), ("Succeeded", "False")),
     "suspended": borrowing(suspend=True),
-    "in a queue": borrowing(("Accepted", "True"), ("Succeeded", "Unknown", "Queued")),
     "being deleted": {
         **borrowing(),
         "metadata": {**capture()["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"},
@@ -61,8 +66,10 @@ def test_the_deployment_has_them_back_in_every_other_case(name: str) -> None:
     assert preempting_capture([NOT_BORROWING[name]]) is None
 
 
-def test_the_first_of_several_is_named() -> None:
-    assert preempting_capture([NOT_BORROWING["Keep"], borrowing()]) == "demo"
+def test_of_several_the_first_to_borrow_is_named() -> None:
+    later = borrowing(borrow={"since": "2026-01-01T00:00:01Z"}, name="a")
+    assert preempting_capture([NOT_BORROWING["Keep"], later, borrowing()]) == "demo"
+    assert preempting_capture([borrowing(name="b"), borrowing(name="a")]) == "a", "at one moment the first by name"
 
 
 PODS: dict[str, tuple[Body, bool]] = {

@@ -22,6 +22,7 @@ WRITES: dict[str, Callable[[Cluster], Awaitable[object]]] = {
     "evict": lambda cluster: cluster.evict(BODY),
     "merge": lambda cluster: cluster.merge(BODY, {}),
     "post_event": lambda cluster: cluster.post_event("team", {}),
+    "try_create": lambda cluster: cluster.try_create(POD, BODY),
     "take_over_fields": lambda cluster: cluster.take_over_fields(BODY, ()),
 }
 READS = {"close", "connect", "get", "list", "pages"}

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
@@ -116,7 +117,12 @@ def test_a_job_of_its_own_whose_labels_were_taken_off_gets_them_back_and_runs_on
     owner = {"apiVersion": "specdecode.io/v1alpha1", "kind": KIND, "name": "demo", "uid": "capture-uid"}
     own = {**THEIRS, "metadata": {**THEIRS["metadata"], "ownerReferences": [owner]}, "spec": {"suspend": False}}
     cluster = Unlabelled(own)
-    cache = to_start(status={"job": "demo-capture"}, **spec)
+    status = (
+        {"job": "demo-capture", "borrow": {"since": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}}
+        if spec
+        else {"job": "demo-capture"}
+    )
+    cache = to_start(status=status, **spec)
     reconciler = CaptureReconciler(cast("Cluster", cluster), cache, Deployments(), EndedCaptures(), None)
     asyncio.run(reconciler.reconcile(KEY))
     (change,) = cluster.changes
