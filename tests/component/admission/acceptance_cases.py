@@ -143,7 +143,7 @@ suspend: true
 override: {planning: Ignore, reason: measured by hand}
 podTemplate:
   metadata: {labels: {team: a}}
-  spec: {priorityClassName: high, tolerations: [{operator: Exists}]}
+  spec: {priorityClassName: high, tolerations: [{key: gpus, operator: Exists}]}
 """,
     "drafts of its own but with many requests": """
 target: {model: Qwen/Qwen3-8B}

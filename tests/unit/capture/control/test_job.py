@@ -170,7 +170,7 @@ class TestPod:
         overlay = {
             "metadata": {"labels": {"team": "serving", "kueue.x-k8s.io/queue-name": "pods"}},
             "spec": {
-                "tolerations": [{"operator": "Exists"}],
+                "tolerations": [{"key": "gpus", "operator": "Exists"}],
                 "priorityClassName": "high",
                 "securityContext": {"runAsUser": 1000},
                 "volumes": [{"name": "extra", "emptyDir": {}}],
@@ -178,7 +178,7 @@ class TestPod:
         }
         job = rendered(tiny_cpu(podTemplate=overlay))
         spec = pod_spec(job)
-        assert spec["tolerations"] == [{"operator": "Exists"}]
+        assert spec["tolerations"] == [{"key": "gpus", "operator": "Exists"}]
         assert spec["priorityClassName"] == "high"
         assert spec["securityContext"]["runAsUser"] == 1000
         assert spec["automountServiceAccountToken"] is False
