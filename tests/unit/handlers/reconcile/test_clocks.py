@@ -298,7 +298,9 @@ Looks = Callable[[], Any]
 
 def looking(world: World, clock: ServerTime, key: Key) -> Looks:
     """Return what reconciles a capture once, and returns its object."""
-    reconciler = CaptureReconciler(world._cluster, world.cache, world.reconciler, EndedCaptures(), "operator:1", clock)
+    reconciler = CaptureReconciler(
+        world._cluster, world.cache, world.reconciler, EndedCaptures(), "operator:1", clock=clock
+    )
 
     async def look() -> Body | None:
         if (body := world.api.find(SPECDECODE_CAPTURE, key.name)) is not None:
