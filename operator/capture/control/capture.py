@@ -37,7 +37,7 @@ class Capture:
     @property
     def claim_name(self) -> str:
         """Name of the claim that is created for it; it outlives the object."""
-        return f"{self.key.name}-capture"
+        return created_claim(self.key.name)
 
     @property
     def job_name(self) -> str:
@@ -81,6 +81,11 @@ class Capture:
         """How it ended, for good; None while it has not."""
         condition = next((each for each in self.status.conditions if each.type == "Succeeded"), None)
         return condition if condition is not None and condition.status is not ConditionStatus.UNKNOWN else None
+
+
+def created_claim(name: str) -> str:
+    """Return the name of the claim that is created for a capture of this name."""
+    return f"{name}-capture"
 
 
 def has_ended(body: Body) -> bool:

@@ -15,6 +15,7 @@ from typing import BinaryIO, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.patterns import PHASE_NAME
+from specdecode_operator.capture.control.capture import created_claim
 from specdecode_operator.cli.capture.folder import (
     BEGUN,
     MANIFEST,
@@ -99,8 +100,10 @@ def find_files(kubectl: Kubectl, name: str, image: str | None) -> Location:
 
 def claim_of(kubectl: Kubectl, name: str) -> str | None:
     """Return the name of the claim that was made for a capture."""
-    claims = kubectl.items("persistentvolumeclaim", f"--selector={CAPTURE_LABEL}={name}")
-    return str(claims[0]["metadata"]["name"]) if claims else None
+    # Another claim may have the label, too: the name tells them apart.
+    claim = kubectl.find(f"persistentvolumeclaim/{created_claim(name)}")
+    labels = (claim or {}).get("metadata", {}).get("labels") or {}
+    return created_claim(name) if labels.get(CAPTURE_LABEL) == name else None
 
 
 def _image(name: str, status: Body, given: str | None) -> tuple[str, str]:

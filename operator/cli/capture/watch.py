@@ -249,10 +249,10 @@ def _is_progress(line: dict[str, Any]) -> bool:
 
 def progress_text(line: dict[str, Any]) -> str:
     """Return one line of progress for people."""
-    parts = [f"{line.get('phase'):<14}", f"sent {line.get('sent', 0):>6,}"]
+    parts = [f"{line.get('phase'):<14}", f"sent {line.get('sent') or 0:>6,}"]
     if line.get("recorded") is not None:
         parts.append(f"recorded {line['recorded']:>6,}")
-    parts.append(f"answered {line.get('completed', 0):>6,}")
+    parts.append(f"answered {line.get('completed') or 0:>6,}")
     if line.get("failed"):
         parts.append(f"failed {line['failed']:,}")
     if line.get("rate") is not None:

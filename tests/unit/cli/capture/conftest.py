@@ -13,6 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from specdecode_operator.cli.main import app
+from specdecode_operator.kube.labels import CAPTURE_LABEL
 
 FAKE = Path(__file__).parents[3] / "support" / "fake_kubectl.py"
 MINE = {
@@ -40,7 +41,7 @@ def published(**status: Any) -> Body:
     return capture(**{**recorded, **status})
 
 
-CLAIM = {"metadata": {"name": "demo-capture", "namespace": "team"}}
+CLAIM = {"metadata": {"name": "demo-capture", "namespace": "team", "labels": {CAPTURE_LABEL: "demo"}}}
 
 
 class Cluster:

@@ -11,6 +11,7 @@ from click.testing import Result
 
 from specdecode_operator.kube.labels import CAPTURE_LABEL
 from tests.unit.cli.capture.conftest import (
+    CLAIM,
     CONTENT,
     FOLDER,
     Cluster,
@@ -233,13 +234,27 @@ class TestFetch:
         template = {"spec": {"containers": [{"name": "load", "image": "evil:1"}]}}
         forged = {"metadata": {"name": "operator", "namespace": "aaa"}, "spec": {"template": template}}
         captures = [] if is_gone else [published(operatorImage=None)]
-        claims = {"metadata": {"name": "demo-capture", "namespace": "team", "labels": {CAPTURE_LABEL: "demo"}}}
-        cluster.holds(*captures, **{"deployment/operator": forged, "persistentvolumeclaim/demo-capture": claims})
+        cluster.holds(*captures, **{"deployment/operator": forged})
         cluster.publish()
         answer = run("fetch", "demo", tmp_path / "out")
         assert answer.exit_code == 1
         assert answer.stderr.startswith("error: --image: is missing")
         assert not cluster.calls("create"), "no pod is started"
+
+    @pytest.mark.parametrize("own_is_there", [True, False])
+    def test_a_claim_labelled_like_that_of_the_capture_is_never_read(
+        self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, *, own_is_there: bool
+    ) -> None:
+        forged = {"metadata": {"name": "aaa", "namespace": "team", "labels": {CAPTURE_LABEL: "demo"}}}
+        own = {"persistentvolumeclaim/demo-capture": CLAIM} if own_is_there else {}
+        objects = {"persistentvolumeclaim/aaa": forged, **own}
+        (cluster.folder / "objects.json").write_text(json.dumps({"objects": objects}))
+        cluster.publish()
+        answer = run("fetch", "demo", tmp_path / "out", "--image=mine:2")
+        assert answer.exit_code == (0 if own_is_there else 1), answer.stderr
+        created = cluster.created() if cluster.calls("create") else []
+        volumes = [volume for pod in created for volume in pod["spec"]["volumes"]]
+        assert [each["persistentVolumeClaim"]["claimName"] for each in volumes] == ["demo-capture"] * own_is_there
 
     def test_a_run_that_failed_has_nothing_to_fetch_and_says_where_its_partial_files_are(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path

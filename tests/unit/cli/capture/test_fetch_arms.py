@@ -130,6 +130,17 @@ def test_status_says_how_far_several_arms_are(
     assert said in run("status", "demo").stdout
 
 
+@pytest.mark.parametrize("figure", ["sent", "recorded", "completed", "failed", "rate", "eta_s"])
+def test_a_progress_line_without_one_of_its_figures_is_shown(
+    cluster: Cluster, run: Callable[..., Result], figure: str
+) -> None:
+    line = json.dumps({**json.loads(figures(7)), "eta_s": 2.0, figure: None})
+    cluster.holds(capture(phase="Loading", job="demo-capture"), streams={"log": line})
+    answer = run("status", "demo")
+    assert answer.exit_code == 0, answer.exception
+    assert "closed-2" in answer.stdout
+
+
 def test_status_says_how_far_the_load_of_one_engine_is(cluster: Cluster, run: Callable[..., Result]) -> None:
     cluster.holds(capture(phase="Loading", job="demo-capture"), streams={"log": figures(7)})
     assert "  closed-2        sent      7" in run("status", "demo").stdout
