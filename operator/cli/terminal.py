@@ -9,6 +9,7 @@ from typing import Final, TextIO
 
 import typer
 
+from specdecode_operator.documents.numbers import whole_number
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import redact
 
@@ -50,9 +51,8 @@ def say_line(text: object, *, err: bool = False) -> None:
 
 def line_width() -> int | None:
     """Return how wide lines may be; None where no terminal shows them and COLUMNS does not say."""
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns) > 0:
-        return int(columns)
+    if columns := whole_number(os.environ.get("COLUMNS")):
+        return columns
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

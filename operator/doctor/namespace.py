@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.doctor.findings import Finding, Reading, Unreadable, fail, listed, ok, unknown, warn
+from specdecode_operator.documents.numbers import whole_number
 from specdecode_operator.kube.nodes import GPU_RESOURCE
 from specdecode_operator.kube.storage_classes import is_default
 from specdecode_operator.kube.untyped import mapping, name_of, objects
@@ -124,7 +125,8 @@ def _modes(claim: Body) -> list[str]:
 def _gpu_quota(quota: Body, resource: str) -> Finding:
     hard, used = str(_hard(quota)[resource]), str(mapping(mapping(quota, "status"), "used").get(resource, "0"))
     what = f"{_name(quota)} leaves {hard} - {used} {GPU_RESOURCE}"
-    if hard.isdecimal() and used.isdecimal() and int(hard) <= int(used):
+    most, taken = whole_number(hard), whole_number(used)
+    if most is not None and taken is not None and most <= taken:
         return fail("quota", what, f"raise {resource} of ResourceQuota {_name(quota)}, or free GPUs in the namespace")
     return ok("quota", what)
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from specdecode_operator.documents.numbers import MOST_DIGITS, whole_number
+
 _GIB: Final = 2**30
 _SIZE: Final = r"(-?\d+(?:\.\d+)?) ?GiB"
 
@@ -49,10 +51,7 @@ _GRAPHS_REAL: Final = re.compile(rf"Graph capturing finished in \d+ secs, took {
 _REQUESTED_DEBUG: Final = re.compile(rf"Requested memory: ([\d.]+) \(util\), {_SIZE}")
 
 
-_MOST_DIGITS: Final = 15
-"""Digits of the largest number that is believed: a thousand times the bytes of any GPU's memory."""
-
-_DECIMAL: Final = re.compile(rf"-?\d{{1,{_MOST_DIGITS}}}(?:\.\d{{1,{_MOST_DIGITS}}})?", re.ASCII)
+_DECIMAL: Final = re.compile(rf"-?\d{{1,{MOST_DIGITS}}}(?:\.\d{{1,{MOST_DIGITS}}})?", re.ASCII)
 
 _SHOWN: Final = 40
 """Characters of a wrong value that a message quotes."""
@@ -62,7 +61,10 @@ class MalformedLogError(ValueError):
     """A line of a log whose value cannot be what vLLM prints."""
 
     def __init__(self, line: int, what: str, value: object, expected: str) -> None:
-        text = str(value)
+        try:
+            text = str(value)
+        except ValueError:  # Python prints no number of more than 4,300 digits; hexadecimal ones are read
+            text = "a number of more than 4,300 digits"
         quoted = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
         super().__init__(f"line {line}: {what}: {quoted!r}: {expected}; give the log as vLLM wrote it")
 
@@ -178,7 +180,7 @@ def _settings(text: str) -> LoggedSettings:
     speculative = _speculation(arguments, resolved)
 
     def number(key: str) -> int | None:
-        return arguments.whole(key) or _as_int(_value(resolved, key))
+        return arguments.whole(key) or whole_number(_value(resolved, key))
 
     length = _CONCURRENCY.search(text)
     on_startup = _ON_STARTUP.search(text) or _REQUESTED_DEBUG.search(text)
@@ -229,16 +231,17 @@ class _Arguments:
         value = self.values.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | str) or _as_int(value) is None:
-            raise MalformedLogError(self.line, key, value, f"must be a whole number of at most {_MOST_DIGITS} digits")
-        return _as_int(value)
+        number = whole_number(value)
+        if number is None:
+            raise MalformedLogError(self.line, key, value, f"must be a whole number of at most {MOST_DIGITS} digits")
+        return number
 
     def decimal(self, key: str) -> float | None:
         """Return a number; None if the key is absent."""
         value = self.values.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 10**_MOST_DIGITS:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 10**MOST_DIGITS:
             raise MalformedLogError(self.line, key, value, "must be a number")
         return float(value)
 
@@ -251,7 +254,7 @@ def _given_arguments(text: str) -> _Arguments:
     line = _line(found, 1)
     try:
         given = ast.literal_eval(found[1])
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return _Arguments({}, line)
     return _Arguments(given if isinstance(given, dict) else {}, line)
 
@@ -281,12 +284,6 @@ def _named(value: object) -> str | None:
     return None if value in (None, "", "None") else str(value)
 
 
-def _as_int(value: object) -> int | None:
-    """Return a whole number, or None for anything else and for more digits than any setting has."""
-    text = "" if value is None or (isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS) else str(value)
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
-
-
 def _bytes(pattern: re.Pattern[str], text: str, choose: Callable[[list[int]], int], group: int = 1) -> int | None:
     """The size that a pattern finds, chosen among those of all ranks."""
     found = [round(_decimal(match, group, "size in GiB") * _GIB) for match in pattern.finditer(text)]
@@ -294,9 +291,9 @@ def _bytes(pattern: re.Pattern[str], text: str, choose: Callable[[list[int]], in
 
 
 def _whole(match: re.Match[str], group: int, what: str) -> int:
-    value = _as_int(match[group].replace(",", ""))
+    value = whole_number(match[group].replace(",", ""))
     if value is None:
-        expected = f"must be a whole number of at most {_MOST_DIGITS} digits"
+        expected = f"must be a whole number of at most {MOST_DIGITS} digits"
         raise MalformedLogError(_line(match, group), what, match[group], expected)
     return value
 

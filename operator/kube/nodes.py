@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
+from specdecode_operator.documents.numbers import whole_number
 from specdecode_operator.kube.untyped import mapping, objects
 
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
@@ -129,6 +130,6 @@ def _nvidia_resources(body: Mapping[str, Any]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count > 0}
 
 
-def _count(quantity: str) -> int:
-    """Device plugins count in plain numbers; anything else is no count of theirs."""
-    return int(quantity) if str(quantity).isdecimal() else 0
+def _count(quantity: object) -> int:
+    """Return a count of a device plugin; 0 for anything but a plain number."""
+    return whole_number(quantity) or 0

@@ -5,10 +5,17 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from specdecode_operator.documents.numbers import whole_number
 from specdecode_operator.kube.nodes import GPU_RESOURCE
 from specdecode_operator.kube.untyped import mapping, objects, texts
 from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.sources.container import add_bind, add_variable, bytes_quantity, gpus_of_devices
+from specdecode_operator.migration.sources.container import (
+    MOST_USER_ID,
+    add_bind,
+    add_variable,
+    bytes_quantity,
+    gpus_of_devices,
+)
 from specdecode_operator.migration.sources.workload import Remarks, Workload, operand, plain_text
 
 _RESOLVE: Final = "docker compose config writes it out: import what that prints"
@@ -73,8 +80,8 @@ def _read(name: str, service: Mapping[str, Any]) -> Workload:
         add_bind(container, volumes, source, target, read_only=read_only)
     if service.get("working_dir"):
         container["workingDir"] = str(service["working_dir"])
-    if str(service.get("user") or "").isdecimal():
-        container["securityContext"] = {"runAsUser": int(service["user"])}
+    if (user := whole_number(service.get("user"), MOST_USER_ID)) is not None:
+        container["securityContext"] = {"runAsUser": user}
     elif service.get("user"):
         remarks.decide("spec.podTemplate", f"{where}.user", "a pod takes a user by number: write it so")
     gpus = _take_resources(service, container, remarks, where)

@@ -3,11 +3,18 @@
 import re
 from typing import Any, Final
 
+from specdecode_operator.documents.numbers import whole_number
 from specdecode_operator.engine.environment import API_KEY_VARIABLE
 from specdecode_operator.migration.environment import TOKEN_VARIABLES
 from specdecode_operator.migration.sources.workload import Remarks
 
 _UNITS: Final = {"": "", "b": "", "k": "Ki", "m": "Mi", "g": "Gi", "t": "Ti"}
+MOST_USER_ID: Final = 2**31 - 1
+"""Largest runAsUser and runAsGroup that Kubernetes takes (IsValidUserID of k8s.io/apimachinery)."""
+
+_MOST_GPUS: Final = 99_999
+"""More than any machine has."""
+
 _VOLUMES: Final = "/var/lib/docker/volumes"
 
 
@@ -50,8 +57,8 @@ def bytes_quantity(amount: str) -> str:
 def gpus_of_devices(value: str) -> int | None:
     """Return how many GPUs ``--gpus`` means; None for all that there are."""
     text = value.strip("\"'")
-    if text.isdecimal() and len(text) < 6:  # noqa: PLR2004  more than any machine has
-        return int(text)
+    if (number := whole_number(text, _MOST_GPUS)) is not None:
+        return number
     devices = re.search(r"device=([^\"']+)", text)
     if devices:
         return len([each for each in devices[1].split(",") if each and "=" not in each])

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from specdecode_operator.documents.numbers import whole_number
 from specdecode_operator.kube.nodes import GPU_RESOURCE
 from specdecode_operator.migration.builder import MigrationError
 from specdecode_operator.migration.shell import Command
 from specdecode_operator.migration.sources.container import (
+    MOST_USER_ID,
     add_bind,
     add_variable,
     as_text,
@@ -203,7 +205,9 @@ def _take_amount(resource: str, value: str, run: _Run) -> None:
 def _take_user(value: str, run: _Run) -> None:
     user, _, group = value.partition(":")
     context: Mapping[str, Any] = {
-        key: int(text) for key, text in (("runAsUser", user), ("runAsGroup", group)) if text.isdecimal()
+        key: number
+        for key, text in (("runAsUser", user), ("runAsGroup", group))
+        if (number := whole_number(text, MOST_USER_ID)) is not None
     }
     if context:
         run.container["securityContext"] = dict(context)

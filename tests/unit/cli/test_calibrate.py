@@ -158,7 +158,25 @@ def test_without_vllm_it_says_what_to_install(tmp_path: Path, monkeypatch: pytes
 _NUMBERS = [found.span() for found in re.finditer(r"\d+(?:\.\d+)?", LOG)]
 
 
-@pytest.mark.parametrize("wrong", ["9" * 5000, "1.2.3", "1e999", "-", "[1]", "{}", "None", "'x'", "٣", "0", "9" * 15])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "9" * 5000,
+        "1.2.3",
+        "1e999",
+        "-",
+        "[1]",
+        "{}",
+        "None",
+        "{[1]: 2}",
+        "{{}: 2}",
+        "0x" + "f" * 5000,
+        "'x'",
+        "٣",
+        "0",
+        "9" * 15,
+    ],
+)
 def test_a_malformed_log_is_an_error_of_the_input(wrong: str) -> None:
     """Every number of a log is replaced in turn: none of them may end in an internal error."""
     for start, end in _NUMBERS:

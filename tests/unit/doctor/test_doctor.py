@@ -262,6 +262,7 @@ def test_quota() -> None:
     check(judged(quota("2", **{"requests.nvidia.com/gpu": "8"})), OK, "8 - 2")
     check(judged(quota("8", **{"requests.nvidia.com/gpu": "8"})), FAIL, "8 - 8", "raise")
     check(judged(quota("0", **{"requests.nvidia.com/gpu": "0"})), FAIL)
+    check(judged(quota("0", **{"requests.nvidia.com/gpu": "9" * 5000})), OK)
     check(judged(quota(**{"limits.memory": "64Gi"})), WARN, "limits.memory")
     defaults = named("l", spec={"limits": [{"type": "Container", "default": {"memory": "8Gi"}}]})
     check(judged(quota(**{"limits.memory": "64Gi"}), defaults), OK)

@@ -91,6 +91,14 @@ def test_nodes_that_the_spec_does_not_mean_are_not_mentioned() -> None:
     assert all("slices" not in condition.message for condition in intent.conditions)
 
 
+@pytest.mark.parametrize("count", ["9" * 5000, "\u0668", "8.5", "", None, [8]])
+def test_a_count_that_is_no_plain_number_counts_for_none(count: Any) -> None:
+    body = node(H200)
+    body["status"]["allocatable"]["nvidia.com/gpu"] = count
+    assert facts(body).gpus == 0
+    assert facts(body).refusal is not None
+
+
 def test_a_thousand_nodes_make_a_short_message() -> None:
     message = planned(*(node(MIG, f"n{number}") for number in range(1000)))
     assert "nodes n0, n1, n10 and 997 more" in message

@@ -111,6 +111,8 @@ def test_a_folder_of_the_machine_is_none_of_a_node(options: list[str], words: st
         (["-e", "HF_TOKEN"], HUB_TOKEN),
         (["-e", "HF_TOKEN=hf_secret"], HUB_TOKEN),
         (["--user", "ada"], "--user ada"),
+        (["--user", "9" * 5000], "--user 9"),
+        (["--user", str(2**31)], "--user 2147483648"),
         (["--made-up", "1"], "spec.podTemplate: --made-up"),
     ],
 )

@@ -281,6 +281,7 @@ def test_compose_counts_devices_by_id() -> None:
         ({"environment": {"HF_TOKEN": "hf_secret"}}, HUB_TOKEN),
         ({"gpus": [{"driver": "amd"}]}, "services.llm.deploy.resources: amd"),
         ({"user": "ada"}, "services.llm.user"),
+        ({"user": "9" * 5000}, "services.llm.user"),
         ({"volumes": ["./models:/m"], "command": ["/m/llama"]}, "spec.models.volume"),
     ],
 )
