@@ -23,7 +23,7 @@ from specdecode_operator.replay.server.wire import ABANDON, Wire
 
 _LARGEST_BODY_BYTES: Final = 16 * 2**20
 _MOST_HELD_BYTES: Final = 256 * 2**20
-"""Bytes of all request bodies that are being read or answered."""
+"""Memory of all request bodies that are being read, and of all prompts that are being answered."""
 
 _LONGEST_ID: Final = 256
 _SHOWN: Final = 100
@@ -88,7 +88,10 @@ class _Answers:
             data = await _body(receive, held)
             if data is None:
                 return
-            await self._answer(data, scope, receive, send)
+            asked = self._read(data)
+            del data
+            held.become(asked.held_bytes)
+            await self._answer(asked, scope, receive, send)
         except RefusedError as refused:
             body = error(refused.status, refused.kind, str(refused), refused.parameter)
             await _json(body, refused.status)(scope, receive, send)
@@ -98,8 +101,8 @@ class _Answers:
         finally:
             held.release()
 
-    async def _answer(self, data: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        service, asked = self._service, self._read(data)
+    async def _answer(self, asked: Asked, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
         model = asked.model or service.models[0]
         if model not in service.models:
             raise RefusedError(
@@ -163,6 +166,11 @@ class _Held:
             )
         self._bodies.held_bytes += more_bytes
         self._own_bytes += more_bytes
+
+    def become(self, own_bytes: int) -> None:
+        """Hold these bytes in place of the earlier ones; refuse the request if all together are too large."""
+        self.release()
+        self.add(own_bytes)
 
     def release(self) -> None:
         """Give all bytes of the request back."""

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -64,6 +65,11 @@ class Asked:
     return_token_ids: bool
     temperature: float | None
     ignore_eos: bool
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the prompts and stop texts: up to four times the bytes of the body, if it is not plain ASCII."""
+        return sum(map(getsizeof, (*(prompt.given for prompt in self.prompts), *self.stop)))
 
 
 class _StreamOptions(Struct):

@@ -45,7 +45,7 @@ _NS_PER_S: Final = 1_000_000_000
 _BACKLOG: Final = 4096
 
 MOST_CONNECTIONS: Final = 2048
-"""Connections at a time unless the user says otherwise; with headers of 64 KiB each they hold at most 128 MiB."""
+"""Connections at a time unless the user says otherwise; with unfinished headers of 64 KiB each they hold 128 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)

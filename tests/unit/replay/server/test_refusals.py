@@ -288,3 +288,76 @@ async def test_a_request_that_does_not_arrive_is_closed(
             assert await reader.read() == b""
         writer.close()
         assert await _status(client) == 200
+
+
+async def test_a_text_counts_with_the_memory_that_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python keeps all characters of a text as large as its largest one: four bytes each beside an emoji."""
+    monkeypatch.setattr("specdecode_operator.replay.server.app._MOST_HELD_BYTES", 16_384)
+    async with replay_server(tmp_path, [record(**QUICK)]) as client:
+        for prompt, status in (("a" * 8000, 200), ("\U0001f600" + "a" * 8000, 503), ("a" * 8000, 200)):
+            body = {"prompt": prompt, "max_tokens": 1}
+            assert (await client.post("/v1/completions", json=body)).status_code == status, prompt[:1]
+
+
+@pytest.mark.parametrize(("headers", "status"), [(98, b"200"), (200, b"400")])
+async def test_headers_are_counted(tmp_path: Path, headers: int, status: bytes) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)]) as client, asyncio.timeout(60):
+        reader, writer = await _raw(client)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: a\r\n" + b"a:\r\n" * headers + b"connection: close\r\n\r\n")
+        assert status in await reader.readline()
+        writer.close()
+
+
+SLOW = {"ttft_ms": 1.0, "itl_ms": [3_600_000.0, 1.0]}
+STREAM = b'{"prompt": "a", "max_tokens": 6, "stream": true}'
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%s" % (len(STREAM), STREAM)
+GET = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+async def test_a_few_requests_may_wait_on_one_connection(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, [record(**QUICK)]) as client, asyncio.timeout(60):
+        reader, writer = await _raw(client)
+        writer.write(GET * 8 + GET.replace(b"host: a", b"connection: close"))
+        assert (await reader.read()).count(b"HTTP/1.1 200") == 9
+        writer.close()
+
+
+async def test_a_connection_on_which_many_requests_wait_is_closed(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, [record(**SLOW)]) as client, asyncio.timeout(60):
+        reader, writer = await _raw(client)
+        writer.write(POST + GET * 1000)
+        with suppress(ConnectionResetError):
+            await reader.read()
+        writer.close()
+        while await _running(client):
+            pass
+
+
+async def test_a_client_that_goes_while_requests_wait_frees_its_engine(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, [record(**SLOW)]) as client, asyncio.timeout(60):
+        _, writer = await _raw(client)
+        writer.write(POST + GET)
+        while not await _running(client):
+            pass
+        writer.close()
+        while await _running(client):
+            pass
+
+
+async def _running(client: Any) -> bool:
+    page = (await client.get("/metrics")).text
+    return any(
+        line.startswith("vllm:num_requests_running{") and not line.endswith(" 0.0") for line in page.splitlines()
+    )
+
+
+async def test_a_request_that_cannot_be_read_yet_is_not_too_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdecode_operator.replay.server.protocol._ARRIVES_WITHIN_S", 0.05)
+    async with replay_server(tmp_path, [record(ttft_ms=1.0, itl_ms=[150.0, 150.0])]) as client, asyncio.timeout(60):
+        reader, writer = await _raw(client)
+        second = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n"
+        writer.write(POST + second + b" " * 900_000)
+        assert b"[DONE]" in await reader.readuntil(b"[DONE]")
+        writer.close()
