@@ -122,9 +122,8 @@ def test_failures_push_out_no_good_data(kubectl: Kubectl) -> None:
 
     def kept() -> set[str]:
         # Nothing takes the protection of a claim away where no pod was ever bound to it.
-        return {
-            each["metadata"]["name"] for each in kubectl.objects("pvc") if "deletionTimestamp" not in each["metadata"]
-        }
+        claims = kubectl.objects("pvc", "--selector=specdecode.io/capture")
+        return {each["metadata"]["name"] for each in claims if "deletionTimestamp" not in each["metadata"]}
 
     stay = {"good-2-capture", "good-3-capture", "failed-6-capture"}
     eventually(lambda: kept() == stay, "the oldest go, of each kind by itself")
