@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from specdecode_operator.problems import shown
+
 _GIB: Final = 2**30
 _SIZE: Final = r"(-?\d+(?:\.\d+)?) ?GiB"
 
@@ -62,9 +64,7 @@ class MalformedLogError(ValueError):
     """A line of a log whose value cannot be what vLLM prints."""
 
     def __init__(self, line: int, what: str, value: object, expected: str) -> None:
-        text = str(value)
-        quoted = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
-        super().__init__(f"line {line}: {what}: {quoted!r}: {expected}; give the log as vLLM wrote it")
+        super().__init__(f"line {line}: {what}: {shown(value, _SHOWN)}: {expected}; give the log as vLLM wrote it")
 
 
 @dataclass(frozen=True)
