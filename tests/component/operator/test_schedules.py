@@ -30,7 +30,8 @@ def _running(operator: OperatorProcess) -> None:
 
 def often(**fields: Any) -> dict[str, Any]:
     # No engine finds a node here, and a capture that kept engines would wait for theirs.
-    template = {"workload": WORKLOAD, "storage": {"size": "1Gi"}, "deploymentDuringCapture": "Suspend"}
+    borrows = {"deploymentDuringCapture": "Suspend", "borrowTimeoutSeconds": 1800}
+    template = {"workload": WORKLOAD, "storage": {"size": "1Gi"}, **borrows}
     return {"name": "often", "schedule": "* * * * *", "template": template, **fields}
 
 
