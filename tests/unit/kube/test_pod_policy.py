@@ -15,7 +15,7 @@ from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.kube.pod_policy import GRANTS, is_grant, pod_problems
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, parent, tiny_cpu
-from tests.support.pod_cases import LET_THROUGH, REFUSED, SAFE, UNSAFE, secured
+from tests.support.pod_cases import LET_THROUGH, REFUSED, SAFE, UNSAFE, anti_affinity, secured
 
 GOLDEN = Path("tests/golden")
 
@@ -66,6 +66,19 @@ def test_what_a_pod_does_to_itself_alone_is_let_through(template: Body) -> None:
 def test_volumes_and_sysctls_are_those_of_the_level_restricted() -> None:
     for template in (*SAFE, *UNSAFE):
         assert (pod_problems({"spec": template}, "") == []) == (template in SAFE), template
+
+
+def test_anti_affinity_may_name_the_namespace_of_its_object_and_no_other() -> None:
+    own, both = (
+        tiny_cpu(podTemplate={"spec": anti_affinity(namespaces=names)})
+        for names in (["default"], ["default", "team-b"])
+    )
+    assert accepted(own)[0] == "True"
+    assert accepted(both)[1] == "PodTemplateNotAllowed"
+    workload = desired_state(read_parent(parent(own)), ()).workload
+    assert workload is not None
+    term = workload["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
+    assert term == own["podTemplate"]["spec"]["affinity"]["podAntiAffinity"]
 
 
 def test_an_annotation_takes_no_profile_away_either() -> None:
