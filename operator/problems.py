@@ -68,13 +68,21 @@ def shown(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         text = str(value)
     elif not isinstance(value, str):
-        text = json.dumps(value, ensure_ascii=False, default=str)
+        text = _as_json(value)
     else:
         # An enumeration's member stands for its value.
         text = str.__str__(value)
         if text != text.strip() or _READS_AS_NO_TEXT.fullmatch(text):
             text = json.dumps(text, ensure_ascii=False)
     return clip(printable(clip(text, limit)), limit)
+
+
+def _as_json(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):
+        # Keys that are not text, or a number of more than 4,300 digits, which Python does not print.
+        return f"a {type(value).__name__} that is not JSON"
 
 
 def shown_or_missing(value: object, limit: int = _SHOWN_CHARACTERS) -> str:

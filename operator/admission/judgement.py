@@ -104,7 +104,7 @@ def deployment_remarks(
         yield from _of_storage(schedule.template.storage, where, terms)
     try:
         refuse_host_paths(spec, terms.host_paths)
-        refuse_pod_template(spec, terms.pod_template)
+        refuse_pod_template(spec, terms.pod_template, key.namespace)
         if unknown := undescribed_models(spec) if unknown is None else unknown:
             profile = check_without_models(spec, unknown)
             yield from (Remark(Level.WARNING, PLAN_WARNING, doubt) for doubt in version_doubts(spec, profile))

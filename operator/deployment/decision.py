@@ -143,7 +143,7 @@ def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
         if isinstance(spec, InvalidSpecError):
             raise spec
         refuse_host_paths(spec, cluster.host_paths)
-        refuse_pod_template(spec, cluster.pod_template)
+        refuse_pod_template(spec, cluster.pod_template, parent.key.namespace)
         known = read_entries(spec, cluster.model_facts)
         if unknown := _unknown_models(spec, known):
             return _read_first(parent, spec, unknown, cluster.model_pods)
@@ -159,7 +159,7 @@ def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
     if download := pending_downloads(parent.key, parent.uid, planned.facts, commits, cluster.model_pods):
         readiness, jobs = download
         return planned.not_launched(parent, readiness, *jobs)
-    return _launch(parent, planned, commits, _allowed_last_good(cluster), cluster.gate)
+    return _launch(parent, planned, commits, _allowed_last_good(cluster, parent.key.namespace), cluster.gate)
 
 
 def internal_error(parent: Parent, error: Exception) -> DesiredState:
@@ -235,13 +235,13 @@ def _planned(facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...], known: Know
     return _Planned(facts, plan, texts, condition, plan_status(facts, plan))
 
 
-def _allowed_last_good(cluster: ClusterState) -> LastGood | None:
-    """Return what served last, where this operator would let its pods through today."""
+def _allowed_last_good(cluster: ClusterState, namespace: str) -> LastGood | None:
+    """Return the workload that served last, if its pods would be accepted today."""
     last_good = cluster.last_good
     if last_good is None:
         return None
     templates = pod_templates(last_good.workload)
-    allowed = all(is_still_allowed(each, cluster.host_paths, cluster.pod_template) for each in templates)
+    allowed = all(is_still_allowed(each, cluster.host_paths, cluster.pod_template, namespace) for each in templates)
     return last_good if allowed else None
 
 

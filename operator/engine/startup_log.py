@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from specdecode_operator.documents.numbers import MOST_DIGITS, whole_number
+from specdecode_operator.problems import shown
 
 _GIB: Final = 2**30
 _SIZE: Final = r"(-?\d+(?:\.\d+)?) ?GiB"
@@ -61,12 +62,7 @@ class MalformedLogError(ValueError):
     """A line of a log whose value cannot be what vLLM prints."""
 
     def __init__(self, line: int, what: str, value: object, expected: str) -> None:
-        try:
-            text = str(value)
-        except ValueError:  # Python prints no number of more than 4,300 digits; hexadecimal ones are read
-            text = "a number of more than 4,300 digits"
-        quoted = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
-        super().__init__(f"line {line}: {what}: {quoted!r}: {expected}; give the log as vLLM wrote it")
+        super().__init__(f"line {line}: {what}: {shown(value, _SHOWN)}: {expected}; give the log as vLLM wrote it")
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,17 @@ VOLUMES: Final = frozenset(
         *("secret", "hostPath"),
     }
 )
+SYSTEM_TAINTS: Final = frozenset(
+    {
+        # Nodes of the control plane, by kubeadm, RKE and k3s.
+        *(f"node-role.kubernetes.io/{role}" for role in ("control-plane", "controlplane", "etcd", "master")),
+        "CriticalAddonsOnly",
+        # What `kubectl cordon` sets.
+        "node.kubernetes.io/unschedulable",
+    }
+)
+"""Keys of taints by which an administrator keeps all pods but the cluster's own off a node."""
+
 _TOKENS: Final = ("serviceAccountToken", "podCertificate")
 _APP_ARMOR_ANNOTATION: Final = "container.apparmor.security.beta.kubernetes.io/"
 _SYSTEM_CLASS: Final = "system-"
@@ -77,30 +88,35 @@ def is_grant(name: str) -> bool:
     return name in GRANTS or (whole in _WITH_PART and bool(dot and part) and part not in VOLUMES)
 
 
-def pod_problems(pod: Mapping[str, Any], where: str, allowed: frozenset[str] = NONE_ALLOWED) -> list[Problem]:
-    """Return what of a pod's metadata and spec is not allowed, each with its field, below ``where``, and the fix.
+def pod_problems(
+    pod: Mapping[str, Any], where: str, allowed: frozenset[str] = NONE_ALLOWED, namespace: str = ""
+) -> list[Problem]:
+    """Return the fields of a pod's metadata and spec that are not allowed, below ``where``, each with its fix.
 
-    A pod may also be one that is laid over another: null takes away what stands there.
+    A pod may also be a patch for another one, in which null removes the field. ``namespace`` is the pod's own; an
+    empty one means that every namespace is another.
     """
     return [
         Problem(f"{where}.{field}", shown(value, _SHOWN_CHARACTERS), f"{why}; {_fix(grant)}")
-        for field, value, why, grant in _findings(pod)
+        for field, value, why, grant in _findings(pod, namespace)
         if grant not in allowed and grant.partition(".")[0] not in allowed
     ]
 
 
 def needed_grants(pod: Mapping[str, Any]) -> dict[str, str]:
     """Return by what names a pod's fields can be allowed that are not, by field."""
-    return {field: grant for field, _, _, grant in _findings(pod)}
+    return {field: grant for field, _, _, grant in _findings(pod, "")}
 
 
 _Found = tuple[str, Any, str, str]
 """Field, value, what it does, and the name by which it can be allowed."""
 
 
-def _findings(pod: Mapping[str, Any]) -> Iterator[_Found]:
+def _findings(pod: Mapping[str, Any], namespace: str) -> Iterator[_Found]:
     spec = mapping(pod, "spec")
     yield from _of_pod(spec)
+    yield from _of_anti_affinity(mapping(mapping(spec, "affinity"), "podAntiAffinity"), namespace)
+    yield from _of_tolerations(spec)
     yield from _of_annotations(mapping(mapping(pod, "metadata"), "annotations"))
     for field in _CONTAINERS:
         for index, container in enumerate(objects(spec, field)):
@@ -115,7 +131,6 @@ def _of_pod(spec: Mapping[str, Any]) -> Iterator[_Found]:
     if str(spec.get("priorityClassName")).startswith(_SYSTEM_CLASS):
         why = "lets the pod evict all others, of the cluster itself too"
         yield "spec.priorityClassName", spec["priorityClassName"], why, "priorityClassName"
-    yield from _of_scheduling(spec)
     yield from _of_security("spec.securityContext", spec)
     for index, sysctl in enumerate(objects(mapping(spec, "securityContext"), "sysctls")):
         if (name := name_of(sysctl)) not in SYSCTLS:
@@ -125,23 +140,33 @@ def _of_pod(spec: Mapping[str, Any]) -> Iterator[_Found]:
             yield f"spec.volumes[{index}].{place}", *rest
 
 
-def _of_scheduling(spec: Mapping[str, Any]) -> Iterator[_Found]:
-    """Judge what keeps pods of other namespaces off nodes, or takes nodes that are kept free of all pods.
+def _of_anti_affinity(terms: Mapping[str, Any], namespace: str) -> Iterator[_Found]:
+    """Yield required terms that select other namespaces.
 
-    The scheduler applies required anti-affinity both ways: a pod that a running pod's terms select cannot be placed in
-    its topology (interpodaffinity, satisfyExistingPodsAntiAffinity). Preferred terms and affinity only change scores,
-    and topologySpreadConstraints count pods of their own namespace.
+    The scheduler applies these both ways: it does not place a pod that they select in the topology of the pod that has
+    them (interpodaffinity, satisfyExistingPodsAntiAffinity). Preferred terms and affinity only change scores, and
+    topologySpreadConstraints count pods of their own namespace (podtopologyspread).
     """
-    terms = mapping(mapping(spec, "affinity"), "podAntiAffinity")
     required = "requiredDuringSchedulingIgnoredDuringExecution"
+    why = "keeps pods of other namespaces off the nodes where this pod runs"
     for index, term in enumerate(objects(terms, required)):
-        for field in ("namespaceSelector", "namespaces"):
-            if term.get(field) not in (None, []):
-                why = "keeps pods of other namespaces off the nodes where this pod runs"
-                yield f"spec.affinity.podAntiAffinity.{required}[{index}].{field}", term[field], why, "podAntiAffinity"
+        where = f"spec.affinity.podAntiAffinity.{required}[{index}]"
+        if term.get("namespaceSelector") is not None:
+            yield f"{where}.namespaceSelector", term["namespaceSelector"], why, "podAntiAffinity"
+        names = term.get("namespaces") or []
+        if not isinstance(names, list) or any(name != namespace for name in names):
+            yield f"{where}.namespaces", names, why, "podAntiAffinity"
+
+
+def _of_tolerations(spec: Mapping[str, Any]) -> Iterator[_Found]:
+    """Yield tolerations that take the pod to nodes that an administrator keeps free of other people's pods."""
     for index, toleration in enumerate(objects(spec, "tolerations")):
-        if toleration.get("key") in ("", None):
-            why = "tolerates every taint, so the pod takes control-plane nodes and stays on drained ones: name a key"
+        key = toleration.get("key")
+        if key in ("", None):
+            why = "tolerates every taint, so the pod runs on control-plane and cordoned nodes, too; name a key"
+            yield f"spec.tolerations[{index}]", toleration, why, "tolerations"
+        elif str(key) in SYSTEM_TAINTS:
+            why = "takes the pod to nodes that are reserved for the cluster's own pods or are cordoned"
             yield f"spec.tolerations[{index}]", toleration, why, "tolerations"
 
 

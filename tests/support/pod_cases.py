@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from specdecode_operator.kube.pod_policy import SYSTEM_TAINTS
 from tests.support.objects import Body
 
 
@@ -67,6 +68,7 @@ REFUSED: list[tuple[Body, str, str]] = [
         "podAntiAffinity",
     ),
     (anti_affinity(namespaces=["team-b"]), f"{REQUIRED_ANTI_AFFINITY}[0].namespaces", "podAntiAffinity"),
+    (anti_affinity(namespaces=["n", "team-b"]), f"{REQUIRED_ANTI_AFFINITY}[0].namespaces", "podAntiAffinity"),
     ({"tolerations": [{"operator": "Exists"}]}, "tolerations[0]", "tolerations"),
     (
         {"tolerations": [{"key": "a", "operator": "Exists"}, {"operator": "Exists", "effect": "NoExecute"}]},
@@ -74,6 +76,10 @@ REFUSED: list[tuple[Body, str, str]] = [
         "tolerations",
     ),
     ({"tolerations": [{"key": "", "operator": "Exists"}]}, "tolerations[0]", "tolerations"),
+    *(
+        ({"tolerations": [{"key": key, "operator": "Exists", "effect": "NoSchedule"}]}, "tolerations[0]", "tolerations")
+        for key in sorted(SYSTEM_TAINTS)
+    ),
     ({"securityContext": None}, "securityContext", "seccompProfile"),
     (
         {"securityContext": {"seccompProfile": {"type": "Unconfined"}}},
@@ -208,6 +214,13 @@ LET_THROUGH: list[Body] = [
     anti_affinity(namespaces=[]),
     soft_affinity(namespaceSelector={}),
     {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule"}]},
+    anti_affinity(matchLabelKeys=["pod-template-hash"]),
+    anti_affinity(mismatchLabelKeys=["team"]),
+    {"tolerations": [{"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}]},
+    {"tolerations": [{"key": "node-role.kubernetes.io/gpu", "operator": "Exists"}]},
+    {"schedulingGates": [{"name": "example.org/quota"}], "preemptionPolicy": "Never"},
+    {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]},
+    {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["192.0.2.1"]}},
     {"hostAliases": [{"ip": "1.2.3.4", "hostnames": ["h"]}]},
     {"securityContext": {"runAsUser": 0, "runAsNonRoot": False, "fsGroup": 1, "supplementalGroups": [1]}},
     {"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "p"}}},

@@ -111,3 +111,8 @@ def test_what_is_remembered_of_texts_is_bounded(texts: Iterator[str]) -> None:
     finally:
         tracemalloc.stop()
     assert held_bytes < 8 * 2**20
+
+
+def test_values_that_are_not_json_are_named_by_their_type() -> None:
+    for value in (int("f" * 5000, 16), [int("f" * 5000, 16)], {(1, 2): 3}, {b"a": 1}, {1j: 2}):
+        assert shown(value) == f"a {type(value).__name__} that is not JSON"

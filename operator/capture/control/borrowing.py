@@ -10,6 +10,7 @@ from typing import Final
 from specdecode_operator.api.status.capture import BorrowStatus
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 
 MOST_ATTEMPTS: Final = 5
 """Borrowings in vain after which a capture fails: each one costs serving time."""
@@ -83,7 +84,7 @@ def returned(record: BorrowStatus, now: datetime, failure: Blocked | None, timeo
         update={
             **changes,
             "failed_attempts": attempts,
-            "last_failure": printable(f"{failure.reason}: {failure.message}")[:_LONGEST_FAILURE],
+            "last_failure": clip(printable(f"{failure.reason}: {failure.message}"), _LONGEST_FAILURE),
             "next_attempt_at": (now + timedelta(seconds=back_off_s)).strftime(_TIME),
         }
     )

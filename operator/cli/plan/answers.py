@@ -185,7 +185,7 @@ def answer(  # noqa: PLR0913  each is an option
         if products:
             spec = spec.model_copy(update={"accelerator": spec.accelerator.model_copy(update={"product": []})})
         if allowed is not None:
-            refuse_pod_template(spec, allowed)
+            refuse_pod_template(spec, allowed, document.namespace or "default")
         known, unknown = look_up(spec, models)
         if unknown:
             profile = check_without_models(spec, {each.field: each.source for each in unknown})

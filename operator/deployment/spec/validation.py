@@ -133,24 +133,25 @@ def refuse_host_paths(spec: SpecDecodeDeploymentSpec, allowed: Sequence[str]) ->
     _raise(problems, reason="HostPathNotAllowed")
 
 
-def refuse_pod_template(spec: SpecDecodeDeploymentSpec, allowed: frozenset[str]) -> None:
-    """Let nothing of podTemplate through that reaches beyond the pod's namespace, but what is allowed.
+def refuse_pod_template(spec: SpecDecodeDeploymentSpec, allowed: frozenset[str], namespace: str) -> None:
+    """Refuse a podTemplate that reaches beyond the object's namespace, unless that is allowed by name.
 
     Raises
     ------
     InvalidSpecError
-        When it asks for more.
+        If the template has fields that are not allowed.
     """
     template = spec.pod_template
     if template is not None:
         given = {"metadata": template.metadata, "spec": template.spec}
-        _raise(pod_problems(given, "spec.podTemplate", allowed), reason="PodTemplateNotAllowed")
+        _raise(pod_problems(given, "spec.podTemplate", allowed, namespace), reason="PodTemplateNotAllowed")
 
 
-def is_still_allowed(pod: Body, host_paths: Sequence[str], allowed: frozenset[str]) -> bool:
-    """Whether a pod that the operator rendered earlier would be let through today."""
+def is_still_allowed(pod: Body, host_paths: Sequence[str], allowed: frozenset[str], namespace: str) -> bool:
+    """Return whether a pod that the operator rendered earlier would be accepted today."""
     paths = [mapping(volume, "hostPath").get("path") for volume in objects(mapping(pod, "spec"), "volumes")]
-    return not pod_problems(pod, "", allowed) and all(_is_inside(str(path), host_paths) for path in paths if path)
+    is_inside = all(_is_inside(str(path), host_paths) for path in paths if path)
+    return is_inside and not pod_problems(pod, "", allowed, namespace)
 
 
 def refuse_group_name(key: Key, nodes: int) -> None:

@@ -279,6 +279,7 @@ def test_defaults_are_filled_in(kubectl: Kubectl) -> None:
     assert kubectl.object("sdc", "demo")["spec"] == {
         "deployment": "llama",
         "deploymentDuringCapture": "Keep",
+        "borrowTimeoutSeconds": 120,
         "workload": {"warmupRequests": 4, "timeoutSeconds": 600},
         "seed": 0,
         "record": {"tokenIds": False, "stepStats": True},

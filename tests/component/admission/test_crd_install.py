@@ -37,7 +37,7 @@ def installed(crds: Cluster) -> Kubectl:
         (False, "patch", "specdecodedeployments.specdecode.io"),
         (False, "delete", "specdecodedeployments.specdecode.io"),
         (False, "get", "secrets"),
-        (False, "create", "pods"),
+        (True, "create", "pods"),
         (True, "create", "specdecodecaptures.specdecode.io"),
         (True, "delete", "persistentvolumeclaims"),
         (False, "delete", "persistentvolumes"),

@@ -69,3 +69,11 @@ def test_all_that_the_operator_makes_is_let_in(strict: Kubectl) -> None:
 def test_another_user_of_the_whole_pod_is_let_in(strict: Kubectl, kind: str) -> None:
     assert admission(strict, pods(podTemplate={"spec": {"securityContext": {"runAsUser": 1000}}})[kind]) == ""
     assert "runAsNonRoot" in admission(strict, pods(podTemplate={"spec": ROOT_USER})[kind])
+
+
+def test_the_api_server_rejects_a_priority_that_no_class_gives(kubectl: Kubectl) -> None:
+    pod = pods()["engine"]
+    assert admission(kubectl, pod) == ""
+    for field, value in (("priority", 2_000_001_000), ("preemptionPolicy", "Never")):
+        told = admission(kubectl, {**pod, field: value})
+        assert "must not be provided in pod spec" in told, (field, told)

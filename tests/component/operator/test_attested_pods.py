@@ -36,6 +36,7 @@ ITS_NAMESPACE = "specdecode-attestation"
 NAME = "attestation-webhook"
 HOST = f"{NAME}.{ITS_NAMESPACE}.svc"
 PRIVATE, PUBLIC = key_pair()
+TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 class Webhook:
@@ -171,6 +172,13 @@ def test_rollout_and_rollback_pass_and_pods_of_others_do_not(gated: Kubectl, sig
         said = refusal(gated, pod)
         assert says in said
         assert "is not as attested in ConfigMap tiny-attestation" in said
+    linked, covered = a_pod(template), a_pod(template)
+    linked["spec"]["enableServiceLinks"] = True
+    assert "enableServiceLinks" in refusal(gated, linked)
+    covered["spec"]["volumes"].append({"name": "kube-api-access-x2k4", "secret": {"secretName": "theirs"}})
+    mount = {"name": "kube-api-access-x2k4", "mountPath": TOKEN_FOLDER, "readOnly": True}
+    covered["spec"]["containers"][0]["volumeMounts"].append(mount)
+    assert "container engine: volumes and workingDir (SHA-256)" in refusal(gated, covered)
     (running,) = engines(gated, 1)
     debugged = gated("debug", running, "--image=evil:1", "--container=debugger", "--attach=false")
     assert "container debugger" in debugged.stderr

@@ -38,7 +38,7 @@ def test_an_arm_that_does_not_fit_takes_nothing_from_anybody(kubectl: Kubectl) -
     assert said(kubectl, "Accepted")[0] == "False"
     assert said(kubectl, "Pays")[:2] == ("Unknown", "NotCompared")
     assert kubectl.objects("jobs", "--selector=specdecode.io/capture=demo") == []
-    assert kubectl.objects("pvc") == []
+    assert kubectl.objects("pvc", "--selector=specdecode.io/capture") == []
     assert kubectl.object("deployment", "tiny")["spec"]["replicas"] == 1
 
 

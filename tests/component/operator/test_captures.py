@@ -62,6 +62,8 @@ def staying(kubectl: Kubectl, selector: str) -> list[dict[str, Any]]:
 def capture(kubectl: Kubectl, labels: dict[str, str] | None = None, name: str = "demo", **spec: Any) -> None:
     if spec.get("deploymentDuringCapture") == "Suspend":
         make_claim(kubectl, "tiny-models")
+        # Tests play the node: on a slow machine that must not give the GPUs back.
+        spec = {"borrowTimeoutSeconds": 1800, **spec}
     body = {
         "apiVersion": "specdecode.io/v1alpha1",
         "kind": "SpecDecodeCapture",

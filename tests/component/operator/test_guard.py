@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from specdecode_operator.api.crd.cel_expression import evaluator
-from specdecode_operator.kube.pod_policy import CAPABILITIES, PROFILES, SELINUX_TYPES, SYSCTLS, VOLUMES
+from specdecode_operator.kube.pod_policy import CAPABILITIES, PROFILES, SELINUX_TYPES, SYSCTLS, SYSTEM_TAINTS, VOLUMES
 from tests.support.conditions import wait_for
 from tests.support.guard import guard, refusal
 from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import USER, OperatorProcess
-from tests.support.pod_cases import LET_THROUGH, REFUSED, SAFE, UNSAFE
+from tests.support.pod_cases import LET_THROUGH, REFUSED, SAFE, UNSAFE, anti_affinity
 from tests.support.waiting import eventually
 
 OURS = {"app.kubernetes.io/managed-by": "specdecode-operator"}
@@ -166,6 +166,13 @@ def test_what_is_allowed_by_name_goes_through_and_nothing_else(grant: str) -> No
             assert holds(policy, body) == (grant in (needed, needed.partition(".")[0])), (field, grant)
 
 
+def test_anti_affinity_may_name_the_namespace_of_its_pod_and_no_other(stolen: Kubectl) -> None:
+    for namespaces, let_through in (([stolen.namespace], True), ([stolen.namespace, "kube-system"], False)):
+        pod = pod_with(anti_affinity(namespaces=namespaces))
+        told = refusal(stolen, workload("Deployment", pod), workload("Job", pod))
+        assert (told == "") == let_through, told
+
+
 @pytest.mark.parametrize("reaching", ["leaderTemplate", "workerTemplate"])
 def test_groups_of_pods_are_held_like_others_in_both_their_templates(reaching: str) -> None:
     (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
@@ -199,6 +206,7 @@ def test_the_lists_of_the_guard_are_those_by_which_podtemplate_is_judged() -> No
     wanted = [
         {"kube-system", "kube-public", "kube-node-lease"},
         *accounts,
+        {*SYSTEM_TAINTS},
         {f"{prefix}{each}" for prefix in ("", "CAP_") for each in CAPABILITIES},
         *map(set, PROFILES.values()),
         {*SELINUX_TYPES},

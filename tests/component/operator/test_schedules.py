@@ -30,7 +30,8 @@ def _running(operator: OperatorProcess) -> None:
 
 def often(**fields: Any) -> dict[str, Any]:
     # No engine finds a node here, and a capture that kept engines would wait for theirs.
-    template = {"workload": WORKLOAD, "storage": {"size": "1Gi"}, "deploymentDuringCapture": "Suspend"}
+    borrows = {"deploymentDuringCapture": "Suspend", "borrowTimeoutSeconds": 1800}
+    template = {"workload": WORKLOAD, "storage": {"size": "1Gi"}, **borrows}
     return {"name": "often", "schedule": "* * * * *", "template": template, **fields}
 
 
@@ -122,9 +123,8 @@ def test_failures_push_out_no_good_data(kubectl: Kubectl) -> None:
 
     def kept() -> set[str]:
         # Nothing takes the protection of a claim away where no pod was ever bound to it.
-        return {
-            each["metadata"]["name"] for each in kubectl.objects("pvc") if "deletionTimestamp" not in each["metadata"]
-        }
+        claims = kubectl.objects("pvc", "--selector=specdecode.io/capture")
+        return {each["metadata"]["name"] for each in claims if "deletionTimestamp" not in each["metadata"]}
 
     stay = {"good-2-capture", "good-3-capture", "failed-6-capture"}
     eventually(lambda: kept() == stay, "the oldest go, of each kind by itself")

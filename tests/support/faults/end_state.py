@@ -17,6 +17,7 @@ _GENERATION = re.compile(r'(generation\\*": )\d+')
 _RANDOM = re.compile(
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # UIDs
     r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z"
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d UTC"  # in messages
     r"|\d+\.\d+\.\d+\.\d+"  # addresses of Services
     r"|-[bcdfghjklmnpqrstvwxz2456789]{5}\b"  # names of pods
     r'|(?<="specdecode.io/applied-hash": ")\w+|(?<="sha256": ")\w+'  # of what has UIDs in it

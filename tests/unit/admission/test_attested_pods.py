@@ -78,6 +78,7 @@ CHANGES: dict[str, Callable[[Body], object]] = {
     "container engine: terminationMessagePath": lambda pod: engine(pod).update(terminationMessagePath="/x.py"),
     "container engine: stdin, stdinOnce, tty": lambda pod: engine(pod).update(stdin=True),
     "container engine: restartPolicy": lambda pod: engine(pod).update(restartPolicy="Always"),
+    "enableServiceLinks": lambda pod: pod["spec"].update(enableServiceLinks=True),
     "container sniffer": lambda pod: pod["spec"]["containers"].append({"name": "sniffer", "image": "evil:1"}),
     "container debugger": lambda pod: pod["spec"].update(ephemeralContainers=[{"name": "debugger", "image": "sh"}]),
 }

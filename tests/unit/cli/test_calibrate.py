@@ -170,6 +170,8 @@ _NUMBERS = [found.span() for found in re.finditer(r"\d+(?:\.\d+)?", LOG)]
         "None",
         "{[1]: 2}",
         "{{}: 2}",
+        "{(1, 2): 3}",
+        "[0x" + "f" * 5000 + "]",
         "0x" + "f" * 5000,
         "'x'",
         "٣",

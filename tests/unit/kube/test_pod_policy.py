@@ -8,14 +8,20 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from specdecode_operator.capture.control.admission import captured_deployment
+from specdecode_operator.capture.control.observation import ObservedDeployment
 from specdecode_operator.cli.main import app
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.desired_state import Launch, RolledBack
 from specdecode_operator.deployment.pods.rollback import Failure, LastGood, attempt_of
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.kube.pod_policy import GRANTS, is_grant, pod_problems
 from tests.support.decisions import desired_state
+from tests.support.model_caches import NODES, cached
 from tests.support.objects import Body, parent, tiny_cpu
-from tests.support.pod_cases import LET_THROUGH, REFUSED, SAFE, UNSAFE, secured
+from tests.support.pod_cases import LET_THROUGH, REFUSED, SAFE, UNSAFE, anti_affinity, secured
+from tests.support.replay_field_cases import replaying
+from tests.unit.deployment.spec.test_model_facts import undescribed
 
 GOLDEN = Path("tests/golden")
 
@@ -68,6 +74,19 @@ def test_volumes_and_sysctls_are_those_of_the_level_restricted() -> None:
         assert (pod_problems({"spec": template}, "") == []) == (template in SAFE), template
 
 
+def test_anti_affinity_may_name_the_namespace_of_its_object_and_no_other() -> None:
+    own, both = (
+        tiny_cpu(podTemplate={"spec": anti_affinity(namespaces=names)})
+        for names in (["default"], ["default", "team-b"])
+    )
+    assert accepted(own)[0] == "True"
+    assert accepted(both)[1] == "PodTemplateNotAllowed"
+    workload = desired_state(read_parent(parent(own)), ()).workload
+    assert workload is not None
+    term = workload["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
+    assert term == own["podTemplate"]["spec"]["affinity"]["podAntiAffinity"]
+
+
 def test_an_annotation_takes_no_profile_away_either() -> None:
     name = "container.apparmor.security.beta.kubernetes.io/engine"
     (problem,) = pod_problems({"metadata": {"annotations": {name: "unconfined"}}}, "spec.podTemplate")
@@ -83,6 +102,30 @@ def test_accepted_names_field_and_fix_and_nothing_is_made() -> None:
     assert "spec.podTemplate.spec.hostPID: true" in message
     assert desired_state(read_parent(parent(spec)), ()).children == []
     assert accepted(spec, pod_template=frozenset({"hostNetwork", "hostPID"}))[0] == "True"
+
+
+PATHS = {
+    "engine": (tiny_cpu(), "Deployment"),
+    "download": (cached(), "Job"),
+    "resolver": (undescribed(), "Job"),
+    "replay": (replaying(), "Deployment"),
+}
+"""Specs by whose pods a podTemplate is used first, with the kind that runs these pods."""
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_pod_of_any_path_gets_a_template_that_is_refused(path: str) -> None:
+    spec, kind = PATHS[path]
+    refused = {"podTemplate": {"spec": anti_affinity(namespaceSelector={})}}
+    assert kind in {child["kind"] for child in desired_state(read_parent(parent(spec)), NODES).children}
+    owner = read_parent(parent(spec | refused))
+    desired = desired_state(owner, NODES)
+    assert desired.children == []
+    assert accepted(spec | refused)[1] == "PodTemplateNotAllowed"
+    observed = ObservedDeployment(owner.key, owner.uid, owner.generation, desired)
+    blocked = captured_deployment("llama", observed)
+    assert isinstance(blocked, Blocked), "its captures start no pod either"
+    assert "PodTemplateNotAllowed" in blocked.message
 
 
 def test_annotations_are_judged_before_anything_is_made() -> None:

@@ -9,7 +9,8 @@ SCRIPT = """
 import sys
 import specdecode_operator.sizing.choice.plan
 ours = [name for name in sys.modules if name.startswith("specdecode_operator.")]
-may = tuple(f"specdecode_operator.{name}" for name in ("sizing", "documents", "versions", "vocabulary", "problems"))
+rooms = ("sizing", "documents", "versions", "vocabulary", "problems", "redaction")
+may = tuple(f"specdecode_operator.{name}" for name in rooms)
 print([name for name in ours if not name.startswith(may)])
 print([name for name in sys.argv[1:] if name in sys.modules])
 """

@@ -69,7 +69,8 @@ def life_of_a_deployment(kubectl: Kubectl) -> Iterator[None]:
 def life_of_a_capture(kubectl: Kubectl) -> Iterator[None]:
     """Run one that borrows the GPUs of engines that serve, and delete both."""
     launch(kubectl)
-    create_capture(kubectl, deploymentDuringCapture="Suspend")
+    # No node takes its pod until the test plays one: on a slow machine that must not give the GPUs back.
+    create_capture(kubectl, deploymentDuringCapture="Suspend", borrowTimeoutSeconds=1800)
     captures_pod(kubectl)
     yield
     write_pod_status(kubectl, "Running", {"running": {}})

@@ -54,7 +54,7 @@ def test_a_node_with_a_wrong_clock_deletes_no_claim_and_plans_the_right_time(
         return str(status["nextScheduleTime"]) if status["schedule"] == "0 0 * * 1-6 UTC" else ""
 
     at = eventually(planned, "the changed schedule is planned")
-    kept = kubectl.objects("pvc")
+    kept = kubectl.objects("pvc", "--selector=specdecode.io/capture")
     assert len(kept) == 8
     assert not any("deletionTimestamp" in each["metadata"] for each in kept)
     assert not any("specdecode.io/over-age-since" in (each["metadata"].get("annotations") or {}) for each in kept)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from devcluster.cluster.cluster import Cluster
+from tests.component.operator.conftest import STORAGE_CLASS
 from tests.component.operator.test_captures import capture
 from tests.component.operator.test_lifecycle import apply, be_guarded, engines, report, serve
 from tests.support.conditions import condition, current, wait_for, wait_for_all
@@ -131,8 +132,10 @@ def room(kubectl: Kubectl) -> Iterator[None]:
 @pytest.mark.usefixtures("room")
 def test_a_capture_whose_claim_is_never_bound_says_so_and_nothing_more_is_written(kubectl: Kubectl, rest: Rest) -> None:
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "tiny-models"}}
+    never = {**STORAGE_CLASS, "metadata": {"name": "never"}, "volumeBindingMode": "Immediate"}
+    assert kubectl.write(json.dumps(never)).returncode == 0
     size = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    assert kubectl.write(json.dumps({**claim, "spec": size})).returncode == 0
+    assert kubectl.write(json.dumps({**claim, "spec": {**size, "storageClassName": "never"}})).returncode == 0
     capture(kubectl)
     wait_for(kubectl, "demo", "Ready", "WaitingForVolume", kind="sdc")
     # The scheduler may have heard of the pod before it heard of its claim.

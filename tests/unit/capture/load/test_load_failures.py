@@ -50,7 +50,7 @@ TOO_LONG = b'{"error":{"message":"maximum context length is 4096 tokens","type":
         (answer_with(OK_HEAD + b"z" * 60_000 + b"\r\n"), ("disconnected", 200), "illegal chunk header"),
         (answer_with(OK_HEAD[:-2] + b"z" * 60_000 + b"\r\n\r\n"), ("disconnected", None), "illegal header line"),
         (answer_with(b"z" * 60_000 + b"\r\n\r\n"), ("disconnected", None), "illegal status line"),
-        (answer_with(rejection(400, b"[" * 60_000)), ("http_rejected", 400), "[[[..."),
+        (answer_with(rejection(400, b"[" * 60_000)), ("http_rejected", 400), "[[[…"),
         (
             answer_with(OK_HEAD + chunk(b'data: {"usage": ' + b"[" * 60_000 + b"\n\n")),
             ("disconnected", 200),

@@ -125,8 +125,8 @@ def test_an_event_that_never_ends_is_refused_at_once() -> None:
         (b"Unauthorized", "Unauthorized"),
         (b"[1]", "[1]"),
         (b"", ""),
-        (b"[" * 60_000, "[" * 200 + "..."),
-        (b"x" * 300, "x" * 200 + "..."),
+        (b"[" * 60_000, "[" * 199 + "…"),
+        (b"x" * 300, "x" * 199 + "…"),
     ],
 )
 def test_the_reason_of_a_refusal_is_short_and_without_the_prompt(body: bytes, text: str) -> None:
