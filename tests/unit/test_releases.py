@@ -1,6 +1,7 @@
 """An upgrade of the operator restarts no engine of which CHANGELOG does not say so."""
 
 import copy
+import re
 
 import pytest
 
@@ -22,7 +23,16 @@ def test_there_is_a_release_to_upgrade_from() -> None:
 
 @pytest.mark.parametrize(("release", "before"), OBJECTS)
 def test_children_of_an_earlier_release_keep_their_names(release: str, before: Body) -> None:
-    assert made_now(before, snapshot(release))["children"] == before["children"]
+    """Except for Jobs that read or download models: their names end with a digest of the script that they run.
+
+    An upgrade starts none of them again, because what they found is stored.
+    """
+    now = made_now(before, snapshot(release))["children"]
+    assert [_without_digest(name) for name in now] == [_without_digest(name) for name in before["children"]]
+
+
+def _without_digest(name: str) -> str:
+    return re.sub(r"^(Job/.*-(?:model|facts))-[0-9a-f]{4}$", r"\1", name)
 
 
 @pytest.mark.parametrize(("release", "before"), OBJECTS)
