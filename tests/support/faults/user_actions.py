@@ -254,7 +254,7 @@ class UserActions(RuleBasedStateMachine):
             fresh.remove("sdc,sdd")
         self._conditions_tell_the_truth()
         if not self.disturbed:
-            repeated = repeated_status_writes(self.world.proxy.calls)
+            repeated = repeated_status_writes([*self.world.proxy.calls])
             assert not repeated, f"status writes that repeat the one before: {repeated}"
 
     def _is_like(self, fresh: Kubectl) -> bool:

@@ -161,7 +161,7 @@ class Lives:
         if name not in self._undisturbed:
             with self._begun(name) as kubectl:
                 steps = [(at_rest(kubectl), self._made(kubectl)) for _ in LIVES[name](kubectl)]
-                calls = [each for each in self._proxy.calls if each.namespace in {"", kubectl.namespace}]
+                calls = [each for each in [*self._proxy.calls] if each.namespace in {"", kubectl.namespace}]
                 self._undisturbed[name] = Lived(*map(list, zip(*steps, strict=True)), calls)
         return self._undisturbed[name]
 
@@ -193,7 +193,7 @@ class Lives:
 
         Of Events one more harms nobody, and a note of what served that no status vouches for is written anew.
         """
-        created = [each for each in self._proxy.calls if each.status == HTTPStatus.CREATED and each.name]
+        created = [each for each in [*self._proxy.calls] if each.status == HTTPStatus.CREATED and each.name]
         ours = [each for each in created if each.namespace == kubectl.namespace]
         return Counter(words(each) for each in ours if not each.name.endswith("-last-good"))
 

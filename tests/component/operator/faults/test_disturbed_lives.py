@@ -49,7 +49,7 @@ def under(faulty: Faulty, **circumstances: Any) -> Iterator[None]:
 
 def test_events_that_come_twice(lives: Lives, faulty: Faulty) -> None:
     lives.disturbed("capture", faults=[Fault(RepeatEvent())])
-    assert not repeated_status_writes(faulty.proxy.calls)
+    assert not repeated_status_writes([*faulty.proxy.calls])
 
 
 @pytest.mark.long
@@ -58,7 +58,7 @@ def test_events_that_come_twice(lives: Lives, faulty: Faulty) -> None:
 def test_faults_that_last(lives: Lives, faulty: Faulty, fault: str, life: str) -> None:
     with under(faulty, hurry=HURRY):
         assert lives.disturbed(life, [RESTART], LASTING[fault]) == []
-    assert not repeated_status_writes(faulty.proxy.calls)
+    assert not repeated_status_writes([*faulty.proxy.calls])
 
 
 @pytest.mark.long
