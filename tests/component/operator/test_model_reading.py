@@ -103,6 +103,8 @@ def test_facts_that_are_deleted_are_read_again_while_engines_stay(kubectl: Kubec
     answer(kubectl, "tiny", facts())
     # Ready has that reason while the Job's pod waits, too.
     uid = eventually(lambda: kubectl.object("deployment", "tiny"), "engines are launched")["metadata"]["uid"]
+    # Until then the answer of its pod restores the facts.
+    eventually(lambda: not kubectl.objects("jobs"), "the finished Job is removed")
     kubectl.must("delete", "configmap", FACTS)
     wait_for(kubectl, "tiny", "Planned", "ResolvingModel")
     assert kubectl.object("deployment", "tiny")["metadata"]["uid"] == uid
