@@ -211,7 +211,7 @@ async def test_no_error_is_as_long_as_what_it_names(tmp_path: Path) -> None:
     ],
 )
 async def test_headers_that_do_not_end_are_given_up(tmp_path: Path, begin: bytes, piece: bytes) -> None:
-    async with replay_server(tmp_path, [record(**QUICK)]) as client, asyncio.timeout(30):
+    async with replay_server(tmp_path, [record(**QUICK)]) as client, asyncio.timeout(120):
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(begin)
         sent = 0
