@@ -62,8 +62,10 @@ class HealthyEngine:
 def healthy_engine() -> Iterator[str]:
     """Serve an engine's /health; yield its address."""
     engine = HealthyEngine()
-    yield engine.url
-    engine.kill()
+    try:
+        yield engine.url
+    finally:
+        engine.kill()
 
 
 class Pod:
