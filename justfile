@@ -113,6 +113,11 @@ test *arguments: setup
 parts *names: setup
     @{{ python }} -m tests.parts "$@"
 
+# Repeat parts or PATHs beside a CPU load, and list tests that failed in any round (--times 20, --load 4, --page FILE)
+[group('checks')]
+repeat *arguments: setup
+    @{{ python }} -m tests.repeat "$@"
+
 # Run all of `test`, then what takes minutes a test, with every engine that it asks, and on the oldest and the newest Kubernetes
 [group('checks')]
 test-all: test engine-versions && (test-kubernetes "1.30") (test-kubernetes "1.37")

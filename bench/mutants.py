@@ -147,8 +147,18 @@ def _mutant(name: str, path: Path, code: int | None) -> Mutant:
     return Mutant(function, mutant.status, get_diff_for_mutant(name, path=path)) if mutant.passed else mutant
 
 
+def measured(files: list[Path], tests: list[str], sample: int | None, seed: str) -> list[Mutant] | str:
+    """Return the mutants of the files, made and tested in another process, or why that failed."""
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as own:
+        try:
+            return own.submit(mutants_of, files, tests, sample, seed).result()
+        # mutmut exits if the tests fail without a mutant; the other areas are measured all the same.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            return f"{type(error).__name__}: {error}"
+
+
 def main() -> None:
-    """Print each area's share and its survivors; fail where a share is above what is allowed."""
+    """Print each area's share and its survivors; fail if a share is above the limit, or if an area has none."""
     parser = argparse.ArgumentParser(prog="./just mutants")
     parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="files or folders under operator/")
     parser.add_argument("--tests", action="append", metavar="PATH", help="run these in place of the area's own tests")
@@ -160,8 +170,11 @@ def main() -> None:
     known, rows, failed = equivalents(), [], False
     for area, of in SETTINGS["areas"].items():
         if files := files_of(of["files"], under):
-            with ProcessPoolExecutor(1, mp_context=get_context("fork")) as own:
-                mutants = own.submit(mutants_of, files, asked.tests or of["tests"], asked.sample, asked.seed).result()
+            mutants = measured(files, asked.tests or of["tests"], asked.sample, asked.seed)
+            if isinstance(mutants, str):
+                failed = True
+                rows.append(f"{area:<20}   not measured: {mutants} (see standard error)\n")
+                continue
             counted = [mutant for mutant in mutants if mutant.change not in known]
             survivors = [mutant for mutant in counted if mutant.passed]
             share = len(survivors) / max(len(counted), 1)

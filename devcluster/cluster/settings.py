@@ -3,7 +3,7 @@
 import json
 import random
 import socket
-from contextlib import suppress
+from collections import deque
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from devcluster.host.sandbox import Addresses
 
 _PORTS = range(16_000, 30_000)
 _LWS_PORT = 9443
+_reservations: deque[socket.socket] = deque(maxlen=1000)
+"""Those of this process. The oldest ones end first: their ports are bound by then, or not needed any more."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +90,29 @@ class Settings:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, from below the range that outgoing connections take theirs from.
+    """Reserve ports of the loopback for this process and what it starts; return them.
 
-    A port that the kernel chooses lies in that range: the API server's own connections to etcd
-    could take it before the API server listens on it.
+    No other call returns the same port while this process runs, also in other processes: it may be bound later.
+    The ports lie below the range of outgoing connections. The API server's own connections to etcd could otherwise take
+    a port before the API server listens on it.
+
+    Raises
+    ------
+    ClusterError
+        If too few ports are free.
     """
     ports: list[int] = []
-    candidates = list(_PORTS)
-    random.shuffle(candidates)
-    for port in candidates:
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            ports.append(port)
+    for port in random.sample(_PORTS, len(_PORTS)):
+        reservation = socket.socket(socket.AF_UNIX)
+        try:
+            # An abstract name is unique in the network namespace, as the port is, and goes with the process.
+            reservation.bind(f"\0specdecode-port-{port}")
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            reservation.close()
+            continue
+        _reservations.append(reservation)
+        ports.append(port)
         if len(ports) == count:
             return ports
     raise ClusterError(f"fewer than {count} ports of {_PORTS.start} to {_PORTS.stop - 1} are free on this machine")

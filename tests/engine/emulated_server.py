@@ -19,7 +19,7 @@ from tests.engine.engine_process import Engine
 from tests.support.waiting import eventually
 
 START_S = 400
-STOP_S = 60
+STOP_S = 240
 
 STEP_MS = 6.0
 REQUEST_US = 20.0
@@ -83,7 +83,7 @@ class Emulated:
         if self.process.poll() is not None:
             raise RuntimeError(f"it ended with {self.process.returncode}:\n{self.log[-4000:]}")
         try:
-            return httpx.get(f"{self.url}/health", trust_env=False).status_code == httpx.codes.OK
+            return httpx.get(f"{self.url}/health", trust_env=False, timeout=60).status_code == httpx.codes.OK
         except httpx.TransportError:
             return False
 

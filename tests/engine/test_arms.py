@@ -9,13 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from devcluster.cluster.settings import free_ports
 from specdecode_operator.api.status.comparison import ArmVerdict
 from specdecode_operator.capture.comparison.result import Arm, Comparison
 from specdecode_operator.capture.files.checks import Checks
 from specdecode_operator.capture.validation.validate import validate_capture
 from tests.engine.engine_process import QUIET, Engine
 from tests.engine.recorder_server import NGRAM, Line
-from tests.support.arm_pods import ArmPod, arm, free_port
+from tests.support.arm_pods import ArmPod, arm
 
 # Starts of engines one after the other: too many for a run that is held to fifteen minutes.
 pytestmark = pytest.mark.long
@@ -72,7 +73,7 @@ class Measured:
 @pytest.fixture(scope="module")
 def measured(engine: Engine, heads: Path, tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """A model that repeats itself: without speculation, with lookup, and with a draft that never agrees."""
-    root, port = tmp_path_factory.mktemp("arms"), free_port()
+    root, port = tmp_path_factory.mktemp("arms"), free_ports(1)[0]
     real = partial(real_arm, engine, heads / "target", root / "uid-1" / "bundle", port)
     stranger = {"method": "draft_model", "model": str(heads / "stranger"), "num_speculative_tokens": 5}
     arms = {

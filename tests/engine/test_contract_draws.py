@@ -1,7 +1,7 @@
 """What our rules let pass, drawn at random with every method, the real vLLM takes for what was meant."""
 
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given
+from hypothesis import Phase, assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -31,7 +31,7 @@ def passes(settings: EngineSettings, profile: EngineProfile) -> bool:
 def check_drawn(vllm: Vllm, drawn: st.SearchStrategy[EngineSettings], examples: int) -> None:
     """Ask the engine about so many settings that pass."""
 
-    @hypothesis_settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+    @hypothesis_settings(max_examples=examples, deadline=None)
     @given(settings=drawn)
     def check(settings: EngineSettings) -> None:
         assume(passes(settings, vllm.profile))

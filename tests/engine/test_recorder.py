@@ -47,12 +47,13 @@ def test_records_what_the_engine_did(small_cache: Server) -> None:
     stop = "3" * 40
     odd = [
         repetitive("stopped", max_tokens=400, stop=[stop], include_stop_str_in_output=True, allowed_token_ids=[20]),
-        repetitive("twins", n=2, temperature=1.0),
         Question("too-long", prompt(2000)),
     ]
     server.wait_until_healthy()
     before = server.counters()
     answers = ask_all(server.url, streams + odd, at_once=8)
+    # Alone: vLLM 0.32 without Triton verifies a batch in which any request has a temperature with uninitialized memory.
+    answers |= ask_all(server.url, [repetitive("twins", n=2, temperature=1.0)], at_once=1)
     leavers = leave_in_the_middle(server)
     eventually(lambda: len(lines_of(server, "request")) == len(streams) + 3 + leavers, "all requests are written")
     eventually(lambda: lines_of(server, "step")[-1]["scheduler"]["num_running_reqs"] == 0, "the engine is idle")

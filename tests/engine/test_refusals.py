@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import HealthCheck, assume, given
+from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 
 from specdecode_operator import engine
@@ -190,7 +190,7 @@ def proven() -> dict[str, set[type]]:
 REFUSED_AT_START = {place for place, verdicts in proven().items() if verdicts == {Refused}}
 
 
-@hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@hypothesis_settings(max_examples=150, deadline=None)
 @given(settings=any_settings)
 def test_whatever_comes_to_such_a_place_is_refused(vllm: Vllm, settings: EngineSettings) -> None:
     with sites_visited() as places:

@@ -60,7 +60,7 @@ def _serves(process: subprocess.Popen[bytes], url: str, log: Path) -> bool:
         message = f"vLLM ended with {process.returncode}:\n{log.read_text()[-4000:]}"
         raise RuntimeError(message)
     try:
-        return httpx.get(url, trust_env=False).status_code == httpx.codes.OK
+        return httpx.get(url, trust_env=False, timeout=60).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
 

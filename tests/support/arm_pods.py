@@ -1,7 +1,6 @@
 """The pod of a capture with several arms without a cluster: its switcher, and engines that record."""
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,14 +22,6 @@ WORKLOAD = {
     "warmupRequests": 2,
 }
 RECORD = {"tokenIds": False, "stepStats": False}
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class ArmPod:

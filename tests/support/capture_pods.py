@@ -17,11 +17,11 @@ from specdecode_operator.capture.load.engine_ready import MetricsDelta, NoMetric
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import RunSettings
 from tests.support.recordings import ZERO_S, ZERO_WALL_S, Recording, Scenario, write_lines
+from tests.support.waiting import DEADLINE_S
 
-PATIENT = Timeouts(recording_s=60, closed_s=60, closed_anyway_s=0, image_id_s=60)
+PATIENT = Timeouts(recording_s=DEADLINE_S, closed_s=DEADLINE_S, closed_anyway_s=0, image_id_s=DEADLINE_S)
 NONE = Timeouts(recording_s=0, closed_s=0, closed_anyway_s=0)
 """For what never comes: a job looks once."""
-DEADLINE_S = 30.0
 
 
 class Result:
@@ -62,8 +62,10 @@ class HealthyEngine:
 def healthy_engine() -> Iterator[str]:
     """Serve an engine's /health; yield its address."""
     engine = HealthyEngine()
-    yield engine.url
-    engine.kill()
+    try:
+        yield engine.url
+    finally:
+        engine.kill()
 
 
 class Pod:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.waiting import DEADLINE_S
+
 OK_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
 )
@@ -114,12 +116,12 @@ class CompletionServer:
         return next(request for request in self.received if request.id == request_id)
 
     async def wait_for_requests(self, count: int) -> None:
-        async with asyncio.timeout(60), self.arrived:
+        async with asyncio.timeout(DEADLINE_S), self.arrived:
             await self.arrived.wait_for(lambda: len(self.received) >= count)
 
     async def wait_for_connections(self, count: int) -> None:
         """Wait until so many connections were made in all."""
-        async with asyncio.timeout(60), self.arrived:
+        async with asyncio.timeout(DEADLINE_S), self.arrived:
             await self.arrived.wait_for(lambda: self.connections >= count)
 
     async def close_connections(self) -> None:
@@ -131,7 +133,7 @@ class CompletionServer:
     async def wait_for_page(self, path: str, times: int) -> None:
         """Wait until a page was asked for so many times from now on."""
         before = self.served[path]
-        async with asyncio.timeout(60), self.arrived:
+        async with asyncio.timeout(DEADLINE_S), self.arrived:
             await self.arrived.wait_for(lambda: self.served[path] >= before + times)
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

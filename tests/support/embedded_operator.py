@@ -14,8 +14,7 @@ from devcluster.cluster.settings import free_ports
 from specdecode_operator.handlers.main import run_operator
 from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.state import OperatorState
-
-DEADLINE_S = 60
+from tests.support.waiting import DEADLINE_S
 
 
 class EmbeddedOperator:

@@ -40,7 +40,8 @@ class InstalledWebhook:
         """Have the webhook called on this machine, for one namespace, with a certificate that the API server trusts."""
         self._apply()
         assert "written" in self.renew()
-        self.webhook(failurePolicy="Fail")
+        # As long as the API server takes: this process may have little of a busy machine.
+        self.webhook(failurePolicy="Fail", timeoutSeconds=30)
 
     def remove(self) -> None:
         """Have nobody ask it any more."""

@@ -68,6 +68,15 @@ class Kubectl(kubectl.Kubectl):
         for kind in kinds.split(","):
             self._client.delete(self.namespace, kind)
 
+    def ours(self) -> set[tuple[str, str, str]]:
+        """Return kind, namespace and name of each capture and deployment of ours in the whole cluster."""
+        metadata = ((kind, each["metadata"]) for kind in ("sdc", "sdd") for each in self._client.objects("", kind))
+        return {(kind, each["namespace"], each["name"]) for kind, each in metadata}
+
+    def remove_one(self, kind: str, namespace: str, name: str) -> None:
+        """Delete an object of any namespace, and wait for nothing; one that is gone is fine."""
+        self._client.delete(namespace, kind, name)
+
     def patch_status(self, name: str, status: dict[str, Any], kind: str = "sdd") -> None:
         """Write the status of a SpecDecodeDeployment, or of a capture, as the operator does."""
         self._client.patch(self.namespace, kind, f"{name}/status", {"status": status})

@@ -10,6 +10,7 @@ from specdecode_operator.capture.load.runner import LoadResult, run_load
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import RunSettings, read_settings
 from tests.support.completion_server import CompletionServer
+from tests.support.waiting import DEADLINE_S
 
 SHORT = {"synthetic": {"promptTokens": 12, "outputTokens": 6, "sharedPrefixTokens": 4}}
 CLOSED = {"name": "one", "pattern": "Closed", "concurrency": 2, "requests": 5}
@@ -24,14 +25,14 @@ def settings_for(server: CompletionServer, seed: int = 7, key: str | None = None
         "capture": "demo",
         "seed": seed,
         "engine": engine,
-        "workload": {"prompts": SHORT, "warmupRequests": 0, "timeoutSeconds": 30, **workload},
+        "workload": {"prompts": SHORT, "warmupRequests": 0, "timeoutSeconds": 120, **workload},
     }
     return read_settings(json.dumps(document))
 
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that a thread or a clock brings about."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         while not condition():  # noqa: ASYNC110 - a thread and a clock change it, and tell nobody
             await asyncio.sleep(0.01)
 

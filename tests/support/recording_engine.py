@@ -36,7 +36,7 @@ class RecordingEngine:
 
     def start(self) -> str:
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(120)
         return self.server.url
 
     def end(self) -> None:

@@ -33,7 +33,7 @@ async def replay_server(
     try:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         any_number = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30, limits=any_number) as client:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=120, limits=any_number) as client:
             yield client
     finally:
         server.should_exit = True

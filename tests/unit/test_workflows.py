@@ -12,6 +12,7 @@ import yaml
 from bench.site.build import SITE
 from devcluster.builds.binaries import CONTROL_PLANES, GROUPS
 from tests.parts import NAMES
+from tests.repeat import PARTS
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github/workflows"
@@ -19,6 +20,7 @@ FILES = sorted([*WORKFLOWS.glob("*.yml"), *ROOT.glob(".github/actions/*/action.y
 WRITES = {
     "docs.yml publish": {"pages", "id-token"},
     "engine-new.yml newest": {"issues"},
+    "flaky.yml report": {"issues"},
     "release.yml release": {"contents", "packages", "id-token", "attestations"},
 }
 """What jobs may change, all others nothing."""
@@ -121,24 +123,51 @@ def test_programs_that_are_built_at_night_alone_are_kept_for_the_next_one() -> N
         assert "${{" in "".join(own)
 
 
+def test_every_part_with_tests_is_repeated_at_night() -> None:
+    repeat, report = jobs(WORKFLOWS / "flaky.yml").values()
+    assert sorted(repeat["strategy"]["matrix"]["part"]) == sorted(PARTS)
+    assert repeat["strategy"]["fail-fast"] is False
+    (run,) = (step["run"] for step in repeat["steps"] if "./just repeat" in step.get("run", ""))
+    assert "--times 5" in run
+    assert (report["needs"], report["if"]) == ("repeat", "always()"), "a part that fails is what it reports"
+
+
+@pytest.mark.parametrize("failed", [[], ["unit", "engine"]])
+def test_flaky_tests_of_all_parts_go_into_one_issue(tmp_path: Path, failed: list[str]) -> None:
+    for part in ("engine", "fleet", "unit"):
+        folder = tmp_path / f"pages/flaky-{part}"
+        folder.mkdir(parents=True)
+        (folder / "page.md").write_text(f"## {part}: 9 tests\n\n- flaky: test_it\n" if part in failed else "")
+    script = jobs(WORKFLOWS / "flaky.yml")["report"]["steps"][-1]["run"]
+    called, body = _tell(tmp_path, "", script)
+    created = [call.partition(" --body-file")[0] for call in called if "list" not in call]
+    assert created == (["issue create --title Flaky tests"] if failed else [])
+    assert re.findall("^## (.*):", body, re.MULTILINE) == sorted(failed)
+    assert body.endswith("Output of the tests: https://run\n" if failed else "")
+
+
+NEW_ENGINE: str = steps(WORKFLOWS / "engine-new.yml")[-1]["run"]
+"""The script that reports a new release."""
+
+
 @pytest.mark.parametrize(("issues", "expected"), [("", "issue create --title vLLM 0.34"), ("17", "issue edit 17")])
 def test_a_new_engine_is_told_in_one_issue(tmp_path: Path, issues: str, expected: str) -> None:
     text = "# vLLM 0.34: what to look at, against 0.33\n\n- Tests: all\n" + "x" * 100_000
     (tmp_path / "page.md").write_text(text)
-    said, body = _tell(tmp_path, issues)
-    assert said[-1].startswith(expected)
+    called, body = _tell(tmp_path, issues, NEW_ENGINE)
+    assert called[-1].startswith(expected)
     assert body.startswith("- Tests: all\n")
     assert body.endswith("were begun: https://run\n")
     assert len(body) < 65_536
 
 
-def test_a_release_that_is_known_is_not_told(tmp_path: Path) -> None:
+def test_an_empty_page_opens_no_issue(tmp_path: Path) -> None:
     (tmp_path / "page.md").touch()
-    assert _tell(tmp_path, "") == ([], "")
+    assert _tell(tmp_path, "", NEW_ENGINE) == ([], "")
 
 
-def _tell(folder: Path, issues: str) -> tuple[list[str], str]:
-    """Return what a stand-in for gh was called with, a line a call, and the text of the issue."""
+def _tell(folder: Path, issues: str, script: str) -> tuple[list[str], str]:
+    """Return what a stand-in for gh was called with, one line per call, and the text of the issue."""
     gh = folder / "gh"
     gh.write_text(
         f'#!/bin/sh\necho "$@" >>{folder}/calls\n'
@@ -146,7 +175,8 @@ def _tell(folder: Path, issues: str) -> tuple[list[str], str]:
         f'for each; do [ ! -f "$each" ] || cp "$each" {folder}/body; done\n'
     )
     gh.chmod(0o755)
-    command = [ROOT / ".github/engine-new-issue", folder / "page.md", "https://run"]
-    subprocess.run(command, check=True, env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"})
+    (folder / ".github").symlink_to(ROOT / ".github")
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "RUN": "https://run"}
+    subprocess.run(["sh", "-eu", "-c", script], cwd=folder, check=True, env=environment)
     calls, body = folder / "calls", folder / "body"
     return (calls.read_text().splitlines(), body.read_text()) if calls.exists() else ([], "")

@@ -39,6 +39,23 @@ def operator_process(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
     assert process.stop() == 0
 
 
+@pytest.fixture(autouse=True)
+def _remove_what_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Remove the objects of ours that the test leaves, in all namespaces.
+
+    Engines that wait for a node go before the captures of all namespaces for ten minutes: those of the next tests, too.
+    Fixtures of a module or the session have made theirs before the test, and keep them.
+    """
+    if "crds" not in request.fixturenames:
+        yield
+        return
+    kubectl = Kubectl(request.getfixturevalue("crds").kubeconfig)
+    before = kubectl.ours()
+    yield
+    for each in kubectl.ours() - before:
+        kubectl.remove_one(*each)
+
+
 @pytest.fixture
 def operator(operator_process: OperatorProcess, kubectl: Kubectl) -> Iterator[OperatorProcess]:
     """The operator, running whatever tests before have done to it; objects of ours go with the test."""

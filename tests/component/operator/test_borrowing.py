@@ -36,7 +36,7 @@ TIMEOUT_S = 10
 LOOK_S = 15
 """How often the operator looks at a capture by itself."""
 
-SLACK_S = 30
+SLACK_S = 120
 """How late a busy machine may be with a look."""
 
 

@@ -11,9 +11,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from specdecode_operator.cli.main import app
+from tests.support.conditions import condition
 from tests.support.kubectl import Kubectl, program
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import OperatorProcess
+from tests.support.waiting import eventually
 
 Up = Callable[[], Result]
 
@@ -49,6 +51,7 @@ def test_a_deployment_that_is_not_there_ends_it_and_names_those_that_are(kubectl
 
 def test_a_deployment_that_is_not_accepted_ends_it_with_the_field(kubectl: Kubectl, up: Up) -> None:
     deploy(kubectl, "tiny", engine={"image": "i:1", "extraArgs": ["--nonsense"]})
+    eventually(lambda: condition(kubectl, "tiny", "Accepted")[0] == "False", "the operator has seen it")
     answer = up()
     assert answer.exit_code == 1
     assert "spec.engine.extraArgs[0]: --nonsense: vLLM 0.33 has no such flag" in answer.stderr

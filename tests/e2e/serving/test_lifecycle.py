@@ -32,7 +32,7 @@ def tiny(kubectl: Kubectl) -> Iterator[Kubectl]:
     """Two engines of the tiny pair that serve, on a machine that may have two cores only."""
     system = kubectl.within(NAMESPACE)
     system.must("set", "resources", f"deployment/{OPERATOR}", "--requests=cpu=0")
-    system.must("rollout", "status", f"deployment/{OPERATOR}", "--timeout=100s")
+    system.must("rollout", "status", f"deployment/{OPERATOR}", "--timeout=300s", timeout_s=310)
     kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
     kubectl.wait("job/tiny-models", "condition=Complete", 300)
     body = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
@@ -43,7 +43,7 @@ def tiny(kubectl: Kubectl) -> Iterator[Kubectl]:
     kubectl.must("delete", "sdd", "tiny")
     eventually(lambda: not engines(kubectl), "the engines are gone")
     system.must("set", "resources", f"deployment/{OPERATOR}", "--requests=cpu=50m")
-    system.must("rollout", "status", f"deployment/{OPERATOR}", "--timeout=100s")
+    system.must("rollout", "status", f"deployment/{OPERATOR}", "--timeout=300s", timeout_s=310)
 
 
 def engines(kubectl: Kubectl) -> list[dict[str, Any]]:

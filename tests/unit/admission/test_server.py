@@ -178,11 +178,18 @@ def announces(webhook: Webhook, length_bytes: int) -> ssl.SSLSocket:
     return client
 
 
+def is_hung_up_on(client: ssl.SSLSocket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except (ConnectionResetError, ssl.SSLEOFError):  # what it has sent was not read yet
+        return True
+
+
 def test_few_large_reviews_are_held_and_those_that_send_slowly_give_way(webhook: Webhook) -> None:
     slow = [announces(webhook, 2**20) for _ in range(4)]
     large = json.dumps(review(deployment(ADMITTED))).ljust(2**20)
     assert webhook.post(large)[0] == 200
-    assert slow[0].recv(1) == b""
+    assert is_hung_up_on(slow[0])
     for each in slow:
         each.close()
 
@@ -201,7 +208,7 @@ def test_a_large_review_that_is_being_judged_gives_way_to_nobody(tmp_path: Path)
         asked = client.submit(webhook.post, large)
         assert judged.wait(60)
         slow = [announces(webhook, 2**20) for _ in range(4)]
-        assert slow[0].recv(1) == b""
+        assert is_hung_up_on(slow[0])
         goes_on.set()
         assert asked.result()[0] == 200
     for each in slow:

@@ -129,7 +129,7 @@ def fulcio(folder: Path, issuer: Issuer) -> Iterator[None]:
 
 def _root(url: str) -> str:
     try:
-        [chain] = httpx.get(f"{url}/api/v2/trustBundle", trust_env=False).json()["chains"]
+        [chain] = httpx.get(f"{url}/api/v2/trustBundle", trust_env=False, timeout=120).json()["chains"]
     except httpx.TransportError as error:
         raise AssertionError(error) from error
     return "\n".join(chain["certificates"])

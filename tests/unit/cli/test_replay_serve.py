@@ -47,7 +47,7 @@ def test_a_server_that_is_told_to_end_answers_what_it_has_begun_and_leaves_a_cap
     trace = write_trace(tmp_path / "trace.jsonl", [record(ttft_ms=300.0, itl_ms=[300.0, 300.0])])
     with serving(str(trace), "--record", str(tmp_path / "out")) as (process, url):
         body = {"prompt": "a", "stream": True, "max_tokens": 50}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, trust_env=False) as response:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, trust_env=False, timeout=120) as response:
             lines = response.iter_lines()
             first = next(lines)
             process.send_signal(signal.SIGTERM)
@@ -65,7 +65,7 @@ def test_what_takes_longer_than_the_end_may_is_cut_off_without_a_word_of_python(
     out = tmp_path / "out"
     with serving(str(trace), "--drain-timeout", "1", "--record", str(out)) as (process, url):
         body = {"prompt": "a", "stream": True, "max_tokens": 50}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, trust_env=False) as response:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, trust_env=False, timeout=120) as response:
             next(response.iter_lines())
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=60) == 0
@@ -78,9 +78,9 @@ def test_a_server_that_crashes_is_gone_with_its_streams(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", [record(**QUICK), record(arrival_ms=1.0, ttft_ms=60_000.0)])
     out = tmp_path / "out"
     with serving(str(trace), "--crash-after", "2", "--record", str(out)) as (process, url):
-        httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, trust_env=False, timeout=30)
+        httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, trust_env=False, timeout=120)
         with pytest.raises(httpx.HTTPError):
-            httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, trust_env=False, timeout=30)
+            httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, trust_env=False, timeout=120)
         assert process.wait(timeout=60) == 1
     found = validate_capture(out)
     assert found.trace is not None
@@ -90,7 +90,7 @@ def test_a_server_that_crashes_is_gone_with_its_streams(tmp_path: Path) -> None:
 def test_a_server_that_hangs_is_healthy_and_says_nothing(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", [record(**QUICK)])
     with serving(str(trace), "--hang-after", "0") as (_, url):
-        assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+        assert httpx.get(f"{url}/health", trust_env=False, timeout=120).status_code == 200
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, trust_env=False, timeout=1)
 
@@ -136,7 +136,7 @@ def test_traces_that_cannot_be_played_are_refused_in_one_line(tmp_path: Path) ->
 def test_a_bad_line_can_be_left_out(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "bad.jsonl", [record(**QUICK), record(ttft_ms=-1.0)])
     with serving(str(trace), "--skip-bad-lines") as (process, url):
-        assert httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["id"] == "tiny"
+        assert httpx.get(f"{url}/v1/models", trust_env=False, timeout=120).json()["data"][0]["id"] == "tiny"
         assert process.stderr is not None
         assert "1 lines" in process.stderr.readline()
 
@@ -145,4 +145,4 @@ def test_a_key_is_taken_from_where_vllm_takes_it(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     trace = write_trace(tmp_path / "trace.jsonl", [record(**QUICK)])
     with serving(str(trace)) as (_, url):
-        assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 401
+        assert httpx.get(f"{url}/v1/models", trust_env=False, timeout=120).status_code == 401

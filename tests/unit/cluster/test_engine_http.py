@@ -147,8 +147,8 @@ async def test_a_page_may_be_taken_late() -> None:
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, engine_session(MOST_BYTES) as session:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics"
-        async with session.get(url, timeout=aiohttp.ClientTimeout(total=5)) as response:
-            await asyncio.wait_for(sent.wait(), 5)
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=120)) as response:
+            await asyncio.wait_for(sent.wait(), 120)
             assert await response.read() == page(MOST_BYTES)
 
 

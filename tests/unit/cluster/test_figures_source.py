@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,6 +16,7 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.api.status.deployment import FiguresSource, FiguresStatus, FigureStatus
 from specdecode_operator.cluster import figures_source
 from specdecode_operator.cluster.figures_source import FiguresReader, KeptFigures, Prometheus
+from specdecode_operator.cluster.web import in_time
 from specdecode_operator.monitoring.figures import find_figure
 from specdecode_operator.monitoring.looks import Looks
 from specdecode_operator.monitoring.measures import Scope
@@ -150,10 +152,15 @@ async def test_one_that_is_slow_holds_up_one_object_and_then_nobody_for_a_while(
     monkeypatch.setattr(figures_source, "_DEADLINE_S", 0.05)
     given_up, asked = threading.Event(), []
 
-    def answer(query: str) -> tuple[int, bytes]:
-        asked.append(query)
+    def answer(_: str) -> tuple[int, bytes]:
         given_up.wait(60)
         return 200, series("0.25")
+
+    def counted(url: str, *given: Any) -> Any:
+        asked.append(url)
+        return in_time(url, *given)
+
+    monkeypatch.setattr(figures_source, "in_time", counted)
 
     with prometheus(answer) as (url, _):
         reader = FiguresReader(Prometheus(url))

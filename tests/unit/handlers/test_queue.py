@@ -10,9 +10,9 @@ import pytest
 from specdecode_operator.api.key import Key
 from specdecode_operator.handlers import queue as module
 from specdecode_operator.handlers.queue import Work, WorkQueue
+from tests.support.waiting import DEADLINE_S
 
 A, B = Key("default", "a"), Key("default", "b")
-DEADLINE_S = 60
 
 
 @asynccontextmanager

@@ -14,12 +14,12 @@ from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL, MODEL_FACTS_LABEL, MODEL_FACTS_NAME
 from specdecode_operator.kube.resources import CONFIG_MAP, NODE, POD, WATCHED
 from tests.support.objects import H200, Body
+from tests.support.waiting import DEADLINE_S
 from tests.unit.handlers.test_queue import Counted, Failing, Retries, running
 
 LLAMA, OTHER = Key("team", "llama"), Key("team", "other")
 DEMO = Key("team", "demo", capture.KIND)
 LAST = Key("last", "last")
-_DEADLINE_S = 60
 
 
 def body(name: str, version: int = 1, *, namespace: str = "team", **parts: Any) -> Body:
@@ -63,7 +63,7 @@ async def looked_at(state: OperatorState) -> list[Key]:
 
     state.queue.add(LAST)
     task = asyncio.create_task(state.queue.run(work))
-    async with asyncio.timeout(_DEADLINE_S):
+    async with asyncio.timeout(DEADLINE_S):
         await done.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

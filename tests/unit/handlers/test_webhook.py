@@ -5,7 +5,6 @@ import os
 import ssl
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,10 +56,10 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
         assert process.poll() is None, (tmp_path / "log").read_text()
         body = json.dumps(review(deployment(spec))).encode()
         try:
-            with opener.open(f"https://127.0.0.1:{webhook}/validate", body, timeout=30) as answer:
+            with opener.open(f"https://127.0.0.1:{webhook}/validate", body, timeout=120) as answer:
                 response: dict[str, Any] = json.load(answer)["response"]
                 return response
-        except urllib.error.URLError:  # it does not listen yet
+        except OSError:  # it does not listen yet
             return None
 
     yield lambda spec: eventually(lambda: post(spec), "the webhook answers")

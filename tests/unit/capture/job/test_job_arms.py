@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from devcluster.cluster.settings import free_ports
 from specdecode_operator.api.status.capture import CaptureSummary
 from specdecode_operator.api.status.comparison import ComparisonStatus
 from specdecode_operator.capture.comparison.compare import read_comparison
@@ -24,7 +25,7 @@ from specdecode_operator.capture.load.runner import LoadResult, run_load
 from specdecode_operator.capture.load.stop import Stop
 from specdecode_operator.capture.load.workload import RunSettings
 from specdecode_operator.capture.validation.validate import validate_capture
-from tests.support.arm_pods import ArmPod, arm, free_port
+from tests.support.arm_pods import ArmPod, arm
 from tests.support.capture_pods import PATIENT
 
 ORDER = [f"{name}/{number}" for number, names in enumerate(order_of_arms(["off", "ngram"], 2, 3), 1) for name in names]
@@ -39,7 +40,7 @@ def failure_of(pod: ArmPod, load: object = run_load) -> CaptureError:
 
 @pytest.fixture
 def port() -> int:
-    return free_port()
+    return free_ports(1)[0]
 
 
 class TestPublished:

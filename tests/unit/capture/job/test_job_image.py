@@ -21,12 +21,12 @@ async def test_it_is_waited_for(tmp_path: Path, before: str | None) -> None:
     await asyncio.sleep(0)  # it has looked
     assert not waiting.done()
     file.write_text(f"uid-1 {IMAGE_ID}\n")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         assert await waiting == IMAGE_ID
 
 
 async def test_not_for_ever(tmp_path: Path) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         assert await engine_image_id(tmp_path / "engine-image-id", "uid-1", time.monotonic()) is None
 
 
@@ -37,5 +37,5 @@ async def test_what_is_known_needs_no_time(tmp_path: Path) -> None:
 
 async def test_nobody_will_say_it(tmp_path: Path) -> None:
     """An operator of an earlier version mounts nothing."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         assert await engine_image_id(tmp_path / "absent" / "engine-image-id", "uid-1", time.monotonic() + 3600) is None

@@ -152,7 +152,7 @@ async def test_a_stop_cancels_and_leaves_a_complete_file(
 
 
 async def test_what_was_to_be_sent_just_as_a_run_is_stopped_is_not(server: CompletionServer) -> None:
-    client = EngineClient(server_of(settings_for(server).engine), timeout_s=30)
+    client = EngineClient(server_of(settings_for(server).engine), timeout_s=120)
     request = CompletionRequest("demo-one-0", Prompt([9]), max_tokens=2, temperature=0.0, ignore_eos=True)
     assert (await client.send(client.prepare(request), due_s=0)).outcome == "completed"
     client.cancel_all("SIGTERM received")
@@ -178,7 +178,7 @@ async def test_what_was_not_due_when_a_run_is_stopped_is_no_request_at_all(
 async def test_an_engine_that_leaves_before_a_request_is_due_did_not_get_it(
     server: CompletionServer, clock: DrivenClock
 ) -> None:
-    client = EngineClient(server_of(settings_for(server).engine), timeout_s=30)
+    client = EngineClient(server_of(settings_for(server).engine), timeout_s=120)
     request = CompletionRequest("demo-one-0", Prompt([9]), max_tokens=2, temperature=0.0, ignore_eos=True)
     due_s = clock.time() + 3600
     sending = asyncio.create_task(client.send(client.prepare(request), due_s))

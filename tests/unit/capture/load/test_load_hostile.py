@@ -25,7 +25,7 @@ async def test_a_page_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch, p
                 await asyncio.sleep(pause_s)
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, asyncio.timeout(20):
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, asyncio.timeout(120):
         port = server.sockets[0].getsockname()[1]
         async with EngineMonitor(f"http://127.0.0.1:{port}") as monitor:
             said = await monitor.read()

@@ -168,7 +168,7 @@ def test_cpu_engines_run_the_other_runner() -> None:
 def scrape(collector: ResidualCollector) -> list[str]:
     port = serve_metrics(0, collector)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+    with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=120) as response:
         text = response.read().decode()
     return [line for line in text.splitlines() if not line.startswith("#")]
 

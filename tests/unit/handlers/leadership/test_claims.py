@@ -16,6 +16,7 @@ from specdecode_operator.kube.rights import SERVES
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import tiny_cpu
+from tests.support.waiting import DEADLINE_S
 from tests.unit.handlers.leadership.test_leadership import NAME, Clock, lease_for
 
 
@@ -82,7 +83,7 @@ async def test_claims_that_nobody_takes_back_are_not_waited_for_at_the_end(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(cluster, "get", hangs)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(DEADLINE_S):
         await Claims(cluster, [f"team-{number}" for number in range(10)], "team/ours").release()
 
 

@@ -149,14 +149,30 @@ async def test_a_renewal_counts_from_when_it_was_asked_for_and_not_from_its_answ
 
 
 async def test_a_connection_that_hangs_leaves_time_for_another(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with leading(monkeypatch, duration_s=6) as (thread, lost):
+    clock, given_s = Clock(), list[float]()
+
+    class NotedTimeouts:
+        """Notes how long each look may take."""
+
+        @staticmethod
+        def timeout(wait_s: float) -> asyncio.Timeout:
+            given_s.append(wait_s)
+            return asyncio.timeout(wait_s)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+    monkeypatch.setattr(leadership, "_now_s", clock)
+    monkeypatch.setattr(leadership, "asyncio", NotedTimeouts())
+    async with leading(monkeypatch) as (thread, lost):
         await thread.led()
         asked: list[bool] = []
 
         async def take(*_: object, **__: object) -> bool:
             asked.append(thread.may_write())
-            if len(asked) == 1:
-                await asyncio.Event().wait()
+            if len(asked) == 1:  # it hangs for as long as it may
+                clock.now_s += given_s[-1]
+                raise TimeoutError
             return True
 
         monkeypatch.setattr(Candidate, "take", take)

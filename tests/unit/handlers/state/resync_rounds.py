@@ -10,8 +10,8 @@ from specdecode_operator.kube.resources import (
     SPECDECODE_DEPLOYMENT,
 )
 from tests.support.api_server import ApiServer
-from tests.support.embedded_operator import DEADLINE_S
 from tests.support.objects import H100, Body, tiny_cpu
+from tests.support.waiting import DEADLINE_S
 
 LLAMA = Key("team", "llama")
 GROUPS = LEADER_WORKER_SET.qualified_plural

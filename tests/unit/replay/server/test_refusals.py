@@ -211,7 +211,7 @@ async def test_no_error_is_as_long_as_what_it_names(tmp_path: Path) -> None:
     ],
 )
 async def test_headers_that_do_not_end_are_given_up(tmp_path: Path, begin: bytes, piece: bytes) -> None:
-    async with replay_server(tmp_path, [record(**QUICK)]) as client, asyncio.timeout(30):
+    async with replay_server(tmp_path, [record(**QUICK)]) as client, asyncio.timeout(120):
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(begin)
         sent = 0
@@ -287,6 +287,8 @@ async def test_a_request_that_does_not_arrive_is_closed(
         with suppress(ConnectionResetError):
             assert await reader.read() == b""
         writer.close()
+        # A busy machine may take longer to send a whole one.
+        monkeypatch.setattr("specdecode_operator.replay.server.protocol._ARRIVES_WITHIN_S", 60.0)
         assert await _status(client) == 200
 
 
@@ -354,8 +356,8 @@ async def _running(client: Any) -> bool:
 async def test_a_request_that_cannot_be_read_yet_is_not_too_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdecode_operator.replay.server.protocol._ARRIVES_WITHIN_S", 0.05)
-    async with replay_server(tmp_path, [record(ttft_ms=1.0, itl_ms=[150.0, 150.0])]) as client, asyncio.timeout(60):
+    monkeypatch.setattr("specdecode_operator.replay.server.protocol._ARRIVES_WITHIN_S", 0.3)
+    async with replay_server(tmp_path, [record(ttft_ms=1.0, itl_ms=[500.0, 500.0])]) as client, asyncio.timeout(60):
         reader, writer = await _raw(client)
         second = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n"
         writer.write(POST + second + b" " * 900_000)

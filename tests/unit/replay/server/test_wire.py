@@ -80,7 +80,7 @@ async def test_after_a_slow_moment_each_write_is_a_message_again() -> None:
     connection.room.clear()
     wire.write(b"late")
     connection.room.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await connection.written.wait()
     await asyncio.sleep(0)
     wire.write(b"one")
@@ -134,7 +134,7 @@ async def test_a_client_that_never_reads_is_closed_and_its_request_aborted(
     monkeypatch.setattr(wires, "MOST_UNREAD_BYTES", 2**18)
     bursts = 100_000
     long = record(output_tokens=1 + 5 * bursts, ttft_ms=1.0, itl_ms=[0.0] * bursts, itl_tokens=[5] * bursts)
-    async with replay_server(tmp_path, [long]) as client, asyncio.timeout(60):
+    async with replay_server(tmp_path, [long]) as client, asyncio.timeout(240):
         body = json.dumps({"prompt": "a", "stream": True, "max_tokens": 10**6}).encode()
         _, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port, limit=2**10)
         writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -153,7 +153,7 @@ async def test_a_client_that_reads_late_gets_the_whole_answer(tmp_path: Path) ->
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         data = b""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             # Until all has been generated nothing is read.
             while (
                 b'request_success_total{engine="0",finished_reason="length",model_name="tiny"} 1.0'

@@ -1,0 +1,132 @@
+"""`./just repeat`: it tells flaky tests from those that always fail, and loads the machine meanwhile."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.parts import NAMES
+from tests.repeat import PARTS, busy, main
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+TESTS = """
+import os
+from pathlib import Path
+
+import pytest
+
+ROUND = Path(__file__).with_name("round")
+ROUND.write_text(str(int(ROUND.read_text()) + 1) if ROUND.exists() else "1")
+IS_FIRST = ROUND.read_text() == "1"
+
+@pytest.fixture
+def broken():
+    yield
+    assert not IS_FIRST
+
+def test_passes(): pass
+def test_is_skipped(): pytest.skip("not here")
+def test_fails(): assert 0
+class TestGroup:
+    @pytest.mark.parametrize("word", ["a.b", "a c"])
+    def test_changes(self, word): assert word == "a c" or not IS_FIRST
+def test_is_torn_down(broken): pass
+"""
+
+
+@pytest.fixture
+def tests(tmp_path: Path) -> Path:
+    """A file for made-up tests, below a root of its own for pytest."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    return tmp_path / "test_made_up.py"
+
+
+def repeated(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.repeat", "--load=0", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def lines(text: str) -> list[str]:
+    """The lines that name tests or rounds, of output or page, without paths."""
+    return [line.strip(" -") for line in text.splitlines() if line.startswith(("  flaky", "  always", "  2 of", "- "))]
+
+
+def test_flaky_tests_are_told_from_those_that_always_fail(tests: Path) -> None:
+    page = tests.with_name("page.md")
+    tests.write_text(TESTS)
+    done = repeated(tests, "--times=2", f"--page={page}")
+    expected = [
+        "flaky: failed 1, passed 1: test_made_up.py::TestGroup::test_changes[a.b]",
+        "flaky: failed 1, passed 1: test_made_up.py::test_is_torn_down",
+        "always failed (2): test_made_up.py::test_fails",
+    ]
+    assert (done.returncode, lines(done.stdout)) == (1, expected), done.stdout + done.stderr
+    assert lines(page.read_text()) == expected
+    assert page.read_text().startswith("## paths: 5 tests, 2 rounds beside a load of 0\n")
+
+
+def test_tests_that_pass_leave_an_empty_page(tests: Path) -> None:
+    page = tests.with_name("page.md")
+    tests.write_text("def test_passes(): pass\ndef test_fails(): assert 0\n")
+    done = repeated(f"{tests}::test_passes", "--times=1", f"--page={page}")
+    assert (done.returncode, lines(done.stdout), page.read_text()) == (0, [], ""), done.stdout + done.stderr
+
+
+def test_a_round_that_broke_off_is_no_success(tests: Path) -> None:
+    tests.write_text("import os\ndef test_passes(): pass\ndef test_ends_it(): os._exit(0)\n")
+    done = repeated(tests, "--times=2")
+    assert (done.returncode, len(lines(done.stdout))) == (1, 1), done.stdout + done.stderr
+    assert lines(done.stdout)[0].startswith("2 of 2 rounds broken")
+
+
+def test_a_module_that_cannot_be_imported_is_named(tests: Path) -> None:
+    tests.write_text("import there_is_no_such_module\n")
+    done = repeated(tests, "--times=1")
+    assert done.returncode == 1
+    assert any("test_made_up" in line for line in lines(done.stdout)), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["unti"], "unti"),
+        (["lint"], "lint"),  # no tests
+        (["tests/unit/test_nowhere.py::test_it"], "tests/unit/test_nowhere.py::test_it"),
+        (["unit", "--times=0"], "'0'"),
+        (["unit", "--load=-1"], "'-1'"),
+        ([], "PART|PATH"),
+    ],
+)
+def test_what_cannot_be_repeated_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_every_part_with_tests_can_be_repeated() -> None:
+    assert {*NAMES} - {*PARTS} == {"lint", "typing"}
+
+
+def test_the_load_ends_with_the_block() -> None:
+    with busy(2) as processes:
+        assert [each.poll() for each in processes] == [None, None]
+    assert None not in [each.poll() for each in processes]
+
+
+KILLED = """
+import os
+from tests.repeat import busy
+with busy(1) as (process,):
+    print(process.pid, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_load_ends_if_the_process_is_killed() -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    process = Path("/proc", done.stdout.strip())
+    # A zombie has ended: who inherits it may never wait for it.
+    eventually(lambda: not process.exists() or ") Z " in (process / "stat").read_text(), "the busy process ends")
