@@ -29,6 +29,7 @@ from specdecode_operator.deployment.spec.warnings import plan_notes, plan_warnin
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.base.devices import family_of, find_device, uncalibrated_note
+from specdecode_operator.sizing.choice.adaptive_rules import adaptive_doubt
 from specdecode_operator.sizing.choice.changes import product_change
 from specdecode_operator.sizing.choice.node_placement import place_phrase
 from specdecode_operator.sizing.choice.plan import Fix, Plan, Row
@@ -232,8 +233,8 @@ def _gpu_notes(products: Iterable[str], facts: Facts) -> Iterator[str]:
     """Yield what to know of the figures for each GPU without public logs."""
     for product in products:
         gpu = find_device(product, facts.spec.accelerator.memory_gib_per_gpu)
-        if gpu is not None and (note := uncalibrated_note(gpu)):
-            yield note
+        if gpu is not None:
+            yield from filter(None, [uncalibrated_note(gpu), adaptive_doubt(product, facts.pair)])
 
 
 def _candidate(row: Row, labels: Mapping[Row, str], facts: Facts) -> Candidate:

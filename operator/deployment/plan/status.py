@@ -8,6 +8,7 @@ from specdecode_operator.deployment.conditions import FALSE, TRUE, ConditionUpda
 from specdecode_operator.deployment.plan.planning import chosen_by
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.sizing.base.devices import find_device, uncalibrated_note
+from specdecode_operator.sizing.choice.adaptive_rules import adaptive_doubt
 from specdecode_operator.sizing.choice.advice import Advice, Workload, advise, advise_on_nodes
 from specdecode_operator.sizing.choice.node_placement import place_phrase
 from specdecode_operator.sizing.choice.plan import Plan
@@ -67,7 +68,8 @@ def _uncalibrated(facts: Facts, plan: Plan) -> str | None:
     device = find_device(plan.chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
     if device is None or plan.chosen.budget.calibration is not None:
         return None
-    return uncalibrated_note(device)
+    notes = [uncalibrated_note(device), adaptive_doubt(device.product, facts.pair)]
+    return "; ".join(filter(None, notes)) or None
 
 
 def kv_cache_dtype(facts: Facts) -> str:
