@@ -135,7 +135,7 @@ def note_defaults(builder: SpecBuilder, platform: Platform) -> None:
     for field, (theirs, written) in compared.items():
         path = f"serving.{field}"
         if builder.get(path) is None and theirs != written:
-            where = f"on {products[0]}" if products[0] else "on GPUs of 70 GiB and more"
+            where = f"on {products[0]}" if find_device(products[0]) else "on GPUs of 70 GiB and more"
             result = f"{written}; vLLM {version} takes {theirs} {where}: set the field to keep that"
             builder.note(Outcome.DEFAULT, f"spec.{path} (not said)", result)
 

@@ -58,6 +58,19 @@ def adaptive_problem(product: str, pair: Pair) -> PlanError | None:
     return _kernel_problem(product, pair, _fitting(target, kernels.keys()))
 
 
+def adaptive_doubt(product: str, pair: Pair) -> str | None:
+    """Return that it is not known whether a product has a kernel that takes parts of drafts; None where it is."""
+    rules = sizing_facts(pair.limits.engine_version).get("adaptive_verification")
+    if not pair.adaptive_verification or rules is None or not pair.target.attentions:
+        return None
+    if generation_of(product) in rules["attention"]:
+        return None
+    return (
+        f"which attention kernels take parts of drafts on {product} was not read: vLLM may refuse {FIELD} when it"
+        " starts"
+    )
+
+
 def _fitting(target: ModelGeometry, kernels: AbstractSet[str]) -> list[str]:
     is_latent = any(isinstance(mixer, LatentAttention) for mixer in target.attentions)
     return sorted(name for name in kernels if (_OF_LATENT in name) == is_latent)

@@ -13,17 +13,22 @@ from specdecode_operator.sizing.pair.pair import Pair
 _TRITON: Final = "TRITON_MLA"
 _FLOAT32_BYTES: Final = 4
 _CONTEXT_OF_A_PART: Final = 512
+_TRITON_ALONE: Final = frozenset({"Ampere", "Ada", "Blackwell RTX"})
 _MOST_PARTS: Final = 2 * 108
-"""Two for each multiprocessor of an A100."""
+"""Two for each multiprocessor of an A100. RTX PRO 6000 has 188 multiprocessors and L40S 142: the margin of uncalibrated
+GPUs stands for the rest."""
 
 
 def on_product(pair: Pair, product: str) -> Pair:
     """Return the pair with the kernel that the engine takes there for latent attention, where it is Triton's.
 
-    On Ampere no other reads it (vllm/platforms/cuda.py); a kernel that was asked for stays.
+    On Ampere, Ada and Blackwell RTX no other reads it (vllm/platforms/cuda.py); a kernel that was asked for stays.
+    Sparse attention has kernels of its own.
     """
-    chosen = pair.limits.attention_backend is not None or generation_of(product) != "Ampere"
-    if chosen or not any(isinstance(mixer, LatentAttention) for mixer in pair.target.attentions):
+    chosen = pair.limits.attention_backend is not None or generation_of(product) not in _TRITON_ALONE
+    if chosen or pair.target.has_sparse_attention:
+        return pair
+    if not any(isinstance(mixer, LatentAttention) for mixer in pair.target.attentions):
         return pair
     return replace(pair, limits=replace(pair.limits, attention_backend=_TRITON))
 

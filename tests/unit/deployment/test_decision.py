@@ -22,6 +22,29 @@ def test_a_pair_that_fits_is_planned_on_the_product_that_holds_it() -> None:
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "2"}}
 
 
+def test_a_product_without_figures_is_planned_by_its_memory_and_labelled() -> None:
+    accelerator = {"product": ["NVIDIA-T1000"], "memoryGiBPerGPU": 140}
+    node = NodeFacts("other-0", "NVIDIA-T1000", 8)
+    desired, status, conditions = decide(parent(pair_70b(accelerator=accelerator)), nodes=(node, H200_NODE))
+    assert status.plan is not None
+    assert (status.plan.product, status.plan.per_gpu.total_bytes) == ("NVIDIA-T1000", 140 * 2**30)
+    assert "uncalibrated" in str(status.plan.uncalibrated)
+    assert "uncalibrated" in conditions["Planned"].message
+    pod = desired.children[-1]["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-T1000"}
+    known, _, told = decide(parent(pair_70b()), nodes=(node, H200_NODE))
+    assert known.children[-1]["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H200}
+    assert "set spec.accelerator.memoryGiBPerGPU" in told["Planned"].message
+
+
+@pytest.mark.parametrize(("product", "label"), [(H200, False), ("NVIDIA-B200", True), ("NVIDIA-H100-NVL", True)])
+def test_the_status_labels_a_card_without_public_logs(product: str, label: bool) -> None:
+    _, status, conditions = decide(parent(pair_70b()), nodes=(NodeFacts("a", product, 8),))
+    assert status.plan is not None
+    assert (status.plan.product, status.plan.uncalibrated is not None) == (product, label)
+    assert ("uncalibrated" in conditions["Planned"].message) is label
+
+
 def test_a_plan_that_does_not_fit_creates_no_pod_and_names_the_smallest_fix() -> None:
     desired, status, conditions = decide(parent(pair_70b()), nodes=(H100_NODE,))
     assert [child["kind"] for child in desired.children] == ["ConfigMap"]
@@ -162,7 +185,11 @@ BAD_SPECS = {
         "spec.speculation.draft.model",
         "vocabulary",
     ),
-    "unknown product": (pair_70b(accelerator={"product": ["NVIDIA-X"]}), "spec.accelerator.product[0]", H100),
+    "unknown product": (
+        pair_70b(accelerator={"product": ["NVIDIA-X"]}),
+        "spec.accelerator.product[0]",
+        "memoryGiBPerGPU",
+    ),
     "int8 of a bf16 checkpoint": (
         pair_70b(target={"model": "meta-llama/Llama-3.1-70B-Instruct", "quantization": "INT8"}),
         "spec.target.quantization",

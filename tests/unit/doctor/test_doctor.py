@@ -148,6 +148,11 @@ def test_gpus_by_product() -> None:
     assert found[1].what == f"2 nodes with 8 x {H200}"
 
 
+def test_a_card_without_public_logs_is_labelled() -> None:
+    (found,) = of("gpus", [node("a", product="NVIDIA-B200")])
+    check(found, OK, "8 x NVIDIA-B200, sized uncalibrated")
+
+
 def test_a_cluster_without_gpus() -> None:
     check(of("gpus", [node(gpu=0, product="")])[0], FAIL, "none of 1 nodes", "GPU operator")
     check(gpus.gpu_findings(DENIED, DENIED)[0], WARN, "you may not look")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.choice.adaptive_rules import adaptive_problem
+from specdecode_operator.sizing.choice.adaptive_rules import adaptive_doubt, adaptive_problem
 from specdecode_operator.sizing.choice.node_placement import GpuPool
 from specdecode_operator.sizing.choice.plan import plan_on_gpus
 from specdecode_operator.sizing.families.catalogue import find_geometry
@@ -89,3 +89,10 @@ def test_a_plan_leaves_out_the_gpus_without_and_says_why_where_none_is_left(make
     assert plan_on_gpus(pair, [GpuPool(A100, 8), GpuPool(H100, 8)], None).chosen.product == H100
     with pytest.raises(PlanError, match="add --attention-backend TRITON_ATTN"):
         plan_on_gpus(pair, [GpuPool(A100, 8)], None)
+
+
+def test_where_the_kernels_were_not_read_the_plan_says_so(make_pair: PairFactory) -> None:
+    pair = adapting(make_pair())
+    assert adaptive_doubt(H100, pair) is None
+    assert "NVIDIA-B200 was not read" in str(adaptive_doubt("NVIDIA-B200", pair))
+    assert adaptive_doubt("NVIDIA-B200", make_pair()) is None
