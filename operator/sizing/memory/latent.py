@@ -1,14 +1,18 @@
-"""What Triton's kernel for latent attention reserves for the parts of a context that it attends to side by side."""
+"""Which kernels a GPU product decides, and what Triton's for latent attention reserves for parts of a context."""
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from specdecode_operator.sizing.base.devices import generation_of
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.formula import named
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.base.units import ceil_div
+from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import LatentAttention
 from specdecode_operator.sizing.pair.pair import Pair
+from specdecode_operator.vocabulary import Precision
 
 _TRITON: Final = "TRITON_MLA"
 _FLOAT32_BYTES: Final = 4
@@ -18,14 +22,36 @@ _MOST_PARTS: Final = 2 * 108
 
 
 def on_product(pair: Pair, product: str) -> Pair:
-    """Return the pair with the kernel that the engine takes there for latent attention, where it is Triton's.
+    """Return the pair with the kernels that the engine takes on a product, if they are not those of any product.
 
-    On Ampere no other reads it (vllm/platforms/cuda.py); a kernel that was asked for stays.
+    On Ampere only Triton's kernel reads latent attention (vllm/platforms/cuda.py); a kernel that was asked for stays.
+    On Hopper Triton's kernel runs the experts of gpt-oss, which does not pad their weights.
     """
-    chosen = pair.limits.attention_backend is not None or generation_of(product) != "Ampere"
+    generation = generation_of(product)
+    if generation == _UNPADDED_GENERATION and _has_padded_experts(pair.target):
+        pair = replace(pair, target=_without_padding(pair.target))
+    chosen = pair.limits.attention_backend is not None or generation != "Ampere"
     if chosen or not any(isinstance(mixer, LatentAttention) for mixer in pair.target.attentions):
         return pair
     return replace(pair, limits=replace(pair.limits, attention_backend=_TRITON))
+
+
+_UNPADDED_GENERATION: Final = "Hopper"
+"""Where vLLM prefers Triton to Marlin for gpt-oss (fused_moe/oracle/mxfp4.py, _get_priority_backends_for_gpt_oss), and
+Triton supports the device (experts/gpt_oss_triton_kernels_moe.py). mxfp4_round_up_hidden_size_and_intermediate_size
+then rounds the width of experts to 64 alone, which divides that of gpt-oss."""
+
+
+def _has_padded_experts(model: ModelGeometry) -> bool:
+    stored = model.checkpoint
+    mxfp4 = stored is not None and stored.precision is Precision.MXFP4 and stored.padded
+    return mxfp4 and model.architecture.startswith("GptOss")
+
+
+@lru_cache(maxsize=MOST_REMEMBERED)
+def _without_padding(model: ModelGeometry) -> ModelGeometry:
+    stored = model.checkpoint
+    return model if stored is None else replace(model, checkpoint=replace(stored, padded=False))
 
 
 def latent_parts_bytes(pair: Pair, tensor: int) -> int:

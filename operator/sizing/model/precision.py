@@ -53,6 +53,7 @@ class WeightFormat:
     static_inputs: bool = False  # Whether the scales of activations are stored too
     experts_only: bool = False  # Whether only the layers of experts are quantized
     ordered_by_activation: bool = False  # Whether GPTQ sorted the inputs before it grouped them (desc_act)
+    padded: bool = True  # Whether the kernel pads experts in MXFP4 to its tiles, as Marlin does and Triton does not
 
 
 DEFAULT_FORMATS: Final = {

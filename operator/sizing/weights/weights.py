@@ -224,7 +224,7 @@ def layer_bytes(layer: Layer, geometry: ModelGeometry, weight_format: WeightForm
     mixers = feed_forward = 0
     for linear in on_rank.linears:
         stored_as = linear_format(linear, layer, weight_format)
-        if stored_as.precision is Precision.MXFP4:
+        if stored_as.precision is Precision.MXFP4 and stored_as.padded:
             linear = _padded_for_marlin(linear)  # noqa: PLW2901 (the same layer, as its kernel wants it)
         size_bytes = linear.copies * (
             linear_bytes(stored_as, linear, geometry.dtype_bytes) + linear.bias * geometry.dtype_bytes
