@@ -79,7 +79,12 @@ def graph_bytes(pair: Pair, split: Parallelism) -> int:
         return sizes.v2 + of_sizes + named(sizes.v2_draft_head * lengths, "of the drafter", like=of_sizes)
     per_layer = sizes.v1_layer + (sizes.v1_expert_layer if pair.target.has_experts else 0)
     full = sum(graph_layers(pair, split)) * per_layer + quantization_steps(pair) * sizes.v1_quantization_step
-    return full * (capture_sizes(pair) - 1) // (sizes.v1_sizes - 1)
+    of_sizes = full * (capture_sizes(pair) - 1) // (sizes.v1_sizes - 1)
+    if not pair.drafts_in_parallel:
+        return of_sizes
+    # The second size that is captured opens a segment of torch's allocator, and the estimate takes that for what each
+    # further size needs (v1/worker/gpu_model_runner.py, profile_cudagraph_memory), as it does under V2.
+    return of_sizes + named((capture_sizes(pair) - 1) * sizes.v2_size, "of the parallel drafter", like=of_sizes)
 
 
 def _timed_steps_bytes(pair: Pair, split: Parallelism) -> int:
