@@ -11,7 +11,12 @@ from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.base.formula import described
 from specdecode_operator.sizing.memory.forward import expert_workspace_bytes, forward_bytes
-from specdecode_operator.sizing.memory.latent import latent_parts_bytes, profiles_latent_parts
+from specdecode_operator.sizing.memory.latent import (
+    INDEX_LOGITS_BYTES,
+    index_workspace_bytes,
+    latent_parts_bytes,
+    profiles_latent_parts,
+)
 from specdecode_operator.sizing.memory.proposing import joining_bytes, proposing_bytes
 from specdecode_operator.sizing.memory.refining import refining_bytes, refining_scratch_bytes
 from specdecode_operator.sizing.memory.sampling import profiled_sampling_bytes
@@ -42,6 +47,9 @@ def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None)
     if (reserved := latent_parts_bytes(pair, split.tensor)) and profiles_latent_parts(pair):
         # Both are served from one workspace (v1/worker/workspace.py).
         kept = max(kept, described(reserved, "of parts of the context"))
+    if gathered := index_workspace_bytes(pair):
+        kept = max(kept, described(gathered, "of gathered keys of indexers"))
+        scratch = max(scratch, INDEX_LOGITS_BYTES)
     if pair.era.peaks_in_pieces and not pair.era.cublas_before_snapshot:
         kept += memory_coefficients().cublas_workspace_bytes
     target, limits = pair.target, pair.limits

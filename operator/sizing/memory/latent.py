@@ -16,6 +16,7 @@ from specdecode_operator.vocabulary import Precision
 
 _TRITON: Final = "TRITON_MLA"
 _FLOAT32_BYTES: Final = 4
+_SCALED_TOGETHER: Final = 128
 _CONTEXT_OF_A_PART: Final = 512
 _MOST_PARTS: Final = 2 * 108
 """Two for each multiprocessor of an A100."""
@@ -68,6 +69,35 @@ def latent_parts_bytes(pair: Pair, tensor: int) -> int:
     return max(
         (rows * ceil_div(each.num_heads, tensor) * (each.kv_rank + 1) * _FLOAT32_BYTES for each in latent), default=0
     )
+
+
+_INDEXED_LENGTHS: Final = 40
+_LONG_INDEXED_LENGTHS: Final = 16
+_LONG_FROM: Final = 256 * 1024
+"""How many of the longest requests the indexer gathers keys of, and how many beyond this length from 0.33 on: eight
+times the workspace factor of FlashMLA (v1/attention/backends/mla/indexer.py, get_max_prefill_buffer_size)."""
+
+_TOP_K_BYTES: Final = 1 << 20
+"""Workspace of the kernel that chooses (sparse_attn_indexer.py, RADIX_TOPK_WORKSPACE_SIZE)."""
+
+INDEX_LOGITS_BYTES: Final = 512 << 20
+"""Tensor that stands for an indexer's logits in the profiling run (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
+
+
+def index_workspace_bytes(pair: Pair) -> int:
+    """Return what indexers of sparse attention reserve for gathered keys in the profiling run; 0 without them.
+
+    vLLM, model_executor/layers/sparse_attn_indexer.py, sparse_attn_indexer: FP8 keys with their scales.
+    """
+    mixers = [mixer for mixer in pair.target.attentions if isinstance(mixer, LatentAttention)]
+    widths = [mixer.indexer.head_dim for mixer in mixers if mixer.indexer is not None]
+    if not widths:
+        return 0
+    length, lengths = pair.limits.max_model_len, _INDEXED_LENGTHS
+    if length > _LONG_FROM and sizing_facts(pair.limits.engine_version)["gathers_less_of_long_requests"]:
+        lengths = _LONG_INDEXED_LENGTHS
+    key_bytes = max(widths) + max(widths) // _SCALED_TOGETHER * _FLOAT32_BYTES
+    return named(lengths, "requests", like=length) * length * key_bytes + _TOP_K_BYTES
 
 
 def profiles_latent_parts(pair: Pair) -> bool:
