@@ -11,6 +11,7 @@ from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import LatentAttention
+from specdecode_operator.sizing.model.precision import ExpertKernel
 from specdecode_operator.sizing.pair.pair import Pair
 from specdecode_operator.vocabulary import Precision
 
@@ -26,33 +27,33 @@ def on_product(pair: Pair, product: str) -> Pair:
     """Return the pair with the kernels that the engine takes on a product, if they are not those of any product.
 
     On Ampere only Triton's kernel reads latent attention (vllm/platforms/cuda.py); a kernel that was asked for stays.
-    On Hopper Triton's kernel runs the experts of gpt-oss, which does not pad their weights.
+    On Hopper Triton's kernel runs the experts of gpt-oss, which pads their scales and not their weights.
     """
     generation = generation_of(product)
-    if generation == _UNPADDED_GENERATION and _has_padded_experts(pair.target):
-        pair = replace(pair, target=_without_padding(pair.target))
+    if generation == _TRITON_GENERATION and _runs_in_triton(pair.target):
+        keeps = sizing_facts(pair.limits.engine_version)["keeps_stored_expert_scales"]
+        kernel = ExpertKernel.TRITON_BESIDE_SCALES if keeps else ExpertKernel.TRITON
+        pair = replace(pair, target=_with_kernel(pair.target, kernel))
     chosen = pair.limits.attention_backend is not None or generation != "Ampere"
     if chosen or not any(isinstance(mixer, LatentAttention) for mixer in pair.target.attentions):
         return pair
     return replace(pair, limits=replace(pair.limits, attention_backend=_TRITON))
 
 
-_UNPADDED_GENERATION: Final = "Hopper"
+_TRITON_GENERATION: Final = "Hopper"
 """Where vLLM prefers Triton to Marlin for gpt-oss (fused_moe/oracle/mxfp4.py, _get_priority_backends_for_gpt_oss), and
-Triton supports the device (experts/gpt_oss_triton_kernels_moe.py). mxfp4_round_up_hidden_size_and_intermediate_size
-then rounds the width of experts to 64 alone, which divides that of gpt-oss."""
+Triton supports the device (experts/gpt_oss_triton_kernels_moe.py)."""
 
 
-def _has_padded_experts(model: ModelGeometry) -> bool:
+def _runs_in_triton(model: ModelGeometry) -> bool:
     stored = model.checkpoint
-    mxfp4 = stored is not None and stored.precision is Precision.MXFP4 and stored.padded
-    return mxfp4 and model.architecture.startswith("GptOss")
+    return stored is not None and stored.precision is Precision.MXFP4 and model.architecture.startswith("GptOss")
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
-def _without_padding(model: ModelGeometry) -> ModelGeometry:
+def _with_kernel(model: ModelGeometry, kernel: ExpertKernel) -> ModelGeometry:
     stored = model.checkpoint
-    return model if stored is None else replace(model, checkpoint=replace(stored, padded=False))
+    return model if stored is None else replace(model, checkpoint=replace(stored, expert_kernel=kernel))
 
 
 def latent_parts_bytes(pair: Pair, tensor: int) -> int:
