@@ -238,6 +238,7 @@ def _limits(fields: CaseFields, target: ModelGeometry, version: str, defaults: E
         kv_cache_element_bytes=_kv_element_bytes(fields),
         memory_utilization_percent=_utilization_percent(fields, defaults),
         enforce_eager=fields.flag("enforce_eager"),
+        compiles_anew=not fields.flag("warm_compile_cache"),
         min_concurrency=fields.whole("min_concurrency", _MOST_REQUESTS) or 1,
         engine_version=version,
         prefix_caching=fields.flag("enable_prefix_caching", default=caches_prefixes(version)),

@@ -187,6 +187,7 @@ def test_float32_is_sized_as_a_public_log_has_it(estimate: Estimate) -> None:
         "gpu": "H100",
         "gpu_memory_utilization": 0.95,
         "max_model_len": 8192,
+        "warm_compile_cache": True,
     }
     results = estimate(
         *({**case, **dtype} for dtype in ({"dtype": "float32"}, {"dtype": "float"}, {"dtype": "half"}, {}))
