@@ -82,7 +82,8 @@ def _gpus() -> Iterator[_Row]:
     devices = json.loads((ROOT / "operator/sizing/data/devices.json").read_text())["devices"]
     products = [str(device["product"]) for device in devices]
     yield "GPU", _listed(products, simulated), CONTRACT, "planned and scheduled on simulated nodes, `tests/e2e/fleet`"
-    yield "GPU", _listed(products, {*products} - simulated), CLAIMED, "sized with the terms of H100"
+    sized = "sized with the terms of H100; all but A100 (SXM) are uncalibrated"
+    yield "GPU", _listed(products, {*products} - simulated), CLAIMED, sized
     yield "GPU", "none: CPUs", TESTED, "for trying out: a real vLLM, `tests/e2e/serving`"
 
 

@@ -65,6 +65,10 @@ class Accelerator(ApiModel):
     per_node: StrictInt | None = Field(default=None, ge=1, le=64)
     """GPUs a node, where nodes cannot be asked."""
 
+    memory_gib_per_gpu: StrictInt | None = Field(default=None, alias="memoryGiBPerGPU", ge=1, le=4096)
+    """Memory of each GPU in whole GiB, as CUDA reports it, for products whose memory the operator does not know.
+    Estimates for them are uncalibrated, with a wider margin. Known products keep their own figure."""
+
     cpu_cores: StrictInt | None = Field(default=None, ge=1, le=1024)
     """Cores a replica, for type CPU."""
 

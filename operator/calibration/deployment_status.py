@@ -37,7 +37,7 @@ def measure_deployment(body: Body) -> Measurement:
         When the spec is one that the operator would refuse.
     """
     spec, plan, observed = _parts(body)
-    device = find_device(plan.product)
+    device = find_device(plan.product, spec.accelerator.memory_gib_per_gpu)
     if plan.product == CPU_PRODUCT or device is None:
         raise UnusableObjectError(f"status.plan.product: {plan.product}: only GPUs whose memory is known are estimated")
     facts = valid_facts(spec)

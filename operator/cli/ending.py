@@ -26,7 +26,7 @@ class Ending(IntEnum):
 
 TRACEBACK: Final = "SPECDECODE_TRACEBACK"
 
-_IN_PODS: Final = ("operator", "capture-job")
+_IN_PODS: Final = ("operator", "capture-job", "read-model")
 """Commands that nobody can run again to see more."""
 
 

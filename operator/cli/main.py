@@ -35,6 +35,7 @@ class _Commands(LazyGroup):
         "capture": "capture.commands:capture_app",
         "replay": "replay.commands:replay_app",
         "capture-job": "capture.job:capture_job_app",
+        "read-model": "operator.read_model:read_model_app",
     }
 
 

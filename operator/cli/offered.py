@@ -10,9 +10,9 @@ def models(incomplete: str) -> list[str]:
 
 def gpus(incomplete: str) -> list[str]:
     """Return the GPUs whose memory is known, by the names that people use."""
-    from specdecode_operator.sizing.base.devices import known_products  # noqa: PLC0415
+    from specdecode_operator.sizing.base.devices import family_of, known_products  # noqa: PLC0415
 
-    names = [product.removeprefix("NVIDIA-").partition("-")[0] for product in known_products()]
+    names = [family_of(product) for product in known_products()]
     return _beginning(incomplete, [*names, *known_products()])
 
 

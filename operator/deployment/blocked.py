@@ -20,6 +20,6 @@ class Blocked:
 
 OPERATOR_IMAGE_UNKNOWN: Final = Blocked(
     "OperatorImageUnknown",
-    "the operator does not know its own image, which load generators and replays run from: set"
+    "the operator does not know its own image, which load generators, replays and readers of models run from: set"
     " SPECDECODE_OPERATOR_IMAGE in its environment, or POD_NAME and POD_NAMESPACE as its manifests do",
 )

@@ -16,7 +16,7 @@ from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.models.download import at_commits, downloaded_commits, pending_downloads
-from specdecode_operator.deployment.models.jobs import RESOLVING, WITHOUT_POD
+from specdecode_operator.deployment.models.jobs import RESOLVING
 from specdecode_operator.deployment.models.model_facts import facts_entry, read_entries
 from specdecode_operator.deployment.models.reading import READER, reading_jobs
 from specdecode_operator.deployment.objects.children import render_children
@@ -146,7 +146,7 @@ def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
         refuse_pod_template(spec, cluster.pod_template, parent.key.namespace)
         known = read_entries(spec, cluster.model_facts)
         if unknown := _unknown_models(spec, known):
-            return _read_first(parent, spec, unknown, cluster.model_pods)
+            return _read_first(parent, spec, unknown, cluster)
         planned = _plan(_Question.of(spec, parent, cluster))
         if isinstance(planned, _Waiting):
             return _wait_for_nodes(parent, planned.facts, planned.blocked)
@@ -175,14 +175,20 @@ def _unknown_models(spec: SpecDecodeDeploymentSpec, known: KnownModels) -> dict[
 
 
 def _read_first(
-    parent: Parent, spec: SpecDecodeDeploymentSpec, unknown: Mapping[str, ModelSource], pods: Sequence[Body]
+    parent: Parent, spec: SpecDecodeDeploymentSpec, unknown: Mapping[str, ModelSource], cluster: ClusterState
 ) -> DesiredState:
     """Have models read that nobody describes; the plan comes after that."""
-    jobs = reading_jobs(parent.key, parent.uid, spec, check_without_models(spec, unknown), unknown)
+    check_without_models(spec, unknown)
+    accepted = ConditionUpdate("Accepted", UNKNOWN, RESOLVING, "the rest is checked once the models are known")
+    if cluster.operator_image is None:
+        planned = ConditionUpdate("Planned", UNKNOWN, RESOLVING, OPERATOR_IMAGE_UNKNOWN.message)
+        readiness = without_engines(spec) or readiness_of(OPERATOR_IMAGE_UNKNOWN)
+        return DesiredState(NotLaunched(readiness, parent.status.plan), [accepted, planned])
+    pods = cluster.model_pods
+    jobs = reading_jobs(parent.key, parent.uid, spec, cluster.operator_image, unknown)
     models = " and ".join(map(str, dict.fromkeys(unknown.values())))
     names = " and ".join(job["metadata"]["name"] for job in jobs)
-    reading = f"Job {names} reads config.json and safetensors headers of {models}; {WITHOUT_POD}"
-    accepted = ConditionUpdate("Accepted", UNKNOWN, RESOLVING, "the rest is checked once the models are known")
+    reading = f"Job {names} reads config.json and safetensors headers of {models}; {READER.progress(pods, unknown)}"
     blocked = READER.blocked(pods, unknown)
     if blocked is None:
         readiness = working(RESOLVING, reading)

@@ -9,7 +9,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.doctor.findings import Finding, Reading, Unreadable, fail, listed, ok, unknown, warn
 from specdecode_operator.kube.nodes import GPU_RESOURCE, NodeFacts, gpus_of, node_facts
 from specdecode_operator.kube.untyped import mapping
-from specdecode_operator.sizing.base.devices import find_device, known_products
+from specdecode_operator.sizing.base.devices import MEMORY_FIELD, find_device
 
 ENGINE_CUDA: Final = "13.0"
 """CUDA of the engine: torch 2.14, which vLLM 0.33 asks for, depends on cuda-toolkit 13.0 as 2.13 did (its metadata)."""
@@ -51,9 +51,14 @@ def _product_findings(usable: Sequence[NodeFacts]) -> list[Finding]:
         return [fail("gpus", "no node has GPUs that can be planned for", "mend one of the nodes below")]
     shapes = Counter((each.product, each.gpus) for each in usable)
     return [
-        ok("gpus", f"{count} node{'s' if count > 1 else ''} with {gpus} x {product}")
+        ok("gpus", f"{count} node{'s' if count > 1 else ''} with {gpus} x {product}{_label(product)}")
         for (product, gpus), count in sorted(shapes.items())
     ]
+
+
+def _label(product: str) -> str:
+    device = find_device(product)
+    return "" if device is None or device.calibrated else ", sized uncalibrated"
 
 
 def _refusal_findings(facts: Iterable[NodeFacts]) -> list[Finding]:
@@ -63,8 +68,8 @@ def _refusal_findings(facts: Iterable[NodeFacts]) -> list[Finding]:
         if each.refusal is not None:
             reasons[each.refusal, "plans pass it over as it is"].append(each.name)
         elif find_device(each.product) is None:
-            known = ", ".join(known_products())
-            reasons[f"{each.product} has no memory figures", f"use one of {known}"].append(each.name)
+            fix = f"name it in spec.accelerator.product and set spec.{MEMORY_FIELD}"
+            reasons[f"{each.product} has no memory figures", fix].append(each.name)
         elif not each.schedulable:
             reasons["is cordoned: nothing new starts there", "kubectl uncordon it when it is well"].append(each.name)
     return [warn("gpus", f"{listed(sorted(names))}: {reason}", fix) for (reason, fix), names in sorted(reasons.items())]

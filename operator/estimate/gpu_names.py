@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from specdecode_operator.estimate.fields import CaseError
-from specdecode_operator.sizing.base.devices import Device, find_device, known_products
+from specdecode_operator.sizing.base.devices import Device, family_of, find_device, known_products
 from specdecode_operator.sizing.base.units import GIB
 
 _OTHER_MEMORY: Final = ("MIG", "NVL")
@@ -61,13 +61,16 @@ def _likeness(product: str, name: str) -> tuple[int, bool]:
 
 def _is_meant(device: Device, name: str) -> bool:
     """Whether a name holds the device's family, and nothing that contradicts its memory."""
-    family, *details = device.product.upper().removeprefix("NVIDIA-").split("-")
+    family = family_of(device.product).upper()
+    details = device.product.upper().split("-")
     wanted = name.upper()
     # GH200 is no H200, and H1000 would be no H100.
-    if not re.search(rf"(?<![A-Z0-9]){re.escape(family)}(?![0-9])", wanted):
+    if not re.search(rf"(?<![A-Z0-9]){family.replace('-', '[ -]?')}(?![0-9])", wanted):
         return False
     if any((word in details) is not bool(re.search(rf"\b{word}", wanted)) for word in _OTHER_MEMORY):
         return False
     numbers = re.findall(r"(?<![A-Z0-9.])(\d+)(?: ?GI?B)?(?![A-Z0-9.])", wanted)
-    asked = [int(number) for number in numbers if int(number) >= _SMALLEST_GIB]
+    # 6000 of RTX PRO 6000 and 480GB of GH200 480GB are no memory of the GPU.
+    named = set(re.findall(r"\d+", device.product))
+    asked = [int(number) for number in numbers if int(number) >= _SMALLEST_GIB and number not in named]
     return all(abs(device.total_bytes / GIB / number - 1) <= _ROUNDED_NAME for number in asked)

@@ -1,17 +1,15 @@
 """Reads of a checkpoint what sizing needs to know: its config.json, and the headers of its safetensors files.
 
-It runs in a Job with the engine's image, so it is one file for Python 3.10 and
-newer that needs nothing but the standard library, and huggingface_hub for
-models on the hub. It runs no code of a model and opens no pickle. The answer is
-the container's termination message, for which a pod needs no permission::
+It runs in a Job with the operator's image (`specdecode read-model`): no vLLM, no GPU and no code of a model, and it
+opens no pickle. What it reads does not depend on the version of the engine; what that makes of it is in the profiles
+of `versions/`. The answer is the container's termination message, for which a pod needs no permission::
 
     {"facts": "<base64 of gzip of JSON>"}
     {"error": {"reason": "ModelNotFound", "message": "..."}}
 
-The command line imports it too. `specdecode_operator.resolver.answer` is the other end of the message.
+The commands with ``--hub`` use it too. `specdecode_operator.resolver.answer` is the other end of the message.
 """
 
-import argparse
 import base64
 import gzip
 import json
@@ -20,11 +18,11 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 MESSAGE_LIMIT_BYTES = 4096
 """Kubernetes keeps no more of a termination message (kubernetes.io/docs, "Determine the reason for pod failure")."""
@@ -134,49 +132,25 @@ class Folder:
             raise _unreadable(str(path), error) from error
 
 
-class HubRepository:
-    """A model on the hub, read by ranges: only the headers are fetched."""
+class Files(Protocol):
+    """The files of a model, wherever they are."""
 
-    def __init__(self, model: str, revision: str | None) -> None:
-        import huggingface_hub  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
+    where: str
+    """How messages name the place."""
 
-        self.where = f"{model} on the hub"
-        self._client = huggingface_hub
-        self._model = model
-        info = huggingface_hub.HfApi().model_info(model, revision=revision, files_metadata=True, timeout=30)
-        self.commit: str | None = info.sha
-        self._files = info.siblings or []
+    commit: str | None
+    """Commit of a repository; None for a directory."""
 
     def sizes(self) -> dict[str, int | None]:
-        """Files at the top of the repository: vLLM loads no others."""
-        return {file.rfilename: file.size for file in self._files if "/" not in file.rfilename}
+        """Files at the top of the place, with their bytes if known: vLLM loads no others."""
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Bytes of a file: fewer where it ends."""
-        url, utils = self._client.hf_hub_url(self._model, name, revision=self.commit), self._client.utils
-        wanted = {"Range": f"bytes={start}-{start + length - 1}"}
-        response = utils.get_session().get(url, headers={**utils.build_hf_headers(), **wanted}, timeout=60)
-        utils.hf_raise_for_status(response)
-        content: bytes = response.content
-        return content[:length]
-
-
-Files = Folder | HubRepository
 
 
 def read_checkpoint_directory(path: str) -> Checkpoint:
     """Return what a directory with config.json and safetensors files says of its model, or raise CheckpointError."""
     return read_checkpoint(Folder(path))
-
-
-def read_hub_repository(model: str, revision: str | None) -> Checkpoint:
-    """Return what a repository on the hub says of its model, or raise CheckpointError; no weights are fetched."""
-    try:
-        return read_checkpoint(HubRepository(model, revision))
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise _hub_error(f"{model} on the hub", error) from error
 
 
 def read_checkpoint(files: Files) -> Checkpoint:
@@ -317,28 +291,11 @@ def _unreadable(path: str, error: OSError) -> CheckpointError:
     return CheckpointError("ModelNotReadable", f"{path} cannot be read by {by}: {error.strerror or error}")
 
 
-def _hub_error(where: str, error: Exception) -> CheckpointError:
-    """Our own error for whatever the hub's client raises: its classes differ between versions, their names do not."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    meanings = {
-        "GatedRepoError": "is gated, and this token may not read it",
-        "RevisionNotFoundError": "has no such revision",
-        "RepositoryNotFoundError": "does not exist, or this token may not see it",
-        "HFValidationError": "is no hub id",
-    }
-    for kind in type(error).__mro__:
-        if kind.__name__ in meanings:
-            return CheckpointError("HubRefused", f"{where} {meanings[kind.__name__]}")
-    if status is not None:
-        return CheckpointError("HubRefused", f"{where}: the hub answers HTTP {status}")
-    return CheckpointError("HubUnreachable", f"{where}: {type(error).__name__}: {_clipped(str(error), _LONGEST_CAUSE)}")
-
-
 def _clipped(text: str, limit: int = _LONGEST_NAME) -> str:
     """Return whole words of a text, at most ``limit`` characters of it.
 
-    This script runs without the operator's package, so the operator masks secrets later. It recognizes only whole
-    ones: a word that does not fit is left out, never cut.
+    The operator masks secrets when it reads the answer. It recognizes only whole ones: a word that does not fit is left
+    out, never cut.
     """
     if len(text) <= limit:
         return text
@@ -373,18 +330,11 @@ def pack_error(error: CheckpointError) -> str:
     return json.dumps({"error": told}, ensure_ascii=False)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Read the model that the command line names, and leave the answer where the kubelet looks for it."""
-    parser = argparse.ArgumentParser(description="Read config.json and safetensors headers of a model.")
-    place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("--folder", help="directory of the model")
-    place.add_argument("--hub", help="hub id of the model")
-    parser.add_argument("--revision", help="revision of the hub repository")
-    parser.add_argument("--message", type=Path, default="/dev/termination-log", help="file for the answer")
-    options = parser.parse_args(arguments)
+def leave_answer(message: Path, open_files: Callable[[], Files]) -> int:
+    """Read a model and leave the answer where the kubelet looks for it; return the exit code of its container."""
 
-    def answer(message: str) -> None:
-        options.message.write_text(message, encoding="utf-8", errors="replace")
+    def answer(text: str) -> None:
+        message.write_text(text, encoding="utf-8", errors="replace")
 
     def give_up(*_: object) -> None:
         answer(pack_error(CheckpointError("ReaderTimedOut", f"the model could not be read within {DEADLINE_S} s")))
@@ -393,10 +343,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(DEADLINE_S)
     try:
-        if options.folder:
-            found = read_checkpoint_directory(options.folder)
-        else:
-            found = read_hub_repository(options.hub, options.revision)
+        found = read_checkpoint(open_files())
         answer(pack_facts(found))
     except CheckpointError as error:
         answer(pack_error(error))
@@ -406,7 +353,3 @@ def main(arguments: list[str] | None = None) -> int:
         signal.alarm(0)  # what called this may live on
     print(f"{found.weights.tensors} tensors, {found.weights.total_bytes:,} bytes")  # noqa: T201
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -43,7 +43,7 @@ REFUSED: dict[str, tuple[Body, str]] = {
 }
 """SpecDecodeDeployments' specs, and the reason that `Accepted` would have."""
 
-TOO_LARGE: Body = pair_70b(parallelism={"tensor": 1})
+TOO_LARGE: Body = pair_70b(parallelism={"tensor": 1}, serving={"maxModelLen": 8192, "minConcurrency": 256})
 """A spec that fits on no GPU that is known."""
 
 REFUSED_CAPTURE: Body = {

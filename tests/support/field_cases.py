@@ -107,6 +107,8 @@ WITH_VARIABLE = pair_70b(engine={"env": [{"name": "ONE", "value": "1"}]})
 TOO_LARGE = pair_70b(
     accelerator={"product": [H100]}, override={"planning": "Ignore", "reason": "to see the engine's own error"}
 )
+MYSTERY = pair_70b(accelerator={"product": ["NVIDIA-T1000"], "memoryGiBPerGPU": 70})
+MYSTERIES = (NodeFacts("mystery", "NVIDIA-T1000", 8),)
 UNSEEN = pair_70b(accelerator={"product": [H200]})
 
 DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
@@ -156,6 +158,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "accelerator.type": at("GPU", on=TINY),
     "accelerator.product[]": at(H100),
     "accelerator.perNode": at(8, on=UNSEEN, nodes=()),
+    "accelerator.memoryGiBPerGPU": at(80, on=MYSTERY, nodes=MYSTERIES),
     "accelerator.cpuCores": at(2, on=TINY),
     "accelerator.memoryGiB": at(9, on=TINY),
     "accelerator.kvCacheGiB": at(2, on=TINY),

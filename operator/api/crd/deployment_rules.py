@@ -53,6 +53,13 @@ ACCELERATOR = (
     _only_for("CPU", "kvCacheGiB"),
     _only_for("GPU", "product"),
     _only_for("GPU", "perNode"),
+    _only_for("GPU", "memoryGiBPerGPU"),
+    Rule(
+        field="product",
+        holds="!has(self.memoryGiBPerGPU) || has(self.product) && size(self.product) > 0",
+        message="memoryGiBPerGPU needs the products whose GPUs have so much: name their labels nvidia.com/gpu.product",
+        reason=Reason.REQUIRED,
+    ),
     Rule(
         field="kvCacheGiB",
         holds="!has(self.kvCacheGiB) || !has(self.memoryGiB) || self.kvCacheGiB < self.memoryGiB",

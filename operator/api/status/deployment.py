@@ -144,6 +144,9 @@ class PlanStatus(ApiModel):
     max_concurrency: Word
     """Requests of maxModelLen that fit at once in each copy, as a decimal."""
 
+    uncalibrated: Sentence | None = None
+    """What to know of the figures on a GPU without public start-up logs; absent for one that has them."""
+
     chosen_by: Sentence | None = None
     """What the plan chose by and from; a plan in force is kept while this stays the same and it fits."""
 

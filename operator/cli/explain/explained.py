@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from specdecode_operator.cli.plan.answers import Answer, Candidate
 from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.sizing.base.devices import MEMORY_FIELD, find_device
 from specdecode_operator.sizing.kv.capacity import request_blocks
 from specdecode_operator.sizing.memory.budget import tightest_grouping
 from specdecode_operator.sizing.memory.explain import (
@@ -52,7 +53,7 @@ def _gpu_terms(facts: Facts, chosen: Candidate) -> list[Term]:
     budget, percent = chosen.budget, facts.pair.limits.memory_utilization_percent
     charged = charged_terms(on_product(facts.pair, chosen.product), chosen.split, budget)
     return [
-        Term("memory of the GPU", budget.total_bytes, "as CUDA reports it", "sizing/data/devices.json"),
+        _memory_term(facts, chosen),
         Term(
             "budget",
             budget.requested_bytes,
@@ -62,6 +63,14 @@ def _gpu_terms(facts: Facts, chosen: Candidate) -> list[Term]:
         *(term._replace(name=f"- {term.name}") for term in charged),
         Term("= left for KV cache", budget.available_kv_bytes, "the budget less all terms above"),
     ]
+
+
+def _memory_term(facts: Facts, chosen: Candidate) -> Term:
+    total_bytes = chosen.budget.total_bytes
+    given = facts.spec.accelerator.memory_gib_per_gpu
+    if given is not None and find_device(chosen.product) is None:
+        return Term("memory of the GPU", total_bytes, f"{MEMORY_FIELD} {given}")
+    return Term("memory of the GPU", total_bytes, "as CUDA reports it", "sizing/data/devices.json")
 
 
 def _cpu_terms(facts: Facts, chosen: Candidate) -> list[Term]:

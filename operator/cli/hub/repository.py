@@ -7,7 +7,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from specdecode_operator.cli.hub.client import Allowance, HubClient
-from specdecode_operator.resolver.read_model_facts import CheckpointError, HubRepository
+from specdecode_operator.resolver.read_model_facts import CheckpointError
 
 HUB_ID: Final = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 COMMIT: Final = re.compile(r"[0-9A-Za-z]{7,64}")
@@ -21,7 +21,7 @@ _TOTAL_LIMIT_BYTES: Final = 128 * 2**20
 _MOST_FILES: Final = 4096
 
 
-class ListedRepository(HubRepository):
+class ListedRepository:
     """A model on the hub, at the commit of a revision. Only what is listed is asked for."""
 
     def __init__(self, hub: HubClient, model: str, revision: str | None) -> None:
@@ -32,6 +32,7 @@ class ListedRepository(HubRepository):
         self._allowance = Allowance(time.monotonic() + _DEADLINE_S, _TOTAL_LIMIT_BYTES, _READ_LIMIT_BYTES)
         path = f"api/models/{model}/revision/{quote(revision or 'main', safe='')}?blobs=true"
         listing = hub.get(path, self._allowance, start=0, length=_LISTING_LIMIT_BYTES)
+        self.commit: str | None
         self.commit, self._listed = _listing(listing, hub.settings.host)
 
     def sizes(self) -> dict[str, int | None]:

@@ -37,7 +37,9 @@ class CandidateOutput(Output):
     margin_bytes: int
     """What the verdict keeps back because estimates err."""
     calibrated: bool
-    """Whether public logs of this vLLM version confirm the estimates, for a GPU that is known."""
+    """Whether public logs of this vLLM version and of this GPU confirm the estimates."""
+    uncalibrated_gpu: bool
+    """Whether no public log of this GPU confirms the estimates; the margin is wider then."""
     correction_bytes: int
     """By how much measurements change the estimates."""
     calibration: str | None

@@ -3,7 +3,7 @@
 All that the command line needs of sizing's rows passes through here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from specdecode_operator.deployment.spec.validation import check_without_models,
 from specdecode_operator.deployment.spec.warnings import plan_notes, plan_warnings, version_doubts
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
-from specdecode_operator.sizing.base.devices import find_device
+from specdecode_operator.sizing.base.devices import family_of, find_device, uncalibrated_note
 from specdecode_operator.sizing.choice.changes import product_change
 from specdecode_operator.sizing.choice.node_placement import place_phrase
 from specdecode_operator.sizing.choice.plan import Fix, Plan, Row
@@ -37,10 +37,6 @@ from specdecode_operator.sizing.memory.budget import Budget
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.pair.pair import Parallelism
 from specdecode_operator.vocabulary import Precision
-
-_BY_MEMORY: Final = (
-    "{} is uncalibrated: only its memory is known, and all else is taken for that of an H100 without NVLink"
-)
 
 _MATRIX_PRECISIONS: Final = (Precision.BF16, Precision.FP8, Precision.INT8, Precision.INT4)
 
@@ -227,9 +223,17 @@ def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFact
             *(f"{each.sentence} [{each.code}]" for each in plan_advice(chosen, plan)),
             *warnings,
             *plan_notes(chosen),
-            *(_BY_MEMORY.format(product) for product in best if (gpu := find_device(product)) and not gpu.known),
+            *_gpu_notes(best, facts),
         ),
     )
+
+
+def _gpu_notes(products: Iterable[str], facts: Facts) -> Iterator[str]:
+    """Yield what to know of the figures for each GPU without public logs."""
+    for product in products:
+        gpu = find_device(product, facts.spec.accelerator.memory_gib_per_gpu)
+        if gpu is not None and (note := uncalibrated_note(gpu)):
+            yield note
 
 
 def _candidate(row: Row, labels: Mapping[Row, str], facts: Facts) -> Candidate:
@@ -280,6 +284,6 @@ def shown_precisions(answer: Answer, facts: Facts) -> list[MatrixRow]:
 
 def short_names(products: set[str]) -> dict[str, str]:
     """What people call products: H100 for NVIDIA-H100-80GB-HBM3, unless two would have the same name."""
-    short = {product: product.removeprefix("NVIDIA-").partition("-")[0] for product in products}
+    short = {product: family_of(product) for product in products}
     names = list(short.values())
     return {product: name if names.count(name) == 1 else product for product, name in short.items()}

@@ -114,6 +114,7 @@ def _candidate(candidate: Candidate) -> CandidateOutput:
         needed_kv_bytes=budget.needed_kv_bytes,
         margin_bytes=budget.margin_bytes,
         calibrated=budget.calibrated,
+        uncalibrated_gpu=budget.uncalibrated_gpu,
         correction_bytes=budget.correction_bytes,
         calibration=budget.calibration,
         kv_bytes_per_token=budget.kv_bytes_per_token,

@@ -25,7 +25,7 @@ class Held:
 
 def held_by_length(facts: Facts, candidate: Candidate) -> list[Held]:
     """Return what the candidate would hold at lengths up to what the target was made for; nothing of a CPU."""
-    device = find_device(candidate.product)
+    device = find_device(candidate.product, facts.spec.accelerator.memory_gib_per_gpu)
     if facts.on_cpu or device is None:
         return []
     pair = facts.at(candidate.target_precision, candidate.draft_precision).pair

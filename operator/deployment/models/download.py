@@ -18,7 +18,7 @@ from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.models.jobs import DOWNLOADING, WITHOUT_POD, ModelJob, last_words
 from specdecode_operator.deployment.objects.pod_user import container_user, volume_group
 from specdecode_operator.deployment.pods.readiness import Readiness, without_engines, working
-from specdecode_operator.deployment.spec.facts import Facts
+from specdecode_operator.deployment.spec.facts import Facts, engine_image
 from specdecode_operator.deployment.spec.model_sources import DRAFT, TARGET, ModelSource, served_models
 from specdecode_operator.deployment.spec.model_storage import (
     COMMIT,
@@ -79,9 +79,8 @@ def pending_downloads(
     lacking = {field: source for field, source in sources.items() if source.key not in commits}
     if not lacking:
         return None
-    jobs = [
-        DOWNLOADER.render(key, uid, facts.spec, facts.profile, source) for source in dict.fromkeys(lacking.values())
-    ]
+    image = engine_image(facts.spec, facts.profile)
+    jobs = [DOWNLOADER.render(key, uid, facts.spec, image, source) for source in dict.fromkeys(lacking.values())]
     names = " and ".join(job["metadata"]["name"] for job in jobs)
     models = " and ".join(dict.fromkeys(source.model for source in lacking.values()))
     what = f"Job {names} downloads {models} to claim {cache_claim(facts.spec)}; {WITHOUT_POD}"
@@ -182,7 +181,8 @@ DOWNLOADER: Final = ModelJob(
     template="download-job",
     container="download-model",
     name_suffix="model",
-    script=Path(download_model.__file__).read_text(encoding="utf-8"),
+    # As an argument the script needs no object of its own, and is always the one of this operator.
+    command=("python3", "-c", Path(download_model.__file__).read_text(encoding="utf-8")),
     key_annotation=DOWNLOAD_KEY_ANNOTATION,
     patch=lambda given: {name: given[name] for name in _FROM_POD_TEMPLATE if name in given},
     values=_values,

@@ -13,11 +13,10 @@ from specdecode_operator.api.key import Key
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
 from specdecode_operator.deployment.pods.engine_errors import telling_line
-from specdecode_operator.deployment.spec.facts import engine_image, platform_of
+from specdecode_operator.deployment.spec.facts import platform_of
 from specdecode_operator.deployment.spec.model_sources import ModelSource
 from specdecode_operator.deployment.spec.model_storage import hub_environment
 from specdecode_operator.deployment.spec.pod_template_merge import merge
-from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER, READS_FOR_LABEL
 from specdecode_operator.kube.manifests import content_hash, owned, render_template
@@ -42,8 +41,8 @@ class ModelJob(Generic[_Answer]):
     container: str
     name_suffix: str
 
-    script: str
-    """What runs, by the Python of the engine's image."""
+    command: Sequence[str]
+    """What runs in its image."""
 
     key_annotation: str
     """Annotation of its pods with the key of the model."""
@@ -90,18 +89,15 @@ class ModelJob(Generic[_Answer]):
                 return Blocked(answer.reason, message, answer.permanent)
         return None
 
-    def render(
-        self, key: Key, uid: str, spec: SpecDecodeDeploymentSpec, profile: EngineProfile, source: ModelSource
-    ) -> Body:
+    def render(self, key: Key, uid: str, spec: SpecDecodeDeploymentSpec, image: str, source: ModelSource) -> Body:
         """Return the Job for one model."""
         common = {
             "name": "",
             "labels": {MANAGED_BY_LABEL: MANAGER, READS_FOR_LABEL: key.name},
             "annotations": {self.key_annotation: source.key},
             "container": self.container,
-            "image": engine_image(spec, profile),
-            # As an argument it needs no object of its own, and is always the one of this operator.
-            "command": ["python3", "-c", self.script],
+            "image": image,
+            "command": [*self.command],
             "hub_env": hub_environment(spec),
             "gpu_resource": None if platform_of(spec) is Platform.CPU else GPU_RESOURCE,
         }
@@ -112,6 +108,30 @@ class ModelJob(Generic[_Answer]):
         # A Job's template cannot be changed: another one needs another name.
         job["metadata"]["name"] = f"{key.name}-{self.name_suffix}-{content_hash(template)[:_NAME_DIGITS]}"
         return owned(job, key, uid)
+
+    def progress(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> str:
+        """Return what the first of these Jobs that has no answer waits for, or that it runs."""
+        for source in sources.values():
+            pod = self._pod(pods, source)
+            if pod is None:
+                return WITHOUT_POD
+            if self._terminated(pod) is None:
+                return self._stage(pod)
+        return "its answer is read next"
+
+    def _stage(self, pod: Body) -> str:
+        """Return what a pod waits for that nothing blocks, or that its container runs."""
+        status = pod.get("status") or {}
+        conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
+        for container in status.get("containerStatuses") or []:
+            if container["name"] == self.container and "running" in (container.get("state") or {}):
+                return "its container runs"
+        if conditions.get("PodScheduled") != "True":
+            return "its pod waits for a node"
+        spec = pod.get("spec") or {}
+        image = next((each["image"] for each in spec.get("containers") or [] if each["name"] == self.container), "")
+        volumes = [volume for volume in spec.get("volumes") or [] if "emptyDir" not in volume]
+        return f"its node pulls image {image}{' and mounts the volume of the models' if volumes else ''}"
 
     def _pod(self, pods: Sequence[Body], source: ModelSource) -> Body | None:
         """Return the newest pod for a model; of those of one second the last."""

@@ -1,7 +1,6 @@
 """The Job that reads a model's config.json and safetensors headers, and what its pod found."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
@@ -11,10 +10,8 @@ from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.models.jobs import ModelJob, last_words
 from specdecode_operator.deployment.spec.model_sources import ModelSource
 from specdecode_operator.deployment.spec.model_storage import model_path, models_volume
-from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.kube.labels import MODEL_KEY_ANNOTATION
 from specdecode_operator.kube.manifests import secret_key
-from specdecode_operator.resolver import read_model_facts
 from specdecode_operator.resolver.answer import unpack
 from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError
 
@@ -32,6 +29,7 @@ _REMEDIES: Final = {
     "WeightsUnreadable": "copy or download the file anew",
     "HubRefused": "check the name, the model's licence and spec.models.hubTokenSecret",
     "HubUnreachable": "let pods reach the hub, name a volume in spec.models, or put config.json into {field}.config",
+    "ImagePullFailed": "it is the operator's own image: name its pull secret in spec.podTemplate.spec.imagePullSecrets",
     "ReaderTimedOut": "look whether the volume or the hub answers, or put config.json into {field}.config",
     "ReaderFailed": "kubectl logs of its pod tells more; or put the content of config.json into {field}.config",
 }
@@ -42,21 +40,21 @@ _ONLY_THE_USER: Final = frozenset({"ConfigUnreadable", "ConfigTooLong"})
 
 
 def reading_jobs(
-    key: Key, uid: str, spec: SpecDecodeDeploymentSpec, profile: EngineProfile, sources: Mapping[str, ModelSource]
+    key: Key, uid: str, spec: SpecDecodeDeploymentSpec, operator_image: str, sources: Mapping[str, ModelSource]
 ) -> list[Body]:
     """Return a Job for each model; one that is target and draft is read once."""
-    return [READER.render(key, uid, spec, profile, source) for source in dict.fromkeys(sources.values())]
+    return [READER.render(key, uid, spec, operator_image, source) for source in dict.fromkeys(sources.values())]
 
 
 def _values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, Any]:
     if source.on_volume:
         return {
-            "arguments": [f"--folder={model_path(source.model)}"],
+            "arguments": ["folder", "--", model_path(source.model)],
             "volume": {"name": "models", **models_volume(spec)},
             "hub_token": None,
         }
     return {
-        "arguments": [f"--hub={source.model}", *([f"--revision={source.revision}"] if source.revision else [])],
+        "arguments": ["hub", *([f"--revision={source.revision}"] if source.revision else []), "--", source.model],
         "volume": None,
         "hub_token": secret_key(spec.models.hub_token_secret),
     }
@@ -88,7 +86,7 @@ READER: Final = ModelJob(
     template="model-job",
     container="read-model",
     name_suffix="facts",
-    script=Path(read_model_facts.__file__).read_text(encoding="utf-8"),
+    command=("specdecode", "read-model"),
     key_annotation=MODEL_KEY_ANNOTATION,
     patch=_patch,
     values=_values,

@@ -12,7 +12,7 @@ from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.deployment.spec.validation import UNKNOWN_MEMORY
 from specdecode_operator.kube.nodes import NodeFacts, NodesFrom
 from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_missing
-from specdecode_operator.sizing.base.devices import find_device, known_products
+from specdecode_operator.sizing.base.devices import MEMORY_FIELD, find_device, known_products
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.choice.fixes import Admit
@@ -181,7 +181,9 @@ def full_matrix(facts: Facts, nodes: tuple[NodeFacts, ...], plan: Plan) -> tuple
         return ()
     chosen = plan.chosen
     present = nodes if facts.replay is None else assumed_nodes(facts)
-    pools = _pools(facts, present) or [GpuPool(chosen.product, chosen.gpus_per_node, chosen.nodes)]
+    pools = _pools(facts, present) or [
+        GpuPool(chosen.product, chosen.gpus_per_node, chosen.nodes, facts.spec.accelerator.memory_gib_per_gpu)
+    ]
     return quantization_matrix(
         facts.pair, pools, facts.spec.parallelism.tensor, facts.options.available, spread=facts.options.spread
     )
@@ -206,13 +208,17 @@ def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
     wanted = facts.spec.accelerator.product
     sizes: dict[str, list[int]] = {}
     for node in nodes:
-        if _problem(node) is None and (not wanted or node.product in wanted):
+        if _problem(facts, node) is None and (not wanted or node.product in wanted):
             sizes.setdefault(node.product, []).append(node.gpus)
     largest = {product: (max(gpus), gpus.count(max(gpus))) for product, gpus in sizes.items()}
     if not largest and facts.spec.accelerator.per_node:
         # Node pools that scale from zero have no node to ask; the spec speaks for them.
         largest = dict.fromkeys(wanted, (facts.spec.accelerator.per_node, _MOST_NODES))
-    return [GpuPool(product, gpus, min(count, _MOST_NODES)) for product, (gpus, count) in sorted(largest.items())]
+    memory_gib = facts.spec.accelerator.memory_gib_per_gpu
+    return [
+        GpuPool(product, gpus, min(count, _MOST_NODES), memory_gib)
+        for product, (gpus, count) in sorted(largest.items())
+    ]
 
 
 def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
@@ -226,7 +232,7 @@ def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
     wanted = facts.spec.accelerator.product
     named: dict[str, list[str]] = {}
     for node in nodes:
-        problem = _problem(node)
+        problem = _problem(facts, node)
         if problem and _is_wanted(node, wanted):
             named.setdefault(f"{node.product or 'unlabelled'}: {problem}", []).append(node.name)
     reasons = [f"{_names(names)}: {reason}" for reason, names in sorted(named.items())]
@@ -239,17 +245,18 @@ def _is_wanted(node: NodeFacts, wanted: Sequence[str]) -> bool:
     return not wanted or not node.product or any(node.product.startswith(product) for product in wanted)
 
 
-def _problem(node: NodeFacts) -> str | None:
+def _problem(facts: Facts, node: NodeFacts) -> str | None:
     """Return why a node's GPUs cannot be planned for."""
     if node.refusal:
         return node.refusal
-    if find_device(node.product) is not None:
+    given = facts.spec.accelerator
+    if find_device(node.product, given.memory_gib_per_gpu if node.product in given.product else None) is not None:
         return None
     base = next((product for product in known_products() if node.product.startswith(f"{product}-")), None)
     if base is not None:
         suffix = node.product.removeprefix(base)
         return f"{suffix} says that it is no plain {base}, and not what it is: {UNKNOWN_MEMORY}"
-    return UNKNOWN_MEMORY
+    return f"{UNKNOWN_MEMORY}: name it in spec.accelerator.product and set spec.{MEMORY_FIELD}"
 
 
 def _names(names: list[str]) -> str:

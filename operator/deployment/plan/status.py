@@ -7,7 +7,7 @@ from specdecode_operator.api.values import METHODS_WITH_LAYERS
 from specdecode_operator.deployment.conditions import FALSE, TRUE, ConditionUpdate
 from specdecode_operator.deployment.plan.planning import chosen_by
 from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.sizing.base.devices import find_device
+from specdecode_operator.sizing.base.devices import find_device, uncalibrated_note
 from specdecode_operator.sizing.choice.advice import Advice, Workload, advise, advise_on_nodes
 from specdecode_operator.sizing.choice.node_placement import place_phrase
 from specdecode_operator.sizing.choice.plan import Plan
@@ -55,10 +55,19 @@ def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
         kv_bytes_per_token=budget.kv_bytes_per_token,
         kv_cache_tokens=budget.kv_cache_tokens,
         max_concurrency=f"{budget.max_concurrency:.2f}",
+        uncalibrated=_uncalibrated(facts, plan),
         chosen_by=chosen_by(facts) if not facts.on_cpu else None,
         fixes=[fix.sentence for fix in plan.fixes][:MOST_SENTENCES] or None,
         advice=[f"{each.sentence} [{each.code}]" for each in plan_advice(facts, plan)][:MOST_SENTENCES] or None,
     )
+
+
+def _uncalibrated(facts: Facts, plan: Plan) -> str | None:
+    """Return what to know of the figures on the chosen GPU; None if public logs or measurements confirm them."""
+    device = find_device(plan.chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
+    if device is None or plan.chosen.budget.calibration is not None:
+        return None
+    return uncalibrated_note(device)
 
 
 def kv_cache_dtype(facts: Facts) -> str:
@@ -72,7 +81,7 @@ def kv_cache_dtype(facts: Facts) -> str:
 
 def plan_advice(facts: Facts, plan: Plan) -> tuple[Advice, ...]:
     """Return the advice on the chosen row; none on CPU, and where it does not fit the fixes say more."""
-    device = find_device(plan.chosen.product)
+    device = find_device(plan.chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
     if device is None or plan.verdict is Verdict.DOES_NOT_FIT:
         return ()
     advice = advise(facts.pair, device, plan.chosen.split, _workload(facts))

@@ -40,7 +40,7 @@ from specdecode_operator.kube.nodes import product_refusal
 from specdecode_operator.kube.pod_policy import pod_problems
 from specdecode_operator.kube.untyped import mapping, objects
 from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_missing
-from specdecode_operator.sizing.base.devices import find_device, known_products
+from specdecode_operator.sizing.base.devices import MEMORY_FIELD, find_device, known_products
 from specdecode_operator.sizing.choice.plan import pair_at
 from specdecode_operator.sizing.choice.precision_rules import cache_dtype_problem, dtype_problem, served_precision
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
@@ -318,9 +318,14 @@ def _product_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
     if spec.accelerator.type is AcceleratorType.CPU:
         return
     for index, product in enumerate(spec.accelerator.product):
-        if find_device(product) is None:
-            message = product_refusal(product) or f"{UNKNOWN_MEMORY}: {_labels_for(product)}"
-            yield Problem(f"spec.accelerator.product[{index}]", product, message)
+        if find_device(product) is not None:
+            continue
+        field = f"spec.accelerator.product[{index}]"
+        if refused := product_refusal(product):
+            yield Problem(field, product, refused)
+        elif spec.accelerator.memory_gib_per_gpu is None:
+            fix = f"set spec.{MEMORY_FIELD} to what CUDA reports, in GiB"
+            yield Problem(field, product, f"{UNKNOWN_MEMORY}: {_labels_for(product)}, or {fix}")
 
 
 def _labels_for(product: str) -> str:
@@ -329,7 +334,7 @@ def _labels_for(product: str) -> str:
     meant = [label for label in known_products() if parts <= set(label.upper().split("-"))]
     if meant:
         return f"the label of nodes is meant, so write {' or '.join(meant)}"
-    return f"use one of {', '.join(known_products())}"
+    return "use a label of docs/reference/supported.md"
 
 
 def _revision_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:

@@ -24,7 +24,8 @@ class Device:
     # How many GPUs of a node NVLink joins, by NVIDIA's data sheets: all 8 of an SXM board by its switch, the 2 of an
     # NVL pair by bridges; 1 where bridges are an option
     nvlink_gpus: int = 1
-    known: bool = True  # Whether it is a product; False for a GPU of which only the memory is known
+    capability: str | None = None  # CUDA compute capability, such as 9.0; None if only the memory is known
+    calibrated: bool = True  # Whether public start-up logs of vLLM on this GPU confirm the memory terms
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,15 @@ class MemoryCoefficients:
     context_bytes: int  # What is taken before vLLM's first look at the memory
     slack_reserve_bytes: int  # What stays free beside the budget for tables and fragments
     unknown_version_margin_bytes: int  # By how much more the estimates may err for a vLLM that nobody looked into
+    uncalibrated_gpu_share: float  # By which share of the estimated terms they may err more on a GPU without logs
     # The engine's own processes on CPU, one more rank's, and by how much that may err
     cpu_overhead_bytes: int
     cpu_rank_overhead_bytes: int
     cpu_margin_bytes: int
 
+
+MEMORY_FIELD: Final = "accelerator.memoryGiBPerGPU"
+"""Where users say how much memory the GPUs of a product without figures have."""
 
 _BY_MEMORY: Final = "GPU of {gib:g}GiB"
 """What a GPU is called of which only the memory is known. The blanks keep it from ever being a label's value."""
@@ -98,12 +103,20 @@ _MEMORY: Final = re.compile(r"\s*(\d{1,4}(?:\.\d{1,3})?)\s*(?:GiB|Gi)\s*", re.IG
 _LEAST_GIB: Final = 1
 
 
-def find_device(product: str) -> Device | None:
-    """Return the device with exactly this product label, or that a memory has named; None for others."""
+def find_device(product: str, memory_gib: int | None = None) -> Device | None:
+    """Return the device with exactly this product label, or that a memory has named.
+
+    ``memory_gib`` is the memory in GiB that a user gives for products without figures; without it they have no device,
+    and known products keep their own figure.
+    """
     named = _NAMED_BY_MEMORY.fullmatch(product)
     if named:
-        return Device(product, gib_to_bytes(float(named[1])), "as given", known=False)
-    return _devices().get(product)
+        return Device(product, gib_to_bytes(float(named[1])), "as given", calibrated=False)
+    known = _devices().get(product)
+    if known is None and memory_gib is not None:
+        given_bytes = gib_to_bytes(memory_gib)
+        return Device(product, given_bytes, MEMORY_FIELD, calibrated=False)
+    return known
 
 
 def product_of_memory(text: str) -> str | None:
@@ -114,24 +127,65 @@ def product_of_memory(text: str) -> str | None:
     return _BY_MEMORY.format(gib=float(found[1]))
 
 
+_VENDOR: Final = "NVIDIA-"
+_FAMILY: Final = re.compile(r"RTX-PRO-\d+|[A-Za-z0-9]+")
+
+
+def family_of(product: str) -> str:
+    """Return what people call a product: H100 for NVIDIA-H100-80GB-HBM3; other labels as they are."""
+    found = _FAMILY.match(product.removeprefix(_VENDOR)) if product.startswith(_VENDOR) else None
+    return product if found is None else found[0]
+
+
 def known_products() -> tuple[str, ...]:
     """Return the product labels that can be sized, sorted."""
     return tuple(sorted(_devices()))
 
 
-GENERATIONS: Final[Mapping[str, str | None]] = {
-    "NVIDIA-A100": "Ampere",
-    "NVIDIA-H100": "Hopper",
-    "NVIDIA-H20": "Hopper",
-    "NVIDIA-H200": "Hopper",
+GENERATIONS: Final[Mapping[str, str]] = {
+    "8.0": "Ampere",
+    "8.6": "Ampere",
+    "8.9": "Ada",
+    "9.0": "Hopper",
+    "10.0": "Blackwell",
+    "10.3": "Blackwell",
+    "12.0": "Blackwell RTX",
 }
-"""Generation of a product by the start of its label; None where no precision of it is weight-only."""
+"""Generation of GPUs by their CUDA compute capability: those of one generation run the same kernels in vLLM."""
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
 def generation_of(product: str) -> str | None:
-    """Return the generation of a product; None where no rule is about it."""
-    return next((name for start, name in GENERATIONS.items() if product.startswith(start)), None)
+    """Return the generation of a product; None for one whose compute capability is not known."""
+    device = find_device(product)
+    return None if device is None or device.capability is None else GENERATIONS[device.capability]
+
+
+def uncalibrated_note(device: Device) -> str | None:
+    """Return what to know of the figures for a GPU without public start-up logs; None for one that has them."""
+    if device.calibrated:
+        return None
+    subject = f"{device.product} is uncalibrated"
+    generation = generation_of(device.product)
+    if generation is None:
+        return f"{subject}: only its memory is known, and all else is taken for that of an H100 without NVLink"
+    note = f"{subject}: no public start-up log of vLLM on it confirms the memory terms, which are those of an H100"
+    unmodelled = _UNMODELLED.get(generation)
+    return note if unmodelled is None else f"{note}; {unmodelled}"
+
+
+_UNMODELLED: Final = {
+    "Blackwell": (
+        "vLLM runs other kernels on compute capability 10: FlashInfer with TensorRT-LLM's for attention, their own"
+        " workspaces for NVFP4 experts; what these and their CUDA graphs take is not modelled"
+    ),
+    "Blackwell RTX": (
+        "vLLM runs other kernels on compute capability 12: FlashAttention 2, Triton for latent attention, CUTLASS for"
+        " NVFP4; what their workspaces and CUDA graphs take is not modelled"
+    ),
+}
+"""What differs from Hopper and is not counted: vLLM 0.33, platforms/cuda.py, _get_backend_priorities;
+v1/attention/backends/fa_utils.py, get_flash_attn_version; model_executor/layers/fused_moe/oracle/nvfp4.py."""
 
 
 @cache
@@ -150,6 +204,7 @@ def memory_coefficients() -> MemoryCoefficients:
         context_bytes=Named(gib_to_bytes(data["context_gib"]["value"]), "of CUDA's context"),
         slack_reserve_bytes=Named(gib_to_bytes(data["slack_reserve_gib"]["value"]), "for tables"),
         unknown_version_margin_bytes=gib_to_bytes(data["unknown_version_margin_gib"]["value"]),
+        uncalibrated_gpu_share=data["uncalibrated_gpu_share"]["value"],
         cpu_overhead_bytes=gib_to_bytes(data["cpu_overhead_gib"]["value"]),
         cpu_rank_overhead_bytes=gib_to_bytes(data["cpu_rank_overhead_gib"]["value"]),
         cpu_margin_bytes=gib_to_bytes(data["cpu_margin_gib"]["value"]),
@@ -193,7 +248,14 @@ def _graph_memory(graphs: dict[str, Any]) -> GraphMemory:
 def _devices() -> dict[str, Device]:
     entries = read_data("devices.json")["devices"]
     devices = [
-        Device(entry["product"], gib_to_bytes(entry["total_gib"]), entry["source"], entry["nvlink_gpus"])
+        Device(
+            entry["product"],
+            gib_to_bytes(entry["total_gib"]),
+            entry["source"],
+            entry["nvlink_gpus"],
+            entry["capability"],
+            entry["calibrated"],
+        )
         for entry in entries
     ]
     return {device.product: device for device in devices}

@@ -26,7 +26,7 @@ def gpu_sentence(row: Row, limits: EngineLimits) -> str:
             sentence = f"{place} is tight: {capacity}, but {_tight_phrase(budget)}"
         case Verdict.DOES_NOT_FIT:
             sentence = f"{place} does not fit: {_gpu_reason(budget, limits, row.split)}"
-    return "; ".join(filter(None, [sentence, calibration_phrase(budget)]))
+    return "; ".join(filter(None, [sentence, calibration_phrase(budget), uncalibrated_phrase(budget)]))
 
 
 def calibration_phrase(budget: Budget) -> str | None:
@@ -36,6 +36,13 @@ def calibration_phrase(budget: Budget) -> str | None:
     more = "more" if budget.correction_bytes >= 0 else "less"
     size = format_gib(abs(budget.correction_bytes))
     return f"calibrated: {size} GiB {more} for the engine on each GPU, after {budget.calibration}"
+
+
+def uncalibrated_phrase(budget: Budget) -> str | None:
+    """Return that no public log of the GPU confirms the figures, and the margin; None if one does, or a measurement."""
+    if not budget.uncalibrated_gpu or budget.calibration is not None:
+        return None
+    return f"uncalibrated GPU: {format_gib(budget.margin_bytes)} GiB per GPU are kept back as margin"
 
 
 def cpu_sentence(budget: Budget, limits: EngineLimits, tensor: int) -> str:

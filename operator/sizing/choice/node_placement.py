@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from specdecode_operator.sizing.base.devices import Device, find_device
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.pair.pair import TENSOR_FIELD, TENSOR_ONLY, Parallelism
 
@@ -14,6 +15,12 @@ class GpuPool:
     product: str  # Exact value of their label nvidia.com/gpu.product
     gpus_per_node: int  # GPUs of each
     nodes: int = 1  # How many of them one replica may lie on
+    memory_gib: int | None = None  # Memory of each GPU, as the user gives it for products without figures
+
+    @property
+    def device(self) -> Device | None:
+        """Return the GPU of these nodes; None if its memory is not known."""
+        return find_device(self.product, self.memory_gib)
 
 
 def nodes_needed(pool: GpuPool, tensor: int, spread: Parallelism) -> int | None:

@@ -27,11 +27,14 @@ ONLINE_PRECISIONS: Final = frozenset({Precision.FP8})
 _WEIGHT_ONLY: Final = {
     "Hopper": frozenset({"INT4", "MXFP4", "NVFP4"}),
     "Ampere": frozenset({"FP8", "INT4", "MXFP4", "NVFP4"}),
+    "Ada": frozenset({"INT4", "MXFP4", "NVFP4"}),
+    "Blackwell": frozenset({"INT4"}),
+    "Blackwell RTX": frozenset({"INT4"}),
 }
 """Precisions whose weights are widened before the multiplication: memory is saved, arithmetic is not.
 
-From vLLM 0.32: 4-bit weights go through Marlin or Machete wherever the tensor cores know no 4-bit type
-(kernels/linear/nvfp4/marlin.py, mxfp4/marlin.py, mixed_precision/machete.py); FP8 arithmetic needs compute
+From vLLM 0.32, for Blackwell 0.33: 4-bit weights go through Marlin or Machete wherever the tensor cores know no 4-bit
+type (kernels/linear/nvfp4/marlin.py, mxfp4/marlin.py, mixed_precision/machete.py); FP8 arithmetic needs compute
 capability 8.9 (schemes/compressed_tensors_w8a8_fp8.py).
 """
 
@@ -155,9 +158,21 @@ def kernel_note(product: str, precision: Precision) -> str | None:
 BACKEND_FIELD: Final = "engine.extraArgs"
 """Where users name an attention backend (``--attention-backend``)."""
 
-_WITHOUT_SINKS: Final = frozenset({"FLASH_ATTN", "FLASHINFER"})
-_WITHOUT_FP8_CACHE: Final = frozenset({"FLASH_ATTN", "TRITON_ATTN"})
-"""Backends that lack these on Ampere alone."""
+_WITHOUT_SINKS: Final = {
+    "Ampere": frozenset({"FLASH_ATTN", "FLASHINFER"}),
+    "Ada": frozenset({"FLASH_ATTN", "FLASHINFER"}),
+}
+_WITHOUT_FP8_CACHE: Final = {
+    "Ampere": frozenset({"FLASH_ATTN", "TRITON_ATTN"}),
+    "Ada": frozenset({"FLASH_ATTN"}),
+    "Blackwell RTX": frozenset({"FLASH_ATTN"}),
+}
+"""Backends that lack these on a generation: FlashAttention 2 reads no FP8 cache, 3 is Hopper's and 4 Blackwell's
+(v1/attention/backends/fa_utils.py, get_flash_attn_version)."""
+
+_WITHOUT_SPARSE: Final = frozenset({"Ampere", "Ada"})
+"""Generations without a kernel for sparse attention. Blackwell RTX has one in vLLM 0.33, for 2048 tokens a query
+(mla/flashinfer_mla_sparse.py)."""
 
 _FLASHINFER_HEAD_DIMS: Final = frozenset({64, 128, 256, 512})
 
@@ -176,19 +191,18 @@ def kernel_problem(
     (supports_compute_capability in mla/). Sinks are Triton's alone there (flash_attn.py, supports_combination;
     flashinfer.py, supports_sink).
     """
-    if generation_of(product) != "Ampere":
-        return None
-    if geometry.has_sparse_attention:
+    generation = generation_of(product) or ""
+    if generation in _WITHOUT_SPARSE and geometry.has_sparse_attention:
         message = f"vLLM has no kernel on it for the sparse attention of {geometry.name}: use NVIDIA-H200"
         return PlanError(PRODUCT_FIELD, product, message)
     sinks = any(isinstance(mixer, SelfAttention) and mixer.sinks for mixer in geometry.attentions)
-    if sinks and backend in _WITHOUT_SINKS:
+    if sinks and backend in _WITHOUT_SINKS.get(generation, ()):
         message = f"this attention backend has no kernel on {product} for the sinks of {geometry.name}: leave it out"
         return PlanError(BACKEND_FIELD, backend, message)
-    if backend in _WITHOUT_FP8_CACHE and cache_element_bytes == FP8_ELEMENT_BYTES:
+    if backend in _WITHOUT_FP8_CACHE.get(generation, ()) and cache_element_bytes == FP8_ELEMENT_BYTES:
         message = f"this attention backend reads no FP8 cache on {product}: leave it out, or use kvCacheDtype: bfloat16"
         return PlanError(BACKEND_FIELD, backend, message)
-    what = _needs_triton(geometry)
+    what = _needs_triton(geometry) if generation == "Ampere" else None
     if what is None or cache_element_bytes != FP8_ELEMENT_BYTES:
         return None
     message = f"on {product} vLLM has no kernel that reads an FP8 cache for {what} of {geometry.name}: use bfloat16"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from specdecode_operator.sizing.base.devices import Device, find_device, known_products
+from specdecode_operator.sizing.base.devices import MEMORY_FIELD, Device, known_products
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.choice.adaptive_rules import adaptive_problem
 from specdecode_operator.sizing.choice.node_placement import GpuPool, nodes_needed, refuse_too_many
@@ -283,12 +283,17 @@ def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Parallelism) ->
     for pool in pools:
         known = largest.get(pool.product, pool)
         largest[pool.product] = max(known, pool, key=lambda each: (each.gpus_per_node, each.nodes))
-    named = [(find_device(name), pool) for name, pool in sorted(largest.items()) if pool.gpus_per_node > 0]
-    usable = [(device, pool) for device, pool in named if device is not None]
+    usable = [
+        (device, pool) for _, pool in sorted(largest.items()) if (device := pool.device) and pool.gpus_per_node > 0
+    ]
     if not usable:
         products = ", ".join(sorted(largest)) or "none"
         known_ones = ", ".join(known_products())
-        raise PlanError(PRODUCT_FIELD, products, f"no GPU product here can be sized; known are {known_ones}")
+        raise PlanError(
+            PRODUCT_FIELD,
+            products,
+            f"no GPU product here can be sized; known are {known_ones}; for others set {MEMORY_FIELD}",
+        )
     refuse_too_many([pool for _, pool in usable], tensor, spread)
     powers = [2**exponent for exponent in range(MAX_TENSOR.bit_length())]
     return [

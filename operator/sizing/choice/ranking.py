@@ -113,7 +113,7 @@ _ORDERS: Final[dict[Objective, Callable[[MatrixRow], _Key]]] = {
 def _leaves_nvlink(row: MatrixRow) -> bool:
     """Return whether ranks of one layer would talk over PCIe, twice a layer and step."""
     device = find_device(row.product)
-    return device is not None and row.tensor > max(1, device.nvlink_gpus)
+    return row.tensor > (1 if device is None else device.nvlink_gpus)
 
 
 def _last(row: MatrixRow) -> _Key:

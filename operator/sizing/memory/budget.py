@@ -90,12 +90,13 @@ class Budget:
     # What verification may take outside the budget, and what is free there
     overrun_bytes: int
     slack_bytes: int
-    calibrated: bool  # Whether logs of this version on Hopper confirm the estimates
+    calibrated: bool  # Whether logs of this version and of this GPU confirm the estimates
     verdict: Verdict  # Whether it fits
     binding_term: Term | None  # What breaks it; None when it fits
     # By how much measurements of the calibration file change the estimates: positive where engines took more
     correction_bytes: int = 0
     calibration: str | None = None  # Which measurements those are, in words; None where none is of an engine like this
+    uncalibrated_gpu: bool = False  # Whether no log of this GPU confirms the estimates; the margin is wider then
 
     @property
     def weights_bytes(self) -> int:
@@ -164,7 +165,7 @@ def _budget(engine: _Engine, rank: Rank, grouping: KvGrouping, blocks: int) -> B
     limits = pair.limits
     capacity = pool_capacity(grouping, blocks, limits.max_model_len)
     needed = blocks_for(grouping, limits.max_model_len, limits.min_concurrency) * grouping.bytes_per_block
-    margin = _margin_bytes(footprint.era, device, correction)
+    margin = _margin_bytes(footprint.era, device, rank, correction)
     slack = free_outside_bytes(device.total_bytes, requested, footprint.uncharged_bytes)
     term = _broken_term(engine, rank, available - needed, margin, slack - footprint.overrun_bytes)
     return Budget(
@@ -186,11 +187,12 @@ def _budget(engine: _Engine, rank: Rank, grouping: KvGrouping, blocks: int) -> B
         effective_batch=footprint.effective_batch,
         overrun_bytes=footprint.overrun_bytes,
         slack_bytes=slack,
-        calibrated=footprint.era.calibrated and device.known,
+        calibrated=footprint.era.calibrated and device.calibrated,
         verdict=verdict_of(term),
         binding_term=term,
         correction_bytes=rank.correction_bytes,
         calibration=None if correction is None else correction.sentence,
+        uncalibrated_gpu=not device.calibrated,
     )
 
 
@@ -247,14 +249,19 @@ def engine_kind(pair: Pair, product: str, tensor: int) -> EngineKind:
     )
 
 
-def _margin_bytes(era: Era, device: Device, correction: Correction | None) -> int:
-    """Return the margin of the versions, or the smaller one that a measurement of these settings allows."""
-    if not device.known:
-        # As of versions that no public log confirms.
-        return max(era.margin_bytes, find_era(NEWEST_VERSION).margin_bytes)
-    if correction is None or correction.margin_bytes is None:
+def _margin_bytes(era: Era, device: Device, rank: Rank, correction: Correction | None) -> int:
+    """Return the margin of the versions, or the smaller one that a measurement of these settings allows.
+
+    A GPU without logs has at least that of versions without logs, and a share of the terms that are Hopper's.
+    """
+    measured_bytes = None if correction is None else correction.margin_bytes
+    if measured_bytes is not None:
+        return min(era.margin_bytes, measured_bytes)
+    if device.calibrated:
         return era.margin_bytes
-    return min(era.margin_bytes, correction.margin_bytes)
+    estimated_bytes = rank.activation_bytes + rank.graphs_bytes + rank.non_torch_bytes
+    share_bytes = round(memory_coefficients().uncalibrated_gpu_share * estimated_bytes)
+    return max(era.margin_bytes, find_era(NEWEST_VERSION).margin_bytes) + share_bytes
 
 
 def pair_kv_bytes_per_token(pair: Pair, tensor: int) -> int:

@@ -19,22 +19,27 @@ _TRITON: Final = "TRITON_MLA"
 _FLOAT32_BYTES: Final = 4
 _SCALED_TOGETHER: Final = 128
 _CONTEXT_OF_A_PART: Final = 512
+_TRITON_ALONE: Final = frozenset({"Ampere", "Ada", "Blackwell RTX"})
 _MOST_PARTS: Final = 2 * 108
-"""Two for each multiprocessor of an A100."""
+"""Two for each multiprocessor of an A100. RTX PRO 6000 has 188 multiprocessors and L40S 142: the margin of uncalibrated
+GPUs stands for the rest."""
 
 
 def on_product(pair: Pair, product: str) -> Pair:
     """Return the pair with the kernels that the engine takes on a product, if they are not those of any product.
 
-    On Ampere only Triton's kernel reads latent attention (vllm/platforms/cuda.py); a kernel that was asked for stays.
-    On Hopper Triton's kernel runs the experts of gpt-oss, which pads their scales and not their weights.
+    Of latent attention Ampere, Ada and Blackwell RTX have Triton's alone (vllm/platforms/cuda.py); a kernel that was
+    asked for stays. Sparse attention has kernels of its own. On Hopper Triton's kernel runs the experts of gpt-oss,
+    which pads their scales and not their weights.
     """
     generation = generation_of(product)
     if generation == _TRITON_GENERATION and _runs_in_triton(pair.target):
         keeps = sizing_facts(pair.limits.engine_version)["keeps_stored_expert_scales"]
         kernel = ExpertKernel.TRITON_BESIDE_SCALES if keeps else ExpertKernel.TRITON
         pair = replace(pair, target=_with_kernel(pair.target, kernel))
-    chosen = pair.limits.attention_backend is not None or generation != "Ampere"
+    if pair.target.has_sparse_attention:
+        return pair
+    chosen = pair.limits.attention_backend is not None or generation not in _TRITON_ALONE
     if chosen or not any(isinstance(mixer, LatentAttention) for mixer in pair.target.attentions):
         return pair
     return replace(pair, limits=replace(pair.limits, attention_backend=_TRITON))

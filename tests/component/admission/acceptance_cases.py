@@ -120,7 +120,7 @@ speculation:
   - {from: 100, to: 256, numSpeculativeTokens: 0}
   draft: {model: draft, quantization: INT8, maxModelLen: 4096}
 parallelism: {tensor: 8}
-accelerator: {type: GPU, product: [NVIDIA-H200], perNode: 8}
+accelerator: {type: GPU, product: [NVIDIA-H200], perNode: 8, memoryGiBPerGPU: 141}
 serving:
   maxModelLen: 4096
   maxNumSeqs: 256

@@ -167,6 +167,14 @@ BAD = {
         "spec.accelerator.perNode",
         "use type: GPU",
     ),
+    "memory a GPU on CPU": Bad(
+        "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 16, kvCacheGiB: 4, memoryGiBPerGPU: 48}",
+        "spec.accelerator.memoryGiBPerGPU",
+        "use type: GPU",
+    ),
+    "memory of no product": Bad(
+        "accelerator: {memoryGiBPerGPU: 48}", "spec.accelerator.product", "memoryGiBPerGPU needs the products"
+    ),
     "KV cache takes all memory": Bad(
         "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 4, kvCacheGiB: 4}",
         "spec.accelerator.kvCacheGiB",

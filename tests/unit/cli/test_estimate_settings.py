@@ -19,6 +19,12 @@ __all__ = ["estimate"]
         ("NVIDIA H200 141GB", "H200"),
         ("A100-80", "NVIDIA-A100-SXM4-80GB"),
         ("H100 NVL 94GB", "NVIDIA-H100-NVL"),
+        ("GH200", "NVIDIA-GH200-480GB"),
+        ("A100 40GB", "NVIDIA-A100-SXM4-40GB"),
+        ("L40S", "NVIDIA-L40S"),
+        ("GB200", "NVIDIA-GB200"),
+        ("b300", "NVIDIA-B300-SXM6-AC"),
+        ("RTX PRO 6000", "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"),
     ],
 )
 def test_gpus_have_many_names(estimate: Estimate, name: str, same_as: str) -> None:
@@ -28,7 +34,9 @@ def test_gpus_have_many_names(estimate: Estimate, name: str, same_as: str) -> No
     assert one == other
 
 
-@pytest.mark.parametrize("name", ["H1000", "GH200", "H100 40GB", "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", "RTX 4090"])
+@pytest.mark.parametrize(
+    "name", ["H1000", "H100 40GB", "RTX 6000 Ada", "L40", "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", "RTX 4090"]
+)
 def test_other_gpus_are_not_taken_for_known_ones(estimate: Estimate, name: str) -> None:
     (result,) = estimate(article(name, "fp8", "bf16"))
     assert "gpu_total_gib" in result["error"]

@@ -32,6 +32,26 @@ def test_any_gpu_is_planned_for_by_its_memory(specdecode: Specdecode, asked: str
     assert any("uncalibrated" in each for each in answer["advice"])
 
 
+def test_a_product_without_figures_is_planned_for_by_its_memory(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", manifest("a", **SMALL, accelerator={"product": ["NVIDIA-T1000"], "memoryGiBPerGPU": 48}))
+    found = candidates(specdecode, path)
+    assert {each["product"] for each in found} == {"NVIDIA-T1000"}
+    assert all(each["uncalibrated_gpu"] and each["per_gpu"]["total"] == 48 * 2**30 for each in found)
+    for command in ("plan", "explain"):
+        assert "uncalibrated" in specdecode(command, path).stdout
+    assert "accelerator.memoryGiBPerGPU 48" in specdecode("explain", path).stdout
+
+
+def test_a_product_without_figures_needs_its_memory(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", manifest("a", **SMALL, accelerator={"product": ["NVIDIA-T1000"]}))
+    result = specdecode("plan", path)
+    assert result.exit_code == 2
+    assert "spec.accelerator.product[0]" in result.output
+    assert "set spec.accelerator.memoryGiBPerGPU" in result.output
+    slice_of = {"product": ["NVIDIA-H200-MIG-1g.18gb"], "memoryGiBPerGPU": 16}
+    assert "is a MIG slice" in specdecode("plan", write("b.yaml", manifest("b", accelerator=slice_of))).output
+
+
 def test_a_file_is_planned_for_other_gpus_than_it_names(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a", accelerator={"product": [H100]}))
     assert {each["product"] for each in candidates(specdecode, path)} == {H100}

@@ -162,7 +162,11 @@ BAD_SPECS = {
         "spec.speculation.draft.model",
         "vocabulary",
     ),
-    "unknown product": (pair_70b(accelerator={"product": ["NVIDIA-X"]}), "spec.accelerator.product[0]", H100),
+    "unknown product": (
+        pair_70b(accelerator={"product": ["NVIDIA-X"]}),
+        "spec.accelerator.product[0]",
+        "memoryGiBPerGPU",
+    ),
     "int8 of a bf16 checkpoint": (
         pair_70b(target={"model": "meta-llama/Llama-3.1-70B-Instruct", "quantization": "INT8"}),
         "spec.target.quantization",

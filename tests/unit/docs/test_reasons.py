@@ -89,9 +89,9 @@ OTHER_WORDS = {
     *("FallbackToLogsOnError", "RollingUpdate"),
     # What `/metrics` says is served.
     *("Cluster", "Namespaced"),
-    # Classes of models, what the hub's library raises, a header of HTTP, and what a sentence begins with.
+    # Classes of models, what the hub's library raises, and what a sentence begins with.
     *("GatedRepoError", "RepositoryNotFoundError"),
-    *("RevisionNotFoundError", "Range", "Volume"),
+    *("RevisionNotFoundError", "Volume"),
 }
 
 

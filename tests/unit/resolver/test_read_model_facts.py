@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from specdecode_operator.resolver.read_model_facts import (
     MESSAGE_LIMIT_BYTES,
     Checkpoint,
     CheckpointError,
+    Folder,
     Weights,
-    main,
+    leave_answer,
     pack_error,
     pack_facts,
     read_checkpoint_directory,
@@ -224,24 +224,16 @@ def test_a_bomb_is_not_unpacked() -> None:
         unpack(pack_facts(checkpoint({"layer_types": "a" * 2_000_000})))
 
 
-def run_as_the_job_does(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-S", "-c", SCRIPT.read_text(), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=300, env={})
-
-
-def test_the_script_needs_nothing_but_python(folder: Path, tmp_path: Path) -> None:
+def test_an_answer_is_left_where_the_kubelet_looks(folder: Path, tmp_path: Path) -> None:
     message = tmp_path / "message"
-    message.touch()
-    done = run_as_the_job_does(f"--folder={folder}", f"--message={message}", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "4 tensors, 1,179,652 bytes\n"), done.stderr
+    assert leave_answer(message, lambda: Folder(str(folder))) == 0
     assert unpack(message.read_text()) == read_checkpoint_directory(str(folder))
-    done = run_as_the_job_does(f"--folder={folder}/none", f"--message={message}", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "ModelNotFound: there is no directory" in done.stderr
+    assert leave_answer(message, lambda: Folder(f"{folder}/none")) == 1
     assert json.loads(message.read_text())["error"]["reason"] == "ModelNotFound"
+    assert signal.alarm(0) == 0, "the deadline outlived the read, and would end whatever called it"
 
 
-def test_the_script_imports_nothing_of_a_model() -> None:
+def test_the_reader_needs_nothing_but_python() -> None:
     imported = {
         name.partition(".")[0]
         for node in ast.walk(ast.parse(SCRIPT.read_text()))
@@ -253,19 +245,5 @@ def test_the_script_imports_nothing_of_a_model() -> None:
             else []
         )
     }
-    assert imported - sys.stdlib_module_names == {"huggingface_hub"}
+    assert imported <= sys.stdlib_module_names
     assert not imported & {"pickle", "importlib", "runpy", "torch", "transformers"}
-
-
-def test_the_script_passes_as_one_argument() -> None:
-    assert len(SCRIPT.read_bytes()) < 128 * 1024, "Linux takes no longer argument (MAX_ARG_STRLEN)"
-    assert "$(" not in SCRIPT.read_text(), "the kubelet would put variables in"
-
-
-def test_a_hub_without_its_client_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert main(["--hub=org/model", f"--message={tmp_path / 'message'}"]) == 1
-    assert signal.alarm(0) == 0, "the deadline outlived the read, and would end whatever called it"
-    with pytest.raises(CheckpointError) as refused:
-        unpack((tmp_path / "message").read_text())
-    assert refused.value.reason == "HubUnreachable"

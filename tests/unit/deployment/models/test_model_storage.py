@@ -55,7 +55,7 @@ def test_the_pod_template_brings_in_no_other_directories_of_nodes(path: str) -> 
 def test_a_model_on_nodes_that_nobody_describes_is_read_there() -> None:
     desired, _ = on_nodes(("/mnt",), target={"model": "pair/target"})
     (job,) = jobs(desired)
-    assert container(job)["args"] == ["--folder=/models/pair/target"]
+    assert container(job)["args"] == ["folder", "--", "/models/pair/target"]
     volume = job["spec"]["template"]["spec"]["volumes"][0]
     assert volume == {"name": "models", "hostPath": {"path": "/mnt/models/llama", "type": "Directory"}}
 

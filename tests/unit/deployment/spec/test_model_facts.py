@@ -12,7 +12,7 @@ from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError, Weights, pack_error, pack_facts
-from tests.support.decisions import desired_state
+from tests.support.decisions import OPERATOR_IMAGE, desired_state
 from tests.support.objects import TINY_CONFIG, pair_70b, parent, tiny_cpu
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -87,7 +87,71 @@ def test_models_that_nobody_describes_are_read_first() -> None:
     assert "where a quota or a policy refuses its pod" in said["Planned"][2]
     assert [child["kind"] for child in desired.children] == ["Job", "Job"]
     folders = [container(job)["args"] for job in jobs(spec)]
-    assert folders == [["--folder=/models/pair/target"], ["--folder=/models/pair/draft"]]
+    assert folders == [["folder", "--", "/models/pair/target"], ["folder", "--", "/models/pair/draft"]]
+
+
+def test_a_reader_runs_the_operators_image_and_not_the_engines() -> None:
+    (job, _) = jobs(undescribed())
+    assert container(job)["image"] == OPERATOR_IMAGE
+    assert container(job)["command"] == ["specdecode", "read-model"]
+    spec = undescribed()
+    said = outcome(desired_state(read_parent(parent(spec)), (), operator_image=None), spec)
+    assert (said["Ready"][1], said["Planned"][1]) == ("OperatorImageUnknown", "ResolvingModel")
+
+
+def waiting(status: Body) -> str:
+    """The condition while the pod of the first reader has this status."""
+    spec = undescribed()
+    job = jobs(spec)[0]
+    template = job["spec"]["template"]
+    metadata = {**template["metadata"], "name": "reader", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    found = {"metadata": metadata, "spec": template["spec"], "status": status}
+    return outcome(desired_state(read_parent(parent(spec)), (), pods=[found]), spec)["Ready"][2]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({}, "waits for a node"),
+        ({"conditions": [{"type": "PodScheduled", "status": "True"}]}, f"pulls image {OPERATOR_IMAGE} and mounts the"),
+        (
+            {
+                "conditions": [{"type": "PodScheduled", "status": "True"}],
+                "containerStatuses": [{"name": "read-model", "ready": True, "state": {"running": {}}}],
+            },
+            "its container runs",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {
+                        "name": "read-model",
+                        "image": OPERATOR_IMAGE,
+                        "ready": False,
+                        "state": {"waiting": {"reason": "ImagePullBackOff"}},
+                    }
+                ]
+            },
+            "imagePullSecrets",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {
+                        "name": "read-model",
+                        "ready": False,
+                        "state": {
+                            "waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}
+                        },
+                    }
+                ]
+            },
+            'secret "hub" not found',
+        ),
+    ],
+)
+def test_the_condition_says_what_a_reader_waits_for(status: Body, words: str) -> None:
+    assert words in waiting(status)
 
 
 def test_only_what_nobody_describes_is_read() -> None:
@@ -118,10 +182,9 @@ def test_the_hub_is_read_with_the_users_secret_by_reference() -> None:
     spec = pair_70b(models={"hubTokenSecret": {"name": "hub", "key": "token"}})
     spec["target"] = {"model": "acme/$(HF_TOKEN)", "revision": "v1"}
     (job,) = jobs(spec)
-    assert container(job)["args"] == ["--hub=acme/$$(HF_TOKEN)", "--revision=v1"], "the kubelet fills nothing in"
+    assert container(job)["args"] == ["hub", "--revision=v1", "--", "acme/$$(HF_TOKEN)"], "the kubelet fills nothing in"
     env = {variable["name"]: variable for variable in container(job)["env"]}
     assert env["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
-    assert env["HF_HUB_OFFLINE"]["value"] == "0"
     assert [volume["name"] for volume in job["spec"]["template"]["spec"]["volumes"]] == ["tmp"]
     assert job["spec"]["template"]["spec"]["tolerations"][0]["key"] == "nvidia.com/gpu"
 
@@ -146,7 +209,8 @@ def test_another_reader_has_another_name() -> None:
     name = "n" * 52
     names = [job["metadata"]["name"] for job in jobs(undescribed(), name)]
     assert all(len(found) <= 63 for found in names), "a Job's name is a label"
-    other = undescribed(engine={"image": "localhost/engine:2"})
+    assert jobs(undescribed(engine={"image": "localhost/engine:2"}), name) == jobs(undescribed(), name)
+    other = undescribed(podTemplate={"spec": {"nodeSelector": {"pool": "other"}}})
     assert not {job["metadata"]["name"] for job in jobs(other, name)} & {*names}
     assert jobs(undescribed(), name) == jobs(undescribed(replicas=3), name)
 

@@ -20,6 +20,7 @@ from specdecode_operator.kube.resources import (
     Resource,
 )
 from tests.support.api_server import ApiServer
+from tests.support.decisions import OPERATOR_IMAGE
 from tests.support.objects import H200, Body, pair_70b
 
 
@@ -37,7 +38,9 @@ class World:
         """Let another process take over."""
         self.cache, self.residuals, self.probe = Cache(), ResidualCollector(), EngineProbe()
         self.reconciler = Reconciler(
-            self._cluster, self.cache, self.probe, self.residuals, self.calibration, clock=self.clock
+            *(self._cluster, self.cache, self.probe, self.residuals, self.calibration),
+            operator_image=OPERATOR_IMAGE,
+            clock=self.clock,
         )
 
     def add(self, spec: Body, name: str = "llama", **more: Any) -> Body:

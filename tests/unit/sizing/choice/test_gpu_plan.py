@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.base.units import format_gib
+from specdecode_operator.sizing.base.units import GIB, format_gib
 from specdecode_operator.sizing.choice.plan import GpuPool, PlanOptions, plan_on_gpus
 from specdecode_operator.sizing.choice.quantization_matrix import quantization_matrix
 from specdecode_operator.sizing.choice.ranking import ranked
@@ -278,7 +278,7 @@ def test_what_is_lacking_is_told_of_the_nearest_checkpoint(make_pair: PairFactor
     ("pools", "tensor", "field", "words"),
     [
         ([], None, "accelerator.product", "none"),
-        ([GpuPool("NVIDIA-L4", 8)], None, "accelerator.product", "NVIDIA-L4"),
+        ([GpuPool("NVIDIA-T4", 8)], None, "accelerator.product", "NVIDIA-T4"),
         ([GpuPool(H100, 0)], None, "accelerator.product", "known are"),
         ([EIGHT_H100], 3, "parallelism.tensor", "num_attention_heads 64"),
         ([EIGHT_H100], 16, "parallelism.tensor", "largest has 8"),
@@ -291,6 +291,13 @@ def test_questions_without_a_plan(
         plan_on_gpus(make_pair(), pools, tensor)
     assert caught.value.field == field
     assert words in str(caught.value)
+
+
+def test_an_unknown_product_with_a_memory_is_sized_and_labelled(make_pair: PairFactory) -> None:
+    plan = plan_on_gpus(make_pair("FP8"), [GpuPool("Mystery-GPU", 8, memory_gib=80)], 2)
+    assert (plan.chosen.product, plan.chosen.budget.total_bytes) == ("Mystery-GPU", 80 * GIB)
+    assert plan.chosen.budget.uncalibrated_gpu
+    assert "uncalibrated" in plan.explanation
 
 
 def test_unknown_products_are_passed_over(make_pair: PairFactory) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.sizing.base.datafiles import read_data
-from specdecode_operator.sizing.base.devices import GENERATIONS, Device, find_device, known_products
+from specdecode_operator.sizing.base.devices import GENERATIONS, Device, find_device, known_products, uncalibrated_note
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.kv.layout import stage_weights
@@ -208,17 +208,48 @@ def test_a_split_that_does_not_divide_is_refused(make_pair: PairFactory) -> None
 
 @pytest.mark.parametrize("entry", DEVICES, ids=lambda entry: entry["product"])
 def test_an_entry_of_a_device_is_whole(entry: dict[str, Any]) -> None:
-    assert set(entry) == {"product", "nvlink_gpus", "total_gib", "source"}, "it needs these, all of them"
+    assert set(entry) == {"product", "capability", "nvlink_gpus", "calibrated", "total_gib", "source"}, (
+        "it needs these, all of them"
+    )
     assert isinstance(entry["nvlink_gpus"], int)
     assert entry["nvlink_gpus"] >= 1
     assert entry["total_gib"] > 0
+    assert entry["capability"] in GENERATIONS, "name its generation in operator/sizing/base/devices.py"
 
 
-@pytest.mark.parametrize("product", [entry["product"] for entry in DEVICES])
-def test_the_generation_of_a_device_is_stated(product: str) -> None:
-    """The first that fits is taken, so those that fit agree."""
-    stated = {generation for start, generation in GENERATIONS.items() if product.startswith(start)}
-    assert len(stated) == 1, "name it, or None, in operator/sizing/base/devices.py"
+@pytest.mark.parametrize("product", [H100, H200, "NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-SXM4-40GB"])
+def test_gpus_with_public_logs_are_calibrated(make_pair: PairFactory, product: str) -> None:
+    assert uncalibrated_note(_device(product)) is None
+    assert not estimate(make_pair(), replace(_device(H200), calibrated=_device(product).calibrated), 2).uncalibrated_gpu
+
+
+@pytest.mark.parametrize("product", sorted({each["product"] for each in DEVICES if not each["calibrated"]}))
+def test_gpus_without_public_logs_keep_back_half_of_what_is_estimated(make_pair: PairFactory, product: str) -> None:
+    plain = estimate(make_pair("FP8"), _device(H200), 2)
+    uncalibrated = estimate(make_pair("FP8"), replace(_device(H200), calibrated=_device(product).calibrated), 2)
+    assert uncalibrated.uncalibrated_gpu
+    assert uncalibrated.margin_bytes == plain.margin_bytes + round(plain.estimated_bytes / 2)
+    assert replace(uncalibrated, margin_bytes=plain.margin_bytes, uncalibrated_gpu=False) == plain
+    assert "is uncalibrated" in str(uncalibrated_note(_device(product)))
+
+
+@pytest.mark.parametrize(
+    ("product", "words"),
+    [("NVIDIA-B200", "compute capability 10"), ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", "12")],
+)
+def test_blackwell_is_not_sized_silently_with_hoppers_terms(product: str, words: str) -> None:
+    note = uncalibrated_note(_device(product))
+    assert note is not None
+    assert words in note
+    assert "not modelled" in note
+
+
+def test_a_memory_makes_a_device_of_an_unknown_product_only() -> None:
+    assert find_device("NVIDIA-Unheard-Of") is None
+    given = find_device("NVIDIA-Unheard-Of", 48)
+    assert given is not None
+    assert (given.total_bytes, given.nvlink_gpus, given.calibrated) == (48 * GIB, 1, False)
+    assert find_device(H200, 48) == find_device(H200)
 
 
 def test_devices_are_known_by_exact_label() -> None:
