@@ -29,8 +29,9 @@ def on_product(pair: Pair, product: str) -> Pair:
     """Return the pair with the kernels that the engine takes on a product, if they are not those of any product.
 
     Of latent attention Ampere, Ada and Blackwell RTX have Triton's alone (vllm/platforms/cuda.py); a kernel that was
-    asked for stays. Sparse attention has kernels of its own. On Hopper Triton's kernel runs the experts of gpt-oss,
-    which pads their scales and not their weights.
+    asked for stays. Sparse attention has kernels of its own: on Blackwell FlashInfer's reads a plain FP8 cache
+    (v1/attention/backends/mla/flashinfer_mla_sparse.py). On Hopper Triton's kernel runs the experts of gpt-oss, which
+    pads their scales and not their weights.
     """
     generation = generation_of(product)
     if generation == _TRITON_GENERATION and _runs_in_triton(pair.target):
@@ -38,7 +39,7 @@ def on_product(pair: Pair, product: str) -> Pair:
         kernel = ExpertKernel.TRITON_BESIDE_SCALES if keeps else ExpertKernel.TRITON
         pair = replace(pair, target=_with_kernel(pair.target, kernel))
     if pair.target.has_sparse_attention:
-        return pair
+        return replace(pair, target=_with_plain_cache(pair.target)) if generation == _PLAIN_CACHE_GENERATION else pair
     chosen = pair.limits.attention_backend is not None or generation not in _TRITON_ALONE
     if chosen or not any(isinstance(mixer, LatentAttention) for mixer in pair.target.attentions):
         return pair
@@ -53,6 +54,22 @@ Triton supports the device (experts/gpt_oss_triton_kernels_moe.py)."""
 def _runs_in_triton(model: ModelGeometry) -> bool:
     stored = model.checkpoint
     return stored is not None and stored.precision is Precision.MXFP4 and model.architecture.startswith("GptOss")
+
+
+_PLAIN_CACHE_GENERATION: Final = "Blackwell"
+"""Where FlashInfer's kernel is preferred for an FP8 cache (platforms/cuda.py, _get_backend_priorities); FlashMLA's, of
+Hopper, makes it fp8_ds_mla (mla_attention.py, _canonicalize_sparse_mla_kv_cache_dtype)."""
+
+
+@lru_cache(maxsize=MOST_REMEMBERED)
+def _with_plain_cache(model: ModelGeometry) -> ModelGeometry:
+    layers = tuple(
+        replace(layer, mixer=replace(layer.mixer, packs_cache=False))
+        if isinstance(layer.mixer, LatentAttention)
+        else layer
+        for layer in model.layers
+    )
+    return replace(model, layers=layers)
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)

@@ -14,7 +14,7 @@ from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
 from specdecode_operator.sizing.kv.layout import cache_layout, kv_bytes_per_token, stage_weights
 from specdecode_operator.sizing.memory.activation import activation_bytes
 from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, Parallelism, estimate
-from specdecode_operator.sizing.memory.latent import index_workspace_bytes
+from specdecode_operator.sizing.memory.latent import index_workspace_bytes, on_product
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import LatentAttention
 from specdecode_operator.sizing.weights.rank_layers import Split
@@ -194,3 +194,12 @@ def test_indexers_reserve_a_workspace_for_keys_of_long_requests(
 
 def test_dense_latent_attention_reserves_no_keys(pair_of: Callable[..., Pair]) -> None:
     assert index_workspace_bytes(pair_of("deepseek-ai/DeepSeek-V2-Lite")) == 0
+
+
+@pytest.mark.parametrize(("product", "token_bytes"), [("NVIDIA-H200", 656), ("NVIDIA-GB200", 576)])
+def test_an_fp8_cache_is_packed_where_flashmla_reads_it(
+    pair_of: Callable[..., Pair], product: str, token_bytes: int
+) -> None:
+    """A public log of GLM-5.2 on GB200 has 47,699 bytes a token: 78 layers, and 132 bytes of 21 indexers."""
+    pair = on_product(pair_of(SHARING_GLM, kv_cache_element_bytes=FP8), product)
+    assert kv_bytes_per_token(pair, Parallelism(4)) == 78 * token_bytes + 21 * 132
