@@ -34,6 +34,8 @@ def on_product(pair: Pair, product: str) -> Pair:
     pads their scales and not their weights.
     """
     generation = generation_of(product)
+    if generation in _WITHOUT_NVLINK and pair.limits.has_nvlink:
+        pair = replace(pair, limits=replace(pair.limits, has_nvlink=False))
     if generation == _TRITON_GENERATION and _runs_in_triton(pair.target):
         keeps = sizing_facts(pair.limits.engine_version)["keeps_stored_expert_scales"]
         kernel = ExpertKernel.TRITON_BESIDE_SCALES if keeps else ExpertKernel.TRITON
@@ -45,6 +47,9 @@ def on_product(pair: Pair, product: str) -> Pair:
         return pair
     return replace(pair, limits=replace(pair.limits, attention_backend=_TRITON))
 
+
+_WITHOUT_NVLINK: Final = frozenset({"Ada", "Blackwell RTX"})
+"""Generations whose cards have no connector for it (NVIDIA's data sheets)."""
 
 _TRITON_GENERATION: Final = "Hopper"
 """Where vLLM prefers Triton to Marlin for gpt-oss (fused_moe/oracle/mxfp4.py, _get_priority_backends_for_gpt_oss), and
