@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.figures import Figure, at_most
+from specdecode_operator.estimate.estimate import read_case
 from specdecode_operator.sizing.base.devices import Device, find_device
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION
 from specdecode_operator.sizing.base.units import GIB, ceil_div, gib_to_bytes
@@ -108,6 +109,21 @@ def other_rows() -> list[MemoryRow]:
     return [_memory_row(run) for run in read_runs("other_runs.jsonl")]
 
 
+def later_rows() -> list[MemoryRow]:
+    """Return runs of vLLM 0.20 to 0.26 with their estimates, most with a draft: lines of specdecode estimate."""
+    return [_later_row(run) for run in read_runs("later_runs.jsonl")]
+
+
+def calibrated_rows(rows: Sequence[MemoryRow]) -> list[MemoryRow]:
+    """Return those of GPUs whose terms public logs confirm."""
+    return [row for row in rows if not row.budget.uncalibrated_gpu]
+
+
+def mean_error_gib(rows: Sequence[MemoryRow]) -> float:
+    """Return the mean absolute error of the available KV memory in GiB."""
+    return sum(abs(row.error_gib) for row in rows) / len(rows)
+
+
 def token_rows() -> list[TokenRow]:
     """Return the runs of all files that print memory and tokens, with full or latent attention alone.
 
@@ -152,6 +168,19 @@ def _memory_row(run: dict[str, Any]) -> MemoryRow:
         measured_gib=run["observed"]["available_kv_gib"],
         measured_tokens=run["observed"].get("kv_cache_tokens"),
         runner=pair.era.runner.value,
+    )
+
+
+def _later_row(run: dict[str, Any]) -> MemoryRow:
+    case = read_case(run["case"])
+    if case.device is None:
+        raise LookupError(run["id"])
+    return MemoryRow(
+        case=run["id"].removeprefix("later-"),
+        budget=estimate(case.pair, case.device, case.split),
+        measured_gib=run["observed"]["available_kv_gib"],
+        measured_tokens=run["observed"]["kv_cache_tokens"],
+        runner=case.pair.era.runner.value,
     )
 
 
@@ -253,7 +282,16 @@ def figures() -> Iterator[Figure]:
     )
     worst = worst_row(rows)
     yield Figure("its worst case", 100 * abs(worst.error), "%", None, worst.case)
-    for name, of in (("vLLM 0.19 on H100", rows), ("other GPUs and versions", others)):
+    later = later_rows()
+    confirmed = calibrated_rows(later)
+    yield Figure(
+        "KV memory from flags alone, later logs on A100 and H100, mean absolute error",
+        mean_error_gib(confirmed),
+        "GiB",
+        at_most(0.3, "our aim"),
+        f"{len(confirmed)} public logs, vLLM 0.20 to 0.26, most with a draft; terms from its source, not fitted",
+    )
+    for name, of in (("vLLM 0.19 on H100", rows), ("other GPUs and versions", others), ("later logs", later)):
         over = [row.case for row in of if row.promised_gib > row.measured_gib]
         yield Figure(
             f"more promised than was there, {name}", len(over), f"of {len(of)} logs", at_most(0), ", ".join(over)
@@ -266,6 +304,16 @@ def figures() -> Iterator[Figure]:
         at_most(0),
         ", ".join(inexact),
     )
+
+
+def _compared(rows: Sequence[MemoryRow]) -> Iterator[str]:
+    yield f"{'case':42}{'runner':>8}{'log':>8}{'estimate':>10}{'error':>8}{'margin':>8}{'promised':>10}"
+    for row in rows:
+        available, margin = row.budget.available_kv_bytes / GIB, row.budget.margin_bytes / GIB
+        yield (
+            f"{row.case:42}{row.runner:>8}{row.measured_gib:8.2f}{available:10.2f}"
+            f"{row.error_gib:+8.2f}{margin:8.2f}{row.promised_gib:10.2f}"
+        )
 
 
 def report() -> Iterator[str]:
@@ -285,13 +333,13 @@ def report() -> Iterator[str]:
     yield f"promised more than measured, after the margin: {', '.join(over) or 'none'}"
     yield ""
     yield "Other GPUs and versions, GiB per GPU; only the graphs of V2 come from one of these, the 8B"
-    yield f"{'case':40}{'runner':>8}{'log':>8}{'estimate':>10}{'error':>8}{'margin':>8}{'promised':>10}"
-    for row in other_rows():
-        available, margin = row.budget.available_kv_bytes / GIB, row.budget.margin_bytes / GIB
-        yield (
-            f"{row.case:40}{row.runner:>8}{row.measured_gib:8.2f}{available:10.2f}"
-            f"{row.error_gib:+8.2f}{margin:8.2f}{row.promised_gib:10.2f}"
-        )
+    yield from _compared(other_rows())
+    later = later_rows()
+    confirmed = calibrated_rows(later)
+    yield ""
+    yield "Later logs, vLLM 0.20 to 0.26, GiB per GPU; by the settings that the log names"
+    yield from _compared(later)
+    yield f"A100 and H100: {len(confirmed)} cases, mean absolute error {mean_error_gib(confirmed):.2f} GiB"
     yield ""
     inexact = [f"{row.case} ({row.fewest}-{row.most}, log {row.measured})" for row in tokens if not row.exact]
     yield f"Tokens from the logged memory: {len(tokens) - len(inexact)} of {len(tokens)} exact to the log's rounding"

@@ -5,7 +5,7 @@ All that batches need of sizing passes through here.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Final
 
@@ -137,7 +137,7 @@ def read_case(values: Mapping[str, Any], calibration: Calibration = UNCALIBRATED
         calibration=calibration,
         **speculation.of_pair,
     )
-    refuse_unstartable(fields, speculation.fields, pair)
+    refuse_unstartable(fields, speculation.fields, pair, "" if device is None else device.product)
     return Case(
         pair=pair,
         device=device,
@@ -198,6 +198,7 @@ def _result(budget: Budget) -> dict[str, Any]:
         "margin_bytes": budget.margin_bytes,
         "kv_cache_tokens": budget.kv_cache_tokens,
         "max_concurrency": budget.max_concurrency,
+        **({"uncalibrated": True} if budget.uncalibrated_gpu else {}),
         **({"calibration": budget.calibration} if budget.calibration else {}),
         "error": None,
     }
@@ -217,13 +218,25 @@ def _version(fields: CaseFields) -> str:
 def _device(fields: CaseFields, *, required: bool) -> Device | None:
     name, total_gib = fields.text("gpu"), fields.number("gpu_total_gib", _MOST_GIB)
     if total_gib is not None:
-        # The name still decides the engine's defaults.
-        return Device(name or "unnamed", gib_to_bytes(total_gib), "gpu_total_gib of the case")
+        return _measured_device(name, gib_to_bytes(total_gib))
     if name is not None:
         return find_named_gpu(name)
     if required:
         raise fields.error("gpu", "is missing: name a GPU, or give gpu_total_gib or available_kv_gib")
     return None
+
+
+def _measured_device(name: str | None, total_bytes: int) -> Device:
+    """Return the named GPU with the memory that a log prints; one without a known name is uncalibrated."""
+    source = "gpu_total_gib of the case"
+    try:
+        known = find_named_gpu(name) if name else None
+    except CaseError:
+        known = None
+    if known is None:
+        # The name still decides the engine's defaults.
+        return Device(name or "unnamed", total_bytes, source, calibrated=False)
+    return replace(known, total_bytes=total_bytes, source=source)
 
 
 def _limits(fields: CaseFields, target: ModelGeometry, version: str, defaults: EngineDefaults) -> EngineLimits:
@@ -238,6 +251,7 @@ def _limits(fields: CaseFields, target: ModelGeometry, version: str, defaults: E
         kv_cache_element_bytes=_kv_element_bytes(fields),
         memory_utilization_percent=_utilization_percent(fields, defaults),
         enforce_eager=fields.flag("enforce_eager"),
+        compiles_anew=not fields.flag("warm_compile_cache"),
         min_concurrency=fields.whole("min_concurrency", _MOST_REQUESTS) or 1,
         engine_version=version,
         prefix_caching=fields.flag("enable_prefix_caching", default=caches_prefixes(version)),

@@ -26,11 +26,11 @@ _LONGEST: Final = "max_position_embeddings"
 _TOLD_LONGEST: Final = "model_max_length"
 
 
-def refuse_unstartable(fields: CaseFields, speculative: CaseFields | None, pair: Pair) -> None:
-    """Raise CaseError with the first setting of a case that vLLM raises an error for."""
+def refuse_unstartable(fields: CaseFields, speculative: CaseFields | None, pair: Pair, product: str) -> None:
+    """Raise CaseError with the first setting of a case that vLLM raises an error for on a GPU product."""
     _refuse_length(fields, pair)
     _refuse_dtype(fields, pair)
-    _refuse_cache_dtype(fields, pair.target)
+    _refuse_cache_dtype(fields, pair.target, product)
     _refuse_requests(fields, pair)
     _refuse_blocks(fields, pair.target)
     if speculative is not None:
@@ -60,8 +60,8 @@ def _refuse_dtype(fields: CaseFields, pair: Pair) -> None:
             raise fields.error("dtype", message)
 
 
-def _refuse_cache_dtype(fields: CaseFields, target: ModelGeometry) -> None:
-    if message := cache_dtype_problem(target, fields.text("kv_cache_dtype") or KvCacheDtype.AUTO):
+def _refuse_cache_dtype(fields: CaseFields, target: ModelGeometry, product: str) -> None:
+    if message := cache_dtype_problem(target, fields.text("kv_cache_dtype") or KvCacheDtype.AUTO, product):
         raise fields.error("kv_cache_dtype", message)
 
 

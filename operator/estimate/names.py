@@ -20,6 +20,7 @@ CASE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "kv_cache_dtype": (),
     "block_size": (),
     "enforce_eager": (),
+    "warm_compile_cache": (),
     "enable_prefix_caching": (),
     "quantization": (),
     "model": ("model_tag",),

@@ -129,13 +129,15 @@ _SCALES_A_CACHE: Final = frozenset({Method.FP8, Method.MODELOPT})
 """Checkpoint formats of which vLLM makes scales of the cache, asked for or not (BaseKVCacheMethod)."""
 
 
-def cache_dtype_problem(target: ModelGeometry, wanted: str) -> str | None:
+def cache_dtype_problem(target: ModelGeometry, wanted: str, product: str = "") -> str | None:
     """Return what vllm/model_executor/layers/attention/attention.py refuses, or no backend of latent attention takes.
 
-    vllm/v1/attention/backends/mla/flashmla_sparse.py takes fp8 and bfloat16, not fp8_e4m3, ModelOpt's.
+    vllm/v1/attention/backends/mla/flashmla_sparse.py takes fp8 and bfloat16, not fp8_e4m3, ModelOpt's;
+    flashinfer_mla_sparse.py, of Blackwell, takes that too.
     """
     checkpoint, own_fp8 = target.checkpoint, target.cache_element_bytes == FP8_ELEMENT_BYTES
-    if target.has_sparse_attention and own_fp8 and wanted in (KvCacheDtype.AUTO, KvCacheDtype.FP8_E4M3):
+    e4m3 = wanted in (KvCacheDtype.AUTO, KvCacheDtype.FP8_E4M3) and generation_of(product) != "Blackwell"
+    if target.has_sparse_attention and own_fp8 and e4m3:
         return f"{target.name} asks for fp8_e4m3, which vLLM refuses with sparse attention: write fp8 or bfloat16"
     if wanted != KvCacheDtype.FP8_E5M2:
         return None

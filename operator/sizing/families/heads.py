@@ -1,5 +1,6 @@
 """Draft heads: EAGLE, EAGLE-3 and Medusa."""
 
+import re
 from dataclasses import replace
 from typing import Final
 
@@ -118,7 +119,25 @@ def speculators_eagle3(fields: Fields, architecture: str, _tower: Tower | None =
         raise fields.error("transformer_layer_config", "is missing; copy it from the head's config.json")
     outer = {key: fields.values[key] for key in _OUTSIDE_THE_LAYER if fields.is_set(key)}
     layers = {"num_hidden_layers": section.size("num_hidden_layers", default=1)}
-    return eagle3(section.having({**section.values, **outer, **layers}, {key: key for key in outer}), architecture)
+    model = eagle3(section.having({**section.values, **outer, **layers}, {key: key for key in outer}), architecture)
+    if model.head is None or not _keeps_output_head(fields, model, model.head):
+        return model
+    return replace(model, head=replace(model.head, shares_output=True))
+
+
+_FROZEN_SINCE: Final = (0, 5)
+"""Release of the speculators library from which on its heads are trained with the target's output head."""
+
+
+def _keeps_output_head(fields: Fields, model: ModelGeometry, head: HeadParts) -> bool:
+    """Whether a head stores the target's own output head, which vLLM finds equal and shares.
+
+    Speculators, model.py, DraftVocabMixin: it is a frozen copy of the target's rows for the draft's vocabulary, and of
+    all rows if that is the target's. vLLM, v1/spec_decode/llm_base_proposer.py, _maybe_share_lm_head: torch.equal.
+    """
+    version = re.match(r"(\d+)\.(\d+)", fields.text("speculators_version", default=""))
+    frozen = version is not None and (int(version[1]), int(version[2])) >= _FROZEN_SINCE
+    return frozen and head.output_rows == model.vocab_size and head.shares_embedding
 
 
 def peagle(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:

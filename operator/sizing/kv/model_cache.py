@@ -101,11 +101,11 @@ def _latent(mixer: LatentAttention, width: int, *, of_draft: bool) -> KvLayer:
 
     In FP8, sparse attention keeps its rotary part in 16 bits and a scale for
     each 128 of the rest (fp8_ds_mla, v1/kv_cache_interface.py): 656 bytes in
-    the place of 576 with DeepSeek V3.2 and GLM-5.
+    the place of 576 with DeepSeek V3.2 and GLM-5. Kernels of Blackwell do not.
     """
     latent = mixer.kv_rank + mixer.rope_head_dim
     token = latent * width
-    if mixer.sparse_tokens and width == FP8_ELEMENT_BYTES:
+    if mixer.sparse_tokens and mixer.packs_cache and width == FP8_ELEMENT_BYTES:
         token = mixer.kv_rank + _scale_bytes(mixer.kv_rank) + mixer.rope_head_dim * _SIXTEEN_BIT_BYTES
     return KvLayer(CacheKind.LATENT, token, head_width=latent, element_bytes=width, of_draft=of_draft)
 

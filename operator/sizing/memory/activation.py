@@ -10,8 +10,14 @@ from typing import Final
 from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import Runner
 from specdecode_operator.sizing.base.formula import described
+from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.memory.forward import expert_workspace_bytes, forward_bytes
-from specdecode_operator.sizing.memory.latent import latent_parts_bytes, profiles_latent_parts
+from specdecode_operator.sizing.memory.latent import (
+    INDEX_LOGITS_BYTES,
+    index_workspace_bytes,
+    latent_parts_bytes,
+    profiles_latent_parts,
+)
 from specdecode_operator.sizing.memory.proposing import joining_bytes, proposing_bytes
 from specdecode_operator.sizing.memory.refining import refining_bytes, refining_scratch_bytes
 from specdecode_operator.sizing.memory.sampling import profiled_sampling_bytes
@@ -19,6 +25,7 @@ from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.precision import Scales
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.stages import Stage, stages, whole_model
+from specdecode_operator.sizing.weights.weights import padded_vocabulary
 from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Method, Precision
 
 _GPT_OSS: Final = "GptOss"
@@ -42,6 +49,9 @@ def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None)
     if (reserved := latent_parts_bytes(pair, split.tensor)) and profiles_latent_parts(pair):
         # Both are served from one workspace (v1/worker/workspace.py).
         kept = max(kept, described(reserved, "of parts of the context"))
+    if gathered := index_workspace_bytes(pair):
+        kept = max(kept, described(gathered, "of gathered keys of indexers"))
+        scratch = max(scratch, INDEX_LOGITS_BYTES)
     if pair.era.peaks_in_pieces and not pair.era.cublas_before_snapshot:
         kept += memory_coefficients().cublas_workspace_bytes
     target, limits = pair.target, pair.limits
@@ -61,12 +71,36 @@ def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None)
             proposing = _proposing_bytes(pair, draft[0], split.tensor) + states_bytes + given
             peak = max(peak, described(proposing, "in proposing"))
             kept += refining_scratch_bytes(pair, draft[0])
+        if draft is not None and pair.method in _METHODS_PROFILED:
+            compiling = compiling_bytes(pair, draft[0], split.tensor) + states_bytes + given
+            peak = max(peak, described(compiling, "in compiling the draft"))
     kept = described(kept, "held beside it")
     if not target.tower.item_tokens:
-        return peak + kept
+        # Compiled before the first run, which makes what is held.
+        compiling = compiling_bytes(pair, target, split.tensor) if stage.is_first else 0
+        return max(peak + kept, described(compiling, "in compiling"))
     encoding, encoded = _encoder_bytes(pair, split, stage)
     encoding, encoded = described(encoding, "in encoding"), described(encoded, "of encoded images")
     return max(encoding, peak + encoded) + kept
+
+
+def compiling_bytes(pair: Pair, model: ModelGeometry, tensor: int) -> int:
+    """Return what compiling a model takes at a start without a compile cache; 0 if the start compiles nothing.
+
+    vLLM sets benchmark_combo_kernel (config/compilation.py, CompilationConfig.__post_init__): torch times the kernels
+    that it may join, and fills tensors with random numbers for all that they read and write
+    (torch/_inductor/codegen/triton.py, codegen_kernel_benchmark). The first kernel reads the embedding. So a second
+    table of that size stands beside the weights, with the buffer that flushes the L2 cache between repetitions
+    (torch/_inductor/runtime/benchmarking.py). The kernel writes the residual and the normed states. That of EAGLE-3
+    reads the target's states, too, and writes both side by side into a tensor that each repetition clones
+    (llama_eagle3.py, forward).
+    """
+    if not pair.limits.compiles_anew or pair.limits.enforce_eager or not model.layers:
+        return 0
+    table = ceil_div(padded_vocabulary(model.vocab_size), tensor) * model.hidden_size * model.dtype_bytes
+    states = 5 if model.head is not None and model.head.auxiliary_states else 2
+    written = states * pair.limits.max_num_batched_tokens * model.hidden_size * model.dtype_bytes
+    return table + written + memory_coefficients().l2_bytes
 
 
 def _draft_pass_bytes(pair: Pair, draft: _Draft | None, split: Parallelism) -> int:

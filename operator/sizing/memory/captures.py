@@ -12,6 +12,10 @@ from specdecode_operator.sizing.pair.pair import Pair
 _LARGEST_GRAPH: Final = 512
 """Largest batch for which graphs are captured by default (config/vllm.py, _set_cudagraph_sizes)."""
 
+_GPT_OSS: Final = "GptOss"
+_LARGEST_GRAPH_OF_GPT_OSS: Final = 1024
+"""Default for gpt-oss, whatever max_num_seqs is (model_executor/models/config.py, GptOssForCausalLMConfig)."""
+
 
 def further_graphs(pair: Pair) -> int:
     """Return the graphs that V2 captures beside those of K: of decoding alone, for each other number of tokens.
@@ -46,6 +50,8 @@ def capture_sizes(pair: Pair) -> int:
 def _largest_graph(pair: Pair) -> int:
     limits = pair.limits
     own = min(limits.max_num_seqs * (pair.num_speculative_tokens + 1) * 2, _LARGEST_GRAPH)
+    if pair.target.architecture.startswith(_GPT_OSS):
+        own = _LARGEST_GRAPH_OF_GPT_OSS
     return min(limits.max_graph_tokens or own, limits.max_num_batched_tokens)
 
 

@@ -28,11 +28,14 @@ def non_torch_bytes(pair: Pair, split: Parallelism) -> int:
     """Return NCCL, workspaces and modules inside the budget."""
     era = pair.era
     sizes = memory_coefficients().non_torch
+    # Over PCIe NCCL's buffers are the host's (its transport SHM) or small, and vLLM has neither symmetric memory nor a
+    # fused all-reduce there: public logs of such cards have no more than those of one GPU.
+    alone = shares_no_layer(pair, split) or not pair.limits.has_nvlink
     if era.runner is Runner.V2:
-        return sizes.v2_one_gpu if shares_no_layer(pair, split) else sizes.v2_several_gpus
+        return sizes.v2_one_gpu if alone else sizes.v2_several_gpus
     layers = named(ceil_div(pair.target.num_layers, split.pipeline), "layers", like=split.tensor)
-    if split.tensor == 1:
-        base = sizes.one_gpu if split.pipeline == 1 else sizes.pipeline_only
+    if split.tensor == 1 or alone:
+        base = sizes.pipeline_only if split.pipeline > 1 and split.tensor == 1 else sizes.one_gpu
     elif split.tensor == 2:  # noqa: PLR2004 (measured for two apart)
         base = sizes.two_gpus + sizes.two_gpus_per_layer * layers
     elif split.tensor < 8:  # noqa: PLR2004 (estimated apart)
@@ -79,7 +82,12 @@ def graph_bytes(pair: Pair, split: Parallelism) -> int:
         return sizes.v2 + of_sizes + named(sizes.v2_draft_head * lengths, "of the drafter", like=of_sizes)
     per_layer = sizes.v1_layer + (sizes.v1_expert_layer if pair.target.has_experts else 0)
     full = sum(graph_layers(pair, split)) * per_layer + quantization_steps(pair) * sizes.v1_quantization_step
-    return full * (capture_sizes(pair) - 1) // (sizes.v1_sizes - 1)
+    of_sizes = full * (capture_sizes(pair) - 1) // (sizes.v1_sizes - 1)
+    if not pair.drafts_in_parallel:
+        return of_sizes
+    # The second size that is captured opens a segment of torch's allocator, and the estimate takes that for what each
+    # further size needs (v1/worker/gpu_model_runner.py, profile_cudagraph_memory), as it does under V2.
+    return of_sizes + named((capture_sizes(pair) - 1) * sizes.v2_size, "of the parallel drafter", like=of_sizes)
 
 
 def _timed_steps_bytes(pair: Pair, split: Parallelism) -> int:

@@ -113,12 +113,12 @@ def _v1_rejection_bytes(pair: Pair, bonus_rows: int, target_rows: int) -> int:
     """Return the peak of the rejection sampler (vLLM, v1/sample/rejection_sampler.py, RejectionSampler.forward).
 
     Kept: all rows and the bonus rows as computed, the bonus rows as float32
-    for log probabilities. The target's rows: raw, cloned, softmax; noise for
-    each request (sample_recovered_tokens). The profiling run has one of each
-    a request, whatever K is.
+    for log probabilities. The target's rows: raw, cloned, softmax. For each
+    request the noise and its reciprocal (sample_recovered_tokens, q and
+    inv_q). The profiling run has one of each a request, whatever K is.
     """
     kept = (2 * bonus_rows + target_rows) * pair.target.dtype_bytes + bonus_rows * _FLOAT32_BYTES
-    return (kept + (3 * target_rows + bonus_rows) * _FLOAT32_BYTES) * pair.target.vocab_size
+    return (kept + (3 * target_rows + 2 * bonus_rows) * _FLOAT32_BYTES) * pair.target.vocab_size
 
 
 def _v2_sampler_bytes(pair: Pair, requests: int, tensor: int) -> int:

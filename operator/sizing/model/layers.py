@@ -56,6 +56,7 @@ class LatentAttention:
     value_head_dim: int
     sparse_tokens: int = 0  # Tokens that it reads of a sequence; zero where it reads all
     indexer: Indexer | None = None  # What chooses them; None where it reads all, or those that a layer before it chose
+    packs_cache: bool = True  # Whether its kernel has scales and a rotary part of 16 bits in an FP8 cache (fp8_ds_mla)
 
 
 @dataclass(frozen=True)

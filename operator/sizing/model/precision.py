@@ -39,6 +39,15 @@ def precision_name(precision: Precision, dtype_bytes: int) -> str:
     return "FP32" if precision is Precision.BF16 and dtype_bytes == FLOAT32_BYTES else precision.value
 
 
+class ExpertKernel(StrEnum):
+    """Kernel that runs experts in MXFP4."""
+
+    MARLIN = "Marlin"
+    TRITON = "Triton"
+    TRITON_BESIDE_SCALES = "Triton, beside the stored scales"
+    """Up to vLLM 0.24 the scales of the checkpoint stay beside those that the kernel reads."""
+
+
 @dataclass(frozen=True)
 class WeightFormat:
     """How a checkpoint or the loader stores a linear layer."""
@@ -53,6 +62,7 @@ class WeightFormat:
     static_inputs: bool = False  # Whether the scales of activations are stored too
     experts_only: bool = False  # Whether only the layers of experts are quantized
     ordered_by_activation: bool = False  # Whether GPTQ sorted the inputs before it grouped them (desc_act)
+    expert_kernel: ExpertKernel = ExpertKernel.MARLIN  # What runs experts in MXFP4, which decides how they are padded
 
 
 DEFAULT_FORMATS: Final = {

@@ -56,6 +56,8 @@ class EngineLimits:
     # Most tokens of a step that is captured as a CUDA graph; None for the engine's own
     max_graph_tokens: int | None = None
     attention_backend: str | None = None  # By vLLM's name; None for the engine's own choice
+    has_nvlink: bool = True  # Whether NVLink may join its GPUs
+    compiles_anew: bool = False  # Whether the start finds no compile cache, as the first one on a machine
 
     @property
     def captures_graphs(self) -> bool:

@@ -10,7 +10,7 @@ from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.base.units import round_up
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry
 from specdecode_operator.sizing.model.layers import Layer, SelfAttention
-from specdecode_operator.sizing.model.precision import WeightFormat
+from specdecode_operator.sizing.model.precision import ExpertKernel, WeightFormat
 from specdecode_operator.sizing.weights.linear_bytes import (
     SCALE_BYTES_FLOAT32,
     attention_scale_bytes,
@@ -224,10 +224,14 @@ def layer_bytes(layer: Layer, geometry: ModelGeometry, weight_format: WeightForm
     mixers = feed_forward = 0
     for linear in on_rank.linears:
         stored_as = linear_format(linear, layer, weight_format)
+        beside_bytes = 0
         if stored_as.precision is Precision.MXFP4:
-            linear = _padded_for_marlin(linear)  # noqa: PLW2901 (the same layer, as its kernel wants it)
+            marlin = stored_as.expert_kernel is ExpertKernel.MARLIN
+            # The same layer, as its kernel wants it.
+            linear = _padded_for_marlin(linear) if marlin else _padded_for_triton(linear)  # noqa: PLW2901
+            beside_bytes = 0 if marlin else _beside_triton_bytes(stored_as, linear)
         size_bytes = linear.copies * (
-            linear_bytes(stored_as, linear, geometry.dtype_bytes) + linear.bias * geometry.dtype_bytes
+            linear_bytes(stored_as, linear, geometry.dtype_bytes) + linear.bias * geometry.dtype_bytes + beside_bytes
         )
         if linear.module.startswith(_FEED_FORWARD):
             feed_forward += size_bytes
@@ -252,6 +256,34 @@ def _padded_for_marlin(linear: LinearLayer) -> LinearLayer:
     else:
         inputs, outputs = round_up(linear.inputs, 128), round_up(linear.outputs, 256)
     return replace(linear, inputs=inputs, outputs=outputs, bias=outputs if linear.bias else 0)
+
+
+def _padded_for_triton(linear: LinearLayer) -> LinearLayer:
+    """Return experts in MXFP4 as Triton's kernel takes them: the width of an expert's part rounded to 64.
+
+    vLLM, fused_moe/oracle/mxfp4.py, mxfp4_round_up_hidden_size_and_intermediate_size.
+    """
+    if linear.widens:
+        outputs = 2 * round_up(linear.outputs // 2, 64)
+        return replace(linear, outputs=outputs, bias=outputs if linear.bias else 0)
+    return replace(linear, inputs=round_up(linear.inputs, 64))
+
+
+def _beside_triton_bytes(stored_as: WeightFormat, linear: LinearLayer) -> int:
+    """Return by how much Triton's scales and biases are larger than those of the checkpoint.
+
+    Scales: 4 groups and 256 outputs at a time (vLLM, quantization/utils/mxfp4_utils.py, _swizzle_mxfp4, and
+    triton_kernels, layout_details/hopper_scale.py, swizzle_data); biases: float32 (fused_moe/oracle/mxfp4.py).
+    """
+    groups = linear.inputs // stored_as.group_size
+    stored_bytes = groups * linear.outputs
+    swizzled_bytes = round_up(groups, 4) * round_up(linear.outputs, 256)
+    kept_bytes = stored_bytes if stored_as.expert_kernel is ExpertKernel.TRITON_BESIDE_SCALES else 0
+    return swizzled_bytes - stored_bytes + kept_bytes + linear.bias * _FLOAT32_MORE_BYTES
+
+
+_FLOAT32_MORE_BYTES: Final = 2
+"""By how much a float32 is larger than 16 bits."""
 
 
 def linear_format(linear: LinearLayer, layer: Layer, weight_format: WeightFormat) -> WeightFormat:

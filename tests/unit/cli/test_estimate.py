@@ -45,6 +45,7 @@ def article(gpu: str, target: str | None, draft: str | None, /, **changes: Any) 
         "max_model_len": 8192,
         "max_num_seqs": 256,
         "max_num_batched_tokens": 8192,
+        "warm_compile_cache": True,
         "quantization": target,
         "model": TARGET,
         "speculative": drafting if draft else None,

@@ -195,6 +195,7 @@ def test_float32_is_sized_as_a_public_log_has_it(estimate: Estimate) -> None:
         "gpu": "H100",
         "gpu_memory_utilization": 0.95,
         "max_model_len": 8192,
+        "warm_compile_cache": True,
     }
     results = estimate(
         *({**case, **dtype} for dtype in ({"dtype": "float32"}, {"dtype": "float"}, {"dtype": "half"}, {}))
@@ -253,3 +254,30 @@ def test_what_no_kernel_of_the_gpu_reads_is_refused(estimate: Estimate) -> None:
     assert on_a100["error"].startswith("kv_cache_dtype: fp8: on NVIDIA-A100-SXM4-80GB vLLM has no kernel")
     assert on_h100["error"] is None
     assert sparse["error"].startswith("gpu: NVIDIA-A100-SXM4-80GB: vLLM has no kernel on it for the sparse attention")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "refused"), [({"gpu": "H200"}, True), ({"gpu": "GB200", "gpu_total_gib": 184.31}, False)]
+)
+def test_blackwell_serves_sparse_attention_with_the_cache_of_modelopt(
+    estimate: Estimate, gpu: dict[str, Any], refused: bool
+) -> None:
+    (result,) = estimate({**gpu, "model": "nvidia/GLM-5.2-NVFP4", "tp": 4, "kv_cache_dtype": "fp8_e4m3"})
+    assert ("kv_cache_dtype" in str(result["error"])) is refused
+
+
+@pytest.mark.parametrize(
+    ("gpu", "uncalibrated"),
+    [
+        ({"gpu": "H100"}, False),
+        ({"gpu": "A100-80", "gpu_total_gib": 79.2}, False),
+        ({"gpu_total_gib": 79.2}, True),
+        ({"gpu": "RTX 5060 Ti", "gpu_total_gib": 15.48}, True),
+    ],
+)
+def test_a_gpu_without_logs_is_said_to_be_uncalibrated(
+    estimate: Estimate, gpu: dict[str, Any], uncalibrated: bool
+) -> None:
+    known, (result,) = estimate({"gpu": "H100", "model": DRAFT})[0], estimate({**gpu, "model": DRAFT})
+    assert result.get("uncalibrated", False) is uncalibrated
+    assert (result["margin_bytes"] > known["margin_bytes"]) is uncalibrated

@@ -2,10 +2,23 @@
 
 import pytest
 
-from bench.sizing.accuracy import MemoryRow, TokenRow, mean_error, memory_rows, other_rows, token_rows, worst_row
+from bench.sizing.accuracy import (
+    MemoryRow,
+    TokenRow,
+    calibrated_rows,
+    later_rows,
+    mean_error,
+    mean_error_gib,
+    memory_rows,
+    other_rows,
+    token_rows,
+    worst_row,
+)
 
 MEMORY = memory_rows()
 OTHER = other_rows()
+LATER = later_rows()
+CONFIRMED = calibrated_rows(LATER)
 TOKENS = token_rows()
 
 
@@ -22,7 +35,17 @@ def test_available_kv_memory_is_right_in_each_run(row: MemoryRow) -> None:
     assert abs(row.error) < 0.01
 
 
-@pytest.mark.parametrize("row", [*MEMORY, *OTHER], ids=lambda row: row.case)
+def test_later_logs_are_right_on_average_where_the_gpu_is_calibrated() -> None:
+    assert len(CONFIRMED) == 17
+    assert mean_error_gib(CONFIRMED) < 0.3
+
+
+@pytest.mark.parametrize("row", CONFIRMED, ids=lambda row: row.case)
+def test_later_logs_are_right_in_each_run_where_the_gpu_is_calibrated(row: MemoryRow) -> None:
+    assert abs(row.error_gib) < 0.35
+
+
+@pytest.mark.parametrize("row", [*MEMORY, *OTHER, *LATER], ids=lambda row: row.case)
 def test_no_more_is_promised_than_was_measured(row: MemoryRow) -> None:
     assert row.budget.margin_bytes > 0
     assert row.promised_gib <= row.measured_gib

@@ -362,3 +362,36 @@ def test_a_type_that_the_engine_does_not_know_is_refused() -> None:
     with pytest.raises(GeometryError) as caught:
         catalogued("torchspec-project/TorchSpec:torchspec/config/dflash_draft_config.json")
     assert (caught.value.field, caught.value.value) == ("model_type", "dflash")
+
+
+@pytest.mark.parametrize(
+    ("version", "draft_vocabulary", "shared"),
+    [("0.6.0.dev0", 128_256, True), ("0.5.0", 128_256, True), ("0.4.0.1", 128_256, False), ("0.6.0", 32_000, False)],
+)
+def test_a_head_of_speculators_keeps_the_targets_output_head(version: str, draft_vocabulary: int, shared: bool) -> None:
+    """With all rows it is a frozen copy, which vLLM finds equal to the target's: 0.51 GiB loaded in place of 1.67."""
+    layer = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 8192,
+    }
+    head = head_from_config(
+        "head",
+        {
+            "architectures": ["Eagle3DraftModel"],
+            "draft_vocab_size": draft_vocabulary,
+            "speculators_model_type": "eagle3",
+            "speculators_version": version,
+            "transformer_layer_config": layer,
+        },
+        "eagle3",
+    )
+    tables = 0 if shared else draft_vocabulary
+    without = replace(head, head=replace(head.head, shares_output=True)) if head.head else head
+    loaded, least = (loaded_head_bytes(each, Precision.BF16, Split(1)) for each in (head, without))
+    assert loaded - least == tables * 4096 * 2

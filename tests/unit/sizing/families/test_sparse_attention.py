@@ -12,7 +12,9 @@ from specdecode_operator.sizing.families.catalogue import find_entry, find_geome
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
 from specdecode_operator.sizing.kv.layout import cache_layout, kv_bytes_per_token, stage_weights
+from specdecode_operator.sizing.memory.activation import activation_bytes
 from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, Parallelism, estimate
+from specdecode_operator.sizing.memory.latent import index_workspace_bytes, on_product
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import LatentAttention
 from specdecode_operator.sizing.weights.rank_layers import Split
@@ -171,3 +173,33 @@ def test_a_stage_that_begins_between_indexers_keeps_one_table_more(pair_of: Call
     known = weight_bytes(pair.target, Precision.BF16, Split(8), stage=last)
     known += allocation_bytes(pair.target, Precision.BF16, Split(8), stage=last) + 134_217_728
     assert loaded - known == (8192 * 2048 + (9 + 1) * 1025 * 2049) * 4
+
+
+@pytest.mark.parametrize(
+    ("version", "length", "lengths"), [("0.31.0", 819_200, 40), ("0.32.0", 819_200, 16), ("0.32.0", 262_144, 40)]
+)
+def test_indexers_reserve_a_workspace_for_keys_of_long_requests(
+    pair_of: Callable[..., Pair], version: str, length: int, lengths: int
+) -> None:
+    """4.03 GiB for GLM-5.2 with 819,200 tokens, of 6.31 GiB that a public log of vLLM 0.26 calls activation."""
+    short, long = (
+        pair_of(SHARING_GLM, engine_version=version, max_model_len=each, max_num_seqs=64, max_num_batched_tokens=1024)
+        for each in (length // 2, length)
+    )
+    if lengths == 40 and version == "0.31.0":
+        grown = activation_bytes(long, Parallelism(4)) - activation_bytes(short, Parallelism(4))
+        assert grown == length // 2 * 40 * 132
+    assert index_workspace_bytes(long) == length * lengths * 132 + 2**20
+
+
+def test_dense_latent_attention_reserves_no_keys(pair_of: Callable[..., Pair]) -> None:
+    assert index_workspace_bytes(pair_of("deepseek-ai/DeepSeek-V2-Lite")) == 0
+
+
+@pytest.mark.parametrize(("product", "token_bytes"), [("NVIDIA-H200", 656), ("NVIDIA-GB200", 576)])
+def test_an_fp8_cache_is_packed_where_flashmla_reads_it(
+    pair_of: Callable[..., Pair], product: str, token_bytes: int
+) -> None:
+    """A public log of GLM-5.2 on GB200 has 47,699 bytes a token: 78 layers, and 132 bytes of 21 indexers."""
+    pair = on_product(pair_of(SHARING_GLM, kv_cache_element_bytes=FP8), product)
+    assert kv_bytes_per_token(pair, Parallelism(4)) == 78 * token_bytes + 21 * 132

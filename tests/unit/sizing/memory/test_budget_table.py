@@ -258,3 +258,16 @@ def test_devices_are_known_by_exact_label() -> None:
     assert find_device("NVIDIA-H100") is None
     assert find_device("NVIDIA-H100-80GB-HBM3-MIG-1g.10gb") is None
     assert _device(H200).source
+
+
+@pytest.mark.parametrize("version", ["0.23.0", "0.33.0"])
+def test_cards_without_nvlink_have_nothing_of_its_buffers(make_pair: PairFactory, version: str) -> None:
+    """Public logs of RTX 5060 Ti (0.23) and of two 96 GB cards (0.27) have 0.1 to 0.2 GiB outside torch."""
+    pair = make_pair("INT4", None, engine_version=version)
+    pcie, nvlink = (
+        find_device(product) for product in ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", "NVIDIA-H100-80GB-HBM3")
+    )
+    assert pcie is not None
+    assert nvlink is not None
+    assert estimate(pair, pcie, 2).non_torch_bytes < GIB // 2
+    assert estimate(pair, nvlink, 2).non_torch_bytes > 2 * GIB

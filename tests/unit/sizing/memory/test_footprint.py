@@ -33,6 +33,8 @@ OTHER_LIMITS: dict[str, Any] = {
     "block_size": 32,
     "kv_cache_element_bytes": 1,
     "memory_utilization_percent": 70,
+    "has_nvlink": False,
+    "compiles_anew": True,
     "enforce_eager": True,
     "min_concurrency": 3,
     "engine_version": "0.19.0",

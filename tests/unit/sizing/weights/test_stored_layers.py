@@ -1,11 +1,15 @@
 """How checkpoints and kernels store single layers: zero points, padding, and layers that are left alone."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.families.config import geometry_from_config
+from specdecode_operator.sizing.kv.layout import stage_weights
+from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, Parallelism
+from specdecode_operator.sizing.memory.latent import on_product
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import LatentAttention, Layer, SelectiveScan
 from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS
@@ -83,6 +87,44 @@ def test_experts_in_mxfp4_are_padded(tensor: int, hidden: tuple[int, int], width
     router = (2880 * 128 + 128) * 2
     found = layer_bytes(geometry.layers[0], geometry, DEFAULT_FORMATS[Precision.MXFP4], Split(tensor))
     assert found.feed_forward_bytes == 128 * (weights + biases) + router
+
+
+@pytest.mark.parametrize(
+    ("model", "product", "version", "logged_gib"),
+    [
+        ("openai/gpt-oss-20b", "NVIDIA-H100-80GB-HBM3", "0.26.0", 13.03),
+        # The checkpoint's scales stay beside Triton's; 64.38 GiB is of a log of 0.11.
+        ("openai/gpt-oss-120b", "NVIDIA-H100-80GB-HBM3", "0.19.0", 64.38),
+        # Marlin pads the hidden size to 256, an expert's width to 128.
+        ("openai/gpt-oss-20b", "NVIDIA-A100-SXM4-80GB", "0.19.0", 13.72),
+    ],
+)
+def test_the_kernel_of_a_product_decides_what_experts_of_gpt_oss_take(
+    model: str, product: str, version: str, logged_gib: float, limits: EngineLimits
+) -> None:
+    geometry = find_geometry(model)
+    assert geometry is not None
+    limited = replace(limits, engine_version=version)
+    pair = on_product(Pair(geometry, Precision.MXFP4, None, None, "none", 0, limited), product)
+    stage = stage_weights(pair, Parallelism())[0]
+    assert stage.target_bytes / 2**30 == pytest.approx(logged_gib, rel=0.01)
+
+
+def test_scales_of_triton_are_swizzled_in_tiles(limits: EngineLimits) -> None:
+    geometry = find_geometry("openai/gpt-oss-20b")
+    assert geometry is not None
+    loaded = {}
+    for version in ("0.24.0", "0.25.0"):
+        limited = replace(limits, engine_version=version)
+        pair = on_product(Pair(geometry, Precision.MXFP4, None, None, "none", 0, limited), "NVIDIA-H100-80GB-HBM3")
+        loaded[version] = layer_bytes(
+            pair.target.layers[0], pair.target, pair.target.weight_format(Precision.MXFP4), Split(1)
+        ).feed_forward_bytes
+    weights, biases = 3 * 2880 * 2880 // 2, 3 * 2880 * 4
+    swizzled = (5888 + 3072) * 92
+    router = (2880 * 32 + 32) * 2
+    assert loaded["0.25.0"] == 32 * (weights + swizzled + biases) + router
+    assert loaded["0.24.0"] - loaded["0.25.0"] == 32 * 3 * 2880 * 90
 
 
 def test_a_state_of_mamba_1_stays_in_16_bits(llama_8b: ModelGeometry) -> None:
