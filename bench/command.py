@@ -20,6 +20,7 @@ from bench.machine import described, facts
 
 PARTS: Final = (
     "sizing.accuracy",
+    "sizing.estimated",
     "sizing.speed",
     "sizing.lines",
     "sizing.processes",

@@ -16,6 +16,19 @@ class Precision(StrEnum):
     NVFP4 = "NVFP4"
 
 
+class Knowledge(StrEnum):
+    """How well sizing knows a model."""
+
+    EXACT = "exact"
+    """Sizing implements its class."""
+
+    ESTIMATED = "estimated"
+    """Read from config.json and safetensors headers; figures keep a wider margin."""
+
+    ASSUMED = "assumed"
+    """The user gives the numbers."""
+
+
 class Objective(StrEnum):
     """What the plan aims at where it may choose."""
 

@@ -124,13 +124,23 @@ def _model_rows() -> Iterator[str]:
         architecture = entry["config"]["architectures"][0]
         stated = entry["quantization_source"]
         source = entry["source"] if stated == "config.json" else f"{entry['source']}; quantization: {stated}"
-        yield f"| `{entry['id']}` | `{architecture}` | {_billions(entry)} | {entry['quantization']} | {source} |\n"
+        sized = f"{_known(entry)} | {_billions(entry)}"
+        yield f"| `{entry['id']}` | `{architecture}` | {sized} | {entry['quantization']} | {source} |\n"
 
 
 def _head_rows() -> Iterator[str]:
     for head in published_heads():
         targets = ", ".join(f"`{target}`" for target in head.targets)
         yield f"| {head.method} | `{head.head}` | {targets} | `{head.shape}` | {head.source} |\n"
+
+
+def _known(entry: dict[str, Any]) -> str:
+    """Return how well sizing knows an entry; ``-`` for one that vLLM refuses."""
+    try:
+        geometry = find_geometry(entry["id"])
+    except SizingError:
+        return "-"
+    return "-" if geometry is None else geometry.knowledge.value
 
 
 def _billions(entry: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdecode_operator.api.base import API_VERSION, GROUP, Body
 from specdecode_operator.api.capture import KIND as CAPTURE
@@ -17,6 +17,9 @@ from specdecode_operator.estimate.gpu_names import full_product
 from specdecode_operator.kube.nodes import NodeFacts, node_facts
 from specdecode_operator.kube.storage_classes import StorageClasses
 from specdecode_operator.problems import printable, shown, shown_or_missing
+
+if TYPE_CHECKING:
+    from specdecode_operator.resolver.read_model_facts import Checkpoint
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -170,7 +173,7 @@ def objects_in(text: str, file: str) -> list[Document]:
 
 
 def read_model_configs(named: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the content of each config.json that is given as ``ID=PATH``, by the model's id.
+    """Return the content of each config.json that is given as ``ID=PATH``, by the model's id; of a folder its own.
 
     Raises
     ------
@@ -184,11 +187,39 @@ def read_model_configs(named: Iterable[str]) -> dict[str, dict[str, Any]]:
             raise DocumentError(f"--model-config: {text}: write ID=PATH, such as my/model=config.json")
         if model in configs:
             raise DocumentError(f"--model-config: {model}: is given twice: remove one")
+        if Path(file).is_dir():
+            configs[model] = _model_folder(file).config
+            continue
         content = list(_documents(file))
         if len(content) != 1 or not isinstance(content[0], Document):
             raise DocumentError(f"{file}: must hold one object, the content of a model's config.json")
         configs[model] = content[0].body
     return configs
+
+
+def read_model_folders(named: Iterable[str]) -> dict[str, "Checkpoint"]:
+    """Return what config.json and the headers of the weights say, for each ``ID=PATH`` that is a folder.
+
+    Raises
+    ------
+    DocumentError
+        When its files cannot be read or contradict themselves.
+    """
+    folders = {model: file for model, _, file in (text.partition("=") for text in named)}
+    return {model: _model_folder(file) for model, file in folders.items() if Path(file).is_dir()}
+
+
+def _model_folder(path: str) -> "Checkpoint":
+    from specdecode_operator.resolver.read_model_facts import (  # noqa: PLC0415  only a folder needs it
+        CheckpointError,
+        FolderOfHeaders,
+        read_checkpoint,
+    )
+
+    try:
+        return read_checkpoint(FolderOfHeaders(path))
+    except CheckpointError as error:
+        raise DocumentError(f"{path}: {printable(error.message)}") from error
 
 
 def with_configs(spec: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:

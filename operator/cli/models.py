@@ -124,6 +124,8 @@ def _facts(entry: "CatalogueEntry") -> Iterator[tuple[str, Any]]:
     yield "id", entry.model_id
     yield "kind", _kind(entry, geometry)
     yield "architecture", ", ".join(_named(entry.config.get("architectures")))
+    if geometry is not None:
+        yield "knowledge", geometry.knowledge.value
     if geometry is None:
         yield "cannot be sized", why
     else:

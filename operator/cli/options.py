@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 _FILE_HELP: Final = (
     "Kubernetes YAML or JSON: a file, a folder (to any depth), or - for standard input. May be repeated."
 )
-_MODEL_CONFIG_HELP: Final = "The config.json of a model that the catalogue does not know. May be repeated."
+_MODEL_CONFIG_HELP: Final = (
+    "The config.json of a model that the catalogue does not know, or a folder with it and its safetensors files, whose"
+    " headers are enough. May be repeated."
+)
 _CALIBRATION_HELP: Final = (
     "Calibration file, as specdecode calibrate writes it: what it measured corrects the estimates."
 )

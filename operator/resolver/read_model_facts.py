@@ -44,6 +44,7 @@ _LONGEST_CAUSE = 200
 _LONGEST_NAME = 100
 _MOST_PARTS = 24
 _LONG_VALUE = 400
+_DECODER_LAYERS = ("model.layers", "model.language_model.layers", "language_model.model.layers", "backbone.layers")
 _NEEDED_THOUGH_LONG = {
     "layer_types", "quantization_config", "compression_config", "text_config", "vision_config", "rope_scaling",
     "rope_parameters",
@@ -132,6 +133,19 @@ class Folder:
             raise _unreadable(str(path), error) from error
 
 
+class FolderOfHeaders(Folder):
+    """A model in a directory, whose safetensors files may end after their headers."""
+
+    def sizes(self) -> dict[str, int | None]:
+        """As those of a folder; None for a file that is a header alone."""
+        return {name: None if self._ends_after_header(name, size) else size for name, size in super().sizes().items()}
+
+    def _ends_after_header(self, name: str, size: int | None) -> bool:
+        if not name.endswith(".safetensors") or size is None:
+            return False
+        return size == _LENGTH_BYTES + int.from_bytes(self.read(name, 0, _LENGTH_BYTES), "little")
+
+
 class Files(Protocol):
     """The files of a model, wherever they are."""
 
@@ -162,7 +176,7 @@ def read_checkpoint(files: Files) -> Checkpoint:
     if "quantization_config" not in config and QUANTIZATION in sizes:
         config["quantization_config"] = _json_file(files, QUANTIZATION, CONFIG_LIMIT_BYTES, "ConfigUnreadable")
     tensors = _tensors(files, sizes)
-    return Checkpoint(_relevant(config), _total(tensors), files.commit)
+    return Checkpoint(_relevant(config), _total(tensors, _layer_count(config)), files.commit)
 
 
 def _tensors(files: Files, sizes: Mapping[str, int | None]) -> dict[str, tuple[str, int]]:
@@ -231,12 +245,21 @@ def _tensor(name: str, key: str, value: object, space: int) -> tuple[str, int]:
     raise _bad(name, f"describes tensor {_clipped(key)} with other than dtype, shape and data_offsets")
 
 
-def _total(tensors: Mapping[str, tuple[str, int]]) -> Weights:
+def _layer_count(config: Mapping[str, Any]) -> int | None:
+    """Return how many decoder layers config.json names; None where it does not."""
+    inner = config.get("text_config")
+    for values in (config, inner if isinstance(inner, dict) else {}):
+        if type(count := values.get("num_hidden_layers")) is int:
+            return count
+    return None
+
+
+def _total(tensors: Mapping[str, tuple[str, int]], layers: int | None = None) -> Weights:
     by_dtype: Counter[str] = Counter()
     by_part: Counter[str] = Counter()
     for name, (dtype, tensor_bytes) in tensors.items():
         by_dtype[dtype] += tensor_bytes
-        by_part[_part(name)] += tensor_bytes
+        by_part[_part(name, layers)] += tensor_bytes
     kept = dict(by_part.most_common(_MOST_PARTS))
     other = sum(by_part.values()) - sum(kept.values())
     return Weights(
@@ -248,11 +271,17 @@ def _total(tensors: Mapping[str, tuple[str, int]]) -> Weights:
     )
 
 
-def _part(name: str) -> str:
-    """Name of a tensor up to its first number, at most three words: model.layers of model.layers.0.mlp.weight."""
-    words = name.split(".")[:-1][:3] or [name]
-    number = next((index for index, word in enumerate(words) if word.isdecimal()), len(words))
-    return ".".join(words[:number])[:64]
+def _part(name: str, layers: int | None) -> str:
+    """Name of a tensor up to its first number, at most three words: model.layers of model.layers.0.mlp.weight.
+
+    Layers after the last one are modules for multi-token prediction: model.layers.mtp.
+    """
+    words = name.split(".")
+    numbered = next((index for index, word in enumerate(words[:-1]) if word.isdecimal()), len(words))
+    part = ".".join(words[: min(numbered, 3)] if len(words) == 1 else words[:-1][: min(numbered, 3)])[:64]
+    if layers is None or numbered == len(words) or part not in _DECODER_LAYERS:
+        return part
+    return f"{part}.mtp" if int(words[numbered][:9]) >= layers else part
 
 
 def _relevant(value: Any, levels: int = 64) -> Any:

@@ -14,7 +14,7 @@ from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, spread_problems
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
 from specdecode_operator.sizing.weights.stages import Stage, stages
-from specdecode_operator.vocabulary import Method, Precision
+from specdecode_operator.vocabulary import Knowledge, Method, Precision
 from tests.engine.quantized_models import QUANTIZED_MODELS
 
 TENSORS, PIPELINES = (1, 2, 4, 8), (1, 2)
@@ -173,10 +173,10 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def why_unsized(model: str | None, method: str = Method.DRAFT_MODEL) -> str:
-    """Return why sizing does not know a model; empty where it does."""
+    """Return why sizing does not know a model exactly; empty where it does."""
     try:
-        if model:
-            geometry_of(model, method)
+        if model and geometry_of(model, method).knowledge is not Knowledge.EXACT:
+            return "is estimated"
     except SizingError as error:
         return str(error)[:160]
     return ""

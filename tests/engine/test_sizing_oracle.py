@@ -52,9 +52,9 @@ from tests.engine.recorded_answers import answers, recorded
 UNSIZED = {
     "MiniMaxAI/MiniMax-M3": "vLLM 0.32 does not serve it",
     "Qwen/Qwen3-32B-FP8-Static-PerTensor": "quant_method: is missing",
-    "moonshotai/Kimi-K3": "cannot be sized yet",
-    "nvidia/DeepSeek-V4-Flash-NVFP4": "cannot be sized yet",
-    "nvidia/DeepSeek-V4-Pro-NVFP4": "cannot be sized yet",
+    "moonshotai/Kimi-K3": "is estimated",
+    "nvidia/DeepSeek-V4-Flash-NVFP4": "is estimated",
+    "nvidia/DeepSeek-V4-Pro-NVFP4": "is estimated",
     "sgl-project/SpecForge:configs/qwen3-4b-dspark.json": "markov_rank: is missing",
     "sgl-project/SpecForge:configs/qwen3-8b-domino.json": "vLLM 0.32 does not know this draft",
     "sgl-project/SpecForge:configs/qwen3-8b-dspark.json": "markov_rank: is missing",

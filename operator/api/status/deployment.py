@@ -126,6 +126,12 @@ class PlanStatus(ApiModel):
     draft_quantization: Word | None = None
     """Precision of the draft's linear layers."""
 
+    target_knowledge: Word | None = None
+    """How well the target is known: exact, estimated (from config.json and the headers of its files) or assumed."""
+
+    draft_knowledge: Word | None = None
+    """The same of the draft; absent where there is none."""
+
     kv_cache_dtype: Word | None = None
     """Element type that the KV cache has: fp8 also where only the checkpoint asks for it."""
 

@@ -6,7 +6,7 @@ from specdecode_operator.cli.plan.answers import Answer, Candidate
 from specdecode_operator.deployment.spec.facts import Facts
 from specdecode_operator.sizing.base.devices import MEMORY_FIELD, find_device
 from specdecode_operator.sizing.kv.capacity import request_blocks
-from specdecode_operator.sizing.memory.budget import tightest_grouping
+from specdecode_operator.sizing.memory.budget import Budget, tightest_grouping
 from specdecode_operator.sizing.memory.explain import (
     Figure,
     Term,
@@ -84,6 +84,11 @@ def _cpu_terms(facts: Facts, chosen: Candidate) -> list[Term]:
     ]
 
 
+def _for_estimated(budget: Budget) -> str:
+    size_bytes = budget.estimated_margin_bytes
+    return f"; {size_bytes:,} of it for estimated models" if size_bytes else ""
+
+
 def _verdict_terms(facts: Facts, chosen: Candidate) -> list[Term]:
     budget, limits = chosen.budget, facts.pair.limits
     grouping = tightest_grouping(facts.pair, chosen.split, budget)
@@ -99,7 +104,7 @@ def _verdict_terms(facts: Facts, chosen: Candidate) -> list[Term]:
         Term(
             "margin",
             budget.margin_bytes,
-            "to spare at least for Fits: how far the estimates may be off",
+            "to spare at least for Fits: how far the estimates may be off" + _for_estimated(budget),
             "sizing/data/memory.json; docs/explanation/accuracy.md",
         ),
         *([] if facts.on_cpu else outside_terms(on_product(facts.pair, chosen.product), chosen.split, budget)),

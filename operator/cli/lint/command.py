@@ -66,6 +66,7 @@ def lint_command(  # noqa: PLR0913  each is an option
     from specdecode_operator.cli.input_files import (  # noqa: PLC0415
         read_calibration,
         read_model_configs,
+        read_model_folders,
         read_nodes,
         read_ours,
         read_storage_classes,
@@ -77,7 +78,7 @@ def lint_command(  # noqa: PLR0913  each is an option
 
     reading = read_ours(sources(files, file))
     try:
-        configs = read_model_configs(model_config or [])
+        configs, folders = read_model_configs(model_config or []), read_model_folders(model_config or [])
         refuse_unused(configs, reading.documents)
         fleet = None if nodes is None else read_nodes(nodes)
         corrected = read_calibration(calibration)
@@ -85,7 +86,7 @@ def lint_command(  # noqa: PLR0913  each is an option
         policies = None if admission_policy is None else _policies(admission_policy)
     except DocumentError as error:
         fail(error)
-    asked = Options(allowed=allowed_names(allow_pod_template), models=hub_models(wanted=hub))
+    asked = Options(allowed=allowed_names(allow_pod_template), models=hub_models(wanted=hub), given=folders)
     terms = Terms(
         allowed_paths(allow_host_path),
         asked.allowed,

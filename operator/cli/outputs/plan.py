@@ -36,6 +36,8 @@ class CandidateOutput(Output):
     """KV cache without which it does not fit."""
     margin_bytes: int
     """What the verdict keeps back because estimates err."""
+    estimated_margin_bytes: int
+    """Part of it that is there because a model is estimated."""
     calibrated: bool
     """Whether public logs of this vLLM version and of this GPU confirm the estimates."""
     uncalibrated_gpu: bool
@@ -121,6 +123,19 @@ class ReadModelOutput(UnknownModelOutput):
     """The commit that was read."""
 
 
+class ModelOutput(Output):
+    """A model that was sized, and how well it is known."""
+
+    role: str
+    """target or draft."""
+    model: str
+    """Its id, or its path."""
+    knowledge: str
+    """exact, estimated or assumed."""
+    estimated_because: str | None
+    """The field of config.json that sizing does not implement; null for an exact model."""
+
+
 class ObjectOutput(Output):
     """What one object comes to."""
 
@@ -136,6 +151,8 @@ class ObjectOutput(Output):
     """Why, in one sentence."""
     choice: str | None
     """Why these precisions; null where there was nothing to choose."""
+    models: list[ModelOutput]
+    """Target and draft; empty where the object is invalid or a model is unknown."""
     candidates: list[CandidateOutput]
     """All places that were looked at, the one to choose first."""
     precisions: list[PrecisionOutput]

@@ -12,11 +12,12 @@ from specdecode_operator.cli.input_files import (
     Reading,
     read_calibration,
     read_model_configs,
+    read_model_folders,
     read_nodes,
     refuse_unused,
     with_configs,
 )
-from specdecode_operator.cli.plan.unknown import Models, UnknownModel, look_up
+from specdecode_operator.cli.plan.unknown import NONE_GIVEN, Models, UnknownModel, look_up
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.deployment.plan.planning import assumed_nodes, full_matrix, make_plan
@@ -28,6 +29,7 @@ from specdecode_operator.deployment.spec.validation import check_without_models,
 from specdecode_operator.deployment.spec.warnings import plan_notes, plan_warnings, version_doubts
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
+from specdecode_operator.resolver.read_model_facts import Checkpoint
 from specdecode_operator.sizing.base.devices import family_of, find_device, uncalibrated_note
 from specdecode_operator.sizing.choice.adaptive_rules import adaptive_doubt
 from specdecode_operator.sizing.choice.changes import product_change
@@ -141,7 +143,7 @@ def ask(  # noqa: PLR0913  each is an option
     """
     try:
         nodes = None if nodes_file is None else read_nodes(nodes_file)
-        configs = read_model_configs(model_configs)
+        configs, folders = read_model_configs(model_configs), read_model_folders(model_configs)
         refuse_unused(configs, reading.documents)
         calibration = read_calibration(calibration_file)
     except DocumentError as error:
@@ -154,6 +156,7 @@ def ask(  # noqa: PLR0913  each is an option
             calibration,
             products=products,
             models=models,
+            given=folders,
             allowed=allowed,
             every_precision=every_precision,
         )
@@ -170,6 +173,7 @@ def answer(  # noqa: PLR0913  each is an option
     *,
     products: tuple[str, ...] = (),
     models: Models | None = None,
+    given: Mapping[str, Checkpoint] = NONE_GIVEN,
     allowed: frozenset[str] | None = None,
     every_precision: bool = False,
 ) -> Answer:
@@ -183,7 +187,7 @@ def answer(  # noqa: PLR0913  each is an option
             spec = spec.model_copy(update={"accelerator": spec.accelerator.model_copy(update={"product": []})})
         if allowed is not None:
             refuse_pod_template(spec, allowed, document.namespace or "default")
-        known, unknown = look_up(spec, models)
+        known, unknown = look_up(spec, models, given)
         if unknown:
             profile = check_without_models(spec, {each.field: each.source for each in unknown})
             warnings = tuple(map(str, version_doubts(spec, profile)))

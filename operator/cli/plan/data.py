@@ -5,6 +5,7 @@ from specdecode_operator.cli.outputs.plan import (
     CandidateOutput,
     ChangeOutput,
     FixOutput,
+    ModelOutput,
     ObjectOutput,
     PlanOutput,
     PrecisionOutput,
@@ -39,6 +40,7 @@ def _object(answer: Answer) -> ObjectOutput:
         verdict=answer.verdict,
         explanation=answer.explanation,
         choice=answer.choice or None,
+        models=_models(answer),
         candidates=[_candidate(candidate) for candidate in answer.matrix],
         precisions=[_precision(row) for row in answer.precisions],
         fixes={
@@ -56,6 +58,23 @@ def _object(answer: Answer) -> ObjectOutput:
             for source, checkpoint in answer.known.items()
         ],
     )
+
+
+def _models(answer: Answer) -> list[ModelOutput]:
+    if answer.facts is None:
+        return []
+    pair = answer.facts.pair
+    sized = (("target", pair.target), ("draft", pair.draft))
+    return [
+        ModelOutput(
+            role=role,
+            model=model.name,
+            knowledge=model.knowledge.value,
+            estimated_because=model.estimated_because or None,
+        )
+        for role, model in sized
+        if model is not None
+    ]
 
 
 def _fix(fix: Fix) -> FixOutput:
@@ -113,6 +132,7 @@ def _candidate(candidate: Candidate) -> CandidateOutput:
         ),
         needed_kv_bytes=budget.needed_kv_bytes,
         margin_bytes=budget.margin_bytes,
+        estimated_margin_bytes=budget.estimated_margin_bytes,
         calibrated=budget.calibrated,
         uncalibrated_gpu=budget.uncalibrated_gpu,
         correction_bytes=budget.correction_bytes,

@@ -15,7 +15,9 @@ from specdecode_operator.sizing.choice.plan import NO_CHANGE_HELPS, least_change
 from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
 from specdecode_operator.sizing.choice.ranking import best_places
 from specdecode_operator.sizing.memory.budget import Budget
+from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.precision import precision_name
+from specdecode_operator.vocabulary import Knowledge
 
 _ON_GPU: Final = ("GiB per GPU", "budget ({percent} %)", "state, activation, graphs, NCCL", "left for KV cache")
 _ON_CPU: Final = ("GiB per replica", "memory needed", "engine", "KV cache")
@@ -40,6 +42,7 @@ def plan_text(answer: Answer, *, matrix: bool, width: int | None = None) -> str:
     if answer.candidates:
         parts[0] += folded(_conclusion(facts, answer.candidates[0]), width)
     remarks = [] if facts.on_cpu else _unconfirmed(answer.candidates, facts)
+    remarks += _kept_back(answer.candidates)
     remarks += [line for candidate in answer.candidates for line in _what_to_change(candidate)]
     remarks += [f"{candidate.label}: {phrase}" for candidate, phrase in _corrected(answer.candidates)]
     if answer.choice:
@@ -92,14 +95,19 @@ def heading(answer: Answer, facts: Facts, *, precisions: bool = True) -> str:
         f" {precision_name(each, pair.limits.dtype_bytes)}" if precisions and each is not None else ""
         for each in (pair.target_precision, pair.draft_precision)
     )
-    models = f"{short_name(pair.target.name)}{target}"
+    models = f"{short_name(pair.target.name)}{target}{_known(pair.target)}"
     if pair.draft is not None:
-        models += f" + draft {short_name(pair.draft.name)}{draft}"
+        models += f" + draft {short_name(pair.draft.name)}{draft}{_known(pair.draft)}"
     elif pair.num_speculative_tokens:
         models += f" + {pair.method}"
     speculation = f", K={pair.num_speculative_tokens}" if pair.num_speculative_tokens else ", no speculation"
     version = facts.profile.version + ("" if facts.profile.tested else ", sized as the newest known version")
     return f"{answer.document.name}   {models}{speculation}, vLLM {version}, length {pair.limits.max_model_len}"
+
+
+def _known(model: ModelGeometry) -> str:
+    """Return how well a model is known, if that is less than exactly."""
+    return "" if model.knowledge is Knowledge.EXACT else f" ({model.knowledge.value})"
 
 
 def gib(size_bytes: int) -> str:
@@ -195,6 +203,14 @@ def _unconfirmed(candidates: Sequence[Candidate], facts: Facts) -> list[str]:
         return []
     kept = f"{gib(max(margins))} GiB per GPU are kept back as margin (docs/explanation/accuracy.md)"
     return [f"Estimates for vLLM {facts.profile.version} are not confirmed by public logs: {kept}"]
+
+
+def _kept_back(candidates: Sequence[Candidate]) -> list[str]:
+    """Return what is kept back for models that sizing estimates."""
+    kept = max((each.budget.estimated_margin_bytes for each in candidates), default=0)
+    if not kept:
+        return []
+    return [f"{gib(kept)} GiB per GPU of the margin are for estimated models (docs/explanation/accuracy.md)"]
 
 
 def _corrected(candidates: Sequence[Candidate]) -> list[tuple[Candidate, str]]:

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
@@ -10,6 +11,7 @@ from specdecode_operator.deployment.spec.model_sources import (
     DRAFT,
     KnownModels,
     ModelSource,
+    model_source,
     served_models,
     undescribed_models,
 )
@@ -20,6 +22,10 @@ from specdecode_operator.vocabulary import Method
 
 _MOST_NAMED: Final = 3
 """Models of the catalogue that are told beside one that it lacks."""
+
+
+NONE_GIVEN: Final[Mapping[str, Checkpoint]] = MappingProxyType({})
+"""No facts of models beside those of the catalogue and the hub."""
 
 
 class Models(Protocol):
@@ -43,11 +49,19 @@ class UnknownModel:
         return Problem(f"{self.field}.model", self.source.model, self.why)
 
 
-def look_up(spec: SpecDecodeDeploymentSpec, models: Models | None) -> tuple[KnownModels, tuple[UnknownModel, ...]]:
-    """Return what can be known of the models that need it, and those that stay unknown."""
-    known: dict[ModelSource, Checkpoint] = {}
+def look_up(
+    spec: SpecDecodeDeploymentSpec, models: Models | None, given: Mapping[str, Checkpoint] = NONE_GIVEN
+) -> tuple[KnownModels, tuple[UnknownModel, ...]]:
+    """Return what can be known of the models that need it, and those that stay unknown.
+
+    ``given`` is what was read of models in folders, by their ids.
+    """
+    sources = {model.model: model_source(spec, model) for model in served_models(spec).values()}
+    known = {source: given[name] for name, source in sources.items() if name in given}
     unknown = []
     for field, source in undescribed_models(spec).items():
+        if source in known:
+            continue
         if models is None or source.on_volume:
             unknown.append(UnknownModel(field, source, _not_in_the_catalogue(spec, field, source)))
             continue

@@ -1,7 +1,7 @@
 """Answers the question of `render` for the objects in some files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from specdecode_operator.api import capture
@@ -12,6 +12,7 @@ from specdecode_operator.cli.input_files import (
     Document,
     read_calibration,
     read_model_configs,
+    read_model_folders,
     read_nodes,
     read_ours,
     refuse_unused,
@@ -34,6 +35,7 @@ from specdecode_operator.deployment.spec.admission import admitted_capture
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.resolver.read_model_facts import Checkpoint
 from specdecode_operator.sizing.pair.calibration import Calibration
 
 _VERDICTS: Final = {arms.DOES_NOT_FIT: DOES_NOT_FIT, arms.WAITS: UNKNOWN}
@@ -63,6 +65,7 @@ class Options:
     operator_image: str | None = None
     allowed: frozenset[str] = NONE_ALLOWED  # What podTemplate may ask for
     models: Models | None = None  # Asked for what neither an object nor the catalogue describes
+    given: Mapping[str, Checkpoint] = field(default_factory=dict)  # What was read of models in folders
 
 
 def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list[DocumentError]]:
@@ -71,6 +74,7 @@ def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list
     try:
         nodes = None if options.nodes is None else read_nodes(options.nodes)
         configs = read_model_configs(options.model_configs)
+        options = replace(options, given=read_model_folders(options.model_configs))
         refuse_unused(configs, reading.documents)
         calibration = read_calibration(options.calibration)
     except DocumentError as error:
@@ -110,7 +114,9 @@ def rendered_deployment(
     options: Options,
 ) -> Rendered:
     """Return what a SpecDecodeDeployment comes to on these nodes; None: on those that `plan` takes for granted."""
-    planned = answer(document, nodes, configs, calibration, models=options.models, allowed=options.allowed)
+    planned = answer(
+        document, nodes, configs, calibration, models=options.models, given=options.given, allowed=options.allowed
+    )
     if planned.facts is None or planned.verdict not in (FITS, TIGHT):
         return Rendered(document, planned.verdict, refusal=planned.explanation, unknown=planned.unknown)
     read = {source.model: checkpoint.config for source, checkpoint in planned.known.items()}

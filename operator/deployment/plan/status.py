@@ -39,6 +39,8 @@ def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
         nodes_per_replica=chosen.nodes,
         target_quantization=facts.pair.target_precision,
         draft_quantization=facts.pair.draft_precision if facts.pair.draft else None,
+        target_knowledge=facts.pair.target.knowledge,
+        draft_knowledge=facts.pair.draft.knowledge if facts.pair.draft else None,
         kv_cache_dtype=kv_cache_dtype(facts),
         max_model_len=facts.pair.limits.max_model_len,
         per_gpu=GpuMemory(

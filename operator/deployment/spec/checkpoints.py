@@ -17,6 +17,7 @@ from specdecode_operator.sizing.choice.precision_rules import ONLINE_PRECISIONS,
 from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry
+from specdecode_operator.sizing.model.stored import StoredWeights
 from specdecode_operator.vocabulary import Method, Precision
 
 MODEL_UNKNOWN: Final = "ModelUnknown"
@@ -41,15 +42,27 @@ def told_geometry(
         return geometry
     keys = told.keys(config)
     try:
-        changed = _told_geometry(model.model, json.dumps(overridden(config, keys)), json.dumps(keys))
+        changed = _told_geometry(
+            model.model, json.dumps(overridden(config, keys)), json.dumps(keys), stored_weights(read)
+        )
     except GeometryError as error:
         raise InvalidSpecError([Problem(told.field, told.shown, str(error))]) from error
     return changed
 
 
 @lru_cache
-def _told_geometry(name: str, config: str, told: str) -> ModelGeometry:
-    return replace(geometry_from_config(name, json.loads(config)), told_config=told)
+def _told_geometry(name: str, config: str, told: str, stored: StoredWeights | None) -> ModelGeometry:
+    return replace(geometry_from_config(name, json.loads(config), stored), told_config=told)
+
+
+def stored_weights(read: Checkpoint | None) -> StoredWeights | None:
+    """Return what the headers of a model's files say; None if they were not read."""
+    if read is None:
+        return None
+    weights = read.weights
+    return StoredWeights.of(
+        weights.total_bytes, weights.bytes_by_dtype, weights.bytes_by_part, output_head=weights.output_head
+    )
 
 
 def config_of(model: ServedModel | ModelCheckpoint, read: Checkpoint | None) -> Mapping[str, Any] | None:
@@ -89,7 +102,7 @@ def geometry_of(
     name = model.model
     if model.config is not None:
         try:
-            return _geometry(name, model.config, method)
+            return _geometry(name, model.config, method, stored_weights(read))
         except GeometryError as error:
             problem = Problem(f"{field}.config.{error.field}", shown_or_missing(error.value), error.message)
             raise InvalidSpecError([problem]) from error
@@ -106,7 +119,7 @@ def geometry_of(
         )
         raise InvalidSpecError([Problem(f"{field}.model", name, message)], reason=MODEL_UNKNOWN)
     try:
-        return _geometry(name, read.config, method)
+        return _geometry(name, read.config, method, stored_weights(read))
     except GeometryError as error:
         raise InvalidSpecError([Problem(f"{field}.model", name, f"in its config.json: {error}")]) from error
 
@@ -258,5 +271,9 @@ def _shape(geometry: ModelGeometry) -> dict[str, int]:
     }
 
 
-def _geometry(name: str, config: Mapping[str, Any], method: Method | None) -> ModelGeometry:
-    return geometry_from_config(name, config) if method is None else head_from_config(name, config, method.value)
+def _geometry(
+    name: str, config: Mapping[str, Any], method: Method | None, stored: StoredWeights | None
+) -> ModelGeometry:
+    if method is None:
+        return geometry_from_config(name, config, stored)
+    return head_from_config(name, config, method.value, stored)

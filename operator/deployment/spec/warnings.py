@@ -26,7 +26,7 @@ from specdecode_operator.sizing.model.geometry import computed_in
 from specdecode_operator.sizing.model.layers import LatentAttention
 from specdecode_operator.sizing.pair.pair import longest_sequence
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
-from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Method
+from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Knowledge, Method
 
 _COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
 """Modes of which nobody measured what their graphs take."""
@@ -61,6 +61,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
     return [
         *_replay_warnings(facts),
         *map(str, version_doubts(facts.spec, facts.profile)),
+        *_estimated_warnings(facts),
         *_checkpoint_warnings(facts, known),
         *_rope_warnings(facts, known),
         *_draft_tensor_warnings(facts, tensor),
@@ -126,13 +127,26 @@ def _contradicting_image(spec: SpecDecodeDeploymentSpec, profile: EngineProfile)
     return Problem("spec.engine.image", str(image), message)
 
 
+def _estimated_warnings(facts: Facts) -> Iterator[str]:
+    """Models that sizing does not implement: what their figures rest on."""
+    for role, model in (("target", facts.pair.target), ("draft", facts.pair.draft)):
+        if model is None or model.knowledge is not Knowledge.ESTIMATED:
+            continue
+        lacks = model.architecture if model.estimated_because == "architectures" else f"its {model.estimated_because}"
+        counted = "the bytes in its files" if model.stored else "the shapes in its config.json alone"
+        yield (
+            f"the {role} {model.name} is estimated: sizing does not implement {lacks}; weights follow from {counted},"
+            " and a wider margin is kept back"
+        )
+
+
 def _checkpoint_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
     """Models whose files hold other bytes than their config.json describes."""
     spec, pair = facts.spec, facts.pair
     draft = spec.speculation.draft if spec.speculation else None
     for model, geometry in ((spec.target, pair.target), (draft, pair.draft)):
         read = known.get(model_source(spec, model)) if model is not None else None
-        if geometry is None or read is None:
+        if geometry is None or read is None or geometry.knowledge is not Knowledge.EXACT:
             continue
         disagreement = checkpoint_disagreement(
             # Of the files, whatever the engine computes in.

@@ -27,5 +27,9 @@ class GeometryError(SizingError):
     """A config.json from which no geometry follows."""
 
 
+class UnmodelledError(GeometryError):
+    """A config.json that describes something that sizing does not implement, though vLLM may serve it."""
+
+
 class PlanError(SizingError):
     """A question that has no plan: no usable GPU, or an impossible tensor parallelism."""

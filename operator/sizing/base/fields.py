@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from specdecode_operator.sizing.base.errors import GeometryError
+from specdecode_operator.sizing.base.errors import GeometryError, UnmodelledError
 
 MAX_TOKENS: Final = 2**31 - 1
 """No position index of vLLM (int32 on the GPU) goes beyond it."""
@@ -111,3 +111,7 @@ class Fields:
     def error(self, key: str, message: str) -> GeometryError:
         """Return an error about the key that names the model."""
         return GeometryError(self.path(key), self.values.get(key), f"{message} (config.json of {self.model})")
+
+    def unmodelled(self, key: str, message: str) -> UnmodelledError:
+        """Return an error about something that sizing does not implement; such a model is estimated."""
+        return UnmodelledError(self.path(key), self.values.get(key), f"{message} (config.json of {self.model})")

@@ -48,7 +48,7 @@ class MadeOfContent(Generic[_Made]):
         """Remember nothing yet."""
         self._made = Remembered[_Made]()
 
-    def get(self, content: Mapping[str, Any], named: tuple[str, ...], make: Callable[[], _Made]) -> _Made:
+    def get(self, content: Mapping[str, Any], named: tuple[Hashable, ...], make: Callable[[], _Made]) -> _Made:
         """Return what was made of equal content under these names before, or make it; an error is not remembered."""
         try:
             key = named, _digest(content)

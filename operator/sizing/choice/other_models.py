@@ -13,6 +13,7 @@ from specdecode_operator.sizing.families.heads import method_of_head
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.pair import Pair
 from specdecode_operator.sizing.weights.weights import parameter_count
+from specdecode_operator.vocabulary import Knowledge
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,9 @@ def _is_tuned(model_id: str) -> bool:
 
 
 def _geometry_or_none(model_id: str) -> ModelGeometry | None:
-    """Return the geometry, or None where sizing does not know the architecture."""
+    """Return the geometry, or None if sizing does not know it exactly."""
     try:
-        return find_geometry(model_id)
+        geometry = find_geometry(model_id)
     except GeometryError:
         return None
+    return geometry if geometry is None or geometry.knowledge is Knowledge.EXACT else None

@@ -87,7 +87,7 @@ def dspark(fields: Fields, architecture: str, _tower: Tower | None = None) -> Mo
     The transitions are two tables of ``markov_rank`` columns; vLLM pads only the second.
     """
     if fields.text("model_type", default="qwen3") != "qwen3":
-        raise fields.error("model_type", "only DSpark heads of type qwen3 can be sized")
+        raise fields.unmodelled("model_type", "only DSpark heads of type qwen3 can be sized")
     options = fields.section("dflash_config") or Fields(fields.model, {})
     if not fields.is_set("markov_rank"):
         raise fields.error(

@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from specdecode_operator.sizing.base.errors import UnmodelledError
 from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.base.remembered import MadeOfContent
+from specdecode_operator.sizing.estimated.geometry import estimated_geometry, estimated_head, refuse_unserved
 from specdecode_operator.sizing.families import (
     block_heads,
     dense,
@@ -22,6 +24,8 @@ from specdecode_operator.sizing.families.decoder import with_defaults
 from specdecode_operator.sizing.families.prediction import with_prediction
 from specdecode_operator.sizing.families.towers import TOWERS
 from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry, Tower
+from specdecode_operator.sizing.model.stored import StoredWeights
+from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES
 
 Reader = Callable[[Fields, str, Tower | None], ModelGeometry]
 
@@ -163,20 +167,8 @@ _BY_MODEL_TYPE: Final[Mapping[str, str]] = {
 }
 """What files without ``architectures`` are served as."""
 
-_MISSING_BY_NAME: Final = (
-    ("bamba", "its layers, which vLLM serves up to 0.23 only"),
-    ("mamba", "state-space layers"),
-    ("jamba", "state-space layers"),
-    ("hybrid", "state-space layers"),
-    ("moe", "its expert layers"),
-    ("conditionalgeneration", "the vision or audio tower"),
-    ("t5", "encoders"),
-)
-"""What sizing would have to count for an architecture whose name holds the word."""
-
-
 _UNKNOWN_TO_ENGINE: Final[Mapping[str, str]] = {
-    "MiniMaxM3ForCausalLM": "vLLM 0.32 does not serve it, only MiniMaxM3SparseForCausalLM, which sizing lacks",
+    "MiniMaxM3ForCausalLM": "vLLM 0.32 does not serve it, only MiniMaxM3SparseForCausalLM",
     "DominoDraftModel": "vLLM 0.32 does not know this draft head and would not start; use an eagle3 or dflash head",
 }
 """What is published but cannot be served, and why."""
@@ -186,16 +178,41 @@ _MADE: Final = MadeOfContent[ModelGeometry]()
 """Geometries are told apart as objects: what was worked out of one holds for the next of an equal file."""
 
 
-def geometry_from_config(name: str, config: Mapping[str, object]) -> ModelGeometry:
+def geometry_from_config(name: str, config: Mapping[str, object], stored: StoredWeights | None = None) -> ModelGeometry:
     """Return the geometry that a Hugging Face config.json describes; the same object for the same name and content.
+
+    A model that sizing does not implement is estimated, with the bytes that the headers of its files say (``stored``)
+    if they were read.
 
     Raises
     ------
     GeometryError
-        When the architecture is not known, or a value is missing, of the
+        When vLLM does not serve the architecture, or a value is missing, of the
         wrong type, out of range, or contradicts another.
     """
-    return _MADE.get(config, (name,), lambda: _geometry(Fields(name, config)))
+    return _MADE.get(config, (name, stored), lambda: _exact_or_estimated(Fields(name, config), None, stored))
+
+
+def _exact_or_estimated(fields: Fields, method: str | None, stored: StoredWeights | None) -> ModelGeometry:
+    """Return the geometry as its class describes it, or an estimate of one that sizing does not implement."""
+    try:
+        return _geometry(fields) if method is None else _head(fields, method)
+    except UnmodelledError as because:
+        architecture = _named_architecture(fields)
+        refuse_unserved(fields, architecture)
+        if method in METHODS_WITH_HIDDEN_STATES:
+            return estimated_head(fields, architecture, method, because, stored)
+        return estimated_geometry(fields, architecture, because, stored, _known_tower(fields, architecture))
+
+
+def _known_tower(fields: Fields, architecture: str) -> Tower | None:
+    """Return the encoder if sizing implements it."""
+    if architecture not in TOWERS:
+        return None
+    try:
+        return TOWERS[architecture](_flattened(fields))
+    except GeometryError:
+        return None
 
 
 def _geometry(fields: Fields) -> ModelGeometry:
@@ -207,7 +224,9 @@ def _geometry(fields: Fields) -> ModelGeometry:
     return heads.in_parallel(with_prediction(READERS[architecture](flat, architecture, tower), flat), flat)
 
 
-def head_from_config(name: str, config: Mapping[str, object], method: str) -> ModelGeometry:
+def head_from_config(
+    name: str, config: Mapping[str, object], method: str, stored: StoredWeights | None = None
+) -> ModelGeometry:
     """Return the geometry of what a method drafts with.
 
     EAGLE heads are often published with the architecture of the model they
@@ -218,7 +237,7 @@ def head_from_config(name: str, config: Mapping[str, object], method: str) -> Mo
     GeometryError
         As geometry_from_config.
     """
-    return _MADE.get(config, (name, method), lambda: _head(Fields(name, config), method))
+    return _MADE.get(config, (name, method, stored), lambda: _exact_or_estimated(Fields(name, config), method, stored))
 
 
 def _head(fields: Fields, method: str) -> ModelGeometry:
@@ -232,22 +251,24 @@ def _head(fields: Fields, method: str) -> ModelGeometry:
     return _geometry(fields)
 
 
-def _architecture(fields: Fields) -> str:
+def _named_architecture(fields: Fields) -> str:
+    """Return what the engine looks up: the first of ``architectures``, or what its model_type is served as."""
     architectures = fields.strings("architectures")
     if not architectures:
         by_type = _BY_MODEL_TYPE.get(fields.text("model_type", default=""))
         if by_type is not None:
             return by_type
         raise fields.error("architectures", "is missing; copy it from the model's config.json")
-    architecture = architectures[0]
+    return architectures[0]
+
+
+def _architecture(fields: Fields) -> str:
+    architecture = _named_architecture(fields)
     if architecture in ARCHITECTURES:
         return architecture
     if architecture in _UNKNOWN_TO_ENGINE:
         raise fields.error("architectures", _UNKNOWN_TO_ENGINE[architecture])
-    lowered = architecture.lower()
-    missing = next((what for word, what in _MISSING_BY_NAME if word in lowered), "its layers")
-    known = ", ".join(ARCHITECTURES)
-    raise fields.error("architectures", f"cannot be sized yet, sizing lacks {missing}; known are {known}")
+    raise fields.unmodelled("architectures", "sizing does not implement this class")
 
 
 def _flattened(fields: Fields) -> Fields:
@@ -268,8 +289,7 @@ def _inner_model(fields: Fields, architecture: str, tower: Tower | None) -> Mode
     kind = fields.text("model_type", default="")
     inner = _BY_MODEL_TYPE.get(kind)
     if inner is None:
-        known = ", ".join(_BY_MODEL_TYPE)
-        raise fields.error("model_type", f"sizing does not know this language model; known are {known}")
+        raise fields.unmodelled("model_type", "sizing does not implement this language model")
     return replace(READERS[inner](fields, inner, tower), architecture=architecture)
 
 

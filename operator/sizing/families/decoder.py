@@ -146,7 +146,9 @@ def layer_types(fields: Fields, default: Callable[[int], str]) -> tuple[str, ...
         raise fields.error("layer_types", f"must name one type a layer, {count} in all")
     for kind in given:
         if kind not in (SLIDING, FULL, CHUNKED, LINEAR):
-            raise fields.error("layer_types", f"sizing lacks {kind}; known are {FULL}, {SLIDING}, {CHUNKED}, {LINEAR}")
+            raise fields.unmodelled(
+                "layer_types", f"sizing lacks {kind}; known are {FULL}, {SLIDING}, {CHUNKED}, {LINEAR}"
+            )
     return given
 
 

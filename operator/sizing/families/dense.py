@@ -88,7 +88,7 @@ def refuse_foreign_keys(fields: Fields) -> None:
             raise fields.error(key, f"contradicts the dense architecture, sizing lacks {lacking}; remove it")
     for layer_type in fields.strings("layer_types"):
         if layer_type != FULL:
-            raise fields.error("layer_types", f"sizing lacks {layer_type} for this architecture")
+            raise fields.unmodelled("layer_types", f"sizing lacks {layer_type} for this architecture")
 
 
 def _uniform(
@@ -120,4 +120,4 @@ def _uniform_window(fields: Fields) -> int | None:
 def _refuse_qwen_window(fields: Fields) -> None:
     # Qwen files carry a window that is switched off unless they say otherwise.
     if fields.is_set("sliding_window") and fields.flag("use_sliding_window"):
-        raise fields.error("use_sliding_window", "sizing lacks the windows of Qwen; vLLM serves it without: set false")
+        raise fields.unmodelled("use_sliding_window", "sizing lacks the windows of Qwen")

@@ -133,7 +133,7 @@ def _one_for_all(fields: Fields, key: str) -> int:
     if not isinstance(value, list | tuple):
         return fields.size(key)
     if not value or any(size != value[0] for size in value):
-        raise fields.error(key, "sizing lacks layers of unequal experts")
+        raise fields.unmodelled(key, "sizing lacks layers of unequal experts")
     return fields.having({key: value[0]}).size(key)
 
 

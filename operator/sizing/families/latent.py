@@ -39,7 +39,7 @@ def sparse_deepseek(fields: Fields, architecture: str, _tower: Tower | None = No
     shared = replace(_attention(fields), sparse_tokens=fields.size("index_topk"))
     indexed = replace(shared, indexer=indexer)
     decoder = Decoder(
-        lambda index: indexed if _has_indexer(fields, index) else shared,
+        lambda index: indexed if has_indexer(fields, index) else shared,
         lambda index: _feed_forward(fields, index),
         _sparse_ropes(fields, shared.rope_head_dim),
     )
@@ -57,7 +57,7 @@ def _attention(fields: Fields) -> LatentAttention:
     )
 
 
-def _has_indexer(fields: Fields, index: int) -> bool:
+def has_indexer(fields: Fields, index: int) -> bool:
     """Decide whether a layer chooses tokens itself; GLM-5.2 lets three of four take those of a layer before."""
     pattern = fields.text("index_topk_pattern", default="")
     if pattern:

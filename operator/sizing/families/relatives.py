@@ -180,7 +180,7 @@ def stablelm(fields: Fields, architecture: str, tower: Tower | None = None) -> M
     """StableLM: norms with biases, a quarter of each head rotated (vLLM, stablelm.py)."""
     refuse_foreign_keys(fields)
     if fields.flag("qk_layernorm"):
-        raise fields.error("qk_layernorm", "sizing lacks the norms a head of StableLM 2 12B")
+        raise fields.unmodelled("qk_layernorm", "sizing lacks the norms a head of StableLM 2 12B")
     fields = with_defaults(fields, {"partial_rotary_factor": 0.25})
     mixer = attention(heads(fields), qkv_bias=fields.flag("use_qkv_bias"))
     return _whole_on_every_stage(_model(fields, architecture, tower, mixer, _Traits(norm_bias=True)))

@@ -114,7 +114,7 @@ def _known(key: str, given: Sequence[str], fields: Fields, kinds: Sequence[str])
     named = tuple(_OLD_NAMES.get(kind, kind) for kind in given)
     strange = next((kind for kind in named if kind not in kinds), None)
     if strange is not None:
-        raise fields.error(key, f"sizing lacks {strange}; known are {', '.join((*kinds, *_OLD_NAMES))}")
+        raise fields.unmodelled(key, f"sizing lacks {strange}; known are {', '.join((*kinds, *_OLD_NAMES))}")
     return named
 
 

@@ -285,7 +285,7 @@ def _side(section: Fields, key: str) -> int:
 def gemma4_vision(fields: Fields) -> Tower:
     """The vision model and projection of Gemma 4, whole on every rank (vLLM, gemma4_mm.py builds transformers')."""
     if fields.section("audio_config") is not None:
-        raise fields.error("audio_config", "sizing lacks the audio tower of Gemma 4")
+        raise fields.unmodelled("audio_config", "sizing lacks the audio tower of Gemma 4")
     size = _read(fields)
     section = _section(fields)
     heads, kv_heads = section.size("num_attention_heads"), section.size("num_key_value_heads")

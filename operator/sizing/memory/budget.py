@@ -3,10 +3,11 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from specdecode_operator.sizing.base.devices import Device, memory_coefficients
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION, Era, find_era
+from specdecode_operator.sizing.base.units import GIB, ceil_div
 from specdecode_operator.sizing.kv.capacity import blocks_for, pool_blocks, pool_capacity
 from specdecode_operator.sizing.kv.groups import KvGrouping
 from specdecode_operator.sizing.kv.layout import cache_layout, kv_bytes_per_token
@@ -21,7 +22,13 @@ from specdecode_operator.sizing.pair.pair import (
     Parallelism,
     loaded_draft,
 )
-from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES
+from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Knowledge
+
+_WEIGHTS_MARGIN_PERCENT: Final = 15
+_STORED_WEIGHTS_MARGIN_PERCENT: Final = 3
+_ACTIVATION_MARGIN_PERCENT: Final = 25
+_UNKNOWN_ENCODER_BYTES: Final = 3 * GIB // 2
+"""What estimated models keep back; bench/sizing/estimated.py compares with models that sizing knows exactly."""
 
 
 class Verdict(StrEnum):
@@ -95,6 +102,7 @@ class Budget:
     binding_term: Term | None  # What breaks it; None when it fits
     # By how much measurements of the calibration file change the estimates: positive where engines took more
     correction_bytes: int = 0
+    estimated_margin_bytes: int = 0  # Part of the margin that is there because sizing estimates a model
     calibration: str | None = None  # Which measurements those are, in words; None where none is of an engine like this
     uncalibrated_gpu: bool = False  # Whether no log of this GPU confirms the estimates; the margin is wider then
 
@@ -165,7 +173,8 @@ def _budget(engine: _Engine, rank: Rank, grouping: KvGrouping, blocks: int) -> B
     limits = pair.limits
     capacity = pool_capacity(grouping, blocks, limits.max_model_len)
     needed = blocks_for(grouping, limits.max_model_len, limits.min_concurrency) * grouping.bytes_per_block
-    margin = _margin_bytes(footprint.era, device, rank, correction)
+    estimated = estimated_margin_bytes(pair, rank.target_bytes, rank.draft_bytes, rank.activation_bytes)
+    margin = _margin_bytes(footprint.era, device, rank, correction) + estimated
     slack = free_outside_bytes(device.total_bytes, requested, footprint.uncharged_bytes)
     term = _broken_term(engine, rank, available - needed, margin, slack - footprint.overrun_bytes)
     return Budget(
@@ -180,6 +189,7 @@ def _budget(engine: _Engine, rank: Rank, grouping: KvGrouping, blocks: int) -> B
         available_kv_bytes=available,
         needed_kv_bytes=needed,
         margin_bytes=margin,
+        estimated_margin_bytes=estimated,
         kv_bytes_per_token=footprint.cached.bytes_per_token(limits.kv_cache_element_bytes),
         num_blocks=blocks,
         kv_cache_tokens=capacity.tokens,
@@ -262,6 +272,29 @@ def _margin_bytes(era: Era, device: Device, rank: Rank, correction: Correction |
     estimated_bytes = rank.activation_bytes + rank.graphs_bytes + rank.non_torch_bytes
     share_bytes = round(memory_coefficients().uncalibrated_gpu_share * estimated_bytes)
     return max(era.margin_bytes, find_era(NEWEST_VERSION).margin_bytes) + share_bytes
+
+
+def estimated_margin_bytes(pair: Pair, target_bytes: int, draft_bytes: int, activation_bytes: int) -> int:
+    """Return what one GPU keeps back because sizing estimates a model; zero if it knows both exactly.
+
+    A share of the weights, smaller if the headers of the files were read, a share of the activation, and for an encoder
+    that sizing does not implement 1.5 GiB and its weights.
+    """
+    draft = loaded_draft(pair)
+    loaded = ((pair.target, target_bytes), *(((draft[0], draft_bytes),) if draft else ()))
+    estimated = [(model, size_bytes) for model, size_bytes in loaded if model.knowledge is not Knowledge.EXACT]
+    if not estimated:
+        return 0
+    margin = ceil_div(activation_bytes * _ACTIVATION_MARGIN_PERCENT, 100)
+    for model, size_bytes in estimated:
+        if model.knowledge is Knowledge.ESTIMATED:
+            percent = _WEIGHTS_MARGIN_PERCENT if model.stored is None else _STORED_WEIGHTS_MARGIN_PERCENT
+            margin += ceil_div(size_bytes * percent, 100)
+        if model.tower.unknown_items:
+            margin += (
+                _UNKNOWN_ENCODER_BYTES + (model.tower.whole_elements + model.tower.split_elements) * model.dtype_bytes
+            )
+    return margin
 
 
 def pair_kv_bytes_per_token(pair: Pair, tensor: int) -> int:

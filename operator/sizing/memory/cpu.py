@@ -7,6 +7,7 @@ from specdecode_operator.sizing.kv.layout import cache_layout, parameter_weights
 from specdecode_operator.sizing.memory.budget import (
     Budget,
     Term,
+    estimated_margin_bytes,
     needed_kv_bytes,
     pair_kv_bytes_per_token,
     verdict_of,
@@ -25,6 +26,8 @@ def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: 
     memory_bytes, kv_cache_bytes = memory_bytes // tensor, kv_cache_bytes // tensor
     weights = parameter_weights(pair, tensor)
     overhead, margin = _overhead_and_margin_bytes(tensor)
+    estimated = estimated_margin_bytes(pair, weights.target_bytes, weights.draft_bytes, 0)
+    margin += estimated
     requested = weights.target_bytes + weights.draft_bytes + kv_cache_bytes + overhead
     grouping = cache_layout(pair, Parallelism(tensor))[0]
     capacity = pool_capacity(grouping, pool_blocks([grouping], [kv_cache_bytes]), pair.limits.max_model_len)
@@ -42,6 +45,7 @@ def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: 
         available_kv_bytes=kv_cache_bytes,
         needed_kv_bytes=needed,
         margin_bytes=margin,
+        estimated_margin_bytes=estimated,
         kv_bytes_per_token=pair_kv_bytes_per_token(pair, tensor),
         num_blocks=capacity.num_blocks,
         kv_cache_tokens=capacity.tokens,

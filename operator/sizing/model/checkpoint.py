@@ -127,7 +127,7 @@ def read_checkpoint(config: Fields) -> Checkpoint:
 def _refuse_quantized_head(config: Fields, section: Fields) -> None:
     """Refuse a quantized output head: ModelOpt's is, unless it is left out (vLLM, modelopt.py, get_quant_method)."""
     if section.flag("lm_head"):
-        raise section.error("lm_head", "a quantized output head cannot be sized yet")
+        raise section.unmodelled("lm_head", "a quantized output head cannot be sized yet")
     excluded = [name for key in _EXCLUSION_KEYS for name in section.strings(key)]
     by_modelopt = section.text("quant_method", default="").startswith(Method.MODELOPT)
     # A file that leaves nothing out is taken to be cut short: ModelOpt itself always leaves the head out.
@@ -138,7 +138,7 @@ def _refuse_quantized_head(config: Fields, section: Fields) -> None:
         and not any(_HEAD in name for name in excluded)
     ):
         key = "ignore" if section.is_set("ignore") else "exclude_modules"
-        raise section.error(key, f"lacks {_HEAD}: a quantized output head cannot be sized yet")
+        raise section.unmodelled(key, f"lacks {_HEAD}: a quantized output head cannot be sized yet")
 
 
 def _cache_element_bytes(section: Fields) -> int | None:
@@ -160,9 +160,9 @@ def _cache_element_bytes(section: Fields) -> int | None:
         case str() if asked.lower() == "fp8":
             return FP8_ELEMENT_BYTES
         case {"num_bits": 4, "type": "float"}:
-            raise section.error("kv_cache_scheme", "a KV cache in 4 bits cannot be sized")
+            raise section.unmodelled("kv_cache_scheme", "a KV cache in 4 bits cannot be sized")
         case str() if asked.lower() == "nvfp4":
-            raise section.error("kv_cache_quant_algo", "a KV cache in 4 bits cannot be sized")
+            raise section.unmodelled("kv_cache_quant_algo", "a KV cache in 4 bits cannot be sized")
         case _:
             return None
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from specdecode_operator.problems import shown
+from specdecode_operator.sizing.base.datafiles import read_data
 from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS, Method, Scales, WeightFormat
 from specdecode_operator.vocabulary import Precision
@@ -37,9 +38,11 @@ def read_format(section: Fields) -> WeightFormat:
             return DEFAULT_FORMATS[Precision.MXFP4]
         case "modelopt" | "modelopt_fp4":
             return _modelopt(section)
+        case method if method in read_data("registry.json")["quantization"]:
+            raise section.unmodelled("quant_method", "sizing does not implement this method")
         case _:
             known = "fp8, compressed-tensors, awq, gptq, mxfp4 or modelopt"
-            raise section.error("quant_method", f"is not supported; use {known}")
+            raise section.error("quant_method", f"vLLM does not know this method; use {known}")
 
 
 def _fp8(section: Fields) -> WeightFormat:
@@ -54,7 +57,7 @@ def _fp8(section: Fields) -> WeightFormat:
 
 def _block_edge(section: Fields, key: str) -> int:
     if section.values.get(key) not in ([_BLOCK_EDGE] * 2, (_BLOCK_EDGE,) * 2):
-        raise section.error(key, f"must be [{_BLOCK_EDGE}, {_BLOCK_EDGE}]")
+        raise section.unmodelled(key, f"must be [{_BLOCK_EDGE}, {_BLOCK_EDGE}]")
     return _BLOCK_EDGE
 
 
@@ -62,7 +65,7 @@ def _compressed_tensors(section: Fields) -> WeightFormat:
     groups = section.section("config_groups")
     schemes = [] if groups is None else [groups.section(name) for name in groups.values]
     if groups is None or len(schemes) != 1 or schemes[0] is None:
-        raise section.error("config_groups", "must hold exactly one scheme for all linear layers")
+        raise section.unmodelled("config_groups", "must hold exactly one scheme for all linear layers")
     weights = schemes[0].section("weights")
     if weights is None:
         raise schemes[0].error("weights", "is missing; copy it from the model's config.json")
@@ -92,7 +95,7 @@ def _compressed_weights(weights: Fields, inputs: Fields | None) -> WeightFormat:
             zero_points = not weights.flag("symmetric", default=True)
             return WeightFormat(_PACKED_PRECISIONS[bits], Scales.GROUP, size, zero_points=zero_points)
         case bits, _, _:
-            raise weights.error(
+            raise weights.unmodelled(
                 "num_bits",
                 f"{bits}-bit {shown(kind)} weights with strategy {shown(strategy)} cannot be sized; "
                 "known are 8-bit float by tensor, channel or block, 8-bit int by tensor, channel or group, "
@@ -104,7 +107,7 @@ def _awq(section: Fields) -> WeightFormat:
     bits_key = "w_bit" if section.is_set("w_bit") else "bits"
     precision = _packed_precision(section, bits_key)
     if precision is not Precision.INT4:
-        raise section.error(bits_key, "only 4-bit AWQ checkpoints can be sized")
+        raise section.unmodelled(bits_key, "only 4-bit AWQ checkpoints can be sized")
     key = "q_group_size" if section.is_set("q_group_size") else "group_size"
     return WeightFormat(precision, Scales.GROUP, _group_size(section, key), zero_points=True, method=Method.AWQ)
 
@@ -127,7 +130,7 @@ def _gptq(section: Fields) -> WeightFormat:
 def _packed_precision(section: Fields, key: str) -> Precision:
     precision = _PACKED_PRECISIONS.get(section.size(key))
     if precision is None:
-        raise section.error(key, "only 4 and 8 bits can be sized")
+        raise section.unmodelled(key, "only 4 and 8 bits can be sized")
     return precision
 
 
@@ -145,7 +148,7 @@ def _modelopt(section: Fields) -> WeightFormat:
         return replace(DEFAULT_FORMATS[Precision.NVFP4], static_inputs=not weight_only)
     if algorithm == "FP8":
         return WeightFormat(Precision.FP8, Scales.TENSOR, method=Method.MODELOPT, static_inputs=True)
-    raise section.error("quant_algo", "is not supported; use FP8 or NVFP4")
+    raise section.unmodelled("quant_algo", "is not supported; use FP8 or NVFP4")
 
 
 def _quantizes_inputs(scheme: object) -> bool:

@@ -16,7 +16,8 @@ from specdecode_operator.sizing.model.layers import (
 )
 from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS, WeightFormat
 from specdecode_operator.sizing.model.rope import RopeTable
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.model.stored import StoredWeights
+from specdecode_operator.vocabulary import Knowledge, Precision
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Tower:
     output_levels: int = 1  # Hidden states that it hands on for each token
     table_bytes: int = 0  # Tables that its first run makes and keeps
     ropes: tuple[RopeTable, ...] = ()  # The rotary tables it loads
+    unknown_items: bool = False  # Whether sizing does not know what its largest item takes
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,12 @@ class ModelGeometry:
     cache_element_bytes: int | None = None
     # Whether it was trained to propose all tokens in one pass, from a token for the places to fill (PARD, P-EAGLE)
     drafts_in_parallel: bool = False
+    knowledge: Knowledge = Knowledge.EXACT  # How well sizing knows it
+    estimated_because: str = ""  # What sizing does not implement of it; empty for an exact model
+    # What the headers of its files say; None if they were not read. Kept for estimated models alone.
+    stored: StoredWeights | None = None
+    # Bytes of its layers in the files, and as their shapes give them: the layers are scaled by it
+    layer_scale: tuple[int, int] = (1, 1)
 
     @cached_property
     def distinct_layers(self) -> tuple[tuple[Layer, int], ...]:

@@ -77,5 +77,10 @@ def _expected_bytes(geometry: ModelGeometry, *, output_head: bool) -> tuple[int,
     return at_rest, at_rest + geometry.mtp_layers * (layer + 2 * table)
 
 
+def least_file_bytes(geometry: ModelGeometry, *, output_head: bool) -> int:
+    """Return the least bytes of the files that hold a model in its checkpoint's own precision."""
+    return _expected_bytes(geometry, output_head=output_head)[0]
+
+
 def _tolerance(expected_bytes: int) -> int:
     return max(TOLERANCE_BYTES, expected_bytes * TOLERANCE_PERCENT // 100)

@@ -23,7 +23,7 @@ from specdecode_operator.sizing.weights.kernel_limits import KernelRules, broken
 from specdecode_operator.sizing.weights.rank_layers import LinearLayer, Split, rank_layer
 from specdecode_operator.sizing.weights.weights import linear_format, padded_vocabulary
 from specdecode_operator.versions.table import SIZED_VERSIONS, release
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.vocabulary import Knowledge, Precision
 
 MAX_TENSOR: Final = 64
 """Largest tensor parallelism that is ever proposed."""
@@ -56,6 +56,9 @@ def tensor_problems(  # noqa: PLR0913 (the key of the cache)
     """
     split = Split(tensor, tensor * data if expert else 1, data)
     problems = _shape_problems(geometry, split)
+    if geometry.knowledge is not Knowledge.EXACT:
+        # What the kernels take of a format that sizing does not implement is for the engine to say.
+        return problems
     # Parts of layers are only whole numbers once the shape itself divides.
     return problems or _quantization_problems(
         geometry, split, geometry.weight_format(precision), kernel_rules(engine_version)

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from specdecode_operator.sizing.base.formula import named
 from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
-from specdecode_operator.sizing.base.units import round_up
+from specdecode_operator.sizing.base.units import ceil_div, round_up
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry
 from specdecode_operator.sizing.model.layers import Layer, SelfAttention
 from specdecode_operator.sizing.model.precision import ExpertKernel, WeightFormat
@@ -186,7 +186,7 @@ def weight_parts(  # noqa: PLR0913 (all that it depends on)
     vocabulary = "embedding" if rows == padded_vocabulary(geometry.vocab_size) else "embedding, output head"
     parts = {
         vocabulary: rows // tensor * hidden * width,
-        "layers": _layers_bytes(geometry, stage, geometry.weight_format(precision), split),
+        "layers": _scaled(_layers_bytes(geometry, stage, geometry.weight_format(precision), split), geometry),
         # Under V1, and up to 0.32, every stage loads the encoder, though only the first runs it.
         "encoder": (tower.split_elements // tensor + tower.whole_elements) * width,
         "beside the layers": (geometry.split_elements // tensor + geometry.whole_elements) * width,
@@ -198,6 +198,16 @@ def weight_parts(  # noqa: PLR0913 (all that it depends on)
     if head is not None:
         parts["joining layers"] = (head.whole_elements + head.split_elements // tensor) * width + head.whole_bytes
     return parts
+
+
+def _scaled(layers_bytes: int, geometry: ModelGeometry) -> int:
+    """Return the bytes of layers, scaled to those in the files if the model is estimated."""
+    in_files, by_shape = geometry.layer_scale
+    if in_files == by_shape:
+        return layers_bytes
+    return named(
+        ceil_div(int(layers_bytes) * in_files, by_shape), "in layers as the files hold them", like=layers_bytes
+    )
 
 
 def _layers_bytes(geometry: ModelGeometry, stage: Stage, weight_format: WeightFormat, split: Split) -> int:

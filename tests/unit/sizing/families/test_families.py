@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.errors import GeometryError, SizingError
+from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.units import GIB
 from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry
 from specdecode_operator.sizing.families.config import ARCHITECTURES, geometry_from_config
@@ -25,7 +25,7 @@ from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.stages import stages
 from specdecode_operator.sizing.weights.weights import loaded_head_bytes, weight_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.vocabulary import Knowledge, Precision
 from tests.support.small_models import GEMMA4, INTERNVL, MODELS, SMALL
 
 
@@ -292,6 +292,6 @@ def test_the_wrapper_says_whether_tables_are_tied(tied: bool) -> None:
         (MODELS["hunyuan_moe"] | {"num_experts": [8, 8, 4, 4]}, "num_experts"),
     ],
 )
-def test_what_is_not_known_is_named(config: dict[str, Any], field: str) -> None:
-    with pytest.raises(GeometryError, match=f"^{field}: "):
-        geometry_from_config("strange", config)
+def test_what_is_not_implemented_is_estimated(config: dict[str, Any], field: str) -> None:
+    model = geometry_from_config("strange", config)
+    assert (model.knowledge, model.estimated_because) == (Knowledge.ESTIMATED, field)

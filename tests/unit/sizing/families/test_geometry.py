@@ -7,7 +7,7 @@ import pytest
 from specdecode_operator.sizing.families.catalogue import find_entry
 from specdecode_operator.sizing.families.config import GeometryError, geometry_from_config
 from specdecode_operator.sizing.model.layers import SelfAttention
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.vocabulary import Knowledge, Precision
 
 Config = dict[str, Any]
 
@@ -101,20 +101,25 @@ def test_contradictions_and_wrong_types(llama_config: Config, changes: Config, f
     assert _refused(llama_config | changes).field == field
 
 
+@pytest.mark.parametrize("architecture", ["PhiMoEForCausalLM", "FalconMambaForCausalLM", "SomethingNewForCausalLM"])
+def test_other_architectures_are_estimated(llama_config: Config, architecture: str) -> None:
+    model = geometry_from_config("some/model", llama_config | {"architectures": [architecture]})
+    assert (model.knowledge, model.estimated_because) == (Knowledge.ESTIMATED, "architectures")
+
+
 @pytest.mark.parametrize(
-    ("architecture", "lacking"),
+    ("architecture", "why"),
     [
-        ("PhiMoEForCausalLM", "expert"),
-        ("FalconMambaForCausalLM", "state-space"),
-        ("MllamaForConditionalGeneration", "vision"),
-        ("SomethingNew", "layers"),
+        ("MllamaForConditionalGeneration", "up to 0.10 only"),
+        ("BambaForCausalLM", "up to 0.23 only"),
+        ("SomethingNew", "does not know this class"),
+        ("BertModel", "does not know this class"),
     ],
 )
-def test_other_architectures_say_what_is_missing(llama_config: Config, architecture: str, lacking: str) -> None:
+def test_architectures_that_the_engine_refuses(llama_config: Config, architecture: str, why: str) -> None:
     error = _refused(llama_config | {"architectures": [architecture]})
     assert error.field == "architectures"
-    assert lacking in error.message
-    assert "LlamaForCausalLM" in error.message
+    assert why in error.message
 
 
 def test_old_llama_files_have_a_kv_head_for_each_head(llama_config: Config) -> None:
@@ -127,7 +132,8 @@ def test_a_window_that_qwen_switches_off_is_no_window(llama_config: Config) -> N
     unlimited = (SelfAttention(32, 8, 128, qkv_bias=True),)
     assert geometry_from_config("qwen", config | {"use_sliding_window": False}).attentions == unlimited
     assert geometry_from_config("qwen", config).attentions == unlimited
-    assert _refused(config | {"use_sliding_window": True}).field == "use_sliding_window"
+    windowed = geometry_from_config("qwen", config | {"use_sliding_window": True})
+    assert (windowed.knowledge, windowed.estimated_because) == (Knowledge.ESTIMATED, "use_sliding_window")
 
 
 @pytest.mark.parametrize(
@@ -204,23 +210,35 @@ WEIGHTS = "config_groups.group_0.weights"
 @pytest.mark.parametrize(
     ("quantization", "field"),
     [
+        (MODELOPT_FP8 | {"kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo"),
+        (_compressed({"num_bits": 2, "type": "int", "strategy": "channel"}), f"{WEIGHTS}.num_bits"),
+        (_compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 16}), f"{WEIGHTS}.num_bits"),
+        (_compressed({"num_bits": 8, "type": "float", "strategy": "block"}), f"{WEIGHTS}.block_structure"),
+        ({"quant_method": "awq", "bits": 8, "group_size": 128}, "bits"),
         ({"quant_method": "bitsandbytes"}, "quant_method"),
-        ({}, "quant_method"),
-        ({"quant_algo": "FP8", "producer": {"name": "modelopt"}}, "quant_method"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {}, "b": {}}}, "config_groups"),
+        ({"quant_method": "compressed-tensors"}, "config_groups"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
         ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "bits"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "lm_head": True}, "lm_head"),
+        ({"quantization": {"quant_algo": "FP8", "exclude_modules": ["model.norm"]}}, "quantization.exclude_modules"),
+    ],
+)  # fmt: skip
+def test_checkpoints_that_are_estimated(llama_config: Config, quantization: object, field: str) -> None:
+    model = geometry_from_config("some/model", llama_config | {"quantization_config": quantization})
+    assert (model.knowledge, model.estimated_because) == (Knowledge.ESTIMATED, f"quantization_config.{field}")
+    assert model.checkpoint_precision is not None
+
+
+@pytest.mark.parametrize(
+    ("quantization", "field"),
+    [
+        ({"quant_method": "mystery"}, "quant_method"),
+        ({}, "quant_method"),
+        ({"quant_algo": "FP8", "producer": {"name": "modelopt"}}, "quant_method"),
         ({"quant_method": "gptq", "bits": 4, "group_size": -2}, "group_size"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False}, "sym"),
-        ({"quant_method": "awq", "bits": 8, "group_size": 128}, "bits"),
-        ({"quantization": {"quant_algo": "FP8", "exclude_modules": ["model.norm"]}}, "quantization.exclude_modules"),
-        (MODELOPT_FP8 | {"kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "lm_head": True}, "lm_head"),
-        ({"quant_method": "compressed-tensors"}, "config_groups"),
-        ({"quant_method": "compressed-tensors", "config_groups": {"a": {}, "b": {}}}, "config_groups"),
-        (_compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 16}), f"{WEIGHTS}.num_bits"),
         (_compressed({"num_bits": 4, "type": "int", "strategy": "group", "symmetric": False}), f"{WEIGHTS}.group_size"),
-        (_compressed({"num_bits": 2, "type": "int", "strategy": "channel"}), f"{WEIGHTS}.num_bits"),
-        (_compressed({"num_bits": 8, "type": "float", "strategy": "block"}), f"{WEIGHTS}.block_structure"),
         ("fp8", ""),
     ],
 )  # fmt: skip

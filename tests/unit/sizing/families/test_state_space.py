@@ -270,7 +270,6 @@ def test_heads_must_divide(config: dict[str, Any], key: str) -> None:
         (NANO, {"mamba_num_heads": 0}, "mamba_num_heads"),
         (ULTRA, {"mtp_layers_block_type": ["mamba", "moe"]}, "mtp_layers_block_type"),
         ("granite", {"layer_types": ["mamba"]}, "layer_types"),
-        ("granite", {"layer_types": ["sliding_attention"] * 40}, "layer_types"),
         ("granite", {"mamba_n_heads": 95}, "mamba_n_heads"),
         ("granite", {"mamba_d_head": "many"}, "mamba_d_head"),
         ("jamba", {"attn_layer_offset": 8}, "attn_layer_offset"),

@@ -1,0 +1,111 @@
+"""The feed-forward layers of an estimated model, and which of them are experts."""
+
+from collections.abc import Callable
+from typing import Final
+
+from specdecode_operator.sizing.base.fields import Fields
+from specdecode_operator.sizing.estimated.attention import NO_MIXER
+from specdecode_operator.sizing.estimated.keys import number, required
+from specdecode_operator.sizing.families.decoder import LINEAR
+from specdecode_operator.sizing.model.layers import DenseMlp, Experts, FeedForward
+
+_INNER_WIDTH: Final = (
+    *("dense_intermediate_size", "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "n_inner"),
+    *("ffn_dim", "ffn_intermediate_size", "hidden_dim"),
+)
+_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+_EXPERTS_A_TOKEN: Final = (
+    *("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k"),
+    *("experts_per_token", "num_selected_experts"),
+)
+_EXPERT_WIDTH: Final = (
+    *("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size", "expert_ffn_hidden_size"),
+    *("intermediate_size", "ffn_hidden_size"),
+)
+_SHARED_WIDTH: Final = (
+    *("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size"),
+    *("shared_expert_intermediate_dim", "share_expert_dim"),
+)
+_SHARED_EXPERTS: Final = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
+_DENSE_FIRST: Final = (
+    "first_k_dense_replace",
+    "num_dense_layers",
+    "moe_layer_start_index",
+    "moe_first_k_dense_replace",
+)
+"""Names of one size in different files, the most specific first."""
+
+_NO_GATE: Final = ("relu2", "gelu_new", "gelu_fast", "squared_relu")
+_FLOAT32_BYTES: Final = 4
+_WIDENS: Final = 4
+
+
+def feed_forwards(fields: Fields, kinds: tuple[str, ...]) -> Callable[[int], FeedForward | None]:
+    """Return the second half of each layer."""
+    gated = not any(
+        fields.values.get(key) in _NO_GATE for key in ("hidden_act", "mlp_hidden_act", "activation_function")
+    )
+    width = number(fields, _INNER_WIDTH, 0)
+    dense = DenseMlp(width or _WIDENS * fields.size("hidden_size"), gated=gated)
+    experts = _experts(fields, gated=gated)
+    apart = bool(set(kinds) & set(NO_MIXER))
+    has_experts = _where_experts(fields)
+
+    def feed_forward(index: int) -> FeedForward | None:
+        kind = kinds[index]
+        if apart:
+            return (experts if kind == "moe" and experts else dense) if kind in NO_MIXER else None
+        if not width and experts is None and kinds[index] == LINEAR:
+            # Mamba alone has no feed-forward layer.
+            return None
+        return experts if experts is not None and has_experts(index) else dense
+
+    return feed_forward
+
+
+def _experts(fields: Fields, *, gated: bool) -> Experts | None:
+    count = number(fields, _EXPERTS, 0)
+    if count <= 1:
+        return None
+    width = required(fields, _EXPERT_WIDTH)
+    shared = number(fields, _SHARED_WIDTH, 0)
+    times = number(fields, _SHARED_EXPERTS, 0)
+    if shared and times:
+        shared *= times
+    latent = number(fields, ("moe_latent_size", "routed_expert_hidden_size"), 0)
+    return Experts(
+        count,
+        min(number(fields, _EXPERTS_A_TOKEN, 1), count),
+        width,
+        score_bias_bytes=_FLOAT32_BYTES,
+        shared_intermediate_size=shared or times * width,
+        gated=gated,
+        latent_size=latent or None,
+    )
+
+
+def _where_experts(fields: Fields) -> Callable[[int], bool]:
+    """Return which layers have experts; all others are dense."""
+    values = fields.values
+    first = number(fields, _DENSE_FIRST, 0)
+    marks = values.get("moe_layer_freq")
+    dense_only = values.get("mlp_only_layers")
+    named = values.get("moe_layers_enum") or values.get("moe_layers")
+    places = {int(each) for each in str(named).strip("[]").split(",") if each.strip().isdigit()} if named else set()
+    step = 1
+    for key in ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", "expert_layer_period"):
+        step = max(step, number(fields, (key,), 1))
+    offset = number(fields, ("expert_layer_offset",), -1)
+
+    def has_experts(index: int) -> bool:
+        if places:
+            return index in places
+        if isinstance(marks, list):
+            return bool(marks[index]) if index < len(marks) else True
+        if isinstance(dense_only, list) and index in dense_only:
+            return False
+        if index < first:
+            return False
+        return index % step == offset if offset >= 0 else (index + 1) % step == 0
+
+    return has_experts

@@ -1,0 +1,102 @@
+"""Models of classes that sizing does not implement, on the command line."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.checkpoints import Shapes, header, safetensors, write_checkpoint
+from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["BrandNewForCausalLM"],
+    "hidden_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "intermediate_size": 4096,
+    "vocab_size": 32_000,
+    "max_position_embeddings": 32_768,
+}
+SHAPES: Shapes = {
+    "model.embed_tokens.weight": ("BF16", [32_000, 1024]),
+    "lm_head.weight": ("BF16", [32_000, 1024]),
+    **{f"model.layers.{index}.all.weight": ("BF16", [40_960, 1024]) for index in range(8)},
+}
+
+
+@pytest.fixture
+def path(write: WriteObject) -> Path:
+    return write("a.yaml", manifest("a", target={"model": "my/new"}, speculation=None, parallelism={}))
+
+
+@pytest.fixture
+def headers(tmp_path: Path) -> Path:
+    """A folder with config.json and a safetensors file that ends after its header."""
+    folder = tmp_path / "headers"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors").write_bytes(safetensors(header(SHAPES)[0], 0))
+    return folder
+
+
+def planned(specdecode: Specdecode, path: Path, given: Path) -> dict[str, Any]:
+    result = specdecode("plan", path, "--model-config", f"my/new={given}", "-o", "json")
+    assert "is estimated" in result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)["objects"][0]
+    return found
+
+
+def test_a_folder_of_headers_is_enough(specdecode: Specdecode, path: Path, headers: Path) -> None:
+    found = planned(specdecode, path, headers)
+    assert found["models"] == [
+        {"role": "target", "model": "my/new", "knowledge": "estimated", "estimated_because": "architectures"}
+    ]
+    in_files = (2 * 32_000 + 8 * 40_960) * 1024 * 2
+    first = found["candidates"][0]
+    assert first["per_gpu"]["target_weights"] == pytest.approx(in_files, rel=0.01)
+    assert 0 < first["estimated_margin_bytes"] < first["margin_bytes"]
+
+
+def test_without_headers_more_is_kept_back(specdecode: Specdecode, path: Path, headers: Path) -> None:
+    alone, with_headers = (
+        planned(specdecode, path, given)["candidates"][0]["estimated_margin_bytes"]
+        for given in (headers / "config.json", headers)
+    )
+    assert alone > with_headers
+
+
+def test_plan_explain_and_lint_say_so(specdecode: Specdecode, path: Path, headers: Path) -> None:
+    given = ("--model-config", f"my/new={headers}")
+    assert "(estimated)" in specdecode("plan", path, *given).stdout
+    assert "of it for estimated models" in specdecode("explain", path, *given).stdout
+    assert "is estimated" in specdecode("lint", path, *given).output
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (struct.pack("<Q", 400) + b"{", "is cut off within its header"),
+        (
+            safetensors({"a": {"dtype": "BF16", "shape": [2**60], "data_offsets": [0, 16]}}, 16),
+            "for 1,152,921,504,606,846,976 elements",
+        ),
+        (struct.pack("<Q", 2**60), "has a header of"),
+        (b"", "is cut off"),
+    ],
+)
+def test_headers_that_make_no_sense_are_one_error(
+    specdecode: Specdecode, path: Path, headers: Path, content: bytes, why: str
+) -> None:
+    (headers / "model.safetensors").write_bytes(content)
+    result = specdecode("plan", path, "--model-config", f"my/new={headers}")
+    assert result.exit_code == 2
+    assert why in result.output
+
+
+def test_a_whole_model_in_a_folder_is_read(specdecode: Specdecode, path: Path, tmp_path: Path) -> None:
+    small = {"model.embed_tokens.weight": ("BF16", [64, 16]), "model.layers.0.all": ("BF16", [64, 16])}
+    folder = write_checkpoint(tmp_path / "whole", CONFIG, small)
+    assert planned(specdecode, path, folder)["models"][0]["knowledge"] == "estimated"

@@ -1,0 +1,201 @@
+"""Models that sizing does not implement: estimated from config.json and the headers of their files."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.sizing.estimated import comparisons
+from specdecode_operator.sizing.base.devices import find_device
+from specdecode_operator.sizing.base.errors import GeometryError
+from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
+from specdecode_operator.sizing.kv.model_cache import cached_layers
+from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, estimate
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.layers import Experts, LatentAttention, SelfAttention
+from specdecode_operator.sizing.model.stored import StoredWeights
+from specdecode_operator.sizing.weights.rank_layers import Split
+from specdecode_operator.sizing.weights.weights import weight_bytes
+from specdecode_operator.vocabulary import Knowledge, Precision
+
+GIB = 2**30
+
+NEW: dict[str, Any] = {
+    "architectures": ["BrandNewForCausalLM"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 131_072,
+}
+TABLE = 128_256 * 4096 * 2
+
+
+def stored(layers: int, **parts: int) -> StoredWeights:
+    """Headers of a model with both tables, layers of so many bytes, and further parts."""
+    by_part = {"model.embed_tokens": TABLE, "lm_head": TABLE, "model.layers": layers, **parts}
+    total = sum(by_part.values())
+    return StoredWeights.of(total, {"BF16": total}, by_part, output_head=True)
+
+
+def budget_of(model: ModelGeometry) -> Budget:
+    device = find_device("NVIDIA-H100-80GB-HBM3")
+    assert device is not None
+    limits = EngineLimits(8192, 64, 8192, 16, None, 92, False, 1)
+    return estimate(Pair(model, Precision.BF16, None, None, "none", 0, limits), device, 1)
+
+
+def bytes_on_one(model: ModelGeometry, tensor: int = 1) -> int:
+    return weight_bytes(model, model.checkpoint_precision or Precision.BF16, Split(tensor))
+
+
+def test_estimates_promise_no_more_than_exact_sizing() -> None:
+    assert [(row.model, row.tensor) for row in comparisons() if row.promises_more] == []
+
+
+def test_estimates_of_the_catalogue_are_close() -> None:
+    rows = comparisons()
+    models, unequal = {row.model for row in rows}, {row.model for row in rows if not row.same_kv}
+    far = {row.model for row in rows if row.tensor == 1 and abs(row.weights_error) > 0.005}
+    assert len(models) > 100
+    assert len(unequal) <= 0.05 * len(models)
+    assert len(far) <= 0.05 * len(models)
+
+
+def test_weights_are_those_in_the_files() -> None:
+    in_files = 9 * GIB
+    model = geometry_from_config("new", NEW, stored(in_files))
+    assert (model.knowledge, model.estimated_because) == (Knowledge.ESTIMATED, "architectures")
+    assert bytes_on_one(model) == pytest.approx(in_files + 2 * TABLE, rel=1e-4)
+    assert bytes_on_one(model, 2) == pytest.approx((in_files + 2 * TABLE) / 2, rel=1e-3)
+
+
+def test_weights_without_headers_are_those_of_the_shapes() -> None:
+    llama = geometry_from_config("known", NEW | {"architectures": ["LlamaForCausalLM"]})
+    assert bytes_on_one(geometry_from_config("new", NEW)) == pytest.approx(bytes_on_one(llama), rel=1e-3)
+
+
+def test_an_output_head_that_files_lack_is_the_embedding() -> None:
+    headers = replace(stored(9 * GIB), output_head=False)
+    assert geometry_from_config("new", NEW, headers).tie_word_embeddings
+    assert not geometry_from_config("new", NEW, stored(9 * GIB)).tie_word_embeddings
+
+
+def test_float32_is_loaded_in_16_bits() -> None:
+    headers = StoredWeights.of(20 * GIB, {"F32": 20 * GIB}, {}, output_head=True)
+    assert bytes_on_one(geometry_from_config("new", NEW, headers)) == pytest.approx(10 * GIB, rel=1e-3)
+
+
+@pytest.mark.parametrize("part", ["mtp.layers", "model.layers.mtp", "talker.model", "code2wav.decoder"])
+def test_what_is_not_loaded_is_not_counted(part: str) -> None:
+    without = geometry_from_config("new", NEW, stored(9 * GIB))
+    beside = geometry_from_config("new", NEW, stored(9 * GIB, **{part: 3 * GIB}))
+    assert bytes_on_one(beside) == bytes_on_one(without)
+
+
+def test_the_margin_is_wider_without_headers() -> None:
+    with_headers = budget_of(geometry_from_config("new", NEW, stored(9 * GIB)))
+    without = budget_of(geometry_from_config("new", NEW))
+    exact = budget_of(geometry_from_config("known", NEW | {"architectures": ["LlamaForCausalLM"]}))
+    assert exact.estimated_margin_bytes == 0
+    for budget, percent in ((with_headers, 3), (without, 15)):
+        expected = budget.target_weights_bytes * percent / 100 + budget.activation_bytes / 4
+        assert budget.estimated_margin_bytes == pytest.approx(expected, abs=2)
+        assert budget.margin_bytes == exact.margin_bytes + budget.estimated_margin_bytes
+
+
+def test_an_encoder_is_counted_and_kept_back_whole() -> None:
+    config = {
+        "architectures": ["BrandNewForConditionalGeneration"],
+        "llm_config": {key: value for key, value in NEW.items() if key != "architectures"},
+        "vision_config": {"hidden_size": 1024, "depth": 24},
+    }
+    plain = budget_of(geometry_from_config("new", NEW, stored(9 * GIB)))
+    seeing = geometry_from_config("new", config, stored(9 * GIB, **{"vision_tower.blocks": 2 * GIB}))
+    assert bytes_on_one(seeing) == pytest.approx(11 * GIB + 2 * TABLE, rel=1e-4)
+    assert budget_of(seeing).estimated_margin_bytes - plain.estimated_margin_bytes >= 3.5 * GIB
+
+
+@pytest.mark.parametrize(
+    ("changes", "token_bytes"),
+    [
+        ({}, 32 * 8 * 256 * 2),
+        ({"num_key_value_heads": None}, 32 * 32 * 256 * 2),
+        ({"multi_query": True, "num_key_value_heads": None}, 32 * 256 * 2),
+        ({"head_dim": 64}, 32 * 8 * 128 * 2),
+        ({"v_head_dim": 64}, 32 * 8 * (128 + 64) * 2),
+        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, 32 * 576 * 2),
+        ({"num_kv_shared_layers": 8}, 24 * 8 * 256 * 2),
+        ({"layer_types": ["linear_attention", "full_attention"] * 16}, 16 * 8 * 256 * 2),
+        ({"hybrid_override_pattern": "M*-E" * 8}, 8 * 8 * 256 * 2),
+        ({"linear_attn_config": {"kda_layers": [1, 2, 3], "num_heads": 32, "head_dim": 128}}, 29 * 8 * 256 * 2),
+    ],
+)  # fmt: skip
+def test_the_cache_follows_from_attention(changes: dict[str, Any], token_bytes: int) -> None:
+    (runs,) = cached_layers(geometry_from_config("new", NEW | changes), None, 1, 1, None)
+    assert sum(run.count * run.layer.token_bytes for run in runs) == token_bytes
+
+
+def test_windows_and_states_are_kept_as_such() -> None:
+    kinds = ["sliding_attention", "mamba", "chunked_attention", "attention"] * 8
+    config = NEW | {
+        "layer_types": kinds, "sliding_window": 1024, "attention_chunk_size": 512, "mamba_d_state": 128,
+        "mamba_n_heads": 64,
+    }  # fmt: skip
+    (runs,) = cached_layers(geometry_from_config("new", config), None, 1, 1, None)
+    found = {run.layer.kind.value: (run.count, run.layer.reach_tokens) for run in runs}
+    assert found == {"sliding": (8, 1024), "state": (8, 0), "chunked": (8, 512), "full": (8, 0)}
+
+
+def test_experts_and_dense_layers_are_told_apart() -> None:
+    config = NEW | {
+        "n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1024, "first_k_dense_replace": 3,
+        "n_shared_experts": 2,
+    }  # fmt: skip
+    model = geometry_from_config("new", config)
+    experts = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)]
+    assert len(experts) == 29
+    assert (experts[0].num_experts, experts[0].top_k, experts[0].shared_intermediate_size) == (64, 6, 2048)
+
+
+def test_a_sparse_model_has_indexers() -> None:
+    latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "q_lora_rank": 1536}
+    model = geometry_from_config("new", NEW | latent | {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128})
+    assert model.has_sparse_attention
+    assert all(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.attentions)
+
+
+def test_a_head_of_a_new_class_shares_the_tables() -> None:
+    config = NEW | {"architectures": ["Eagle3BrandNewForCausalLM"], "num_hidden_layers": 1, "draft_vocab_size": 32_000}
+    head = head_from_config("head", config, "eagle3")
+    assert head.knowledge is Knowledge.ESTIMATED
+    assert head.head is not None
+    assert (head.head.auxiliary_states, head.head.output_rows, head.head.shares_embedding) == (3, 32_000, True)
+    assert isinstance(head.layers[0].mixer, SelfAttention)
+    assert head.layers[0].input_multiple == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+        ({"hidden_size": "many"}, "hidden_size"),
+        ({"vocab_size": -1}, "vocab_size"),
+        ({"num_key_value_heads": 7}, "num_key_value_heads"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"num_hidden_layers": 2**60}, "num_hidden_layers"),
+        ({"quantization_config": {"quant_method": "mystery"}}, "quantization_config.quant_method"),
+    ],
+)
+def test_files_that_make_no_sense_stay_errors(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(GeometryError) as caught:
+        geometry_from_config("new", NEW | changes)
+    assert caught.value.field == field
+
+
+def test_messages_list_no_classes() -> None:
+    with pytest.raises(GeometryError) as caught:
+        geometry_from_config("new", NEW | {"architectures": ["Strange"]})
+    assert len(str(caught.value)) < 200
