@@ -90,7 +90,13 @@ METHODS_WITH_DRAFT: Final = (
     Method.DFLASH,
     Method.DSPARK,
 )
-"""Methods that need a checkpoint of their own: a model that drafts, or a head that was trained for the target."""
+"""Methods whose draft is a checkpoint of its own: a model that drafts, or a head that was trained for the target."""
+
+METHODS_TAKING_DRAFT: Final = (*METHODS_WITH_DRAFT, Method.MTP)
+"""Methods that may name a checkpoint to draft with: mtp drafts with layers of the target's own without one."""
+
+METHODS_NEEDING_DRAFT: Final = tuple(method for method in METHODS_WITH_DRAFT if method is not Method.DSPARK)
+"""Methods that must name one: without one dspark drafts with stages inside the target's checkpoint (DeepSeek V4)."""
 
 METHODS_WITH_HIDDEN_STATES: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
 """Methods whose draft reads the target's hidden states."""

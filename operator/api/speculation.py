@@ -63,7 +63,9 @@ class Speculation(ApiModel):
     """K by the number of running requests, from 1 up. Where no range applies, numSpeculativeTokens holds."""
 
     draft: Draft | None = None
-    """Draft model or head, for the methods draft_model, eagle, eagle3, dflash, dspark and medusa."""
+    """Draft model or head, for the methods draft_model, eagle, eagle3, dflash, dspark and medusa. Method mtp takes one
+    that holds layers for multi-token prediction, such as an assistant of Gemma 4, and drafts with the target's own
+    layers without one. Method dspark without one drafts with stages inside the target's checkpoint (DeepSeek V4)."""
 
     use_heterogeneous_vocab: StrictBool = False
     """Whether the draft may have another vocabulary than the target, for method draft_model: the engine maps the tokens

@@ -8,7 +8,7 @@ from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method, Precision
+from specdecode_operator.vocabulary import METHODS_TAKING_DRAFT, Method, Precision
 
 
 def model_geometry(fields: CaseFields, method: str = Method.NONE) -> ModelGeometry:
@@ -16,14 +16,14 @@ def model_geometry(fields: CaseFields, method: str = Method.NONE) -> ModelGeomet
     name, config = fields.text("model"), fields.section("model_config")
     if config is not None:
         try:
-            if method in METHODS_WITH_DRAFT:
+            if method in METHODS_TAKING_DRAFT:
                 return head_from_config(name or "model_config", config.values, method)
             return geometry_from_config(name or "model_config", config.values)
         except SizingError as error:
             raise CaseError(f"{config.prefix}{error.field}", error.value, error.message) from error
     if name is None:
         raise fields.error("model", "is missing: name a model, or give model_config, the content of its config.json")
-    geometry = find_geometry(name, method if method in METHODS_WITH_DRAFT else None)
+    geometry = find_geometry(name, method if method in METHODS_TAKING_DRAFT else None)
     if geometry is None:
         count = len(known_models())
         raise fields.error(

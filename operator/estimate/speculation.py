@@ -16,7 +16,7 @@ from specdecode_operator.estimate.models import model_geometry, wanted_precision
 from specdecode_operator.estimate.names import SPECULATIVE_REMARKS, SPECULATIVE_SPELLINGS
 from specdecode_operator.sizing.base.remembered import MadeOfContent
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.vocabulary import METHODS_IN_PARALLEL, METHODS_WITH_DRAFT, Method
+from specdecode_operator.vocabulary import METHODS_IN_PARALLEL, METHODS_NEEDING_DRAFT, METHODS_TAKING_DRAFT, Method
 
 MOST_TOKENS: Final = 2**31 - 1
 _RANGE_NUMBERS: Final = 3
@@ -50,7 +50,7 @@ def read_speculation(section: CaseFields) -> Speculation:
 
 def _of_pair(speculative: CaseFields) -> Mapping[str, Any]:
     method = _method(speculative)
-    draft = _draft(speculative, method) if method in METHODS_WITH_DRAFT else None
+    draft = _draft(speculative, method) if _has_draft(speculative, method) else None
     tokens = 0 if method is Method.NONE else _num_speculative_tokens(speculative)
     return {
         "draft": draft,
@@ -83,6 +83,12 @@ def _method(speculative: CaseFields) -> Method:
     if method not in tuple(Method):
         raise speculative.error("method", f"cannot be sized: use one of {', '.join(Method)}")
     return Method(method)
+
+
+def _has_draft(speculative: CaseFields, method: Method) -> bool:
+    """Whether it drafts with a checkpoint of its own: dspark and mtp may draft with the target's."""
+    named = speculative.values.get("model") is not None or speculative.values.get("model_config") is not None
+    return method in METHODS_NEEDING_DRAFT or (named and method in METHODS_TAKING_DRAFT)
 
 
 def _draft(speculative: CaseFields, method: Method) -> ModelGeometry:

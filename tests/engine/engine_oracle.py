@@ -197,6 +197,11 @@ def target_traits(architectures: list[str]) -> dict[str, dict[str, bool]]:
     return found
 
 
+def draft_classes() -> dict[str, str]:
+    """Return the class of each draft that vLLM registers, modules of a target's own included."""
+    return {name: kind for name, (_, kind) in registry._SPECULATIVE_DECODING_MODELS.items()}
+
+
 def variables() -> list[str]:
     """Return the environment variables that vLLM reads."""
     return sorted(envs.environment_variables)
@@ -217,6 +222,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
         default_cpu_block_size,
         cpu_block_size,
         target_traits,
+        draft_classes,
         variables,
         engine_copies.begin,
         engine_copies.ended,

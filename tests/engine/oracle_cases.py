@@ -32,6 +32,83 @@ IN_PARALLEL = {
 }
 """Drafts that propose all tokens in one pass: files of the catalogue, and what such drafts have otherwise."""
 
+_QWEN3_HEAD = {
+    "dtype": "bfloat16",
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "head_dim": 128,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "rope_theta": 1_000_000,
+}
+HEADS: dict[str, dict[str, Any]] = {
+    "Eagle3 for Qwen3-8B": _QWEN3_HEAD
+    | {"architectures": ["Eagle3Qwen3ForCausalLM"], "hidden_size": 4096, "intermediate_size": 12_288}
+    | {"num_hidden_layers": 2, "vocab_size": 151_936, "draft_vocab_size": 32_000, "max_position_embeddings": 40_960}
+    | {"fc_norm": True, "num_aux_layers": 4},
+    "MLA head for Kimi-K2.5": {
+        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+        "model_type": "kimi_k2",
+        "dtype": "bfloat16",
+        "hidden_act": "silu",
+        "hidden_size": 7168,
+        "intermediate_size": 18_432,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "vocab_size": 163_840,
+        "draft_vocab_size": 32_000,
+        "max_position_embeddings": 262_144,
+        "rope_theta": 50_000.0,
+    },
+    "DFlash 2 for Qwen3.5-27B": _QWEN3_HEAD
+    | {"architectures": ["DFlash2DraftModel"], "hidden_size": 5120, "intermediate_size": 17_408}
+    | {"num_hidden_layers": 5, "vocab_size": 248_320, "max_position_embeddings": 262_144, "block_size": 8}
+    | {"layer_types": ["sliding_attention"] * 5, "sliding_window": 2048, "use_sliding_window": True}
+    | {
+        "dflash_config": {
+            "conv_group_size": 16,
+            "conv_kernel_size": 2,
+            "mask_token_id": 248_070,
+            "selector_rank": 256,
+            "selector_top_k": 16,
+            "target_layer_ids": [1, 16, 31, 46, 61],
+        }
+    },
+    "assistant of Gemma-4-26B-A4B": {
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "model_type": "gemma4_assistant",
+        "dtype": "bfloat16",
+        "backbone_hidden_size": 2816,
+        "tie_word_embeddings": True,
+        "text_config": {
+            "model_type": "gemma4_text",
+            "dtype": "bfloat16",
+            "hidden_size": 1024,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "num_global_key_value_heads": 2,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "vocab_size": 262_144,
+            "vocab_size_per_layer_input": 0,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 4,
+            "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+            "sliding_window": 1024,
+            "max_position_embeddings": 262_144,
+        },
+    },
+}
+"""Heads of classes that no file of the catalogue has, in the sizes of published ones."""
+
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE = 1024, 8192, 16
 """vLLM's defaults on an H100 (FlashAttention's block)."""
 
@@ -133,6 +210,8 @@ def config_of(model: str) -> dict[str, Any]:
     """Return the config.json of a model of the catalogue, or of one of the small quantized ones."""
     if model in QUANTIZED_MODELS:
         return QUANTIZED_MODELS[model]
+    if model in HEADS:
+        return HEADS[model]
     if model in IN_PARALLEL:
         base, otherwise = IN_PARALLEL[model]
         return config_of(base) | otherwise

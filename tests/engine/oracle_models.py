@@ -19,6 +19,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.worker.gpu.spec_decode.dflash import utils as dflash_utils
 from vllm.v1.worker.gpu.spec_decode.dspark import utils as dspark_utils
 from vllm.v1.worker.gpu.spec_decode.eagle import utils as eagle_utils
+from vllm.v1.worker.gpu.spec_decode.gemma4 import speculator as gemma4_speculator
 
 V2_DRAFTERS = "vllm.v1.worker.gpu.spec_decode"
 DRAFTERS = (
@@ -112,7 +113,7 @@ def build_draft(stage: Stage) -> None:
         stage.draft_shared = own_parameters(stage.draft, None)
         return stage.draft
 
-    for module in (eagle_utils, dflash_utils, DRAFTER_MODULE):
+    for module in (eagle_utils, dflash_utils, gemma4_speculator, DRAFTER_MODULE):
         module.get_model = remember
         module._should_share = same_shape
     try:
@@ -136,7 +137,8 @@ def draft_loader(stage: Stage) -> Callable[[Any], Any] | None:
     config, speculative = stage.config, stage.config.speculative_config
     method = speculative.method
     if method in ("eagle", "eagle3", "mtp"):
-        return lambda _: eagle_utils.load_eagle_model(stage.target, config)
+        is_assistant = speculative.use_gemma4_mtp()
+        return lambda _: load_assistant(stage) if is_assistant else eagle_utils.load_eagle_model(stage.target, config)
     is_xpress = getattr(speculative, "is_xpress", None)
     if method == "dspark" or (is_xpress and is_xpress()):
         return lambda build: load_dspark(build, stage)
@@ -158,6 +160,15 @@ def load_draft_model(stage: Stage) -> Any:
     if hasattr(drafter, "load_draft_model"):
         return drafter.load_draft_model(stage.target, set())
     return drafter._get_model()
+
+
+def load_assistant(stage: Stage) -> Any:
+    """Build it with the drafter's own method, which shares the target's cache and embedding with it."""
+    kind = gemma4_speculator.Gemma4Speculator
+    drafter = kind.__new__(kind)
+    drafter.vllm_config, drafter.speculative_config = stage.config, stage.config.speculative_config
+    names = {name for name in stage.config.compilation_config.static_forward_context if ".layers." in name}
+    return drafter.load_draft_model(stage.target, names)
 
 
 def load_dspark(build: Callable[..., Any], stage: Stage) -> Any:

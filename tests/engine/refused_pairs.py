@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 from specdecode_operator.sizing.families.catalogue import find_entry
+from tests.engine.oracle_cases import HEADS as HEADS_OF_CLASSES
 from tests.engine.verdicts import Later, Ours, Refused, Verdict
 from tests.support.objects import Body, tiny_cpu
 from tests.support.state_space_models import MAMBA2
@@ -66,6 +67,9 @@ XPRESS = config_of(f"{HEADS}/qwen3-8b-dflash.json", architectures=["Qwen3XPressM
 CRASHES = "a crash in the workers once weights are loaded, in the first step"
 HEAD_FILE = "vllm/model_executor/models/llama_eagle3.py"
 
+ASSISTANT = HEADS_OF_CLASSES["assistant of Gemma-4-26B-A4B"]
+ASSISTANT_FILE = "vllm/v1/worker/gpu/spec_decode/gemma4/speculator.py"
+GEMMA = "google/gemma-4-26B-A4B"
 WITHOUT_PACKAGE = "a package that the image lacks"
 
 PAIRS: dict[str, tuple[Body, Verdict]] = {
@@ -159,6 +163,34 @@ PAIRS: dict[str, tuple[Body, Verdict]] = {
     "more candidates than tokens": (
         with_speculation(pair("dflash", XPRESS, k=7), xpressTopC=151_937),
         Refused("xpress_topc must be between 0 and the draft vocabulary size"),
+    ),
+    "a head that is renamed to no class": (
+        pair("eagle3", {**EAGLE3, "architectures": ["PeagleLlamaForCausalLM"]}),
+        Refused("are not supported for now"),
+    ),
+    "stages of DSpark in a target without": (
+        pair("dspark", None, k=4),
+        Ours("vllm/models/deepseek_v4, DSparkDeepseekV4ForCausalLM, reads keys of its config.json that others lack"),
+    ),
+    "a checkpoint without layers of prediction": (
+        pair("mtp", config_of("Qwen/Qwen3-0.6B"), k=1),
+        Refused("Unsupported speculative method: 'mtp'"),
+    ),
+    "an assistant beside another family": (
+        pair("mtp", {**ASSISTANT, "backbone_hidden_size": 4096}, target="Qwen/Qwen3-8B"),
+        Ours(f"{ASSISTANT_FILE}, _setup_gemma4_kv_sharing, finds no layers to read keys and values of"),
+    ),
+    "an assistant over stages": (
+        pair("mtp", ASSISTANT, target=GEMMA, parallelism={"pipeline": 2}),
+        Ours(f"{ASSISTANT_FILE}, _share_embeddings, leaves it its own embedding, of another width: {CRASHES}"),
+    ),
+    "a quantized output head of an assistant": (
+        with_speculation(pair("mtp", ASSISTANT, target=GEMMA), draftLmHeadQuantization="fp8"),
+        Refused("draft_lm_head_quantization"),
+    ),
+    "a DFlash 2 head on model runner V1": (
+        pair("dflash", HEADS_OF_CLASSES["DFlash 2 for Qwen3.5-27B"], target="Qwen/Qwen3.5-27B", k=7, **ON_CPU),
+        Refused("DFlash candidate-head drafts"),
     ),
     "own layers of a model without": (pair("mtp", None, k=1), Refused("Unsupported speculative method: 'mtp'")),
     WITHOUT_PACKAGE: (pair("suffix", None), Refused("Arctic Inference is required")),

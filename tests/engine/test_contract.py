@@ -33,6 +33,7 @@ from specdecode_operator.engine.settings import (
 from specdecode_operator.engine.speculative_config import XPRESS_KEY, complete_schedule
 from specdecode_operator.sizing.base.eras import ModelTraits, find_era
 from specdecode_operator.sizing.families.config import READERS
+from specdecode_operator.sizing.families.heads import DRAFT_CLASSES
 from specdecode_operator.versions.table import version_facts
 from specdecode_operator.vocabulary import Method
 from tests.engine.contract_cases import (
@@ -280,8 +281,8 @@ def test_experts_of_a_dense_model_are_refused(vllm: Vllm) -> None:
 
 def test_targets_can_do_what_we_say(vllm: Vllm) -> None:
     limits = vllm.profile.targets
-    heads = ("Eagle", "Medusa", "DFlash", "DSpark", "XPress")
-    known = [name for name in READERS if not any(word in name for word in heads)]
+    heads = ("Eagle", "Medusa", "DFlash", "DSpark", "XPress", "Assistant")
+    known = [name for name in READERS if name not in DRAFT_CLASSES and not any(word in name for word in heads)]
     traits = vllm.cpu.ask("target_traits", known).value
     assert len(traits) > 40
     assert {name for name in traits if not traits[name]["hidden_states"]} == limits.without_hidden_states & set(traits)
@@ -289,6 +290,14 @@ def test_targets_can_do_what_we_say(vllm: Vllm) -> None:
     assert all(traits[name]["hidden_states"] for name in limits.with_hidden_states_over_stages)
     handing_on = {name for name in traits if traits[name]["hidden_states_over_stages"]}
     assert limits.with_hidden_states_over_stages <= handing_on | {"Phi3ForCausalLM"}  # a Llama in all but name
+
+
+def test_draft_heads_have_the_classes_that_we_say(vllm: Vllm) -> None:
+    registered = vllm.cpu.ask("draft_classes").value
+    said = version_facts(vllm.profile.version)["draft_classes"]
+    assert said == {name: registered.get(name) for name in said}
+    words = ("eagle", "dflash", "dspark", "draft", "medusa", "assistant")
+    assert {name for name in registered if any(word in name.lower() for word in words)} <= said.keys()
 
 
 @pytest.mark.parametrize("body", EXAMPLES)

@@ -50,19 +50,19 @@ from tests.engine.oracle_rules import meant_difference_bytes, refusal_differs
 from tests.engine.recorded_answers import answers, recorded
 
 UNSIZED = {
-    "MiniMaxAI/MiniMax-M3": "vLLM 0.32 does not serve it",
+    "MiniMaxAI/MiniMax-M3": "cannot be sized yet",
     "Qwen/Qwen3-32B-FP8-Static-PerTensor": "quant_method: is missing",
     "moonshotai/Kimi-K3": "is estimated",
     "nvidia/DeepSeek-V4-Flash-NVFP4": "is estimated",
     "nvidia/DeepSeek-V4-Pro-NVFP4": "is estimated",
     "sgl-project/SpecForge:configs/qwen3-4b-dspark.json": "markov_rank: is missing",
-    "sgl-project/SpecForge:configs/qwen3-8b-domino.json": "vLLM 0.32 does not know this draft",
+    "sgl-project/SpecForge:configs/qwen3-8b-domino.json": "vLLM does not know this draft",
     "sgl-project/SpecForge:configs/qwen3-8b-dspark.json": "markov_rank: is missing",
     "sgl-project/SpecForge:configs/qwen3-8b-peagle.json": "vLLM does not start with a P",
-    "sgl-project/SpecForge:configs/qwen3.5-4b-domino.json": "vLLM 0.32 does not know this draft",
-    "sgl-project/SpecForge:configs/qwen3.6-27b-domino-full-attention.json": "vLLM 0.32 does not know this draft",
+    "sgl-project/SpecForge:configs/qwen3.5-4b-domino.json": "vLLM does not know this draft",
+    "sgl-project/SpecForge:configs/qwen3.6-27b-domino-full-attention.json": "vLLM does not know this draft",
     "sgl-project/SpecForge:configs/qwen3.6-27b-dspark.json": "markov_rank: is missing",
-    "torchspec-project/TorchSpec:torchspec/config/dflash_draft_config.json": "vLLM 0.32 knows no such type",
+    "torchspec-project/TorchSpec:torchspec/config/dflash_draft_config.json": "vLLM knows no such type",
 }
 """Files of the catalogue that nobody is asked about here, and what sizing says of each."""
 

@@ -6,7 +6,7 @@ from specdecode_operator.api.values import (
     METHODS_WITH_SAMPLING,
     METHODS_WITH_TARGETS_HEAD,
 )
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
+from specdecode_operator.vocabulary import METHODS_NEEDING_DRAFT, METHODS_TAKING_DRAFT, Method
 
 
 def is_one_of(methods: tuple[Method, ...], method: str = "self.method") -> str:
@@ -39,14 +39,14 @@ SPECULATION = (
     ),
     Rule(
         field="draft",
-        holds=f"!({is_one_of(METHODS_WITH_DRAFT)}) || has(self.draft)",
+        holds=f"!({is_one_of(METHODS_NEEDING_DRAFT)}) || has(self.draft)",
         message="method %s needs one: set draft.model, or use method: ngram, which needs none",
         values=("self.method",),
         reason=Reason.REQUIRED,
     ),
     Rule(
         field="draft",
-        holds=f"{is_one_of(METHODS_WITH_DRAFT)} || !has(self.draft)",
+        holds=f"{is_one_of(METHODS_TAKING_DRAFT)} || !has(self.draft)",
         message="method %s uses no draft model: remove it, or use the method that it is for, such as draft_model",
         values=("self.method",),
         reason=Reason.FORBIDDEN,

@@ -22,9 +22,10 @@ from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.units import format_gib
+from specdecode_operator.sizing.families.catalogue import is_known_name, is_variant, made_for, published_heads
 from specdecode_operator.sizing.model.geometry import computed_in
 from specdecode_operator.sizing.model.layers import LatentAttention
-from specdecode_operator.sizing.pair.pair import longest_sequence
+from specdecode_operator.sizing.pair.pair import Pair, longest_sequence
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
 from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Knowledge, Method
 
@@ -69,6 +70,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_asked_length_warnings(facts),
         *_unknown_flag_warnings(facts),
         *_tokenizer_warnings(facts, known),
+        *_other_target_warnings(facts.pair),
     ]
 
 
@@ -308,6 +310,21 @@ def _tokenizer_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
             f"{draft.model} may have another tokenizer than {spec.target.model} ({', '.join(differing)}): then hardly "
             "a proposed token is accepted, unless speculation.useHeterogeneousVocab is true"
         )
+
+
+def _other_target_warnings(pair: Pair) -> Iterator[str]:
+    """A head that was made for another model of the same width: vLLM starts, and next to nothing is accepted."""
+    targets = made_for(pair.draft) if pair.draft else ()
+    if pair.draft is None or not targets or not is_known_name(pair.target.name):
+        return
+    if any(is_variant(pair.target.name, target) for target in targets):
+        return
+    others = [head.head for head in published_heads() if any(is_variant(pair.target.name, of) for of in head.targets)]
+    instead = f"known for this target: {', '.join(others[:3])}" if others else "name a head that was made for it"
+    yield (
+        f"draft head {pair.draft.name} was made for {' and '.join(targets)}, not for {pair.target.name}: vLLM serves "
+        f"it, but few proposed tokens will be accepted; {instead}"
+    )
 
 
 def _config(facts: Facts, model: ServedModel, known: KnownModels) -> Mapping[str, Any]:

@@ -23,7 +23,13 @@ from specdecode_operator.engine.settings import EngineSettings, Platform, Schedu
 from specdecode_operator.engine.speculative_config import DRAFT_HEAD_KEY, FLY_KEY, XPRESS_KEY
 from specdecode_operator.problems import Problem
 from specdecode_operator.versions.table import ended_method
-from specdecode_operator.vocabulary import METHODS_OF_BLOCKS, METHODS_WITH_DRAFT, Dtype, Method
+from specdecode_operator.vocabulary import (
+    METHODS_NEEDING_DRAFT,
+    METHODS_OF_BLOCKS,
+    METHODS_TAKING_DRAFT,
+    Dtype,
+    Method,
+)
 
 _SPECULATION = "spec.speculation"
 _ASYNCHRONOUS = "--async-scheduling"
@@ -195,13 +201,14 @@ def _draft_problems(settings: EngineSettings, speculation: SpeculationSettings) 
     """vllm/config/speculative.py: method against draft, and the draft's length."""
     field = f"{_SPECULATION}.draft"
     model = speculation.draft_model
-    if speculation.method not in METHODS_WITH_DRAFT:
-        if model is not None:
-            message = f"method {speculation.method} has no draft model; remove it, or use the method that it is for"
-            yield Problem(field, model, message)
-        return
     if model is None:
-        yield Problem(field, "absent", f"method {speculation.method} needs draft.model")
+        if speculation.method in METHODS_NEEDING_DRAFT:
+            yield Problem(field, "absent", f"method {speculation.method} needs draft.model")
+        return
+    if speculation.method not in METHODS_TAKING_DRAFT:
+        message = f"method {speculation.method} has no draft model; remove it, or use the method that it is for"
+        yield Problem(field, model, message)
+        return
     length = speculation.draft_max_model_len
     if length is not None and length > settings.max_model_len:
         message = f"is above the target's, {settings.max_model_len}; lower it, or leave it out"
@@ -213,15 +220,17 @@ def _path_problems(
 ) -> Iterator[Problem]:
     """vllm/config/speculative.py: a path flips every method but eagle, eagle3, dflash and dspark.
 
-    Method mtp drafts with the target's own checkpoint, so the target's path is looked at. A head as draft_model is in
-    the wrong place whatever its path is, which the pair's rules say.
+    Method mtp without a draft uses the target's own checkpoint, so the target's path is looked at. A head as
+    draft_model is in the wrong place whatever its path is, which the pair's rules say.
     """
     if speculation.method is Method.DRAFT_MODEL and speculation.draft_is_head:
         return
     looked_at = {
         Method.DRAFT_MODEL: (f"{_SPECULATION}.draft.model", speculation.draft_model),
         Method.MEDUSA: (f"{_SPECULATION}.draft.model", speculation.draft_model),
-        Method.MTP: ("spec.target.model", settings.model),
+        Method.MTP: (f"{_SPECULATION}.draft.model", speculation.draft_model)
+        if speculation.draft_model
+        else ("spec.target.model", settings.model),
     }
     field, model = looked_at.get(speculation.method, ("", None))
     for marker, method in profile.draft_path_markers.items():

@@ -22,6 +22,12 @@ from specdecode_operator.sizing.weights.weights import VOCABULARY_PADDING
 
 _FLOAT32_BYTES: Final = 4
 
+_SIDES: Final = 2
+"""A convolution of DFlash 2 works on what goes into half a layer, and on what comes out."""
+
+_SELECTOR_RANK: Final = 256
+"""Width of the selector of the published DFlash 2 heads, for files that were shortened; vLLM itself wants the key."""
+
 _RANK: Final = 256
 _MLP_WIDTH: Final = 512
 _CANDIDATES: Final = 512
@@ -36,13 +42,33 @@ def dflash(fields: Fields, architecture: str, _tower: Tower | None = None) -> Mo
     is the token that verification gave, so it proposes one fewer.
     """
     if fields.text("model_type", default="qwen3") == "dflash":
-        raise fields.error(
-            "model_type", "vLLM 0.32 knows no such type and would not start; its DFlash heads are of qwen3"
-        )
+        raise fields.error("model_type", "vLLM knows no such type and would not start; its DFlash heads are of qwen3")
     options = fields.section("dflash_config") or Fields(fields.model, {})
     block = fields.size("block_size") if fields.is_set("block_size") else None
     most_tokens = None if block is None else block - (not options.flag("sample_from_anchor"))
     return _block_head(fields, options, architecture, _parts(fields, options, most_tokens=most_tokens))
+
+
+def dflash2(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+    """DFlash 2: DFlash with convolutions around both halves of each layer, and a selector (vLLM, qwen3_dflash2.py).
+
+    A convolution (DFlashGroupedConv) has two sides: for each its taps a channel, and a projection of the hidden state
+    to as many taps a group of channels. The selector (CandidateSelector) has two tables of ``selector_rank`` columns
+    and a projection into that width. All of it is whole on every rank, and counted in 16 bits.
+    """
+    options = fields.section("dflash_config") or Fields(fields.model, {})
+    size, taps = fields.size("hidden_size"), options.size("conv_kernel_size")
+    group = options.size("conv_group_size")
+    if size % group:
+        raise options.error("conv_group_size", f"vLLM refuses what does not divide the hidden size of {size}")
+    convolution = _SIDES * taps * (size + size // group * size)
+    selector = options.size("selector_rank", _SELECTOR_RANK) * (2 * fields.size("vocab_size") + size)
+    home = fields if fields.is_set("block_size") else options
+    most_tokens = home.size("block_size") - 1 if home.is_set("block_size") else None
+    parts = _parts(fields, options, most_tokens=most_tokens)
+    convolutions = 2 * fields.size("num_hidden_layers") * convolution
+    parts = replace(parts, whole_elements=parts.whole_elements + convolutions + selector)
+    return _block_head(fields, options, architecture, parts)
 
 
 def xpress(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
@@ -92,7 +118,7 @@ def dspark(fields: Fields, architecture: str, _tower: Tower | None = None) -> Mo
     if not fields.is_set("markov_rank"):
         raise fields.error(
             "markov_rank",
-            "is missing; vLLM 0.32 reads it, as enable_confidence_head and confidence_head_with_markov, only from the "
+            "is missing; vLLM reads it, as enable_confidence_head and confidence_head_with_markov, only from the "
             "top level of config.json: copy them there from dflash_config",
         )
     rank, size = fields.size("markov_rank"), fields.size("hidden_size")

@@ -19,6 +19,11 @@ _RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
 """How the data files shorten module names that differ by a number only, as in ``layers.{0..47}.mlp.gate``."""
 
 
+_PRECISION_SUFFIX: Final = re.compile(
+    r"[-_.](bf16|fp8|fp4|nvfp4|mxfp4|int4|int8|awq|gptq|bnb|4bit|8bit|w\d+a\d+|quantized|dynamic|block|autoround)$"
+)
+"""How the precision of a checkpoint is named at the end of its id."""
+
 _ALIKE: Final = 0.7
 """From where on two words are taken for one that was misspelt."""
 
@@ -90,6 +95,42 @@ def published_heads() -> tuple[PublishedHead, ...]:
         PublishedHead(entry["head"], entry["method"], tuple(entry["targets"]), entry["shape"], entry["source"])
         for entry in read_data("draft_heads.json")["heads"]
     )
+
+
+def made_for(model: ModelGeometry) -> tuple[str, ...]:
+    """Return the hub ids of what a draft head was made for, as its makers or its config.json say; empty if neither do.
+
+    A model of its own was made for none.
+    """
+    if model.head is None:
+        return ()
+    published = next((each.targets for each in published_heads() if each.head == model.name), ())
+    named = model.head.verifier
+    return published if named is None or named in published else (*published, named)
+
+
+def is_variant(model_id: str, of: str) -> bool:
+    """Whether a model goes by another's name, whatever its owner and precision, or goes on after it."""
+    name, base = _base_name(model_id), _base_name(of)
+    return name == base or name.startswith((f"{base}-", f"{base}_"))
+
+
+def is_known_name(model_id: str) -> bool:
+    """Whether the catalogue has a model of this name, whatever its owner and precision."""
+    return _base_name(model_id) in _known_names()
+
+
+def _base_name(model_id: str) -> str:
+    """Return a model's own name without its owner and the precision that it is stored in."""
+    name = model_id.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
+    while (shorter := _PRECISION_SUFFIX.sub("", name)) != name:
+        name = shorter
+    return name
+
+
+@cache
+def _known_names() -> frozenset[str]:
+    return frozenset(_base_name(each) for each in hub_ids() if not _is_head(each))
 
 
 def known_models() -> tuple[str, ...]:

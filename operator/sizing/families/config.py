@@ -29,6 +29,19 @@ from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES
 
 Reader = Callable[[Fields, str, Tower | None], ModelGeometry]
 
+_HEADS: Final[Mapping[str, Reader]] = {
+    "EagleLlamaForCausalLM": heads.eagle,
+    "Eagle3LlamaForCausalLM": heads.eagle3,
+    "Eagle3Qwen3ForCausalLM": heads.eagle3_qwen3,
+    "Eagle3DeepseekV2ForCausalLM": heads.eagle3_latent,
+    "Medusa": heads.medusa,
+    "DFlashQwen3ForCausalLM": block_heads.dflash,
+    "DFlash2Qwen3ForCausalLM": block_heads.dflash2,
+    "Qwen3XPressForCausalLM": block_heads.xpress,
+    "Qwen3DSparkForCausalLM": block_heads.dspark,
+}
+"""Who reads the config.json of a draft head, by the class that vLLM's registry maps it to."""
+
 READERS: Final[Mapping[str, Reader]] = {
     "LlamaForCausalLM": dense.llama,
     "MistralForCausalLM": dense.llama,
@@ -104,18 +117,16 @@ READERS: Final[Mapping[str, Reader]] = {
     "Qwen3VLMoeForConditionalGeneration": experts.qwen_moe,
     "Qwen3_5ForConditionalGeneration": linear.qwen_hybrid,
     "Qwen3_5MoeForConditionalGeneration": linear.qwen_hybrid,
-    "EagleLlamaForCausalLM": heads.eagle,
+    **{name: _HEADS[kind] for name, kind in heads.DRAFT_CLASSES.items() if kind in _HEADS},
     "LlamaForCausalLMEagle": heads.eagle,
-    "LlamaForCausalLMEagle3": heads.eagle3,
-    "Eagle3LlamaForCausalLM": heads.eagle3,
     "Eagle3Speculator": heads.speculators_eagle3,
     "Eagle3DraftModel": heads.speculators_eagle3,
     "PEagleDraftModel": heads.peagle,
-    "MedusaModel": heads.medusa,
-    "DFlashDraftModel": block_heads.dflash,
+    # By their type, gemma4_assistant, both become Gemma4MTPModel (vLLM, config/speculative.py, hf_config_override).
+    "Gemma4AssistantForCausalLM": gemma.gemma4_assistant,
+    "Gemma4UnifiedAssistantForCausalLM": gemma.gemma4_assistant,
+    # With a file of type qwen3 it is Qwen3DSparkModel (vLLM, config/speculative.py, __post_init__).
     "DSparkDraftModel": block_heads.dspark,
-    "Qwen3DSparkModel": block_heads.dspark,
-    **dict.fromkeys(heads.XPRESS, block_heads.xpress),
 }
 """Who reads the config.json of an architecture. Inner models of the wrappers are read by the same functions."""
 
@@ -168,8 +179,7 @@ _BY_MODEL_TYPE: Final[Mapping[str, str]] = {
 """What files without ``architectures`` are served as."""
 
 _UNKNOWN_TO_ENGINE: Final[Mapping[str, str]] = {
-    "MiniMaxM3ForCausalLM": "vLLM 0.32 does not serve it, only MiniMaxM3SparseForCausalLM",
-    "DominoDraftModel": "vLLM 0.32 does not know this draft head and would not start; use an eagle3 or dflash head",
+    "DominoDraftModel": "vLLM does not know this draft head and would not start; use an eagle3 or dflash head",
 }
 """What is published but cannot be served, and why."""
 
@@ -221,7 +231,8 @@ def _geometry(fields: Fields) -> ModelGeometry:
     tower = TOWERS[architecture](flat) if architecture in TOWERS else None
     if architecture in _ANY_LANGUAGE_MODEL:
         return _inner_model(with_defaults(flat, _ANY_LANGUAGE_MODEL[architecture]), architecture, tower)
-    return heads.in_parallel(with_prediction(READERS[architecture](flat, architecture, tower), flat), flat)
+    model = heads.in_parallel(with_prediction(READERS[architecture](flat, architecture, tower), flat), flat)
+    return heads.with_verifier(model, flat)
 
 
 def head_from_config(

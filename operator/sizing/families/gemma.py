@@ -18,7 +18,8 @@ from specdecode_operator.sizing.families.decoder import (
     model_rope,
     with_defaults,
 )
-from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
+from specdecode_operator.sizing.families.heads import TOKEN_ID_BYTES
+from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry, Tower
 from specdecode_operator.sizing.model.layers import Experts, FeedForward, SelfAttention
 from specdecode_operator.sizing.model.rope import RopeTable, rope_table
 
@@ -51,6 +52,11 @@ _GEMMA4_DEFAULTS: Final = {
     "num_kv_shared_layers": 0,
 }
 """What Gemma4TextConfig of transformers fills in."""
+
+_BACKBONE_WIDTH: Final = 1536
+_CENTROIDS: Final = 2048
+_CHOSEN_CENTROIDS: Final = 32
+"""What Gemma4AssistantConfig of transformers fills in."""
 
 _GEMMA3_PATTERN: Final = 6
 """One layer in so many sees everything."""
@@ -89,16 +95,7 @@ def gemma4(fields: Fields, architecture: str, tower: Tower | None = None) -> Mod
     In the small models (E2B, E4B) every layer has an input of its own, and the last layers borrow keys and values.
     """
     fields = with_defaults(fields, _GEMMA4_DEFAULTS)
-    bias = fields.flag("attention_bias")
-    windowed = attention(
-        heads(fields), qkv_bias=bias, output_bias=bias, qk_norm=True, window_tokens=fields.size("sliding_window")
-    )
-    wide = replace(
-        windowed,
-        num_kv_heads=fields.size("num_global_key_value_heads", default=windowed.num_kv_heads),
-        head_dim=fields.size("global_head_dim"),
-        window_tokens=None,
-    )
+    windowed, wide = _gemma4_attention(fields)
     kinds = layer_types(fields, lambda index: SLIDING if (index + 1) % _GEMMA3_PATTERN else FULL)
     first_borrower = len(kinds) - _whole_number(fields, "num_kv_shared_layers")
     own, borrowers = gemma4_feed_forwards(fields)
@@ -121,6 +118,60 @@ def gemma4(fields: Fields, architecture: str, tower: Tower | None = None) -> Mod
     rows = round_up(fields.size("vocab_size_per_layer_input"), VOCABULARY_PADDING)
     # The table of the layers' inputs, the projection of the embedding to them, and their norm.
     return replace(model, split_elements=inputs * (rows + model.hidden_size), whole_elements=own_input)
+
+
+def gemma4_assistant(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+    """Gemma 4 assistant: drafts from the target's hidden states, keys and values (vLLM, gemma4_mtp.py).
+
+    Its layers have queries alone. It embeds tokens by the target's table, and keeps its own as output head, whatever
+    its file ties (v1/worker/gpu/spec_decode/gemma4/speculator.py, _share_embeddings). Both projections between its
+    width and the target's are divided over the ranks. With ``use_ordered_embeddings`` it scores only the tokens of
+    some centroids, whose rows it copies (Gemma4MTPMaskedEmbedder).
+    """
+    fields = with_defaults(fields, _GEMMA4_DEFAULTS)
+    windowed, wide = (replace(mixer, borrows_cache=True) for mixer in _gemma4_attention(fields))
+    kinds = layer_types(fields, lambda index: SLIDING if (index + 1) % _GEMMA3_PATTERN else FULL)
+    feed_forward = mlp(fields)
+    decoder = Decoder(
+        mixer=lambda index: windowed if kinds[index] == SLIDING else wide,
+        feed_forward=lambda _: feed_forward,
+        ropes=gemma4_ropes(fields, wide.head_dim, windowed.head_dim),
+        norms=_NORMS,
+        tied=True,
+    )
+    model = assemble(fields, architecture, decoder)
+    size, rows = model.hidden_size, model.vocab_size
+    backbone = fields.size("backbone_hidden_size", default=_BACKBONE_WIDTH)
+    centroids = fields.size("num_centroids", default=_CENTROIDS) if fields.flag("use_ordered_embeddings") else 0
+    chosen = fields.size("centroid_intermediate_top_k", default=_CHOSEN_CENTROIDS)
+    head = HeadParts(
+        output_rows=rows,
+        embeds=False,
+        shares_embedding=False,
+        shares_output=False,
+        whole_elements=centroids * size,
+        whole_bytes=rows * TOKEN_ID_BYTES if centroids else 0,
+        split_elements=3 * backbone * size,
+        reads_width=backbone,
+        returns_width=backbone,
+        copied_rows=chosen * (rows // centroids) if centroids else 0,
+    )
+    return replace(model, head=head)
+
+
+def _gemma4_attention(fields: Fields) -> tuple[SelfAttention, SelfAttention]:
+    """Return the attention of layers that see a window, and of those that see everything."""
+    bias = fields.flag("attention_bias")
+    windowed = attention(
+        heads(fields), qkv_bias=bias, output_bias=bias, qk_norm=True, window_tokens=fields.size("sliding_window")
+    )
+    wide = replace(
+        windowed,
+        num_kv_heads=fields.size("num_global_key_value_heads", default=windowed.num_kv_heads),
+        head_dim=fields.size("global_head_dim"),
+        window_tokens=None,
+    )
+    return windowed, wide
 
 
 def gemma4_feed_forwards(fields: Fields) -> tuple[FeedForward, FeedForward]:

@@ -1,12 +1,24 @@
 """Draft heads: EAGLE, EAGLE-3 and Medusa."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from specdecode_operator.sizing.base.fields import Fields
-from specdecode_operator.sizing.families.decoder import Decoder, assemble, attention, heads, mlp, model_rope
+from specdecode_operator.sizing.families.decoder import (
+    SLIDING,
+    Decoder,
+    assemble,
+    attention,
+    heads,
+    mlp,
+    model_rope,
+)
+from specdecode_operator.sizing.families.latent import latent_attention
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry, Tower
+from specdecode_operator.sizing.model.layers import SelfAttention
+from specdecode_operator.versions.table import LAUNCHED_VERSIONS, SIZED_VERSIONS, version_facts
 from specdecode_operator.vocabulary import Method
 
 _EAGLE3_AUXILIARY_STATES: Final = 3
@@ -15,27 +27,40 @@ _EAGLE3_AUXILIARY_STATES: Final = 3
 XPRESS: Final = ("Qwen3XPressModel", "DFlashQwen3XPressModel")
 """DFlash heads with a refiner, as files name them and as vLLM renames them (config/speculative.py)."""
 
-_METHODS: Final = {
-    "EagleLlamaForCausalLM": Method.EAGLE,
-    "LlamaForCausalLMEagle": Method.EAGLE,
-    "LlamaForCausalLMEagle3": Method.EAGLE3,
-    "Eagle3LlamaForCausalLM": Method.EAGLE3,
-    "Eagle3Speculator": Method.EAGLE3,
-    "Eagle3DraftModel": Method.EAGLE3,
-    "PEagleDraftModel": Method.EAGLE3,
-    "MedusaModel": Method.MEDUSA,
-    "DFlashDraftModel": Method.DFLASH,
-    "DSparkDraftModel": Method.DSPARK,
-    "Qwen3DSparkModel": Method.DSPARK,
-    **dict.fromkeys(XPRESS, Method.DFLASH),
+DRAFT_CLASSES: Final[Mapping[str, str]] = {
+    name: kind for version in SIZED_VERSIONS for name, kind in version_facts(version).get("draft_classes", {}).items()
 }
-"""How a head proposes, by the first of its ``architectures``."""
+"""Class that any version of vLLM maps a draft head to, by the first of its ``architectures``."""
+
+DFLASH2: Final = "DFlash2Qwen3ForCausalLM"
+"""Class of DFlash heads with a selector, which model runner V2 alone asks (vllm/config/vllm.py, _is_dflash2_draft)."""
+
+ASSISTANTS: Final = ("Gemma4Assistant", "Gemma4UnifiedAssistant")
+"""Beginnings of architectures that vLLM takes for Gemma4MTPModel, by their type (config/speculative.py)."""
+
+_METHODS_OF_CLASSES: Final = (
+    *((word, Method.MTP) for word in ASSISTANTS),
+    ("Medusa", Method.MEDUSA),
+    ("DFlash", Method.DFLASH),
+    ("XPress", Method.DFLASH),
+    ("DSpark", Method.DSPARK),
+    ("Eagle3", Method.EAGLE3),
+    ("Eagle", Method.EAGLE),
+)
+"""How heads propose whose class has the word in its name; the first word that fits decides."""
 
 TOKEN_ID_BYTES: Final = 8
 """The table from draft to target vocabulary holds int64 (vLLM, llama_eagle3.py, draft_id_to_target_id)."""
 
 _OUTSIDE_THE_LAYER: Final = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm")
 """Keys of the speculators library's format beside the section of the layers (vLLM, configs/speculators/algos.py)."""
+
+_FROM_SPECULATORS: Final = ("PEagleDraftModel",)
+
+_NEVER_RENAMED: Final = ("LiLiCorrDraftModel",)
+
+_TAKEN_FOR_MTP: Final = ("deepseek_mtp", "deepseek_v3", "deepseek_v32", "glm_moe_dsa")
+"""Types of files that vLLM rewrites to DeepSeek's modules for multi-token prediction, whatever class they name."""
 
 _SPECULATORS_PEAGLE: Final = "peagle"
 
@@ -55,7 +80,8 @@ def method_of_head(model: ModelGeometry) -> Method | None:
     does to vLLM.
     """
     if model.head is not None:
-        return _METHODS.get(model.architecture, Method.EAGLE3)
+        kind = draft_class(model)
+        return next((method for word, method in _METHODS_OF_CLASSES if word in kind), Method.EAGLE3)
     name = model.name.lower()
     if model.num_layers > 1 or "eagle" not in name:
         return None
@@ -79,13 +105,86 @@ def eagle(fields: Fields, architecture: str, _tower: Tower | None = None) -> Mod
     )
 
 
+def draft_class(model: ModelGeometry) -> str:
+    """Return the class that vLLM makes of a draft head, or its architecture if that is not in the registry."""
+    return DRAFT_CLASSES.get(model.architecture, model.architecture)
+
+
+def registered_name(architecture: str, method: str) -> str:
+    """Return the name that vLLM looks up for a head (transformers_utils/configs/eagle.py, EAGLEConfig.__init__)."""
+    match method:
+        case Method.EAGLE:
+            kept, prefix = architecture.startswith("Eagle"), "Eagle"
+        case Method.EAGLE3:
+            kept, prefix = architecture.startswith("Eagle3") or architecture.endswith("Eagle3"), "Eagle3"
+        case Method.DFLASH:
+            kept, prefix = architecture.startswith("DFlash") or architecture in _NEVER_RENAMED, "DFlash"
+        case _:
+            return architecture
+    return architecture if kept else f"{prefix}{architecture}"
+
+
+def missing_class(architecture: str, method: str, version: str) -> str | None:
+    """Return what to do about a head that a version of vLLM does not find in its registry; None if it finds it.
+
+    Heads in the format of the speculators library are renamed otherwise, and so are those of no registry at all.
+    """
+    known = version_facts(version).get("draft_classes", {})
+    kind, name = DRAFT_CLASSES.get(architecture), registered_name(architecture, method)
+    if kind is None or kind == "Medusa" or architecture in _FROM_SPECULATORS or name in known or not known:
+        return None
+    reason = f"vLLM {version} looks for the class {name}, which it does not have"
+    later = next((each for each in LAUNCHED_VERSIONS if name in version_facts(each)["draft_classes"]), None)
+    if later is not None:
+        return f"{reason}: use engine.version {later} or later"
+    alias = next((each for each in known if known[each] == kind and registered_name(each, method) == each), None)
+    return f"{reason}: " + (f"write {alias} into architectures of its config.json" if alias else "name another head")
+
+
 def eagle3(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
     """EAGLE-3: reads three hidden states of the target, proposes from a vocabulary of its own (llama_eagle3.py)."""
-    model = _llama_like(fields, architecture)
+    return _eagle3(_llama_like(fields, architecture), fields, _auxiliary_states(fields))
+
+
+def eagle3_qwen3(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+    """EAGLE-3 on Qwen3: queries and keys are normed, layers may have windows (vLLM, qwen3_eagle3.py)."""
+    sizes, feed_forward = heads(fields), mlp(fields)
+    bias = fields.flag("attention_bias")
+    plain = attention(sizes, qkv_bias=bias, output_bias=bias, qk_norm=True)
+    kinds = fields.strings("layer_types")
+
+    def mixer(index: int) -> SelfAttention:
+        windowed = index < len(kinds) and kinds[index] == SLIDING and fields.is_set("sliding_window")
+        return replace(plain, window_tokens=fields.size("sliding_window")) if windowed else plain
+
+    rope = model_rope(fields, sizes.dim)
+    model = assemble(fields, architecture, Decoder(mixer, lambda _: feed_forward, (rope,)))
+    named = fields.values.get("eagle_aux_hidden_state_layer_ids")
+    states = len(named) if isinstance(named, list | tuple) and named else _auxiliary_states(fields)
+    default = fields.size("num_aux_hidden_states", default=states)
+    return _eagle3(model, fields, fields.size("num_aux_layers", default=default))
+
+
+def eagle3_latent(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+    """EAGLE-3 with latent attention, for DeepSeek and Kimi K2: dense layers alone (vLLM, deepseek_eagle3.py)."""
+    kind = fields.text("model_type", default="")
+    if kind in _TAKEN_FOR_MTP:
+        # config/speculative.py, hf_config_override: it looks for Eagle3DeepSeekMTPModel.
+        raise fields.error(
+            "model_type", "vLLM takes a file of this type for layers of multi-token prediction: write kimi_k2"
+        )
+    mixer = latent_attention(fields)
+    feed_forward = mlp(fields)
+    rope = model_rope(fields, mixer.rope_head_dim)
+    model = assemble(fields, architecture, Decoder(lambda _: mixer, lambda _: feed_forward, (rope,)))
+    return _eagle3(model, fields, _auxiliary_states(fields))
+
+
+def _eagle3(model: ModelGeometry, fields: Fields, states: int) -> ModelGeometry:
+    """Return a model with the parts of an EAGLE-3 head, which joins so many hidden states of the target."""
     target_size = fields.size("target_hidden_size", default=model.hidden_size)
     rows = fields.size("draft_vocab_size", default=model.vocab_size)
     first, *rest = model.layers
-    states = _auxiliary_states(fields)
     # EAGLE-3.1 norms each of the states before they are joined, others all at once.
     norms = states * target_size * (fields.flag("fc_norm") + fields.flag("norm_before_fc"))
     return replace(
@@ -151,6 +250,16 @@ def peagle(fields: Fields, architecture: str, _tower: Tower | None = None) -> Mo
     if not fields.is_set("mask_token_id"):
         raise fields.error("mask_token_id", "is missing; vLLM fills the places of tokens to propose with it")
     return speculators_eagle3(fields, architecture)
+
+
+def with_verifier(model: ModelGeometry, fields: Fields) -> ModelGeometry:
+    """Return a head with the name of the target that its file was trained for, in the speculators library's format."""
+    section = fields.section("speculators_config")
+    verifier = section.section("verifier") if section else None
+    named = verifier.values.get("name_or_path") if verifier else None
+    if model.head is None or not isinstance(named, str) or not named:
+        return model
+    return replace(model, head=replace(model.head, verifier=named))
 
 
 def in_parallel(model: ModelGeometry, fields: Fields) -> ModelGeometry:

@@ -23,7 +23,7 @@ _SHARES_INDICES: Final = "S"
 
 def deepseek(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
     """DeepSeek V2, V3 and R1, Kimi K2: the first layers are dense, the rest experts."""
-    mixer = _attention(fields)
+    mixer = latent_attention(fields)
     decoder = Decoder(
         lambda _: mixer,
         lambda index: _feed_forward(fields, index),
@@ -36,7 +36,7 @@ def deepseek(fields: Fields, architecture: str, tower: Tower | None = None) -> M
 def sparse_deepseek(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
     """DeepSeek V3.2 and GLM-5: an indexer chooses the tokens that a layer reads (vLLM, models/deepseek_v32)."""
     indexer = Indexer(fields.size("index_n_heads"), fields.size("index_head_dim"))
-    shared = replace(_attention(fields), sparse_tokens=fields.size("index_topk"))
+    shared = replace(latent_attention(fields), sparse_tokens=fields.size("index_topk"))
     indexed = replace(shared, indexer=indexer)
     decoder = Decoder(
         lambda index: indexed if has_indexer(fields, index) else shared,
@@ -46,7 +46,8 @@ def sparse_deepseek(fields: Fields, architecture: str, _tower: Tower | None = No
     return assemble(fields, architecture, decoder)
 
 
-def _attention(fields: Fields) -> LatentAttention:
+def latent_attention(fields: Fields) -> LatentAttention:
+    """Return the attention of DeepSeek V2 and V3 as a file describes it."""
     return LatentAttention(
         num_heads=fields.size("num_attention_heads"),
         query_rank=fields.size("q_lora_rank") if fields.is_set("q_lora_rank") else None,

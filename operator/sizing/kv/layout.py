@@ -27,7 +27,7 @@ from specdecode_operator.sizing.weights.weights import (
     quantized_head_bytes,
     weight_parts,
 )
-from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Method, Precision
+from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Precision
 
 ALLOCATOR: Final = "allocator"
 """Part of the target's weights that only a GPU has."""
@@ -237,7 +237,7 @@ def _kv_settings(pair: Pair, pipeline: int) -> KvSettings:
         prefix_caching=limits.prefix_caching and bool(target.attentions),
         num_speculative_tokens=pair.num_speculative_tokens,
         draft_reads_hidden_states=pair.method in METHODS_WITH_HIDDEN_STATES,
-        prediction_modules=target.mtp_layers if pair.method == Method.MTP else 0,
+        prediction_modules=pair.prediction_modules,
     )
 
 

@@ -10,7 +10,6 @@ from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.kv.layers import CacheKind
 from specdecode_operator.sizing.kv.layout import cache_layout
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism
-from specdecode_operator.vocabulary import Method
 
 _UNREAD: Final[Mapping[CacheKind, str]] = {
     CacheKind.STATE: "states of a fixed size (Mamba, linear attention)",
@@ -102,7 +101,7 @@ def prefix_tax_of(pair: Pair, split: Parallelism) -> PrefixTax | None:
     # Where groups have blocks of several sizes, all of them begin anew at their least common multiple alone
     # (v1/core/kv_cache_utils.py, resolve_kv_cache_block_sizes).
     block_tokens = math.lcm(*(group.block_size for group in groups))
-    chained = pair.method == Method.MTP and min(pair.target.mtp_layers, pair.num_speculative_tokens) > 1
+    chained = min(pair.prediction_modules, pair.num_speculative_tokens) > 1
     return prefix_tax(
         pair.limits.engine_version, pair.method, block_tokens, pair.num_speculative_tokens if chained else 1
     )

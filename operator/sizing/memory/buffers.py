@@ -5,10 +5,11 @@ from typing import Final
 from specdecode_operator.sizing.base.eras import Runner, sizing_facts
 from specdecode_operator.sizing.base.formula import Named, described, named
 from specdecode_operator.sizing.base.units import ceil_div
+from specdecode_operator.sizing.families.heads import DFLASH2, draft_class
 from specdecode_operator.sizing.memory.adaptive import confidence_state_bytes
 from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.weights.stages import Stage, stages
-from specdecode_operator.vocabulary import METHODS_OF_BLOCKS, METHODS_WITH_HIDDEN_STATES, Method
+from specdecode_operator.vocabulary import FLOAT32_BYTES, METHODS_OF_BLOCKS, METHODS_WITH_HIDDEN_STATES, Method
 
 INT32_BYTES: Final = 4
 INT64_BYTES: Final = 8
@@ -105,7 +106,9 @@ def _draft_logits_bytes(pair: Pair) -> int:
     head = draft[0].head
     if pair.method == Method.DSPARK and head is not None and head.output_rows != draft[0].vocab_size:
         places += 1
-    return described(requests * places * draft[0].vocab_size * pair.target.dtype_bytes, "of draft logits")
+    # DFlash 2 checks by what its selector chose from, in 32 bits (dflash2/speculator.py, draft_logits_spec).
+    width = FLOAT32_BYTES if draft_class(draft[0]) == DFLASH2 else pair.target.dtype_bytes
+    return described(requests * places * draft[0].vocab_size * width, "of draft logits")
 
 
 def _vocabulary_map_bytes(pair: Pair) -> int:
@@ -127,9 +130,9 @@ def _hidden_state_bytes(pair: Pair) -> int:
         return 0
     geometry, _ = draft
     limits = pair.limits
-    states = described(
-        limits.max_num_batched_tokens * geometry.hidden_size * geometry.dtype_bytes, "of hidden states for the draft"
-    )
+    # Of a Gemma 4 assistant they are as wide as the target's (Gemma4MTPModelArchConfigConvertor.get_hidden_size).
+    width = (geometry.head.returns_width if geometry.head else None) or geometry.hidden_size
+    states = described(limits.max_num_batched_tokens * width * geometry.dtype_bytes, "of hidden states for the draft")
     if geometry.head is not None and geometry.head.embeds_images:
         # vLLM, target_dependent_ar/speculator.py, load_model.
         states += described(_step_states_bytes(pair), "of embeddings for the draft")

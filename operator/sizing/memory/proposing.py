@@ -31,7 +31,11 @@ def proposing_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
         tokens = min(tokens, requests * block_places(pair))
     elif pair.method == Method.EAGLE3:
         tokens *= 3
-    return (tokens + rows) * draft.hidden_size * draft.dtype_bytes + _logits_bytes(pair, draft, requests, rows, tensor)
+    states = (tokens + rows) * draft.hidden_size
+    if draft.head and draft.head.returns_width:
+        # Beside its own states it returns those of the target's width (gemma4_mtp.py).
+        states += tokens * draft.head.returns_width
+    return states * draft.dtype_bytes + _logits_bytes(pair, draft, requests, rows, tensor)
 
 
 def joining_bytes(pair: Pair, draft: ModelGeometry) -> int:
@@ -56,6 +60,8 @@ def _logits_bytes(pair: Pair, draft: ModelGeometry, requests: int, rows: int, te
     made = 0
     if pair.method == Method.DSPARK:
         made = _TRANSITIONS * requests * padded
+    elif draft.head and draft.head.copied_rows:
+        made = rows * draft.head.copied_rows * draft.hidden_size * draft.dtype_bytes
     elif vocabulary != draft.vocab_size:
         made = rows * draft.vocab_size * draft.dtype_bytes
     return max(gathered_logits_bytes(rows * padded, tensor), rows * padded + made)

@@ -77,6 +77,10 @@ class HeadParts:
     token_map_bytes: int = 0
     # Width of the target's hidden states that it was made for; None where it is part of the target
     reads_width: int | None = None
+    verifier: str | None = None  # Hub id of the target that its file names (speculators library); None: it does not
+    returns_width: int | None = None  # Width of the hidden states that it hands to its next step; None: its own
+    # Rows of its output head that it copies for each token that it proposes (Gemma 4 assistants with centroids)
+    copied_rows: int = 0
     embeds_images: bool = False  # Whether images reach it, put into the embeddings of a step
     refiner: Refiner | None = None  # What goes over its blocks again; None where they stay as proposed
 

@@ -185,6 +185,11 @@ class Pair:
         return self.draft is not None and self.draft.drafts_in_parallel and self.method in METHODS_IN_PARALLEL
 
     @property
+    def prediction_modules(self) -> int:
+        """Modules for multi-token prediction that it drafts with one after the other; zero for other methods."""
+        return (self.draft or self.target).mtp_layers if self.method == Method.MTP else 0
+
+    @property
     def asynchronous(self) -> bool:
         """Whether the engine prepares the next step while one runs."""
         methods: Mapping[str, bool] = sizing_facts(self.limits.engine_version)["async_scheduling"]
@@ -216,16 +221,25 @@ def loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
 
 
 def _loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
-    if pair.method == Method.MTP:
-        return prediction_draft(pair.target, pair.num_speculative_tokens), pair.target_precision
     if pair.draft is None:
+        if pair.method == Method.MTP:
+            return prediction_draft(pair.target, pair.num_speculative_tokens), pair.target_precision
         return None
-    _refuse_refiner(pair.draft, pair.limits.engine_version)
+    draft = pair.draft
+    if pair.method == Method.MTP and draft.head is None:
+        if not draft.mtp_block:
+            message = (
+                f"the checkpoint of {draft.name} has no layers for multi-token prediction that vLLM can draft with: "
+                "name one that has them, or remove it to draft with the target's own"
+            )
+            raise PlanError(DRAFT_FIELD, draft.name, message)
+        draft = prediction_draft(draft, pair.num_speculative_tokens)
+    _refuse_refiner(draft, pair.limits.engine_version)
     precision = pair.draft_precision or pair.draft.checkpoint_precision or Precision.BF16
     # Of these heads the engine makes the rotary table as long as requests (config/speculative.py).
     stretched = sizing_facts(pair.limits.engine_version)["positions_like_target"]
     least_positions = pair.limits.max_model_len if pair.method in stretched else 0
-    return fitted_draft(pair.draft, pair.target, pair.num_speculative_tokens, least_positions), precision
+    return fitted_draft(draft, pair.target, pair.num_speculative_tokens, least_positions), precision
 
 
 def _refuse_refiner(draft: ModelGeometry, version: str) -> None:

@@ -119,7 +119,7 @@ def _mixer(mixer: SingleMixer, inputs: int, hidden_size: int, tensor: int) -> Ra
         case SelfAttention():
             return _self_attention(mixer, inputs, hidden_size, tensor)
         case LatentAttention():
-            return _latent_attention(mixer, hidden_size, tensor)
+            return _latent_attention(mixer, inputs, hidden_size, tensor)
         case DeltaNet():
             return _delta_net(mixer, hidden_size, tensor)
         case StateSpace():
@@ -158,7 +158,7 @@ def _self_attention(mixer: SelfAttention, inputs: int, hidden_size: int, tensor:
     )
 
 
-def _latent_attention(mixer: LatentAttention, hidden_size: int, tensor: int) -> RankLayer:
+def _latent_attention(mixer: LatentAttention, inputs: int, hidden_size: int, tensor: int) -> RankLayer:
     heads = mixer.num_heads // tensor
     query_width = heads * (mixer.nope_head_dim + mixer.rope_head_dim)
     compressed = mixer.kv_rank + mixer.rope_head_dim
@@ -166,14 +166,12 @@ def _latent_attention(mixer: LatentAttention, hidden_size: int, tensor: int) -> 
     output = LinearLayer("self_attn.o_proj", heads * mixer.value_head_dim, hidden_size)
     if mixer.query_rank is None:
         queries = (
-            LinearLayer("self_attn.q_proj", hidden_size, query_width),
-            LinearLayer("self_attn.q_proj", hidden_size, compressed),
+            LinearLayer("self_attn.q_proj", inputs, query_width),
+            LinearLayer("self_attn.q_proj", inputs, compressed),
         )
         return RankLayer((*queries, expand, output), mixer.kv_rank)
     queries = (
-        LinearLayer(
-            "self_attn.q_proj", hidden_size, mixer.query_rank + compressed, merged=(mixer.query_rank, compressed)
-        ),
+        LinearLayer("self_attn.q_proj", inputs, mixer.query_rank + compressed, merged=(mixer.query_rank, compressed)),
         LinearLayer("self_attn.q_proj", mixer.query_rank, query_width),
     )
     norms = mixer.kv_rank + mixer.query_rank

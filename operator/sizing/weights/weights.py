@@ -113,8 +113,11 @@ def copied_bytes(geometry: ModelGeometry, tensor: int) -> int:
     """Return what a draft's second copy of its key and value projections takes: one multiplication fills all layers.
 
     vLLM, qwen3_dflash.py, _build_context_kv_buffers, made while loading from layers in 16 bits. And that of a refiner,
-    which is never quantized (qwen3_xpress.py, build_fused_buffers).
+    which is never quantized (qwen3_xpress.py, build_fused_buffers). A Gemma 4 assistant that copies rows of its output
+    head gathers that head from all ranks (gemma4_mtp.py, _get_full_lm_head_weight).
     """
+    if geometry.head is not None and geometry.head.copied_rows and tensor > 1:
+        return geometry.head.output_rows * geometry.hidden_size * geometry.dtype_bytes
     if geometry.head is None or not geometry.head.copies_keys_and_values:
         return 0
     elements = geometry.head.refiner.copied_elements if geometry.head.refiner else 0

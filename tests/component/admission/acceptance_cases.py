@@ -34,6 +34,14 @@ speculation: {method: mtp, numSpeculativeTokens: 2, draftLmHeadQuantization: fp8
 parallelism: {tensor: 2, data: 4, expert: true, draftTensor: 2}
 accelerator: {product: [NVIDIA-H200], perNode: 8}
 """,
+    "layers of another checkpoint": """
+target: {model: google/gemma-4-31B-it}
+speculation: {method: mtp, numSpeculativeTokens: 4, draft: {model: google/gemma-4-31B-it-assistant}}
+""",
+    "stages inside the target": """
+target: {model: deepseek-ai/DeepSeek-V4-Flash-0731}
+speculation: {method: dspark, numSpeculativeTokens: 7}
+""",
     "suffix": """
 target: {model: Qwen/Qwen3-8B}
 speculation:

@@ -80,10 +80,10 @@ BAD = {
         "spec.speculation.draft",
         "method eagle3 needs one: set draft.model",
     ),
-    "mtp with a draft": Bad(
-        "speculation: {method: mtp, numSpeculativeTokens: 1, draft: {model: org/draft}}",
+    "suffix with a draft": Bad(
+        "speculation: {method: suffix, numSpeculativeTokens: 1, draft: {model: org/draft}}",
         "spec.speculation.draft",
-        "method mtp uses no draft model: remove it",
+        "method suffix uses no draft model: remove it",
     ),
     "dflash without K": Bad(
         "speculation: {method: dflash, draft: {model: org/head}}",

@@ -95,7 +95,26 @@ def test_a_step_must_have_room_for_a_whole_draft(method: Method, slots: int) -> 
     assert f"at least {6 + slots}" in problem.message
 
 
-@pytest.mark.parametrize("method", HEADS)
+@pytest.mark.parametrize("method", [Method.DSPARK, Method.MTP])
+def test_a_draft_inside_the_targets_checkpoint_is_not_named(method: Method) -> None:
+    settings = replace(PLAIN, speculation=replace(speculating(method), draft_model=None))
+    assert speculation_problems(settings, PROFILE) == []
+    assert "model" not in json.loads(speculative_config(settings, PROFILE) or "")
+
+
+def test_mtp_drafts_with_a_checkpoint_that_is_named() -> None:
+    settings = replace(PLAIN, speculation=speculating(Method.MTP, draft_model="org/assistant"))
+    assert speculation_problems(settings, PROFILE) == []
+    assert json.loads(speculative_config(settings, PROFILE) or "")["model"] == "org/assistant"
+
+
+def test_a_path_that_turns_mtp_into_another_method_is_refused() -> None:
+    settings = replace(PLAIN, speculation=speculating(Method.MTP, draft_model="org/eagle3-layers"))
+    (problem,) = speculation_problems(settings, PROFILE)
+    assert problem.field == "spec.speculation.draft.model"
+
+
+@pytest.mark.parametrize("method", [method for method in HEADS if method is not Method.DSPARK])
 def test_a_head_must_be_named(method: Method) -> None:
     settings = replace(PLAIN, speculation=replace(speculating(method), draft_model=None))
     (problem,) = speculation_problems(settings, PROFILE)

@@ -12,17 +12,23 @@ from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.problems import Problem, shown_or_missing
 from specdecode_operator.sizing.base.errors import PlanError
 from specdecode_operator.sizing.choice.other_models import known_heads, matching_drafts
-from specdecode_operator.sizing.families.heads import method_of_head
+from specdecode_operator.sizing.families.catalogue import made_for
+from specdecode_operator.sizing.families.heads import ASSISTANTS, DFLASH2, draft_class, method_of_head, missing_class
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.drafting import vocabulary_mismatch
 from specdecode_operator.sizing.pair.pair import Pair, loaded_draft, longest_sequence
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method, Precision
+from specdecode_operator.vocabulary import METHODS_TAKING_DRAFT, Method, Precision
 
 _METHOD: Final = "spec.speculation.method"
 
 _READS_INNER_STATES: Final = (Method.EAGLE3, Method.DFLASH, Method.DSPARK)
 """Methods that read hidden states of the target's inner layers."""
+
+_HOLDS_DSPARK: Final = "DeepseekV4"
+"""Targets whose checkpoints hold stages of DSpark (vllm/config/speculative.py, __post_init__)."""
+
+_LENDS_TO_ASSISTANTS: Final = "Gemma4"
 
 GETS_LONGER: Final = (Method.EAGLE, Method.EAGLE3, Method.MEDUSA)
 """Methods whose head goes as far as the target, whatever its file says (config/speculative.py), or keeps no length."""
@@ -39,6 +45,8 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
         *_state_problems(spec, method, pair.target, profile),
         *_count_problems(pair),
         *_refiner_problems(spec, pair),
+        *_class_problems(spec, method, pair),
+        *_assistant_problems(spec, pair),
         *_package_problems(spec, method, profile),
         *_split_problems(spec, method, pair),
         *runner_problems(spec, method, pair),
@@ -48,23 +56,34 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
 def _role_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
     """Heads and models in each other's place: vLLM loads a head only with the target that it was made for."""
     target, draft = pair.target, pair.draft
-    if method_of_head(target) is not None:
-        message = "is a draft head: name the model that it was made for, and this one as speculation.draft.model"
+    if (drafts_by := method_of_head(target)) is not None:
+        verifier = next(iter(made_for(target)), "the model that it was made for")
+        message = f"is a draft head: name {verifier}, and this one as speculation.draft.model with method: {drafts_by}"
         yield Problem(f"{TARGET}.model", target.name, message)
-    if draft is None or method not in METHODS_WITH_DRAFT:
+    if draft is None:
+        if method is Method.DSPARK and not target.architecture.startswith(_HOLDS_DSPARK):
+            # vllm/config/speculative.py, __post_init__: it then takes the target's checkpoint for the draft's.
+            message = (
+                f"{target.name} holds no stages of DSpark: set draft.model, or use method: ngram, which needs none"
+            )
+            yield Problem(DRAFT, "absent", message)
         return
-    made_for = method_of_head(draft)
-    if draft.head is None and method is not Method.DRAFT_MODEL:
+    if method not in METHODS_TAKING_DRAFT:
+        return
+    proposes_by = method_of_head(draft)
+    if draft.head is None and method not in (Method.DRAFT_MODEL, Method.MTP):
         named = _other_head(target, method)
         refused = vocabulary_mismatch(target, draft) or any(runner_problems(spec, Method.DRAFT_MODEL, pair))
         otherwise = "" if refused else ", or use method: draft_model"
         message = f"is a model of its own, and method {method} needs a head: {named}{otherwise}"
         yield Problem(f"{DRAFT}.model", draft.name, message)
-    elif made_for is not None and method is Method.DRAFT_MODEL:
-        message = f"is a draft head, and method {method} needs a model of its own: use method: {made_for}, or name one"
+    elif proposes_by is not None and method is Method.DRAFT_MODEL:
+        message = (
+            f"is a draft head, and method {method} needs a model of its own: use method: {proposes_by}, or name one"
+        )
         yield Problem(f"{DRAFT}.model", draft.name, message)
-    elif made_for not in (None, method):
-        message = f"is a head for method {made_for}: use that, or name a head for {method}"
+    elif proposes_by not in (None, method):
+        message = f"is a head for method {proposes_by}: use that, or name a head for {method}"
         yield Problem(f"{DRAFT}.model", draft.name, message)
 
 
@@ -76,7 +95,7 @@ def _match_problems(
     vllm/model_executor/models/llama_eagle3.py joins hidden states by a matrix of the width that the head was made for.
     """
     target, draft = pair.target, pair.draft
-    if draft is None or method not in METHODS_WITH_DRAFT:
+    if draft is None or method not in METHODS_TAKING_DRAFT:
         return
     head = draft.head
     # Of Medusa the engine makes the vocabulary that the target has (config/speculative.py).
@@ -85,15 +104,14 @@ def _match_problems(
         reason = vocabulary_mismatch(target, draft, _unless_mapped(spec, pair, profile))
         remedy = _other_head(target, method) if head is not None else _other_draft(spec, pair, profile)
         yield Problem(f"{DRAFT}.model", draft.name, f"{reason}: {remedy}")
-    if head is None:
-        return
-    if head.reads_width is not None and head.reads_width != target.hidden_size:
+    reads_width = draft.hidden_size if head is None and method is Method.MTP else head.reads_width if head else None
+    if reads_width is not None and reads_width != target.hidden_size:
         message = (
-            f"was made for hidden states of width {head.reads_width}, and those of {target.name} have "
+            f"was made for hidden states of width {reads_width}, and those of {target.name} have "
             f"{target.hidden_size}: {_other_head(target, method)}"
         )
         yield Problem(f"{DRAFT}.model", draft.name, message)
-    if method is not Method.MEDUSA and head.output_rows > draft.vocab_size:
+    if head is not None and method is not Method.MEDUSA and head.output_rows > draft.vocab_size:
         message = f"proposes from {head.output_rows} tokens, more than its vocabulary of {draft.vocab_size}"
         yield Problem(f"{DRAFT}.model", draft.name, f"{message}: check its draft_vocab_size")
 
@@ -207,6 +225,39 @@ def _refiner_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Pr
         # vllm/config/vllm.py, _get_v1_model_runner_unsupported_features.
         message = "is an XPress head, which needs vLLM's model runner V2, and V1 serves here: use a dflash head without"
         yield Problem(f"{DRAFT}.model", draft.name, message)
+
+
+def _class_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
+    """What the registry of this version lacks (vllm/model_executor/models/registry.py), and what runs on one runner."""
+    draft, version = pair.draft, pair.limits.engine_version
+    if draft is None or method_of_head(draft) is not method or (draft.head and draft.head.refiner):
+        return
+    if instead := missing_class(draft.architecture, method, version):
+        yield Problem(f"{DRAFT}.model", draft.name, instead)
+    elif draft_class(draft) == DFLASH2 and spec.accelerator.type is AcceleratorType.CPU:
+        # vllm/config/vllm.py, use_v2_model_runner: it forces V2, which the CPU does not have.
+        message = "is a DFlash 2 head, which needs vLLM's model runner V2, and V1 serves on CPU: use a dflash head"
+        yield Problem(f"{DRAFT}.model", draft.name, message)
+
+
+def _assistant_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
+    """What an assistant of Gemma 4 needs, which reads the target's keys and values.
+
+    vllm/v1/worker/gpu/spec_decode/gemma4/speculator.py, _setup_gemma4_kv_sharing and _share_embeddings.
+    """
+    speculation, draft, target = spec.speculation, pair.draft, pair.target
+    if speculation is None or draft is None or not draft.architecture.startswith(ASSISTANTS):
+        return
+    if not target.architecture.startswith(_LENDS_TO_ASSISTANTS):
+        message = f"drafts from keys and values of Gemma 4, and {target.name} is none: use another draft"
+        yield Problem(f"{DRAFT}.model", draft.name, message)
+    if spec.parallelism.pipeline > 1:
+        message = f"vLLM does not share the embedding of {target.name} with {draft.name} over stages: use 1"
+        yield Problem("spec.parallelism.pipeline", str(spec.parallelism.pipeline), message)
+    if speculation.draft_lm_head_quantization is not None:
+        # vllm/config/speculative.py, _verify_args.
+        message = f"{draft.name} has an output head of its own: remove it"
+        yield Problem("spec.speculation.draftLmHeadQuantization", speculation.draft_lm_head_quantization, message)
 
 
 def _package_problems(spec: SpecDecodeDeploymentSpec, method: Method, profile: EngineProfile) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ from specdecode_operator.deployment.observation import Observation
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.spec.rules.runner import schedule_notes
 from specdecode_operator.deployment.spec.validation import valid_facts
+from specdecode_operator.deployment.spec.warnings import plan_warnings
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.problems import InvalidSpecError, Problem
@@ -47,8 +48,51 @@ def without_draft(method: str, target: str, k: int = 1, **more: Any) -> dict[str
     return {"target": {"model": target}, "speculation": speculation, "serving": {"maxModelLen": 8192}, **more}
 
 
+def with_speculation(spec: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The spec with more said of how it drafts."""
+    return {**spec, "speculation": {**spec["speculation"], **changes}}
+
+
 MEDUSA = {"model_type": "medusa", "hidden_size": 4096, "num_heads": 5, "num_layers": 1}
 DSPARK = config_of(f"{SPECFORGE}/qwen3-8b-dspark.json", markov_rank=256)
+ASSISTANT = {
+    "architectures": ["Gemma4AssistantForCausalLM"],
+    "model_type": "gemma4_assistant",
+    "backbone_hidden_size": 5376,
+    "text_config": {
+        "hidden_size": 1024,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+        "vocab_size": 262_144,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+        "sliding_window": 1024,
+        "max_position_embeddings": 262_144,
+    },
+}
+SPECULATOR = {
+    "architectures": ["Eagle3Speculator"],
+    "draft_vocab_size": 32_000,
+    "speculators_config": {"verifier": {"name_or_path": "Qwen/Qwen3-32B"}},
+    "transformer_layer_config": {
+        "hidden_size": 5120,
+        "intermediate_size": 25_600,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_hidden_layers": 1,
+        "vocab_size": 151_936,
+        "max_position_embeddings": 40_960,
+    },
+}
+DFLASH2 = config_of(f"{SPECFORGE}/qwen3-8b-dflash.json", architectures=["DFlash2DraftModel"])
+DFLASH2["dflash_config"] = {**DFLASH2["dflash_config"], "conv_kernel_size": 2, "conv_group_size": 16}
+ON_CPU = {
+    "accelerator": {"type": "CPU", "memoryGiB": 120, "cpuCores": 8, "kvCacheGiB": 8},
+    "engine": {"image": "registry.example/vllm-cpu:v0.32.0"},
+}
 GOOD = {
     "eagle3 of the catalogue": head("eagle3", None),
     "eagle3 by its config": head("eagle3", config_of(f"{SPECFORGE}/qwen3-8b-eagle3.json")),
@@ -56,6 +100,11 @@ GOOD = {
         "eagle", {**TINY_CONFIG, "num_hidden_layers": 1, "hidden_size": 4096, "vocab_size": 151936}
     ),
     "medusa": head("medusa", MEDUSA, engine={"version": "0.32"}),
+    "eagle3 of another class": head(
+        "eagle3", config_of(f"{SPECFORGE}/qwen3-8b-eagle3.json", architectures=["Eagle3Qwen3vlForCausalLM"])
+    ),
+    "an assistant": head("mtp", ASSISTANT, target="nvidia/Gemma-4-31B-IT-NVFP4"),
+    "layers of another checkpoint": head("mtp", config_of("Qwen/Qwen3.5-27B"), target="Qwen/Qwen3.5-27B"),
     "dflash": head("dflash", config_of(f"{SPECFORGE}/qwen3-8b-dflash.json")),
     "dspark": head("dspark", DSPARK),
     "mtp": without_draft("mtp", "deepseek-ai/DeepSeek-V3", 2),
@@ -147,6 +196,61 @@ BAD = {
         head("medusa", MEDUSA, k=6, engine={"version": "0.32"}),
         "spec.speculation.numSpeculativeTokens",
         "write 5 or less",
+    ),
+    "a head in the speculators format as the target": (
+        {"target": {"model": "org/speculator", "config": SPECULATOR}, "serving": {"maxModelLen": 8192}},
+        "spec.target.model",
+        "name Qwen/Qwen3-32B, and this one as speculation.draft.model with method: eagle3",
+    ),
+    "a head that is renamed to no class": (
+        head("eagle3", config_of(f"{SPECFORGE}/qwen3-8b-eagle3.json", architectures=["PeagleLlamaForCausalLM"])),
+        "spec.speculation.draft.model",
+        "write Eagle3LlamaForCausalLM into architectures",
+    ),
+    "an assistant as a draft model": (
+        head("draft_model", ASSISTANT, target="nvidia/Gemma-4-31B-IT-NVFP4"),
+        "spec.speculation.draft.model",
+        "use method: mtp",
+    ),
+    "an assistant beside another family": (
+        head("mtp", {**ASSISTANT, "backbone_hidden_size": 4096}),
+        "spec.speculation.draft.model",
+        "none: use another draft",
+    ),
+    "an assistant of another width": (
+        head("mtp", {**ASSISTANT, "backbone_hidden_size": 2816}, target="nvidia/Gemma-4-31B-IT-NVFP4"),
+        "spec.speculation.draft.model",
+        "width 2816",
+    ),
+    "an assistant over stages": (
+        head("mtp", ASSISTANT, target="nvidia/Gemma-4-31B-IT-NVFP4", parallelism={"pipeline": 2}),
+        "spec.parallelism.pipeline",
+        "use 1",
+    ),
+    "an assistant's output head, quantized": (
+        with_speculation(head("mtp", ASSISTANT, target="nvidia/Gemma-4-31B-IT-NVFP4"), draftLmHeadQuantization="fp8"),
+        "spec.speculation.draftLmHeadQuantization",
+        "remove it",
+    ),
+    "a checkpoint without layers of prediction": (
+        head("mtp", config_of("Qwen/Qwen3-0.6B")),
+        "spec.speculation.draft.model",
+        "no layers for multi-token",
+    ),
+    "layers of prediction of another width": (
+        head("mtp", config_of("Qwen/Qwen3.5-35B-A3B"), target="Qwen/Qwen3.5-27B"),
+        "spec.speculation.draft.model",
+        "width",
+    ),
+    "stages of DSpark in a target without": (
+        without_draft("dspark", QWEN, 4),
+        "spec.speculation.draft",
+        "holds no stages of DSpark",
+    ),
+    "DFlash 2 on the CPU": (
+        head("dflash", DFLASH2, k=7, **ON_CPU),
+        "spec.speculation.draft.model",
+        "DFlash 2",
     ),
     "mtp of a model without": (without_draft("mtp", QWEN), "spec.speculation.method", "no layers for multi-token"),
     "no multiple of the modules": (
@@ -244,6 +348,33 @@ def test_a_pair_that_does_not_go_together_is_refused(name: str) -> None:
     found = {problem.field: problem.message for problem in problems(spec)}
     assert field in found, found
     assert words in found[field]
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "made_for", "instead"),
+    [
+        ({"model": "AngelSlim/Qwen3-14B_eagle3"}, "Qwen/Qwen3-32B", "Qwen/Qwen3-14B", None),
+        ({"model": "org/head", "config": SPECULATOR}, "Qwen/Qwen3-14B", "Qwen/Qwen3-32B", "AngelSlim/Qwen3-14B_eagle3"),
+        ({"model": "org/head", "config": SPECULATOR}, "org/Qwen3-14B-FP8-dynamic", "Qwen/Qwen3-32B", None),
+        ({"model": "org/head", "config": SPECULATOR}, "Qwen/Qwen3-32B", None, None),
+        ({"model": "AngelSlim/Qwen3-14B_eagle3"}, "acme/Qwen3-14B-AWQ", None, None),
+        ({"model": "AngelSlim/Qwen3-14B_eagle3"}, "acme/Qwen3-14B-support", None, None),
+        ({"model": "AngelSlim/Qwen3-14B_eagle3"}, "acme/assistant", None, None),
+    ],
+)
+def test_a_head_of_another_target_is_told(
+    draft: dict[str, Any], target: str, made_for: str | None, instead: str | None
+) -> None:
+    served = {"model": target} | ({} if target.startswith("Qwen") else {"config": config_of("Qwen/Qwen3-14B")})
+    speculation = {"method": "eagle3", "numSpeculativeTokens": 3, "draft": draft}
+    spec = {"target": served, "speculation": speculation, "serving": {"maxModelLen": 8192}}
+    told = [
+        warning
+        for warning in plan_warnings(valid_facts(SpecDecodeDeploymentSpec.parse(spec)), {}, 1)
+        if "was made for" in warning
+    ]
+    assert len(told) == (made_for is not None)
+    assert all(f"made for {made_for}, not for {target}" in warning and (instead or "") in warning for warning in told)
 
 
 def test_everything_is_told_at_once() -> None:
