@@ -156,10 +156,10 @@ def _raw_entries() -> dict[str, dict[str, Any]]:
 
 
 def _unfold(value: Any) -> Any:
-    """Return the value with every shortened name of its lists written out."""
+    """Return the value with every shortened name of its lists and keys written out."""
     match value:
         case dict():
-            return {key: _unfold(inner) for key, inner in value.items()}
+            return {name: _unfold(inner) for key, inner in value.items() for name in _names(key)}
         case list():
             return [inner for item in value for inner in (_names(item) if isinstance(item, str) else [_unfold(item)])]
         case _:

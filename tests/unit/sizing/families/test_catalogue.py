@@ -28,7 +28,7 @@ FILES = sorted((ROOT / "operator/sizing/data/models").glob("*.json"))
 RAW = {path.name: json.loads(path.read_text())["models"] for path in FILES}
 ENTRIES = [entry for entries in RAW.values() for entry in entries]
 
-SOURCE = re.compile(r"PyPI [\w-]+ [\d.]+: \S+|[\w.-]+/[\w.-]+@[0-9a-f]{12}:\S+")
+SOURCE = re.compile(r"PyPI [\w-]+ [\d.]+(?:dev\d+)?: \S+|[\w.-]+/[\w.-]+@[0-9a-f]{12}:\S+")
 SIZES = ("hidden_size", "num_attention_heads", "vocab_size")
 LAYERS = ("num_hidden_layers", "layers_block_type")
 LONGEST_LIST = 512
