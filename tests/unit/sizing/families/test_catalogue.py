@@ -225,8 +225,8 @@ def test_the_document_gives_the_sizes_that_sizing_counts() -> None:
         ("qwen/qwen3-32b", False, "Qwen/Qwen3-32B"),
         ("AngelSlim/Qwen3-8B-eagle3", True, "AngelSlim/Qwen3-8B_eagle3"),
         # Other numbers are other models, other words other checkpoints, and a head is no model.
-        ("zai-org/GLM-4.5", False, None),
-        ("zai-org/GLM-4.5-FP8", False, None),
+        ("zai-org/GLM-3.5", False, None),
+        ("zai-org/GLM-3.5-FP8", False, None),
         ("deepseek-ai/DeepSeek-R1-0528", False, None),
         ("Qwen/Qwen3-32B-AWQ", False, None),
         ("AngelSlim/Qwen3-8B-eagle3", False, None),
@@ -247,7 +247,7 @@ def test_only_a_slip_of_the_pen_is_taken_for_another_model(written: str, heads: 
         ("llama-3.3-70b", ("meta-llama/Llama-3.3-70B-Instruct",)),
         ("mirror/glm-5.1", ("nvidia/GLM-5.1-NVFP4", "zai-org/GLM-5.1", "zai-org/GLM-5.1-FP8")),
         # Not what merely has the same digits in front, or the same owner.
-        ("zai-org/GLM-4.5", ()),
+        ("zai-org/GLM-3.5", ()),
         ("zai-org/GLM-5.", ()),
         ("zai-org/", ()),
     ],
