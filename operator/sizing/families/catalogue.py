@@ -46,6 +46,16 @@ class PublishedHead:
     source: str  # Where its makers name it and its target
 
 
+@dataclass(frozen=True)
+class KnownDraft:
+    """A draft that somebody publishes or recommends for a target."""
+
+    draft: str | None  # Its hub id; None where the target's own checkpoint holds its layers
+    method: str  # How it proposes: mtp, eagle3 and so on
+    tokens: int | None  # Tokens proposed a step that the source recommends
+    source: str  # Where the draft and its target are named
+
+
 @lru_cache(maxsize=MOST_REMEMBERED)
 def find_geometry(model_id: str, method: str | None = None) -> ModelGeometry | None:
     """Return the geometry of the model with exactly this hub id, or None.
@@ -90,6 +100,22 @@ def published_heads() -> tuple[PublishedHead, ...]:
         PublishedHead(entry["head"], entry["method"], tuple(entry["targets"]), entry["shape"], entry["source"])
         for entry in read_data("draft_heads.json")["heads"]
     )
+
+
+def known_drafts(target: str) -> tuple[KnownDraft, ...]:
+    """Return the drafts that are named for the model with exactly this hub id, recommended ones first."""
+    named = [
+        KnownDraft(each.get("draft"), each["method"], each.get("num_speculative_tokens"), each["source"])
+        for each in read_data("drafts.json")["drafts"]
+        if target in each["targets"]
+    ]
+    known = {each.draft for each in named}
+    published = [
+        KnownDraft(head.head, head.method, None, head.source)
+        for head in published_heads()
+        if target in head.targets and head.head not in known
+    ]
+    return tuple(sorted([*named, *published], key=lambda each: (each.tokens is None, each.method, each.draft or "")))
 
 
 def known_models() -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.sizing.base.datafiles import read_data
 from specdecode_operator.sizing.base.errors import GeometryError
 from specdecode_operator.sizing.families.catalogue import (
     PublishedHead,
@@ -21,7 +22,7 @@ from specdecode_operator.sizing.families.catalogue import (
 )
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import parameter_count, weight_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.vocabulary import Method, Precision
 
 ROOT = Path(__file__).parents[4]
 FILES = sorted((ROOT / "operator/sizing/data/models").glob("*.json"))
@@ -191,6 +192,18 @@ def test_a_published_head_has_the_width_of_what_it_was_made_for(head: PublishedH
         assert target is None or (target.hidden_size, target.vocab_size) == (geometry.hidden_size, geometry.vocab_size)
 
 
+def test_every_known_draft_names_its_source_and_is_not_its_own_target() -> None:
+    rows = read_data("drafts.json")["drafts"]
+    for row in rows:
+        assert SOURCE.match(row["source"]), row
+        assert row["method"] in set(Method), row
+        assert row["targets"] == sorted(set(row["targets"])), row
+        assert row.get("draft") not in row["targets"], row
+        assert row.get("draft") or row["method"] in {Method.MTP, Method.DSPARK}, "only these lie in the target itself"
+    pairs = [(row.get("draft"), row["method"], target) for row in rows for target in row["targets"]]
+    assert len(pairs) == len(set(pairs))
+
+
 def test_no_head_is_listed_twice_or_under_the_name_of_a_model() -> None:
     names = [head.head for head in published_heads()]
     assert len(names) == len(set(names))
@@ -200,7 +213,7 @@ def test_no_head_is_listed_twice_or_under_the_name_of_a_model() -> None:
 def test_the_document_lists_the_catalogue() -> None:
     documented = {
         model: (architecture, quantization, source.partition("; quantization: ")[0])
-        for model, architecture, _, quantization, source in documented_rows()
+        for model, architecture, _, _, quantization, source in documented_rows()
     }
     expected = {
         entry["id"]: (entry["config"]["architectures"][0], entry["quantization"], entry["source"]) for entry in ENTRIES
@@ -209,10 +222,17 @@ def test_the_document_lists_the_catalogue() -> None:
 
 
 def test_the_document_gives_the_sizes_that_sizing_counts() -> None:
-    for model_id, _, parameters, _, _ in documented_rows():
+    for model_id, _, parameters, *_ in documented_rows():
         counted = billions(model_id)
         if counted is not None and parameters != UNKNOWN:
             assert parameters == f"{counted:.2f}", model_id
+
+
+def test_the_document_tells_models_that_sizing_implements_from_others() -> None:
+    knowledge = {model_id: known for model_id, _, _, known, *_ in documented_rows()}
+    assert set(knowledge.values()) == {"exact", "estimated"}
+    assert knowledge["Qwen/Qwen3-32B"] == "exact"
+    assert knowledge["deepseek-ai/DeepSeek-V4-Flash"] == "estimated"
 
 
 @pytest.mark.parametrize(
