@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github/workflows"
 FILES = sorted([*WORKFLOWS.glob("*.yml"), *ROOT.glob(".github/actions/*/action.yml"), ROOT / "action.yml"])
 WRITES = {
+    "catalogue.yml compare": {"issues"},
     "docs.yml publish": {"pages", "id-token"},
     "engine-new.yml newest": {"issues"},
     "release.yml release": {"contents", "packages", "id-token", "attestations"},
@@ -128,7 +129,7 @@ def test_a_new_engine_is_told_in_one_issue(tmp_path: Path, issues: str, expected
     said, body = _tell(tmp_path, issues)
     assert said[-1].startswith(expected)
     assert body.startswith("- Tests: all\n")
-    assert body.endswith("were begun: https://run\n")
+    assert body.endswith(": https://run\n")
     assert len(body) < 65_536
 
 
@@ -146,7 +147,7 @@ def _tell(folder: Path, issues: str) -> tuple[list[str], str]:
         f'for each; do [ ! -f "$each" ] || cp "$each" {folder}/body; done\n'
     )
     gh.chmod(0o755)
-    command = [ROOT / ".github/engine-new-issue", folder / "page.md", "https://run"]
+    command = [ROOT / ".github/page-issue", folder / "page.md", "https://run"]
     subprocess.run(command, check=True, env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"})
     calls, body = folder / "calls", folder / "body"
     return (calls.read_text().splitlines(), body.read_text()) if calls.exists() else ([], "")
