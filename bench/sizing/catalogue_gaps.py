@@ -71,7 +71,7 @@ def registered(registry: Path, tables: Iterable[str]) -> frozenset[str]:
     ValueError
         When a table is missing.
     """
-    found: dict[str, list[object]] = {}
+    found: dict[str, list[Any]] = {}
     for statement in ast.parse(registry.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
             keys = [key.value for key in statement.value.keys if isinstance(key, ast.Constant)]
