@@ -201,6 +201,11 @@ cluster-logs *arguments: setup
 docs: setup
     @{{ python }} -m bench.documents.refresh
 
+# Print what the catalogue lacks of a checkout of vllm-project/recipes and of vLLM's registry.py, as an issue's page
+[group('maintenance')]
+catalogue-gaps recipes registry *arguments: setup
+    @{{ python }} -m bench.sizing.catalogue_gaps "$@"
+
 # Build the docs site into site/, strictly; --serve [PORT] shows it on this machine
 [group('maintenance')]
 site *arguments: setup

@@ -12,7 +12,7 @@ from specdecode_operator.cli.terminal import say, say_line
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.hub.models import HubModels
-    from specdecode_operator.sizing.families.catalogue import CatalogueEntry
+    from specdecode_operator.sizing.families.catalogue import CatalogueEntry, KnownDraft
     from specdecode_operator.sizing.model.geometry import ModelGeometry
 
 models_app = application("Models that need no config of their own, and what is known of one.")
@@ -72,6 +72,50 @@ def show_command(
     say("\n".join(aligned(shown, left=2, indent="")))
 
 
+@models_app.command("drafts")
+def drafts_command(
+    model: Annotated[str, typer.Argument(help="Id of a target on the hub, such as moonshotai/Kimi-K2.5.")],
+    *,
+    output: Output = TextOrJson.TEXT,
+) -> None:
+    """List the drafts that are published or recommended for a target: method, size, tokens a step, and source.
+
+    A draft without an id is the target's own layers for multi-token prediction. Exits with 5 when none is known here.
+    """
+    from specdecode_operator.cli.plan.tables import aligned  # noqa: PLC0415
+    from specdecode_operator.sizing.families.catalogue import known_drafts, similar_model  # noqa: PLC0415
+
+    rows = [_draft_row(each) for each in known_drafts(model)]
+    if not rows:
+        meant = similar_model(model, heads=False)
+        or_meant = f", did you mean {meant}?" if meant and meant != model else ""
+        say_line(f"error: {model}: no draft for this model is known here{or_meant}", err=True)
+        raise typer.Exit(ExitCode.UNKNOWN)
+    if output is TextOrJson.JSON:
+        print_json(rows)
+        return
+    titles = ("draft", "method", "source", "parameters", "tokens")
+    cells = [
+        (row["draft"] or "(its own layers)", *(_lines(title, row[title])[0] for title in titles[1:])) for row in rows
+    ]
+    say("\n".join(aligned([titles, *cells], left=3, indent="")))
+
+
+def _draft_row(each: "KnownDraft") -> dict[str, Any]:
+    from specdecode_operator.sizing.families.catalogue import find_entry  # noqa: PLC0415
+    from specdecode_operator.sizing.weights.weights import parameter_count  # noqa: PLC0415
+
+    entry = None if each.draft is None else find_entry(each.draft)
+    geometry = None if entry is None else _geometry(entry)[0]
+    return {
+        "draft": each.draft,
+        "method": each.method,
+        "parameters": None if geometry is None else parameter_count(geometry),
+        "tokens": each.tokens,
+        "source": each.source,
+    }
+
+
 def _on_hub(models: "HubModels", model: str, revision: str | None) -> "CatalogueEntry":
     from specdecode_operator.resolver.read_model_facts import CheckpointError  # noqa: PLC0415
     from specdecode_operator.sizing.families.catalogue import CatalogueEntry  # noqa: PLC0415
@@ -115,7 +159,7 @@ def _row(entry: "CatalogueEntry") -> dict[str, Any]:
 
 def _facts(entry: "CatalogueEntry") -> Iterator[tuple[str, Any]]:
     """What is known, in the order in which it is shown."""
-    from specdecode_operator.sizing.families.catalogue import published_heads  # noqa: PLC0415
+    from specdecode_operator.sizing.families.catalogue import known_drafts, published_heads  # noqa: PLC0415
     from specdecode_operator.sizing.weights.rank_layers import Split  # noqa: PLC0415
     from specdecode_operator.sizing.weights.weights import parameter_count, weight_bytes  # noqa: PLC0415
     from specdecode_operator.vocabulary import Precision  # noqa: PLC0415
@@ -139,9 +183,9 @@ def _facts(entry: "CatalogueEntry") -> Iterator[tuple[str, Any]]:
     made_for = next((head.targets for head in published_heads() if head.head == entry.model_id), ())
     if made_for:
         yield "made for", list(made_for)
-    heads = [f"{head.head} ({head.method})" for head in published_heads() if entry.model_id in head.targets]
-    if heads:
-        yield "draft heads", heads
+    drafts = [f"{each.draft or 'its own layers'} ({each.method})" for each in known_drafts(entry.model_id)]
+    if drafts:
+        yield "drafts", drafts
     yield "source", entry.source
     if entry.quantization_source != "config.json":
         yield "quantization source", entry.quantization_source

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github/workflows"
 FILES = sorted([*WORKFLOWS.glob("*.yml"), *ROOT.glob(".github/actions/*/action.yml"), ROOT / "action.yml"])
 WRITES = {
+    "catalogue.yml compare": {"issues"},
     "docs.yml publish": {"pages", "id-token"},
     "engine-new.yml newest": {"issues"},
     "flaky.yml report": {"issues"},
@@ -157,7 +158,7 @@ def test_a_new_engine_is_told_in_one_issue(tmp_path: Path, issues: str, expected
     called, body = _tell(tmp_path, issues, NEW_ENGINE)
     assert called[-1].startswith(expected)
     assert body.startswith("- Tests: all\n")
-    assert body.endswith("were begun: https://run\n")
+    assert body.endswith(": https://run\n")
     assert len(body) < 65_536
 
 

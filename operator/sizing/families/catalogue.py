@@ -51,6 +51,16 @@ class PublishedHead:
     source: str  # Where its makers name it and its target
 
 
+@dataclass(frozen=True)
+class KnownDraft:
+    """A draft that somebody publishes or recommends for a target."""
+
+    draft: str | None  # Its hub id; None where the target's own checkpoint holds its layers
+    method: str  # How it proposes: mtp, eagle3 and so on
+    tokens: int | None  # Tokens proposed a step that the source recommends
+    source: str  # Where the draft and its target are named
+
+
 @lru_cache(maxsize=MOST_REMEMBERED)
 def find_geometry(model_id: str, method: str | None = None) -> ModelGeometry | None:
     """Return the geometry of the model with exactly this hub id, or None.
@@ -133,6 +143,22 @@ def _known_names() -> frozenset[str]:
     return frozenset(_base_name(each) for each in hub_ids() if not _is_head(each))
 
 
+def known_drafts(target: str) -> tuple[KnownDraft, ...]:
+    """Return the drafts that are named for the model with exactly this hub id, recommended ones first."""
+    named = [
+        KnownDraft(each.get("draft"), each["method"], each.get("num_speculative_tokens"), each["source"])
+        for each in read_data("drafts.json")["drafts"]
+        if target in each["targets"]
+    ]
+    known = {each.draft for each in named}
+    published = [
+        KnownDraft(head.head, head.method, None, head.source)
+        for head in published_heads()
+        if target in head.targets and head.head not in known
+    ]
+    return tuple(sorted([*named, *published], key=lambda each: (each.tokens is None, each.method, each.draft or "")))
+
+
 def known_models() -> tuple[str, ...]:
     """Return the hub ids that need no config of their own, sorted."""
     return tuple(sorted(_raw_entries()))
@@ -197,10 +223,10 @@ def _raw_entries() -> dict[str, dict[str, Any]]:
 
 
 def _unfold(value: Any) -> Any:
-    """Return the value with every shortened name of its lists written out."""
+    """Return the value with every shortened name of its lists and keys written out."""
     match value:
         case dict():
-            return {key: _unfold(inner) for key, inner in value.items()}
+            return {name: _unfold(inner) for key, inner in value.items() for name in _names(key)}
         case list():
             return [inner for item in value for inner in (_names(item) if isinstance(item, str) else [_unfold(item)])]
         case _:

@@ -35,7 +35,7 @@ def test_no_id_is_listed_that_no_draft_can_be(specdecode: Specdecode) -> None:
 
 
 def test_a_word_narrows_the_list(specdecode: Specdecode) -> None:
-    lines = specdecode("models", "list", "KIMI-k2").stdout.splitlines()
+    lines = specdecode("models", "list", "KIMI-k2-").stdout.splitlines()
     assert lines[0].split() == ["id", "kind", "quantization", "parameters"]
     assert lines[1].split() == ["moonshotai/Kimi-K2-Instruct", "model", "fp8", "1026.41", "B"]
     none = specdecode("models", "list", "no-such-word")
@@ -51,6 +51,25 @@ def test_a_model_is_shown_with_its_heads_and_sources(specdecode: Specdecode) -> 
     shown = data(specdecode, "show", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")
     assert (shown["weights"]["precision"], shown["parameters"] > 10**8) == ("BF16", True)
     assert (shown["kind"], shown["made for"]) == ("eagle3 head", [LLAMA])
+
+
+def test_drafts_of_a_target_are_listed_with_the_tokens_that_their_source_recommends(specdecode: Specdecode) -> None:
+    rows = data(specdecode, "drafts", "zai-org/GLM-5.2-FP8")
+    found = {(row["draft"], row["method"], row["tokens"]) for row in rows}
+    assert found == {("RedHatAI/GLM-5.2-speculator.dspark", "dspark", 7), (None, "mtp", 5)}
+    assert all(row["source"] for row in rows)
+    text = specdecode("models", "drafts", LLAMA).stdout
+    assert "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3" in text.splitlines()[1], "recommended ones come first"
+    assert "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B" in text
+    sized = {row["draft"]: row["parameters"] for row in data(specdecode, "drafts", LLAMA)}
+    assert sized["yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"] > 10**8
+    assert sized["RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"] is None, "no source gives its shape"
+
+
+def test_a_target_without_a_known_draft_ends_as_unknown(specdecode: Specdecode) -> None:
+    result = specdecode("models", "drafts", "zai-org/GLM-5.2-FP9")
+    assert (result.exit_code, result.stdout) == (5, "")
+    assert "zai-org/GLM-5.2-FP9" in result.stderr
 
 
 def test_its_config_is_what_model_config_takes(specdecode: Specdecode, tmp_path: Path) -> None:
@@ -71,7 +90,7 @@ def test_what_cannot_be_sized_says_why(specdecode: Specdecode) -> None:
     ("model", "words"),
     [
         ("meta-lama/Llama-3.1-8B-Instruct", f"did you mean {LLAMA}?"),
-        ("zai-org/GLM-4.5", "add --hub to read it there"),
+        ("zai-org/GLM-3.5", "add --hub to read it there"),
         ("llama-3.3-70b", "catalogue, which has meta-llama/Llama-3.3-70B-Instruct: add --hub"),
         ("a\x1b[2Jb", "is not in the catalogue"),
     ],

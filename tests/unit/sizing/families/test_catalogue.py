@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.sizing.base.datafiles import read_data
 from specdecode_operator.sizing.base.errors import GeometryError
 from specdecode_operator.sizing.families.catalogue import (
     PublishedHead,
@@ -21,14 +22,14 @@ from specdecode_operator.sizing.families.catalogue import (
 )
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import parameter_count, weight_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.vocabulary import Method, Precision
 
 ROOT = Path(__file__).parents[4]
 FILES = sorted((ROOT / "operator/sizing/data/models").glob("*.json"))
 RAW = {path.name: json.loads(path.read_text())["models"] for path in FILES}
 ENTRIES = [entry for entries in RAW.values() for entry in entries]
 
-SOURCE = re.compile(r"PyPI [\w-]+ [\d.]+: \S+|[\w.-]+/[\w.-]+@[0-9a-f]{12}:\S+")
+SOURCE = re.compile(r"PyPI [\w-]+ [\d.]+(?:dev\d+)?: \S+|[\w.-]+/[\w.-]+@[0-9a-f]{12}:\S+")
 SIZES = ("hidden_size", "num_attention_heads", "vocab_size")
 LAYERS = ("num_hidden_layers", "layers_block_type")
 LONGEST_LIST = 512
@@ -191,6 +192,18 @@ def test_a_published_head_has_the_width_of_what_it_was_made_for(head: PublishedH
         assert target is None or (target.hidden_size, target.vocab_size) == (geometry.hidden_size, geometry.vocab_size)
 
 
+def test_every_known_draft_names_its_source_and_is_not_its_own_target() -> None:
+    rows = read_data("drafts.json")["drafts"]
+    for row in rows:
+        assert SOURCE.match(row["source"]), row
+        assert row["method"] in set(Method), row
+        assert row["targets"] == sorted(set(row["targets"])), row
+        assert row.get("draft") not in row["targets"], row
+        assert row.get("draft") or row["method"] in {Method.MTP, Method.DSPARK}, "only these lie in the target itself"
+    pairs = [(row.get("draft"), row["method"], target) for row in rows for target in row["targets"]]
+    assert len(pairs) == len(set(pairs))
+
+
 def test_no_head_is_listed_twice_or_under_the_name_of_a_model() -> None:
     names = [head.head for head in published_heads()]
     assert len(names) == len(set(names))
@@ -200,7 +213,7 @@ def test_no_head_is_listed_twice_or_under_the_name_of_a_model() -> None:
 def test_the_document_lists_the_catalogue() -> None:
     documented = {
         model: (architecture, quantization, source.partition("; quantization: ")[0])
-        for model, architecture, _, quantization, source in documented_rows()
+        for model, architecture, _, _, quantization, source in documented_rows()
     }
     expected = {
         entry["id"]: (entry["config"]["architectures"][0], entry["quantization"], entry["source"]) for entry in ENTRIES
@@ -209,10 +222,17 @@ def test_the_document_lists_the_catalogue() -> None:
 
 
 def test_the_document_gives_the_sizes_that_sizing_counts() -> None:
-    for model_id, _, parameters, _, _ in documented_rows():
+    for model_id, _, parameters, *_ in documented_rows():
         counted = billions(model_id)
         if counted is not None and parameters != UNKNOWN:
             assert parameters == f"{counted:.2f}", model_id
+
+
+def test_the_document_tells_models_that_sizing_implements_from_others() -> None:
+    knowledge = {model_id: known for model_id, _, _, known, *_ in documented_rows()}
+    assert set(knowledge.values()) == {"exact", "estimated"}
+    assert knowledge["Qwen/Qwen3-32B"] == "exact"
+    assert knowledge["deepseek-ai/DeepSeek-V4-Flash"] == "estimated"
 
 
 @pytest.mark.parametrize(
@@ -225,8 +245,8 @@ def test_the_document_gives_the_sizes_that_sizing_counts() -> None:
         ("qwen/qwen3-32b", False, "Qwen/Qwen3-32B"),
         ("AngelSlim/Qwen3-8B-eagle3", True, "AngelSlim/Qwen3-8B_eagle3"),
         # Other numbers are other models, other words other checkpoints, and a head is no model.
-        ("zai-org/GLM-4.5", False, None),
-        ("zai-org/GLM-4.5-FP8", False, None),
+        ("zai-org/GLM-3.5", False, None),
+        ("zai-org/GLM-3.5-FP8", False, None),
         ("deepseek-ai/DeepSeek-R1-0528", False, None),
         ("Qwen/Qwen3-32B-AWQ", False, None),
         ("AngelSlim/Qwen3-8B-eagle3", False, None),
@@ -247,7 +267,7 @@ def test_only_a_slip_of_the_pen_is_taken_for_another_model(written: str, heads: 
         ("llama-3.3-70b", ("meta-llama/Llama-3.3-70B-Instruct",)),
         ("mirror/glm-5.1", ("nvidia/GLM-5.1-NVFP4", "zai-org/GLM-5.1", "zai-org/GLM-5.1-FP8")),
         # Not what merely has the same digits in front, or the same owner.
-        ("zai-org/GLM-4.5", ()),
+        ("zai-org/GLM-3.5", ()),
         ("zai-org/GLM-5.", ()),
         ("zai-org/", ()),
     ],
