@@ -1,9 +1,12 @@
 """How the engine of a SpecDecodeDeployment speculates: who proposes tokens, how many, and how they are checked."""
 
+from typing import Annotated, Any
+
 from pydantic import Field, StrictBool, StrictInt
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.models import Draft
+from specdecode_operator.api.open_objects import BOUNDED
 from specdecode_operator.api.values import DraftHeadQuantization, DraftSampling, Loss, RejectionSampling
 from specdecode_operator.vocabulary import Method
 
@@ -103,3 +106,8 @@ class Speculation(ApiModel):
     xpress_top_c: StrictInt | None = Field(default=None, ge=0, le=1_048_576)
     """From how many of the likeliest tokens the refiner of an XPress head chooses at each place, for method dflash; 0
     for all, which takes much memory. Absent: as many as its config.json says, or 512."""
+
+    extra_config: Annotated[dict[str, Any], Field(max_length=32), BOUNDED] | None = None
+    """Further keys of vLLM's --speculative-config, by vLLM's names, for what has no field: attention_backend,
+    moe_backend, kv_cache_dtype, enforce_eager, draft_load_config, disable_padded_drafter_batch and others. Keys that a
+    field decides, and keys that this vLLM version lacks, are refused. The plan does not count what they change."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 from specdecode_operator.api.deployment import Serving
 from specdecode_operator.api.values import DraftSampling, RejectionSampling
 from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.rules.extra_config import has_no_field
 from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
 from specdecode_operator.migration.serving import OF_MODELS, read_json, read_number
@@ -77,8 +78,13 @@ _SAMPLING: Final = {
 }
 """Keys with the field that says the same, and what it may say."""
 
-_AFTER_TOKENS: Final = frozenset({"num_speculative_tokens_per_batch_size", "disable_by_batch_size", "fly_window_size"})
-"""Keys whose meaning hangs on the general number of tokens."""
+_LAST: Final = frozenset(
+    {
+        *("num_speculative_tokens_per_batch_size", "disable_by_batch_size"),
+        *("fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k"),
+    }
+)
+"""Keys whose meaning depends on the number of tokens or on rejection_sample_method."""
 
 
 @dataclass
@@ -134,7 +140,7 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
         return
     if method != Method.NONE and "num_speculative_tokens" not in config:
         builder.decide("spec.speculation.numSpeculativeTokens", MISSING, "say how many tokens to propose a step")
-    for key in sorted(config, key=_AFTER_TOKENS.__contains__):
+    for key in sorted(config, key=_LAST.__contains__):
         if method in _WITHOUT_DRAFT and key in _OF_DRAFT:
             builder.drop(found.written[key], f"is of a draft, and {method} has none")
         elif key not in {"method", "model"}:
@@ -167,9 +173,8 @@ def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: Engine
         builder.take(what, _SAMPLING[key][0], value)
     elif key in _TAKERS:
         _TAKERS[key](what, value, builder)
-    elif key in profile.speculative_keys:
-        message = "no field of the object means it yet: remove it from the Deployment, or keep the Deployment"
-        builder.decide("spec.speculation", f"{what}: {value}", message)
+    elif key in profile.speculative_keys and has_no_field(key):
+        builder.take(what, f"speculation.extraConfig.{key}", value)
     elif key in _GONE:
         builder.drop(f"{what}: {value}", _GONE[key])
     else:
@@ -236,18 +241,16 @@ def _take_limit(what: str, value: Any, builder: SpecBuilder) -> None:
     builder.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
 
 
-def _take_fly(default: Callable[[SpecBuilder], float]) -> Callable[[str, Any, SpecBuilder], None]:
-    """Return how a parameter of fly is taken: vLLM's own holds without it (config/speculative.py), another is lost."""
+def _take_fly(key: str, default: Callable[[SpecBuilder], float]) -> Callable[[str, Any, SpecBuilder], None]:
+    """Return how a parameter of fly is taken: vLLM's default needs no key (config/speculative.py)."""
 
     def take(what: str, value: Any, builder: SpecBuilder) -> None:
-        own = default(builder)
-        if value == own:
-            builder.note(Outcome.OPERATOR, f"{what} {value}", HOLDS_ANYWAY)
-        elif builder.get("speculation.rejectionSampling") not in {None, RejectionSampling.FLY.value}:
+        if builder.get("speculation.rejectionSampling") != RejectionSampling.FLY.value:
             builder.drop(f"{what} {value}", "is of rejection_sample_method fly alone")
+        elif value == default(builder):
+            builder.note(Outcome.OPERATOR, f"{what} {value}", HOLDS_ANYWAY)
         else:
-            message = f"no field means it yet, and {own} would hold: remove it there, or keep the Deployment"
-            builder.decide("spec.speculation.rejectionSampling", f"{what} {value}", message)
+            builder.take(what, f"speculation.extraConfig.{key}", value)
 
     return take
 
@@ -292,8 +295,8 @@ _TAKERS: Final[Mapping[str, Callable[[str, Any, SpecBuilder], None]]] = {
     "draft_tensor_parallel_size": _take_draft_split,
     "num_speculative_tokens_per_batch_size": _take_schedule,
     "disable_by_batch_size": _take_limit,
-    "fly_window_size": _take_fly(_own_window),
-    "fly_entropy_threshold": _take_fly(lambda _: 0.3),
-    "fly_entropy_top_k": _take_fly(lambda _: 3),
+    "fly_window_size": _take_fly("fly_window_size", _own_window),
+    "fly_entropy_threshold": _take_fly("fly_entropy_threshold", lambda _: 0.3),
+    "fly_entropy_top_k": _take_fly("fly_entropy_top_k", lambda _: 3),
 }
 """Keys whose value does not simply become a field's."""

@@ -150,6 +150,12 @@ SPECULATION = (
         reason=Reason.FORBIDDEN,
     ),
     Rule(
+        field="extraConfig",
+        holds="self.method != 'none' || !has(self.extraConfig)",
+        message="method none reads no further keys: remove it, or choose another method",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
         field="numSpeculativeTokensByBatchSize",
         holds=f"self.method != 'none' || {_NO_SCHEDULE}",
         message="method none proposes nothing: remove it, or choose another method",

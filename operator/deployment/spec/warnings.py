@@ -17,6 +17,7 @@ from specdecode_operator.engine.image_version import version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile
 from specdecode_operator.engine.rules.config_overrides import positions_of
 from specdecode_operator.engine.rules.extra_args import options, unknown_flags
+from specdecode_operator.engine.rules.extra_config import unknown_keys
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.devices import memory_coefficients
@@ -80,6 +81,7 @@ def plan_notes(facts: Facts) -> list[str]:
         *schedule_notes(facts.spec, facts.profile, facts.pair),
         *_adaptive_notes(facts),
         *_uncounted_notes(facts),
+        *_extra_config_notes(facts),
         *filter(None, [lossy_answers(facts)]),
     ]
 
@@ -229,6 +231,9 @@ def _unknown_flag_warnings(facts: Facts) -> Iterator[str]:
     """What may be a slip of the pen, or take memory."""
     for name in unknown_flags(facts.spec.engine.extra_args, facts.profile):
         yield f"engine.extraArgs has {name}, which vLLM {facts.profile.known_as} does not take: handed on, not counted"
+    for key in unknown_keys(_extra_config(facts), facts.profile):
+        version = facts.profile.known_as
+        yield f"speculation.extraConfig has {key}, which vLLM {version} does not take: handed on, not counted"
 
 
 def _uncounted_notes(facts: Facts) -> Iterator[str]:
@@ -241,6 +246,20 @@ def _uncounted_notes(facts: Facts) -> Iterator[str]:
                 f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs; compare"
                 " status.observed.kvCacheResidual once it serves"
             )
+
+
+def _extra_config_notes(facts: Facts) -> Iterator[str]:
+    """Keys of --speculative-config that the plan passes on without following what they change."""
+    keys = sorted(_extra_config(facts).keys() - set(unknown_keys(_extra_config(facts), facts.profile)))
+    if keys:
+        yield (
+            f"speculation.extraConfig has {', '.join(keys)}, which the plan does not count: the memory left may differ;"
+            " compare status.observed.kvCacheResidual once it serves"
+        )
+
+
+def _extra_config(facts: Facts) -> Mapping[str, Any]:
+    return (facts.spec.speculation.extra_config if facts.spec.speculation else None) or {}
 
 
 def _latent_notes(facts: Facts) -> Iterator[str]:

@@ -269,6 +269,11 @@ BAD = {
         "spec.speculation.rejectionSampling",
         "method none proposes nothing to check: remove it",
     ),
+    "further keys of nothing": Bad(
+        "speculation: {method: none, extraConfig: {enforce_eager: true}}",
+        "spec.speculation.extraConfig",
+        "method none reads no further keys: remove it",
+    ),
     "split of no draft": Bad(
         "parallelism: {tensor: 2, draftTensor: 2}\nspeculation: {method: ngram, numSpeculativeTokens: 3}",
         "spec.parallelism.draftTensor",
