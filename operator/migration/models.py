@@ -13,10 +13,13 @@ from specdecode_operator.migration.pod import Omitted, mount_of
 from specdecode_operator.migration.server_command import container_commands, plain_environment
 from specdecode_operator.migration.shell import ScriptError
 from specdecode_operator.problems import MISSING
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT
+from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
 
 USUAL_CACHES: Final = ("/root/.cache/huggingface", "/root/.cache/huggingface/hub")
 
+
+_IN_TARGET: Final = frozenset({Method.MTP, Method.DSPARK})
+"""Methods whose draft lies in the target's checkpoint, or in one of its own (vllm/config/speculative.py)."""
 
 _DOWNLOADERS: Final = (("hf", "download"), ("huggingface-cli", "download"))
 _SWITCHES: Final = frozenset({"--quiet", "--force-download", "--resume-download", "--dry-run"})
@@ -69,7 +72,10 @@ def take_models(
         builder.decide("spec.target.model", MISSING, "name the model: the server is given none")
     else:
         locations.append(_take_target(named, flags, _find_location(named.values[0], pod, container), builder))
-    if drafter and builder.get("speculation.method") in METHODS_WITH_DRAFT:
+    method = builder.get("speculation.method")
+    if drafter and named is not None and method in _IN_TARGET and drafter == named.values[0]:
+        builder.note(Outcome.OPERATOR, f"draft {drafter}", "is the target itself, whose checkpoint holds the draft")
+    elif drafter and method in {*METHODS_WITH_DRAFT, *_IN_TARGET}:
         locations.append(_take_draft(drafter, _find_location(drafter, pod, container), builder))
     _take_volume(locations, builder)
     for location in locations:
@@ -85,8 +91,9 @@ def _named_model(flags: Sequence[Argument], builder: SpecBuilder) -> Argument | 
         message = "stands where no flag takes it, and vLLM takes one model: correct the command line"
         builder.decide("spec.engine.extraArgs", other.text, message)
     flagged = [given for given in flags if given.name == "--model" and given.values]
-    if by_position and flagged:
-        builder.drop(flagged[-1].text, "vLLM prefers the model that is given without a flag")
+    for other in flagged if by_position else flagged[:-1]:
+        why = "vLLM prefers the model that is given without a flag" if by_position else "another --model follows it"
+        builder.drop(other.text, why)
     return next(iter((*by_position, *reversed(flagged))), None)
 
 
@@ -96,6 +103,8 @@ def _take_target(given: Argument, flags: Sequence[Argument], location: Location,
     revision = next((each.values[0] for each in flags if each.name == "--revision" and each.values), location.revision)
     if revision and location.source is None:
         builder.take(f"revision {revision}", "target.revision", revision)
+    elif revision:
+        builder.drop(f"revision {revision}", "is of the hub, and the model lies on a volume")
     if location.problem:
         builder.decide("spec.target.model", written, location.problem)
     if builder.get("serving.servedModelNames") is None and written != short_name(location.model):

@@ -18,6 +18,7 @@ from specdecode_operator.migration.builder import Outcome, SpecBuilder
 _TEMPLATE: Final = "spec.podTemplate.spec"
 _OWN_LABELS: Final = ("specdecode.io/", "app.kubernetes.io/managed-by", "pod-template-hash")
 _OWN_ANNOTATIONS: Final = ("specdecode.io/", "kubectl.kubernetes.io/restartedAt")
+_WRITTEN: Final = "Kubernetes or the operator writes it"
 _GPU_TOLERATION: Final = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
 _HANDLED: Final = ("containers", "initContainers", "volumes", "nodeSelector", "tolerations", "serviceAccount")
 
@@ -143,9 +144,13 @@ def take_metadata(metadata: Mapping[str, Any], selectors: Iterable[Mapping[str, 
             f"label {key}", "Services and what made the old pods select by it: traffic moves when you say so, below"
         )
     own = {key for key in labels if key.startswith(_OWN_LABELS)}
+    for key in sorted(own - selected):
+        builder.note(Outcome.OPERATOR, f"label {key}", _WRITTEN)
     _take_words("label", "labels", {k: v for k, v in labels.items() if k not in selected | own}, builder)
     annotations = mapping(metadata, "annotations")
     kept = {key: value for key, value in annotations.items() if not key.startswith(_OWN_ANNOTATIONS)}
+    for key in sorted(annotations.keys() - kept.keys()):
+        builder.note(Outcome.OPERATOR, f"annotation {key}", _WRITTEN)
     _take_words("annotation", "annotations", kept, builder)
 
 

@@ -2,17 +2,18 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from specdecode_operator.api.deployment import Serving
 from specdecode_operator.api.values import DraftSampling, RejectionSampling
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.rules.extra_config import has_no_field
+from specdecode_operator.engine.rules.extra_config import refusal
 from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
-from specdecode_operator.migration.serving import OF_MODELS, read_json, read_number
+from specdecode_operator.migration.lax import read_lax
+from specdecode_operator.migration.serving import OF_CHECKPOINTS, OF_MODELS, read_json, read_number
 from specdecode_operator.problems import MISSING
 from specdecode_operator.vocabulary import Method
 
@@ -32,7 +33,7 @@ OLD_KEYS: Final = {
 }
 """Flags that say one thing each, with the key of --speculative-config that says it now."""
 
-_HINTS: Final = {"medusa": "medusa", "mlp-speculator": "mlp_speculator", "-mtp": "mtp"}
+_HINTS: Final = {"medusa": "medusa", "mlp-speculator": "mlp_speculator", "-mtp": "mtp", "-it-assistant": "mtp"}
 """Parts of a draft's name that tell its method, beside those that vLLM itself goes by."""
 
 _FIELDS: Final = {
@@ -58,6 +59,12 @@ _OF_DRAFT: Final = frozenset(
 """Keys about a draft; a method without one does not read them (config/speculative.py)."""
 
 _WITHOUT_DRAFT: Final = frozenset({Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX})
+_SUFFIX_DEPTH: Final = 24
+"""vllm/config/speculative.py, suffix_decoding_max_tree_depth."""
+
+_INHERITED: Final = frozenset({"enforce_eager", "index_share_for_mtp_iteration"})
+"""Switches whose absence is not false: vLLM takes the target's setting, or the checkpoint's."""
+
 _DEAD: Final = {"mlp_speculator": "no vLLM that the operator launches can draft so any more"}
 """vllm/v1 has no drafter for it, and its entry in the model registry is commented out."""
 
@@ -101,9 +108,22 @@ class SpeculativeConfig:
         model = self.config.get("model")
         return str(model) if model else None
 
-    def add(self, key: str, value: Any, written: str) -> None:
-        """Take one key; what was said last holds."""
-        self.config[key], self.written[key] = value, written
+    def add(self, key: str, value: Any, written: str, builder: SpecBuilder, path: Sequence[str] = ()) -> None:
+        """Take one key, or a part of its value that a dotted path names; the last of several counts."""
+        if path:
+            known = self.config.get(key)
+            whole = dict(known) if isinstance(known, dict) else {}
+            place = whole
+            *parents, last = path
+            for parent in parents:
+                inner = place.get(parent)
+                place[parent] = dict(inner) if isinstance(inner, dict) else {}
+                place = place[parent]
+            place[last] = value
+            value = whole
+        elif key in self.config:
+            builder.drop(self.written[key], f"{written} says it again")
+        self.config[key], self.written[key] = read_lax(key, value), written
 
 
 def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: EngineProfile) -> SpeculativeConfig:
@@ -112,16 +132,17 @@ def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: E
     for given in flags:
         if given.name == _CONFIG and not given.path:
             for key, value in _json(given, builder).items():
-                found.add(key, value, f"{_CONFIG} {key}")
+                found.add(key, value, f"{_CONFIG} {key}", builder)
         elif given.name == _CONFIG or given.name in OLD_KEYS:
             key = given.path[0] if given.path else OLD_KEYS[given.name]
-            found.add(key, _scalar(given.value), given.shown)
+            found.add(key, _scalar(given.value), given.shown, builder, given.path[1:])
         elif given.name not in OF_MODELS:
             message = f"{_of_none(profile)} has no such flag: say it in --speculative-config, and import again"
             builder.decide("spec.speculation", given.shown, message)
     if str(found.draft).strip("[]") == "ngram":
+        if found.config.get("method") in (None, "draft_model"):
+            found.config["method"], found.written["method"] = "ngram", found.written["model"]
         del found.config["model"]
-        found.add("method", "ngram", found.written["model"])
     return found
 
 
@@ -137,14 +158,27 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
         have = ", ".join(each.value for each in Method)
         why = _DEAD.get(method, "the operator does not have this method")
         builder.decide("spec.speculation.method", method, f"{why}: use one of {have}, or keep the Deployment")
+        for key in config.keys() - {"method"}:
+            builder.drop(found.written[key], f"is of method {method}")
         return
-    if method != Method.NONE and "num_speculative_tokens" not in config:
-        builder.decide("spec.speculation.numSpeculativeTokens", MISSING, "say how many tokens to propose a step")
+    if method != Method.NONE and config.get("num_speculative_tokens") is None:
+        _take_default_tokens(method, config, builder)
     for key in sorted(config, key=_LAST.__contains__):
         if method in _WITHOUT_DRAFT and key in _OF_DRAFT:
             builder.drop(found.written[key], f"is of a draft, and {method} has none")
         elif key not in {"method", "model"}:
             _take(found.written[key], key, config[key], builder, profile)
+
+
+def _take_default_tokens(method: str, config: Mapping[str, Any], builder: SpecBuilder) -> None:
+    """Take vLLM's own number of tokens: for suffix the depth of its trees (config/speculative.py)."""
+    depth = config.get("suffix_decoding_max_tree_depth") or _SUFFIX_DEPTH
+    if method == Method.SUFFIX and isinstance(depth, int):
+        remark = "vLLM takes the depth of its trees"
+        builder.take("num_speculative_tokens (absent)", "speculation.numSpeculativeTokens", depth, remark)
+    else:
+        message = "say how many tokens to propose in each step"
+        builder.decide("spec.speculation.numSpeculativeTokens", MISSING, message)
 
 
 def _method(config: dict[str, Any], profile: EngineProfile) -> str:
@@ -163,17 +197,30 @@ def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: Engine
         builder.note(Outcome.OPERATOR, f"{what} {value}", "the operator says so of each draft whose config.json does")
     elif key == "parallel_drafting" and value is not None:
         builder.decide("spec.speculation", f"{what}: {value}", "must be true or false")
-    elif value is None or (value is False and key in profile.speculative_keys):
+    elif value is None or (value is False and key in profile.speculative_keys - _INHERITED):
         builder.note(Outcome.OPERATOR, what, HOLDS_ANYWAY)
     elif key in _FIELDS:
         builder.take(what, _FIELDS[key], value)
     elif key in _PERCENT_FIELDS and isinstance(value, int | float) and math.isfinite(value):
-        builder.take(f"{what} {value}", _PERCENT_FIELDS[key], round(100 * value))
+        percent = round(100 * value)
+        remark = "" if math.isclose(percent, 100 * value) else "rounded to a whole percent"
+        builder.take(f"{what} {value}", _PERCENT_FIELDS[key], percent, remark)
     elif key in _SAMPLING and value in _SAMPLING[key][1]:
         builder.take(what, _SAMPLING[key][0], value)
     elif key in _TAKERS:
         _TAKERS[key](what, value, builder)
-    elif key in profile.speculative_keys and has_no_field(key):
+    else:
+        _take_without_field(what, key, value, builder, profile)
+
+
+def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
+    """Pass on a key that no field means if the version has it; say of the others why not."""
+    if key in _SAMPLING:
+        path, words = _SAMPLING[key]
+        builder.decide(f"spec.{path}", f"{what}: {value}", f"must be one of {', '.join(words)}")
+    elif key in profile.speculative_keys and (advice := refusal(key)):
+        builder.decide("spec.speculation", f"{what}: {value}", advice)
+    elif key in profile.speculative_keys:
         builder.take(what, f"speculation.extraConfig.{key}", value)
     elif key in _GONE:
         builder.drop(f"{what}: {value}", _GONE[key])
@@ -191,8 +238,11 @@ def _of_none(profile: EngineProfile) -> str:
 def _take_quantization(what: str, value: Any, builder: SpecBuilder) -> None:
     if value in ("fp8", "fp8_per_tensor"):
         builder.take(what, "speculation.draft.quantization", "FP8")
+    elif value in OF_CHECKPOINTS:
+        builder.note(Outcome.OPERATOR, f"{what} {value}", "vLLM reads it from the draft's checkpoint")
     else:
-        builder.note(Outcome.OPERATOR, what, "vLLM reads it from the draft's checkpoint")
+        message = "the operator quantizes a draft while loading to FP8 only: name a quantized checkpoint, or fp8"
+        builder.decide("spec.speculation.draft.quantization", str(value), message)
 
 
 def _take_draft_split(what: str, value: Any, builder: SpecBuilder) -> None:
@@ -211,7 +261,7 @@ def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
         given = []
     if not given:
         message = "must be a list of [first, last, tokens]"
-        builder.decide("spec.speculation.numSpeculativeTokensByBatchSize", str(value), message)
+        builder.decide("spec.speculation.numSpeculativeTokensByBatchSize", f"{what}: {value}", message)
         return
     most, general = _most_requests(builder), builder.get("speculation.numSpeculativeTokens")
     ends = [*(first - 1 for first, _, _ in given[1:]), most]

@@ -68,9 +68,9 @@ def unknown_keys(config: Mapping[str, Any], profile: EngineProfile) -> list[str]
     return [] if profile.tested else [key for key in config if key not in profile.speculative_keys]
 
 
-def has_no_field(key: str) -> bool:
-    """Return whether a key of --speculative-config is for extraConfig."""
-    return key not in _REFUSED
+def refusal(key: str) -> str | None:
+    """Return what to write instead of a key of --speculative-config in extraConfig; None if extraConfig may have it."""
+    return _REFUSED.get(key)
 
 
 def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
