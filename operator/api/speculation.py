@@ -58,9 +58,9 @@ class Speculation(ApiModel):
     and medusa up to vLLM 0.32); layers of the target's own checkpoint (mtp); a lookup in the prompt (ngram, ngram_gpu)
     or in earlier answers (suffix). With none, the engine does not speculate."""
 
-    num_speculative_tokens: StrictInt | None = Field(default=None, ge=0, le=32)
-    """Number of tokens proposed per step (vLLM's num_speculative_tokens, often called K). For suffix it is the maximum.
-    Required unless method is none."""
+    num_speculative_tokens: StrictInt | None = Field(default=None, ge=0, le=64)
+    """Number of tokens proposed per step (vLLM's num_speculative_tokens, often called K). For suffix it is the maximum,
+    and at most 64; for other methods at most 32. Required unless method is none."""
 
     num_speculative_tokens_by_batch_size: list[BatchSizeRange] = Field(default=[], max_length=256)
     """K by the number of running requests, from 1 up. Where no range applies, numSpeculativeTokens holds."""

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel
@@ -24,7 +25,14 @@ from specdecode_operator.migration.arguments import (
     without_group,
 )
 from specdecode_operator.migration.builder import MigrationError, Outcome, Setting, SpecBuilder
-from specdecode_operator.migration.engine import find_platform, note_defaults, note_user, take_cpu, take_image
+from specdecode_operator.migration.engine import (
+    find_platform,
+    note_defaults,
+    note_user,
+    take_cpu,
+    take_image,
+    take_whole_prompts,
+)
 from specdecode_operator.migration.environment import secret_keys, take_variables
 from specdecode_operator.migration.models import take_models
 from specdecode_operator.migration.pod import ask_for_files, note_selecting, take_metadata, take_pod, take_product
@@ -33,6 +41,7 @@ from specdecode_operator.migration.server_command import ServerCommand, find_ser
 from specdecode_operator.migration.serving import take_flags, take_tls
 from specdecode_operator.migration.sources.workload import Workload
 from specdecode_operator.migration.speculation import read_speculation, take_speculation
+from specdecode_operator.migration.speculators import take_speculators
 from specdecode_operator.migration.steps import Step, migration_steps, selecting
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem
 from specdecode_operator.vocabulary import Method
@@ -75,12 +84,14 @@ def migrate_workload(
     *,
     name: str | None = None,
     engine_version: str | None = None,
+    configs: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Migration:
     """Return the object that means the same as a server of vLLM.
 
     ``services`` are those of its namespace: the ones that select its pods are
     part of the steps. ``name`` is the object's, by default the server's with a
-    suffix. ``engine_version`` is for images that do not tell theirs.
+    suffix. ``engine_version`` is for images that do not tell theirs. ``configs``
+    are contents of config.json by the model that the server is given.
 
     Raises
     ------
@@ -93,7 +104,7 @@ def migrate_workload(
         builder.note(setting.outcome, setting.name, setting.result)
     for problem in workload.remarks.decisions:
         builder.decide(problem.field, problem.value, problem.message)
-    _take_server(server, workload, engine_version, builder)
+    _take_server(server, workload, engine_version, configs, builder)
     new = _new_name(workload, name, builder)
     selected_by = _take_selection(workload, services, builder)
     _take_rollout(workload.spec, builder)
@@ -159,7 +170,13 @@ def _find_server(workload: Workload) -> _Server:
     return _Server(where, container, command, platform, gpus)
 
 
-def _take_server(server: _Server, workload: Workload, engine_version: str | None, builder: SpecBuilder) -> None:
+def _take_server(
+    server: _Server,
+    workload: Workload,
+    engine_version: str | None,
+    configs: Mapping[str, Mapping[str, Any]],
+    builder: SpecBuilder,
+) -> None:
     """Take hardware, arguments, models, environment and the rest of the pod."""
     container, command, pod = server.container, server.command, workload.pod
     if server.platform is Platform.CPU:
@@ -177,6 +194,7 @@ def _take_server(server: _Server, workload: Workload, engine_version: str | None
     given, certificate_volumes = take_tls(known, pod, container, builder)
     flags = take_flags(given, builder, profile, secret_keys(container))
     speculative = read_speculation(flags, builder, profile)
+    flags = take_speculators(flags, speculative, configs, builder)
     take_speculation(speculative, builder, profile)
     omitted = take_models(flags, speculative.draft, pod, container, builder)
     omitted.volumes |= certificate_volumes
@@ -185,6 +203,7 @@ def _take_server(server: _Server, workload: Workload, engine_version: str | None
     take_pod(pod, container, env, omitted, builder)
     _take_split(server.gpus * workload.nodes, builder)
     take_product(pod, builder)
+    take_whole_prompts(builder, profile)
 
 
 def _take_selection(workload: Workload, services: Iterable[Body], builder: SpecBuilder) -> list[Mapping[str, Any]]:

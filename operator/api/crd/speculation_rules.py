@@ -33,6 +33,12 @@ SPECULATION = (
     ),
     Rule(
         field="numSpeculativeTokens",
+        holds="self.method == 'suffix' || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens <= 32",
+        message="is %d, which is more than 32: method %s takes at most 32",
+        values=("self.numSpeculativeTokens", "self.method"),
+    ),
+    Rule(
+        field="numSpeculativeTokens",
         holds="self.method != 'none' || !has(self.numSpeculativeTokens)",
         message="method none proposes nothing: remove it, or choose another method",
         reason=Reason.FORBIDDEN,

@@ -28,7 +28,12 @@ BAD = {
     "no method": Bad("speculation: {numSpeculativeTokens: 5}", "spec.speculation.method", "Required"),
     "unknown method": Bad("speculation: {method: eagle9}", "spec.speculation.method", '"ngram_gpu", "suffix", "none"'),
     "K is 0": Bad(speculation("numSpeculativeTokens: 0"), "spec.speculation.numSpeculativeTokens", "use 1 to 32"),
-    "K above 32": Bad(speculation("numSpeculativeTokens: 33"), "spec.speculation.numSpeculativeTokens", "equal to 32"),
+    "K above 32": Bad(speculation("numSpeculativeTokens: 33"), "spec.speculation.numSpeculativeTokens", "at most 32"),
+    "K above 64": Bad(
+        "speculation: {method: suffix, numSpeculativeTokens: 65}",
+        "spec.speculation.numSpeculativeTokens",
+        "equal to 64",
+    ),
     "K missing": Bad(
         "speculation: {method: ngram}",
         "spec.speculation.numSpeculativeTokens",

@@ -124,8 +124,8 @@ def test_a_bad_number_is_told_with_its_bound(
     [
         (speculation(numSpeculativeTokens=0), "numSpeculativeTokens: 0: proposes nothing: use 1 to 32"),
         (speculation(numSpeculativeTokens=-3), "numSpeculativeTokens: -3: must be at least 0"),
-        (speculation(numSpeculativeTokens=33), "numSpeculativeTokens: 33: must be at most 32"),
-        (speculation(numSpeculativeTokens=2**63), "numSpeculativeTokens: 9223372036854775808: must be at most 32"),
+        (speculation(numSpeculativeTokens=33), "numSpeculativeTokens: 33: is more than 32: method draft_model takes"),
+        (speculation(numSpeculativeTokens=2**63), "numSpeculativeTokens: 9223372036854775808: must be at most 64"),
         (manifest("a", serving={"maxModelLength": 1}), "no field of spec.serving: did you mean maxModelLen?"),
         (
             speculation(num_speculative_tokens=3),

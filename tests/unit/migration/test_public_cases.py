@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.migration.builder import MigrationError
 from specdecode_operator.migration.convert import Migration, migrate_workload
+from specdecode_operator.migration.lax import read_lax
 from specdecode_operator.migration.sources.command_line import read_words
 
 
@@ -17,6 +19,13 @@ def command(*words: str, sc: Mapping[str, Any] | None = None, version: str = "0.
     """Import ``vllm serve WORDS``, with a --speculative-config."""
     speculative = ["--speculative-config", json.dumps(sc)] if sc else []
     return migrate_workload(read_words(["vllm", "serve", *words, *speculative]), engine_version=version)
+
+
+def with_config(name: str, config: Mapping[str, Any], *words: str, sc: Mapping[str, Any] | None = None) -> Migration:
+    """Import ``vllm serve NAME WORDS`` with the model's config.json."""
+    speculative = ["--speculative-config", json.dumps(sc)] if sc else []
+    workload = read_words(["vllm", "serve", name, *words, *speculative])
+    return migrate_workload(workload, engine_version="0.33", configs={name: config})
 
 
 def speculation(migration: Migration) -> dict[str, Any]:
@@ -82,3 +91,138 @@ def test_the_target_as_its_own_draft_needs_no_field() -> None:
     assert not migration.decisions, decided(migration)
     assert speculation(migration) == {"method": "mtp", "numSpeculativeTokens": 2}
     assert "draft Qwen/Qwen3.5-9B" in told(migration)
+
+
+def test_suffix_without_k_takes_the_depth_of_its_trees() -> None:
+    """OpenHands docs: {"method": "suffix"} alone; vLLM takes suffix_decoding_max_tree_depth."""
+    migration = command("Qwen/Qwen3-30B-A3B", sc={"method": "suffix"})
+    assert [each.field for each in migration.decisions] == ["spec.engine.image"]
+    assert speculation(migration) == {"method": "suffix", "numSpeculativeTokens": 24}
+    deeper = speculation(command("Qwen/Qwen3-30B-A3B", sc={"method": "suffix", "suffix_decoding_max_tree_depth": 64}))
+    assert deeper == {"method": "suffix", "numSpeculativeTokens": 64, "suffix": {"maxTreeDepth": 64}}
+
+
+def test_suffix_may_propose_more_than_32_tokens() -> None:
+    migration = command("Qwen/Qwen3-30B-A3B", sc={"method": "suffix", "num_speculative_tokens": 48})
+    assert [each.field for each in migration.decisions] == ["spec.engine.image"]
+    other = command("Qwen/Qwen3-30B-A3B", sc={"method": "ngram", "num_speculative_tokens": 48})
+    assert [each.field for each in other.decisions] == ["spec.speculation.numSpeculativeTokens"]
+
+
+def test_another_method_without_k_asks_for_it() -> None:
+    migration = command("Qwen/Qwen3-30B-A3B", sc={"method": "ngram"})
+    assert "spec.speculation.numSpeculativeTokens" in [each.field for each in migration.decisions]
+
+
+def test_dspark_without_a_draft_keeps_to_the_target() -> None:
+    """vllm-project/recipes DeepSeek-V4-Flash: vLLM takes the target's own checkpoint."""
+    migration = command("deepseek-ai/DeepSeek-V4-Flash", sc={"method": "dspark", "num_speculative_tokens": 3})
+    assert speculation(migration) == {"method": "dspark", "numSpeculativeTokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [
+        (["--max-model-len", "32768"], 32768),
+        (["--max-model-len", "4096"], 8192),
+        (["--max-model-len", "32768", "--max-num-batched-tokens", "65536"], 65536),
+        ([], 262144),
+    ],
+)
+def test_without_chunked_prefill_a_step_holds_the_longest_request(words: list[str], tokens: int) -> None:
+    """vllm-project/recipes Qwen3-Next-80B: vLLM raises max_num_batched_tokens to max_model_len."""
+    keys = {"method": "qwen3_next_mtp", "num_speculative_tokens": 2}
+    recipe = ("Qwen/Qwen3-Next-80B-A3B-Instruct", "--no-enable-chunked-prefill", "-tp", "8")
+    migration = command(*recipe, *words, sc=keys)
+    assert not migration.decisions, decided(migration)
+    assert migration.body["spec"]["serving"]["maxNumBatchedTokens"] == tokens
+
+
+def test_the_longest_request_of_an_unknown_model_is_asked_for() -> None:
+    migration = command("org/unknown", "--no-enable-chunked-prefill")
+    assert "spec.serving.maxNumBatchedTokens" in [each.field for each in migration.decisions]
+
+
+SPECULATOR = "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"
+SPECULATORS_CONFIG = {
+    "architectures": ["Eagle3Speculator"],
+    "speculators_model_type": "eagle3",
+    "speculators_config": {
+        "algorithm": "eagle3",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+        "verifier": {"name_or_path": "meta-llama/Llama-3.1-8B-Instruct"},
+    },
+}
+
+
+def test_a_speculators_checkpoint_alone_is_its_verifier_with_a_head() -> None:
+    """vLLM docs: vllm serve RedHatAI/…-speculator.eagle3 serves the verifier and drafts with the head."""
+    migration = with_config(SPECULATOR, SPECULATORS_CONFIG, "--max-model-len", "16384")
+    assert migration.body["spec"]["target"]["model"] == "meta-llama/Llama-3.1-8B-Instruct"
+    assert speculation(migration) == {
+        "method": "eagle3",
+        "numSpeculativeTokens": 3,
+        "draft": {"model": SPECULATOR},
+    }
+    assert migration.body["spec"]["serving"]["servedModelNames"] == [SPECULATOR]
+
+
+def test_what_is_said_beside_a_speculators_checkpoint_counts_where_vllm_counts_it() -> None:
+    keys = {"method": "ngram", "num_speculative_tokens": 5, "attention_backend": "TRITON_ATTN"}
+    migration = with_config(SPECULATOR, SPECULATORS_CONFIG, sc=keys)
+    found = speculation(migration)
+    assert (found["method"], found["numSpeculativeTokens"]) == ("eagle3", 5)
+    assert found["extraConfig"] == {"attention_backend": "TRITON_ATTN"}
+    assert "vLLM goes by speculators_config" in told(migration)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [("peagle", "eagle3"), ("dflash2", "dflash"), ("dflash", "dflash"), ("eagle", "eagle")]
+)
+def test_the_method_of_a_speculators_checkpoint_is_that_of_vllm(kind: str, method: str) -> None:
+    config = {**SPECULATORS_CONFIG, "speculators_model_type": kind}
+    assert speculation(with_config("org/head", config))["method"] == method
+
+
+def test_a_head_alone_without_its_config_is_a_decision() -> None:
+    (decision,) = command("org/Llama-3.1-8B-Instruct-speculator.eagle3", "--max-model-len", "16384").decisions
+    assert (decision.field, "--model-config" in decision.message) == ("spec.target.model", True)
+    known = command("AngelSlim/Qwen3-1.7B_eagle3")
+    assert "serve Qwen/Qwen3-1.7B with method eagle3" in decided(known)
+
+
+def test_a_config_of_another_model_is_refused() -> None:
+    workload = read_words(["vllm", "serve", "org/model"])
+    with pytest.raises(MigrationError, match="--model-config: org/other"):
+        migrate_workload(workload, configs={"org/other": {}})
+
+
+def test_numbers_and_switches_as_text_are_read_as_vllm_reads_them() -> None:
+    """vllm-project/recipes Mistral-Small-4-119B: "max_model_len": "65536"."""
+    text = {"num_speculative_tokens": "3", "draft_tensor_parallel_size": "2", "max_model_len": "32768.0"}
+    head = {"method": "eagle3", "model": "AngelSlim/Qwen3-1.7B_eagle3"}
+    migration = command("Qwen/Qwen3-1.7B", "-tp", "2", sc={**head, **text, "enforce_eager": "on"})
+    found = speculation(migration)
+    assert (found["numSpeculativeTokens"], found["draft"]["maxModelLen"]) == (3, 32768)
+    assert found["extraConfig"] == {"enforce_eager": True}
+    assert not migration.decisions, decided(migration)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "read"),
+    [
+        ("num_speculative_tokens", " 4 ", 4),
+        ("num_speculative_tokens", 4.0, 4),
+        ("num_speculative_tokens", "four", "four"),
+        ("num_speculative_tokens", "4.5", "4.5"),
+        ("suffix_decoding_max_spec_factor", "1.5", 1.5),
+        ("suffix_decoding_max_spec_factor", "nan", "nan"),
+        ("use_heterogeneous_vocab", "Yes", True),
+        ("use_heterogeneous_vocab", 0, False),
+        ("use_heterogeneous_vocab", 2, 2),
+        ("moe_backend", "3", "3"),
+    ],
+)
+def test_values_are_read_in_lax_mode(key: str, value: object, read: object) -> None:
+    found = read_lax(key, value)
+    assert (found, type(found)) == (read, type(read))
