@@ -30,7 +30,7 @@ from specdecode_operator.deployment.spec.model_storage import downloads_in_pods
 from specdecode_operator.deployment.spec.pod_template_merge import pod_template_problems
 from specdecode_operator.deployment.spec.rules.pairing import pairing_problems
 from specdecode_operator.deployment.spec.rules.schedules import schedule_problems
-from specdecode_operator.engine.environment import env_problems
+from specdecode_operator.engine.environment import allows_longer, env_problems
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import extra_args_problems
 from specdecode_operator.engine.rules.extra_config import extra_config_problems
@@ -226,7 +226,7 @@ def _size_problems(pair: Pair) -> Iterator[Problem]:
 
 def _length_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
     wanted, longest = spec.serving.max_model_len, longest_sequence(pair.target, pair.limits.engine_version)
-    if wanted is None or wanted <= longest:
+    if wanted is None or wanted <= longest or allows_longer(spec.engine.env):
         return
     if spec.target.rope_scaling is not None:
         message = (

@@ -13,6 +13,7 @@ from specdecode_operator.deployment.spec.facts import Facts, platform_of
 from specdecode_operator.deployment.spec.model_sources import KnownModels, model_source
 from specdecode_operator.deployment.spec.rules.pairing import GETS_LONGER
 from specdecode_operator.deployment.spec.rules.runner import runs_on_v1, schedule_notes
+from specdecode_operator.engine.environment import ALLOW_LONG_VARIABLE, allows_longer
 from specdecode_operator.engine.image_version import version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile
 from specdecode_operator.engine.rules.config_overrides import positions_of
@@ -25,6 +26,7 @@ from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.model.geometry import computed_in
 from specdecode_operator.sizing.model.layers import LatentAttention
+from specdecode_operator.sizing.model.rope import stretched_length
 from specdecode_operator.sizing.pair.pair import longest_sequence
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
 from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Method
@@ -65,6 +67,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_checkpoint_warnings(facts, known),
         *_rope_warnings(facts, known),
         *_draft_tensor_warnings(facts, tensor),
+        *_length_warnings(facts),
         *_draft_length_warnings(facts),
         *_asked_length_warnings(facts),
         *_unknown_flag_warnings(facts),
@@ -174,6 +177,24 @@ def _draft_tensor_warnings(facts: Facts, tensor: int) -> Iterator[str]:
             f"parallelism.draftTensor {asked} has no effect: vLLM {facts.profile.version} splits the draft like the "
             f"target, over {tensor} GPUs, and so it is counted"
         )
+
+
+def _length_warnings(facts: Facts) -> Iterator[str]:
+    """A length beyond the model's own, which vLLM serves if a variable allows it (config/model.py)."""
+    target, wanted = facts.pair.target, facts.pair.limits.max_model_len
+    longest = longest_sequence(target, facts.profile.version)
+    if wanted <= longest or not allows_longer(facts.spec.engine.env):
+        return
+    # From 0.30 on vLLM leaves the factor of YaRN out of its own limit.
+    stretched = stretched_length(target.max_position_embeddings, target.ropes, multiplies_yarn=True)
+    if wanted <= stretched:
+        known = f"its YaRN reaches {stretched}, which vLLM {facts.profile.version} does not count"
+    else:
+        known = f"beyond {max(longest, stretched)} outputs are wrong"
+    yield (
+        f"serving.maxModelLen {wanted} is more than the {longest} tokens of {target.name}: {ALLOW_LONG_VARIABLE} lets"
+        f" vLLM start, and {known}"
+    )
 
 
 def _draft_length_warnings(facts: Facts) -> Iterator[str]:

@@ -226,3 +226,49 @@ def test_numbers_and_switches_as_text_are_read_as_vllm_reads_them() -> None:
 def test_values_are_read_in_lax_mode(key: str, value: object, read: object) -> None:
     found = read_lax(key, value)
     assert (found, type(found)) == (read, type(read))
+
+
+LONG_ROPE = {
+    "mrope_interleaved": True,
+    "mrope_section": [11, 11, 10],
+    "rope_type": "yarn",
+    "rope_theta": 10000000,
+    "partial_rotary_factor": 0.25,
+    "factor": 4.0,
+    "original_max_position_embeddings": 262144,
+}
+LONG_QWEN = ("Qwen/Qwen3.6-35B-A3B", "-tp", "8", "--max-model-len", "1010000")
+
+
+def overriding(rope: Mapping[str, Any], **more: Any) -> Migration:
+    """Import Qwen3.6 with a rope by --hf-overrides, as its model card has it."""
+    text = json.dumps({"text_config": {"rope_parameters": rope, **more}})
+    words = ["env", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1", "vllm", "serve", *LONG_QWEN, "--hf-overrides", text]
+    return migrate_workload(read_words(words), engine_version="0.33")
+
+
+def test_a_yarn_beside_the_model_s_own_rope_parameters_is_the_field() -> None:
+    """Model cards of Qwen3.5 and Qwen3.6; vllm-project/recipes#398."""
+    migration = overriding(LONG_ROPE)
+    assert not migration.decisions, decided(migration)
+    scaling = {"type": "yarn", "factor": "4", "originalMaxPositionEmbeddings": 262144}
+    assert migration.body["spec"]["target"]["ropeScaling"] == scaling
+    assert "extraArgs" not in migration.body["spec"]["engine"]
+
+
+@pytest.mark.parametrize(
+    ("rope", "more"),
+    [({**LONG_ROPE, "rope_theta": 5}, {}), (LONG_ROPE, {"vocab_size": 248320})],
+    ids=["another base", "another override"],
+)
+def test_a_yarn_beside_other_overrides_is_passed_on_and_allowed(rope: dict[str, Any], more: dict[str, Any]) -> None:
+    migration = overriding(rope, **more)
+    assert not migration.decisions, decided(migration)
+    assert "--hf-overrides" in migration.body["spec"]["engine"]["extraArgs"]
+
+
+def test_a_longer_length_than_the_model_s_is_allowed_by_the_variable() -> None:
+    words = ["vllm", "serve", "Qwen/Qwen3-32B", "-tp", "4", "--max-model-len", "131072"]
+    allowed = migrate_workload(read_words(["env", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1", *words]), engine_version="0.33")
+    assert not allowed.decisions, decided(allowed)
+    assert [each.field for each in migrate_workload(read_words(words)).decisions] == ["spec.serving.maxModelLen"]
