@@ -148,6 +148,7 @@ def ask_for_unknown(command: ServerCommand, arguments: Iterable[Argument], build
         if command.unknown.isdisjoint(given.words) or given.name in SECRET_FLAGS:
             known.append(given)
         else:
+            builder.unsaid.add(given.name)
             builder.decide("spec.engine.extraArgs", given.shown, message)
     for name in sorted(name for name, value in command.env.items() if value is None):
         builder.decide("spec.engine.env", name, message)

@@ -49,6 +49,7 @@ from specdecode_operator.vocabulary import Method
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUFFIX: Final = "-sdd"
 _OF_ROLLOUT: Final = ("progressDeadlineSeconds", "minReadySeconds", "revisionHistoryLimit")
+_TENSOR: Final = "--tensor-parallel-size"
 _NONE: Final = (0, "0", "0%")
 
 
@@ -217,9 +218,12 @@ def _take_selection(workload: Workload, services: Iterable[Body], builder: SpecB
 
 def _take_split(gpus: int, builder: SpecBuilder) -> None:
     """What nobody says is 1 for the engine, but the plan's choice for the operator."""
-    if builder.get("parallelism.tensor") is None:
+    if builder.get("parallelism.tensor") is None and _TENSOR in builder.unsaid:
+        what = f"resources nvidia.com/gpu {gpus}" if gpus else _TENSOR
+        builder.take(what, "parallelism.tensor", gpus or 1, f"the value of {_TENSOR} is not known")
+    elif builder.get("parallelism.tensor") is None:
         builder.set("parallelism.tensor", 1)
-        builder.note(Outcome.FIELD, "--tensor-parallel-size (absent)", "spec.parallelism.tensor: 1")
+        builder.note(Outcome.FIELD, f"{_TENSOR} (absent)", "spec.parallelism.tensor: 1")
     ranks = [builder.get(f"parallelism.{each}") or 1 for each in ("tensor", "pipeline", "data")]
     if gpus and all(isinstance(each, int) for each in ranks) and gpus != math.prod(ranks):
         what = f"resources nvidia.com/gpu {gpus}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from specdecode_operator.deployment.spec.checkpoints import short_name
-from specdecode_operator.kube.untyped import mapping, name_of, objects
+from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
 from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import Outcome, SpecBuilder
 from specdecode_operator.migration.environment import CACHE_VARIABLES, TOKEN_VARIABLES, secret_keys
@@ -20,6 +20,9 @@ USUAL_CACHES: Final = ("/root/.cache/huggingface", "/root/.cache/huggingface/hub
 
 _IN_TARGET: Final = frozenset({Method.MTP, Method.DSPARK})
 """Methods whose draft lies in the target's checkpoint, or in one of its own (vllm/config/speculative.py)."""
+
+_INITIALIZER: Final = "storage-initializer"
+"""Part of the name of KServe's image that fetches models (python/storage-initializer)."""
 
 _DOWNLOADERS: Final = (("hf", "download"), ("huggingface-cli", "download"))
 _SWITCHES: Final = frozenset({"--quiet", "--force-download", "--resume-download", "--dry-run"})
@@ -215,6 +218,10 @@ def _find_location(model: str, pod: Mapping[str, Any], container: Mapping[str, A
 def _download(path: str, containers: Iterable[Mapping[str, Any]]) -> Location | None:
     """The hub repository that an init container, or the server's own script, fetches to a path."""
     for container in containers:
+        if _INITIALIZER in str(container.get("image")) and not container.get("command"):
+            if initialized := _initialized(path, container):
+                return initialized
+            continue
         try:
             commands = container_commands(container, "container")
         except ScriptError:
@@ -230,6 +237,22 @@ def _download(path: str, containers: Iterable[Mapping[str, Any]]) -> Location | 
                 return Location(path, download=name, problem=problem)
             token = next((key for name, key in secret_keys(container).items() if name in TOKEN_VARIABLES), None)
             return Location(model, revision=revision, download=name, token=token)
+    return None
+
+
+def _initialized(path: str, container: Mapping[str, Any]) -> Location | None:
+    """Return what KServe's storage initializer fetches to a path: its arguments are pairs of address and folder."""
+    words, name = texts(container, "args"), name_of(container)
+    for address, folder in zip(words[::2], words[1::2], strict=False):
+        if folder.rstrip("/") != path:
+            continue
+        scheme, _, place = address.partition("://")
+        if scheme != "hf":
+            problem = f"is fetched by {name} from {scheme}: copy it to a PersistentVolumeClaim, or use its hub id"
+            return Location(path, download=name, problem=problem)
+        model, _, revision = place.partition(":")
+        token = next((key for each, key in secret_keys(container).items() if each in TOKEN_VARIABLES), None)
+        return Location(model, revision=revision or None, download=name, token=token)
     return None
 
 

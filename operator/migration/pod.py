@@ -54,6 +54,11 @@ _NO_FILES: Final = frozenset({"--root-path", "--disable-access-log-for-endpoints
 """Flags whose values are paths of addresses."""
 
 _ADAPTERS: Final = "--lora-modules"
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_OF_HUB: Final = (
+    "is a hub id, and engines download nothing: put the adapter on a PersistentVolumeClaim, mount that in"
+    " spec.podTemplate, and name its path there"
+)
 _OF_IMAGE: Final = "/vllm-workspace/"
 """Folder of vLLM's images with its examples: the new engine runs the same image."""
 
@@ -94,7 +99,8 @@ def ask_for_files(passed_on: Iterable[Argument], container: Mapping[str, Any], b
             mount = mount_of(path, container)
             held = mount is not None and str(mount["mountPath"]).rstrip("/") not in OWN_MOUNTS
             if not held and not (container.get("image") and file.startswith(_OF_IMAGE)):
-                builder.decide("spec.engine.extraArgs", f"{given.name} {file}", message)
+                on_hub = given.name == _ADAPTERS and _HUB_ID.fullmatch(file)
+                builder.decide("spec.engine.extraArgs", f"{given.name} {file}", _OF_HUB if on_hub else message)
 
 
 def _files(given: Argument) -> Iterator[str]:

@@ -14,7 +14,7 @@ from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
 from specdecode_operator.migration.lax import read_lax
 from specdecode_operator.migration.serving import OF_CHECKPOINTS, OF_MODELS, read_json, read_number
-from specdecode_operator.problems import MISSING
+from specdecode_operator.problems import MISSING, shown
 from specdecode_operator.vocabulary import Method
 
 _CONFIG: Final = "--speculative-config"
@@ -194,9 +194,11 @@ def _method(config: dict[str, Any], profile: EngineProfile) -> str:
 def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
     """Take one key; where no field means it, say why, or ask where it changes how the engine drafts."""
     if key == "parallel_drafting" and isinstance(value, bool):
-        builder.note(Outcome.OPERATOR, f"{what} {value}", "the operator says so of each draft whose config.json does")
+        builder.note(
+            Outcome.OPERATOR, f"{what} {shown(value)}", "the operator says so of each draft whose config.json does"
+        )
     elif key == "parallel_drafting" and value is not None:
-        builder.decide("spec.speculation", f"{what}: {value}", "must be true or false")
+        builder.decide("spec.speculation", f"{what}: {shown(value)}", "must be true or false")
     elif value is None or (value is False and key in profile.speculative_keys - _INHERITED):
         builder.note(Outcome.OPERATOR, what, HOLDS_ANYWAY)
     elif key in _FIELDS:
@@ -204,7 +206,7 @@ def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: Engine
     elif key in _PERCENT_FIELDS and isinstance(value, int | float) and math.isfinite(value):
         percent = round(100 * value)
         remark = "" if math.isclose(percent, 100 * value) else "rounded to a whole percent"
-        builder.take(f"{what} {value}", _PERCENT_FIELDS[key], percent, remark)
+        builder.take(f"{what} {shown(value)}", _PERCENT_FIELDS[key], percent, remark)
     elif key in _SAMPLING and value in _SAMPLING[key][1]:
         builder.take(what, _SAMPLING[key][0], value)
     elif key in _TAKERS:
@@ -217,16 +219,16 @@ def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, p
     """Pass on a key that no field means if the version has it; say of the others why not."""
     if key in _SAMPLING:
         path, words = _SAMPLING[key]
-        builder.decide(f"spec.{path}", f"{what}: {value}", f"must be one of {', '.join(words)}")
+        builder.decide(f"spec.{path}", f"{what}: {shown(value)}", f"must be one of {', '.join(words)}")
     elif key in profile.speculative_keys and (advice := refusal(key)):
-        builder.decide("spec.speculation", f"{what}: {value}", advice)
+        builder.decide("spec.speculation", f"{what}: {shown(value)}", advice)
     elif key in profile.speculative_keys:
         builder.take(what, f"speculation.extraConfig.{key}", value)
     elif key in _GONE:
-        builder.drop(f"{what}: {value}", _GONE[key])
+        builder.drop(f"{what}: {shown(value)}", _GONE[key])
     else:
         message = f"{_of_none(profile)} has no such key: remove it from the Deployment, or write the one that is meant"
-        builder.decide("spec.speculation", f"{what}: {value}", message)
+        builder.decide("spec.speculation", f"{what}: {shown(value)}", message)
 
 
 def _of_none(profile: EngineProfile) -> str:
@@ -239,7 +241,7 @@ def _take_quantization(what: str, value: Any, builder: SpecBuilder) -> None:
     if value in ("fp8", "fp8_per_tensor"):
         builder.take(what, "speculation.draft.quantization", "FP8")
     elif value in OF_CHECKPOINTS:
-        builder.note(Outcome.OPERATOR, f"{what} {value}", "vLLM reads it from the draft's checkpoint")
+        builder.note(Outcome.OPERATOR, f"{what} {shown(value)}", "vLLM reads it from the draft's checkpoint")
     else:
         message = "the operator quantizes a draft while loading to FP8 only: name a quantized checkpoint, or fp8"
         builder.decide("spec.speculation.draft.quantization", str(value), message)
@@ -248,7 +250,7 @@ def _take_quantization(what: str, value: Any, builder: SpecBuilder) -> None:
 def _take_draft_split(what: str, value: Any, builder: SpecBuilder) -> None:
     """The target's own needs no field; 1 is passed on as it is, and anything else no vLLM takes."""
     if value == (builder.get("parallelism.tensor") or 1):
-        builder.note(Outcome.OPERATOR, f"{what} {value}", "the draft is split as the target is")
+        builder.note(Outcome.OPERATOR, f"{what} {shown(value)}", "the draft is split as the target is")
     else:
         builder.take(what, "parallelism.draftTensor", value)
 
@@ -261,7 +263,7 @@ def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
         given = []
     if not given:
         message = "must be a list of [first, last, tokens]"
-        builder.decide("spec.speculation.numSpeculativeTokensByBatchSize", f"{what}: {value}", message)
+        builder.decide("spec.speculation.numSpeculativeTokensByBatchSize", f"{what}: {shown(value)}", message)
         return
     most, general = _most_requests(builder), builder.get("speculation.numSpeculativeTokens")
     ends = [*(first - 1 for first, _, _ in given[1:]), most]
@@ -285,7 +287,7 @@ def _take_limit(what: str, value: Any, builder: SpecBuilder) -> None:
     """
     most = _most_requests(builder)
     if not isinstance(value, int) or not 0 < value <= most:
-        builder.drop(f"{what}: {value}", f"is above spec.serving.maxNumSeqs, {most}: it would never count")
+        builder.drop(f"{what}: {shown(value)}", f"is above spec.serving.maxNumSeqs, {most}: it would never count")
         return
     ranges = [{"from": value, "to": most, "numSpeculativeTokens": 0}]
     builder.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
@@ -296,9 +298,9 @@ def _take_fly(key: str, default: Callable[[SpecBuilder], float]) -> Callable[[st
 
     def take(what: str, value: Any, builder: SpecBuilder) -> None:
         if builder.get("speculation.rejectionSampling") != RejectionSampling.FLY.value:
-            builder.drop(f"{what} {value}", "is of rejection_sample_method fly alone")
+            builder.drop(f"{what} {shown(value)}", "is of rejection_sample_method fly alone")
         elif value == default(builder):
-            builder.note(Outcome.OPERATOR, f"{what} {value}", HOLDS_ANYWAY)
+            builder.note(Outcome.OPERATOR, f"{what} {shown(value)}", HOLDS_ANYWAY)
         else:
             builder.take(what, f"speculation.extraConfig.{key}", value)
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.speculative_config import FLY_KEY, SPECULATIVE_KEYS
-from specdecode_operator.problems import Problem
+from specdecode_operator.problems import Problem, shown
 
 EXTRA_CONFIG: Final = "spec.speculation.extraConfig"
 
@@ -53,14 +53,14 @@ def extra_config_problems(
     for key, value in config.items():
         field = f"{EXTRA_CONFIG}.{key}"
         if key in _REFUSED:
-            yield Problem(field, str(value), f"is not for extraConfig: {_REFUSED[key]}")
+            yield Problem(field, shown(value), f"is not for extraConfig: {_REFUSED[key]}")
         elif key not in profile.speculative_keys:
             if profile.tested:
-                yield Problem(field, str(value), _why_unknown(key, profile))
+                yield Problem(field, shown(value), _why_unknown(key, profile))
         elif key in _FLY and not checks_by_entropy:
-            yield Problem(field, str(value), "is read with rejectionSampling: fly only; remove it")
+            yield Problem(field, shown(value), "is read with rejectionSampling: fly only; remove it")
         elif key in _KINDS and not _is_of(value, _KINDS[key][1]):
-            yield Problem(field, str(value), f"must be {_KINDS[key][0]}")
+            yield Problem(field, shown(value), f"must be {_KINDS[key][0]}")
 
 
 def unknown_keys(config: Mapping[str, Any], profile: EngineProfile) -> list[str]:

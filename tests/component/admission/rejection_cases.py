@@ -315,6 +315,9 @@ BAD = {
         "serving: {maxNumSeqs: 4, minConcurrency: 8}", "spec.serving.minConcurrency", "lower it, or raise maxNumSeqs"
     ),
     "served name twice": Bad("serving: {servedModelNames: [a, a]}", "spec.serving.servedModelNames", "remove one"),
+    "served name with a tab": Bad(
+        'serving: {servedModelNames: ["a\\tb"]}', "spec.serving.servedModelNames[0]", "should match"
+    ),
     "served name like an option": Bad(
         "serving: {servedModelNames: [--x]}", "spec.serving.servedModelNames[0]", "should match"
     ),
