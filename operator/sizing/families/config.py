@@ -246,8 +246,7 @@ def _architecture(fields: Fields) -> str:
         raise fields.error("architectures", _UNKNOWN_TO_ENGINE[architecture])
     lowered = architecture.lower()
     missing = next((what for word, what in _MISSING_BY_NAME if word in lowered), "its layers")
-    known = ", ".join(ARCHITECTURES)
-    raise fields.error("architectures", f"cannot be sized yet, sizing lacks {missing}; known are {known}")
+    raise fields.error("architectures", f"cannot be sized yet, sizing lacks {missing}")
 
 
 def _flattened(fields: Fields) -> Fields:
@@ -268,8 +267,7 @@ def _inner_model(fields: Fields, architecture: str, tower: Tower | None) -> Mode
     kind = fields.text("model_type", default="")
     inner = _BY_MODEL_TYPE.get(kind)
     if inner is None:
-        known = ", ".join(_BY_MODEL_TYPE)
-        raise fields.error("model_type", f"sizing does not know this language model; known are {known}")
+        raise fields.error("model_type", "sizing does not know this language model")
     return replace(READERS[inner](fields, inner, tower), architecture=architecture)
 
 

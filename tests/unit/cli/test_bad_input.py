@@ -279,3 +279,11 @@ def test_a_draft_whose_states_fit_no_block_of_the_target_is_named(specdecode: Sp
     body = manifest("a", target={"model": "Qwen/Qwen3.6-35B-A3B"}, speculation=draft)
     answer = told(specdecode, write("a.yaml", body))
     assert "spec.speculation.draft.model: Qwen/Qwen3.5-397B-A17B: its states do not fit the target's blocks" in answer
+
+
+@pytest.mark.parametrize("config", [{"architectures": ["Unheard"]}, {"architectures": ["UnheardMoeForCausalLM"]}])
+def test_what_is_said_of_an_unknown_class_is_short(
+    specdecode: Specdecode, write: WriteObject, config: dict[str, Any]
+) -> None:
+    body = manifest("a", target={"model": "org/unheard", "config": config})
+    assert len(told(specdecode, write("a.yaml", body))) < 1000

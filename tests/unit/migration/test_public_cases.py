@@ -272,3 +272,23 @@ def test_a_longer_length_than_the_model_s_is_allowed_by_the_variable() -> None:
     allowed = migrate_workload(read_words(["env", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1", *words]), engine_version="0.33")
     assert not allowed.decisions, decided(allowed)
     assert [each.field for each in migrate_workload(read_words(words)).decisions] == ["spec.serving.maxModelLen"]
+
+
+LONGEST_MESSAGE = 300
+
+
+@pytest.mark.parametrize(
+    ("words", "sc"),
+    [
+        (["Qwen/Qwen3-32B", "--s", "1"], None),
+        (["Qwen/Qwen3-32B", "--enable"], None),
+        (["Qwen/Qwen3-32B"], {"method": "magic", "num_speculative_tokens": 2}),
+        (["Qwen/Qwen3-32B"], {"method": "eagle3", "model": "google/gemma-3-4b-it", "num_speculative_tokens": 2}),
+        (["google/gemma-4-31B-it"], {"model": "google/gemma-4-31B-it-assistant", "num_speculative_tokens": 4}),
+        (["deepseek-ai/DeepSeek-V4-Flash"], {"method": "dspark", "num_speculative_tokens": 3}),
+    ],
+)
+def test_messages_are_short(words: list[str], sc: dict[str, Any] | None) -> None:
+    migration = command(*words, sc=sc)
+    said = [*map(str, migration.decisions), *told(migration).splitlines()]
+    assert [each for each in said if len(each) > LONGEST_MESSAGE] == []
