@@ -34,14 +34,13 @@ from specdecode_operator.migration.engine import (
     take_whole_prompts,
 )
 from specdecode_operator.migration.environment import secret_keys, take_variables
-from specdecode_operator.migration.models import take_models
+from specdecode_operator.migration.models import take_models, take_speculators
 from specdecode_operator.migration.pod import ask_for_files, note_selecting, take_metadata, take_pod, take_product
 from specdecode_operator.migration.secrets import withhold_secrets
 from specdecode_operator.migration.server_command import ServerCommand, find_server_command
 from specdecode_operator.migration.serving import take_flags, take_tls
 from specdecode_operator.migration.sources.workload import Workload
 from specdecode_operator.migration.speculation import read_speculation, take_speculation
-from specdecode_operator.migration.speculators import take_speculators
 from specdecode_operator.migration.steps import Step, migration_steps, selecting
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem
 from specdecode_operator.vocabulary import Method

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from specdecode_operator.api.deployment import Serving
 from specdecode_operator.api.values import DraftSampling, RejectionSampling
+from specdecode_operator.engine.lax_values import read_lax
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_config import refusal
 from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
-from specdecode_operator.migration.lax import read_lax
 from specdecode_operator.migration.serving import OF_CHECKPOINTS, OF_MODELS, read_json, read_number
 from specdecode_operator.problems import MISSING, shown
 from specdecode_operator.vocabulary import Method

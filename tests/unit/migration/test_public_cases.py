@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.engine.lax_values import read_lax
 from specdecode_operator.migration.builder import MigrationError
 from specdecode_operator.migration.convert import Migration, migrate_workload
-from specdecode_operator.migration.lax import read_lax
 from specdecode_operator.migration.sources.command_line import read_words
 
 
