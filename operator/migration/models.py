@@ -93,7 +93,7 @@ def take_speculators(
     if model is None:
         return list(flags)
     name = model.values[0]
-    for other in configs.keys() - {name}:
+    for other in sorted(configs.keys() - {name}):
         raise MigrationError("--model-config", other, f"the server is given {name}: write {name}=PATH")
     entry = find_entry(name)
     config = configs.get(name) or (entry.config if entry else {})
@@ -102,7 +102,7 @@ def take_speculators(
     if not isinstance(verifier, str) or not verifier:
         _ask_for_verifier(name, builder)
         return list(flags)
-    for key in found.config.keys() & {"method", "model"}:
+    for key in sorted(found.config.keys() & {"method", "model"}):
         builder.drop(found.written[key], f"vLLM goes by {_SPECULATORS} of {name}")
     algorithm = str(config.get("speculators_model_type") or section.get("algorithm"))
     said: dict[str, Any] = {"method": _SPECULATORS_METHODS.get(algorithm, algorithm), "model": name}

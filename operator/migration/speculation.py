@@ -158,7 +158,7 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
         have = ", ".join(each.value for each in Method)
         why = _DEAD.get(method, "the operator does not have this method")
         builder.decide("spec.speculation.method", method, f"{why}: use one of {have}, or keep the Deployment")
-        for key in config.keys() - {"method"}:
+        for key in sorted(config.keys() - {"method"}):
             builder.drop(found.written[key], f"is of method {method}")
         return
     if method != Method.NONE and config.get("num_speculative_tokens") is None:

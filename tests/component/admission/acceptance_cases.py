@@ -34,6 +34,18 @@ speculation: {method: mtp, numSpeculativeTokens: 2, draftLmHeadQuantization: fp8
 parallelism: {tensor: 2, data: 4, expert: true, draftTensor: 2}
 accelerator: {product: [NVIDIA-H200], perNode: 8}
 """,
+    "further keys": """
+target: {model: Qwen/Qwen3.5-27B}
+speculation:
+  method: mtp
+  numSpeculativeTokens: 3
+  extraConfig: {attention_backend: TRITON_ATTN, enforce_eager: true, draft_load_config: {load_format: safetensors}}
+serving: {servedModelNames: [one, Qwen 3.5 27B]}
+""",
+    "suffix of many tokens": """
+target: {model: Qwen/Qwen3-8B}
+speculation: {method: suffix, numSpeculativeTokens: 64}
+""",
     "suffix": """
 target: {model: Qwen/Qwen3-8B}
 speculation:
