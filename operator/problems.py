@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -88,6 +89,13 @@ def _as_json(value: object) -> str:
 def shown_or_missing(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
     """Return the value of a field that need not be there, as `shown`."""
     return MISSING if value is None else shown(value, limit)
+
+
+def some_of(names: Iterable[str], most: int = 6) -> str:
+    """Return names as a message lists them: the first ones, and how many more there are."""
+    listed = list(names)
+    more = len(listed) - most
+    return ", ".join(listed) if more <= 1 else f"{', '.join(listed[:most])} and {more} more"
 
 
 def sentence(field: str, value: str, message: str) -> str:

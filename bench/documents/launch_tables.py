@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from specdecode_operator.engine.arguments import ARGUMENTS
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.engine.rules.extra_config import EXTRA_CONFIG
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.engine.speculative_config import SPECULATIVE_KEYS
 
@@ -29,7 +30,7 @@ def _field_rows() -> Iterator[tuple[str, ...]]:
         if argument.flag != "--speculative-config"
     ]
     keys = [(key.field, f"`{key.key}` in `--speculative-config`", "-") for key in SPECULATIVE_KEYS]
-    rows = [*arguments, *keys]
+    rows = [*arguments, *keys, (EXTRA_CONFIG, "any other key of `--speculative-config`", "-")]
     for field in sorted({field for field, *_ in rows if field}):
         yield from ((f"`{field}`", *rest) for each, *rest in rows if each == field)
     yield from (("none: the operator's", *rest) for field, *rest in arguments if field is None)

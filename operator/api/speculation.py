@@ -1,9 +1,12 @@
 """How the engine of a SpecDecodeDeployment speculates: who proposes tokens, how many, and how they are checked."""
 
+from typing import Annotated, Any
+
 from pydantic import Field, StrictBool, StrictInt
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.models import Draft
+from specdecode_operator.api.open_objects import BOUNDED
 from specdecode_operator.api.values import DraftHeadQuantization, DraftSampling, Loss, RejectionSampling
 from specdecode_operator.vocabulary import Method
 
@@ -55,9 +58,9 @@ class Speculation(ApiModel):
     and medusa up to vLLM 0.32); layers of the target's own checkpoint (mtp); a lookup in the prompt (ngram, ngram_gpu)
     or in earlier answers (suffix). With none, the engine does not speculate."""
 
-    num_speculative_tokens: StrictInt | None = Field(default=None, ge=0, le=32)
-    """Number of tokens proposed per step (vLLM's num_speculative_tokens, often called K). For suffix it is the maximum.
-    Required unless method is none."""
+    num_speculative_tokens: StrictInt | None = Field(default=None, ge=0, le=64)
+    """Number of tokens proposed per step (vLLM's num_speculative_tokens, often called K). For suffix it is the maximum,
+    and at most 64; for other methods at most 32. Required unless method is none."""
 
     num_speculative_tokens_by_batch_size: list[BatchSizeRange] = Field(default=[], max_length=256)
     """K by the number of running requests, from 1 up. Where no range applies, numSpeculativeTokens holds."""
@@ -105,3 +108,8 @@ class Speculation(ApiModel):
     xpress_top_c: StrictInt | None = Field(default=None, ge=0, le=1_048_576)
     """From how many of the likeliest tokens the refiner of an XPress head chooses at each place, for method dflash; 0
     for all, which takes much memory. Absent: as many as its config.json says, or 512."""
+
+    extra_config: Annotated[dict[str, Any], Field(max_length=32), BOUNDED] | None = None
+    """Further keys of vLLM's --speculative-config, by vLLM's names, for what has no field: attention_backend,
+    moe_backend, kv_cache_dtype, enforce_eager, draft_load_config, disable_padded_drafter_batch and others. Keys that a
+    field decides, and keys that this vLLM version lacks, are refused. The plan does not count what they change."""

@@ -38,6 +38,9 @@ STARTUP_PLAN_ENVIRONMENT = {"VLLM_ENABLE_STARTUP_PLAN": "1"}
 the device has as much free memory as then. Each rank decides that for itself, and one that skips the profiling leaves
 the others waiting for its part in it (vllm/v1/worker/startup_plan.py, gpu_worker.py)."""
 
+ALLOW_LONG_VARIABLE = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""Variable by which vLLM starts with a longer max_model_len than the model's (vllm/envs.py)."""
+
 _OWNED = {
     "HF_HUB_OFFLINE": "remove it; serving pods never download, spec.models says where models come from",
     "TRANSFORMERS_OFFLINE": "remove it; serving pods never download, spec.models says where models come from",
@@ -86,6 +89,12 @@ def _cpu_environment(cpu: CpuSettings, tensor_parallel_size: int) -> dict[str, s
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(max(1, cpu.cores // tensor_parallel_size)),
     }
+
+
+def allows_longer(env: Iterable[EnvVar]) -> bool:
+    """Return whether vLLM only warns of a max_model_len beyond the model's own (config/model.py)."""
+    values = [variable.value for variable in env if variable.name == ALLOW_LONG_VARIABLE]
+    return bool(values) and values[-1].strip().lower() in {"1", "true"}
 
 
 def env_problems(env: Iterable[EnvVar]) -> list[Problem]:

@@ -142,6 +142,8 @@ class EngineProfile:
     """Options that only later versions have, with the first of them."""
     speculative_keys: frozenset[str]
     """Keys that ``--speculative-config`` may have."""
+    later_speculative_keys: Mapping[str, str]
+    """Keys that only later versions have, with the first of them."""
     variables: frozenset[str]
     """Environment variables that it reads, by its own list of them."""
     runners: Mapping[Method, str]
@@ -230,6 +232,7 @@ def _profile(version: str) -> EngineProfile:
         removed_flags=MappingProxyType(facts["removed_flags"]),
         later_flags=_later_flags(version),
         speculative_keys=frozenset(facts["speculative_keys"]),
+        later_speculative_keys=_later_keys(version),
         variables=frozenset(facts["variables"]),
         runners=_runners(facts["model_runner_v2"]["methods"]),
         cache_follows_dtype=facts["cache_follows_dtype"],
@@ -274,6 +277,21 @@ def _later_flags(version: str) -> Mapping[str, str]:
         for spelling in _flags(version_facts(known)):
             if spelling not in flags:
                 later.setdefault(spelling, known)
+    return MappingProxyType(later)
+
+
+def _later_keys(version: str) -> Mapping[str, str]:
+    """Return the keys of --speculative-config that a version lacks and a later one has, with the first that has them.
+
+    Parameters
+    ----------
+    version
+        A known version, such as 0.32.
+    """
+    own, later = version_facts(version)["speculative_keys"], dict[str, str]()
+    for known in KNOWN_VERSIONS[KNOWN_VERSIONS.index(version) + 1 :]:
+        for key in version_facts(known)["speculative_keys"].keys() - own.keys():
+            later.setdefault(key, known)
     return MappingProxyType(later)
 
 

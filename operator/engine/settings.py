@@ -88,6 +88,8 @@ class SpeculationSettings:
     adaptive_verification: bool | None = None
     draft_head_quantization: DraftHeadQuantization | None = None
     xpress_top_c: int | None = None
+    extra_config: str | None = None
+    """Further keys of --speculative-config, as one JSON object."""
 
 
 class ContainerVariable(str):

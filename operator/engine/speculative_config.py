@@ -134,6 +134,8 @@ def speculative_config(settings: EngineSettings, profile: EngineProfile) -> str 
         return None
     config = {key.key: key.value(settings, speculation, profile) for key in SPECULATIVE_KEYS}
     given = {key: value for key, value in config.items() if value is not None}
+    # The keys of a field are refused there (engine/rules/extra_config.py).
+    given |= json.loads(speculation.extra_config or "{}")
     return json.dumps(given, sort_keys=True, separators=(",", ":"))
 
 

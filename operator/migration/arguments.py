@@ -142,12 +142,16 @@ def _is_number(word: str) -> bool:
 
 def ask_for_unknown(command: ServerCommand, arguments: Iterable[Argument], builder: SpecBuilder) -> list[Argument]:
     """Return the arguments whose values are in the Deployment or in a Secret; ask for those of the others."""
-    message = "has its value only in the running container: write the value out, then import again"
+    message = (
+        "has its value only in the running container: write the value out, or put its ConfigMap into the same file,"
+        " then import again"
+    )
     known = []
     for given in arguments:
         if command.unknown.isdisjoint(given.words) or given.name in SECRET_FLAGS:
             known.append(given)
         else:
+            builder.unsaid.add(given.name)
             builder.decide("spec.engine.extraArgs", given.shown, message)
     for name in sorted(name for name, value in command.env.items() if value is None):
         builder.decide("spec.engine.env", name, message)

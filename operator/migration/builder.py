@@ -53,6 +53,9 @@ class SpecBuilder:
     decisions: list[Problem] = field(default_factory=list)
     """What a person must decide before the object is applied."""
 
+    unsaid: set[str] = field(default_factory=set)
+    """Flags that are given, with values that only the running container knows."""
+
     def set(self, path: str, value: Any) -> None:
         """Set a field of the spec, such as ``serving.maxModelLen``."""
         *parents, last = path.split(".")

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel
@@ -24,9 +25,16 @@ from specdecode_operator.migration.arguments import (
     without_group,
 )
 from specdecode_operator.migration.builder import MigrationError, Outcome, Setting, SpecBuilder
-from specdecode_operator.migration.engine import find_platform, note_defaults, note_user, take_cpu, take_image
+from specdecode_operator.migration.engine import (
+    find_platform,
+    note_defaults,
+    note_user,
+    take_cpu,
+    take_image,
+    take_whole_prompts,
+)
 from specdecode_operator.migration.environment import secret_keys, take_variables
-from specdecode_operator.migration.models import take_models
+from specdecode_operator.migration.models import take_models, take_speculators
 from specdecode_operator.migration.pod import ask_for_files, note_selecting, take_metadata, take_pod, take_product
 from specdecode_operator.migration.secrets import withhold_secrets
 from specdecode_operator.migration.server_command import ServerCommand, find_server_command
@@ -40,6 +48,7 @@ from specdecode_operator.vocabulary import Method
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUFFIX: Final = "-sdd"
 _OF_ROLLOUT: Final = ("progressDeadlineSeconds", "minReadySeconds", "revisionHistoryLimit")
+_TENSOR: Final = "--tensor-parallel-size"
 _NONE: Final = (0, "0", "0%")
 
 
@@ -75,12 +84,14 @@ def migrate_workload(
     *,
     name: str | None = None,
     engine_version: str | None = None,
+    configs: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Migration:
     """Return the object that means the same as a server of vLLM.
 
     ``services`` are those of its namespace: the ones that select its pods are
     part of the steps. ``name`` is the object's, by default the server's with a
-    suffix. ``engine_version`` is for images that do not tell theirs.
+    suffix. ``engine_version`` is for images that do not tell theirs. ``configs``
+    are contents of config.json by the model that the server is given.
 
     Raises
     ------
@@ -93,7 +104,7 @@ def migrate_workload(
         builder.note(setting.outcome, setting.name, setting.result)
     for problem in workload.remarks.decisions:
         builder.decide(problem.field, problem.value, problem.message)
-    _take_server(server, workload, engine_version, builder)
+    _take_server(server, workload, engine_version, configs, builder)
     new = _new_name(workload, name, builder)
     selected_by = _take_selection(workload, services, builder)
     _take_rollout(workload.spec, builder)
@@ -159,7 +170,13 @@ def _find_server(workload: Workload) -> _Server:
     return _Server(where, container, command, platform, gpus)
 
 
-def _take_server(server: _Server, workload: Workload, engine_version: str | None, builder: SpecBuilder) -> None:
+def _take_server(
+    server: _Server,
+    workload: Workload,
+    engine_version: str | None,
+    configs: Mapping[str, Mapping[str, Any]],
+    builder: SpecBuilder,
+) -> None:
     """Take hardware, arguments, models, environment and the rest of the pod."""
     container, command, pod = server.container, server.command, workload.pod
     if server.platform is Platform.CPU:
@@ -177,6 +194,7 @@ def _take_server(server: _Server, workload: Workload, engine_version: str | None
     given, certificate_volumes = take_tls(known, pod, container, builder)
     flags = take_flags(given, builder, profile, secret_keys(container))
     speculative = read_speculation(flags, builder, profile)
+    flags = take_speculators(flags, speculative, configs, builder)
     take_speculation(speculative, builder, profile)
     omitted = take_models(flags, speculative.draft, pod, container, builder)
     omitted.volumes |= certificate_volumes
@@ -185,6 +203,7 @@ def _take_server(server: _Server, workload: Workload, engine_version: str | None
     take_pod(pod, container, env, omitted, builder)
     _take_split(server.gpus * workload.nodes, builder)
     take_product(pod, builder)
+    take_whole_prompts(builder, profile)
 
 
 def _take_selection(workload: Workload, services: Iterable[Body], builder: SpecBuilder) -> list[Mapping[str, Any]]:
@@ -198,9 +217,12 @@ def _take_selection(workload: Workload, services: Iterable[Body], builder: SpecB
 
 def _take_split(gpus: int, builder: SpecBuilder) -> None:
     """What nobody says is 1 for the engine, but the plan's choice for the operator."""
-    if builder.get("parallelism.tensor") is None:
+    if builder.get("parallelism.tensor") is None and _TENSOR in builder.unsaid:
+        what = f"resources nvidia.com/gpu {gpus}" if gpus else _TENSOR
+        builder.take(what, "parallelism.tensor", gpus or 1, f"the value of {_TENSOR} is not known")
+    elif builder.get("parallelism.tensor") is None:
         builder.set("parallelism.tensor", 1)
-        builder.note(Outcome.FIELD, "--tensor-parallel-size (absent)", "spec.parallelism.tensor: 1")
+        builder.note(Outcome.FIELD, f"{_TENSOR} (absent)", "spec.parallelism.tensor: 1")
     ranks = [builder.get(f"parallelism.{each}") or 1 for each in ("tensor", "pipeline", "data")]
     if gpus and all(isinstance(each, int) for each in ranks) and gpus != math.prod(ranks):
         what = f"resources nvidia.com/gpu {gpus}"

@@ -3,12 +3,14 @@
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from specdecode_operator.api.deployment import Engine, Serving
 from specdecode_operator.deployment.objects.pod_user import ENGINE_USER_ID
 from specdecode_operator.engine.image_version import split_reference, version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, UnknownEngineVersionError, find_profile
+from specdecode_operator.engine.rules.extra_args import last_option
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.estimate.estimate import engine_defaults
 from specdecode_operator.kube.nodes import GPU_RESOURCE
@@ -17,6 +19,9 @@ from specdecode_operator.migration.builder import MigrationError, Outcome, SpecB
 from specdecode_operator.migration.server_command import plain_environment
 from specdecode_operator.problems import MISSING
 from specdecode_operator.sizing.base.devices import find_device
+from specdecode_operator.sizing.base.errors import GeometryError
+from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.pair.pair import longest_sequence
 
 _ACCELERATOR: Final = re.compile(r"(nvidia|amd|habana\.ai|intel|aws\.amazon|google|huawei)\b.*/|.*/(gpu|tpu|npu|gaudi)")
 _NETWORK: Final = re.compile(r".*(rdma|hostdev|efa|sriov|infiniband)", re.IGNORECASE)
@@ -138,6 +143,30 @@ def note_defaults(builder: SpecBuilder, platform: Platform) -> None:
             where = f"on {products[0]}" if find_device(products[0]) else "on GPUs of 70 GiB and more"
             result = f"{written}; vLLM {version} takes {theirs} {where}: set the field to keep that"
             builder.note(Outcome.DEFAULT, f"spec.{path} (not said)", result)
+
+
+def take_whole_prompts(builder: SpecBuilder, profile: EngineProfile) -> None:
+    """Set the batched tokens that vLLM derives if prompts are not cut into chunks and no flag says the tokens.
+
+    Source: vllm/engine/arg_utils.py, _set_default_max_num_seqs_and_batched_tokens_args.
+    """
+    option = last_option("--enable-chunked-prefill", builder.get("engine.extraArgs") or [], profile)
+    field = "serving.maxNumBatchedTokens"
+    if option is None or not option.negated or builder.get(field) is not None:
+        return
+    length = builder.get("serving.maxModelLen")
+    model = builder.get("target.model")
+    with suppress(GeometryError):
+        geometry = find_geometry(str(model))
+        length = longest_sequence(geometry, profile.version) if length is None and geometry else length
+    if not isinstance(length, int):
+        message = "without chunked prefill vLLM takes the longest request of the model: write that number of tokens"
+        builder.decide(f"spec.{field}", MISSING, message)
+        return
+    products = builder.get("accelerator.product") or [""]
+    usual = engine_defaults(profile.version, find_device(products[0])).max_num_batched_tokens
+    remark = "without chunked prefill vLLM takes the longest request"
+    builder.take("--max-num-batched-tokens (absent)", field, max(length, usual), remark)
 
 
 def note_user(builder: SpecBuilder) -> None:

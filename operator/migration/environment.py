@@ -78,6 +78,8 @@ def take_variables(
                 continue
             plain[name] = value
             builder.note(Outcome.FIELD, f"env {name}", "spec.engine.env")
+        else:
+            builder.note(Outcome.OPERATOR, f"env {name}", "the operator sets it so")
     if plain:
         builder.set("engine.env", [{"name": name, "value": value} for name, value in plain.items()])
     return overlay
@@ -99,6 +101,8 @@ def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, An
         # The flag counts before the variable.
         if name in secrets or builder.get(path) is None:
             take_secret(what, name, path, secrets, builder)
+        else:
+            builder.drop(what, f"spec.{path} is taken from elsewhere, which counts before it")
     elif name == "VLLM_CPU_KVCACHE_SPACE" and on_cpu:
         text = str(variable.get("value") or "")
         number = int(text) if re.fullmatch(r"\d{1,9}", text) else None

@@ -5,18 +5,33 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from specdecode_operator.deployment.spec.checkpoints import short_name
-from specdecode_operator.kube.untyped import mapping, name_of, objects
+from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
 from specdecode_operator.migration.arguments import Argument
-from specdecode_operator.migration.builder import Outcome, SpecBuilder
+from specdecode_operator.migration.builder import MigrationError, Outcome, SpecBuilder
 from specdecode_operator.migration.environment import CACHE_VARIABLES, TOKEN_VARIABLES, secret_keys
 from specdecode_operator.migration.pod import Omitted, mount_of
 from specdecode_operator.migration.server_command import container_commands, plain_environment
 from specdecode_operator.migration.shell import ScriptError
+from specdecode_operator.migration.speculation import SpeculativeConfig
 from specdecode_operator.problems import MISSING
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT
+from specdecode_operator.sizing.families.catalogue import find_entry, published_heads
+from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
 
 USUAL_CACHES: Final = ("/root/.cache/huggingface", "/root/.cache/huggingface/hub")
 
+
+_IN_TARGET: Final = frozenset({Method.MTP, Method.DSPARK})
+"""Methods whose draft lies in the target's checkpoint, or in one of its own (vllm/config/speculative.py)."""
+
+_SPECULATORS: Final = "speculators_config"
+_SPECULATORS_METHODS: Final = {"peagle": "eagle3", "dflash2": "dflash"}
+"""vllm/transformers_utils/configs/speculators/base.py, build_vllm_speculative_config; others keep their name."""
+
+_SPECULATORS_MARKER: Final = "speculator"
+"""Part of the names of such checkpoints: org/model-speculator.eagle3."""
+
+_INITIALIZER: Final = "storage-initializer"
+"""Part of the name of KServe's image that fetches models (python/storage-initializer)."""
 
 _DOWNLOADERS: Final = (("hf", "download"), ("huggingface-cli", "download"))
 _SWITCHES: Final = frozenset({"--quiet", "--force-download", "--resume-download", "--dry-run"})
@@ -55,6 +70,65 @@ class Location:
         return None if self.host_path is None else {"hostPath": {"path": self.host_path}}
 
 
+def take_speculators(
+    flags: Sequence[Argument],
+    found: SpeculativeConfig,
+    configs: Mapping[str, Mapping[str, Any]],
+    builder: SpecBuilder,
+) -> list[Argument]:
+    """Return the flags with the verifier as the model if the given model is a speculators checkpoint.
+
+    The head goes to ``found``, with the method and the number of tokens of its config. Without a config, a draft head
+    as the model is a decision.
+
+    Source: vllm/transformers_utils/config.py, maybe_override_with_speculators.
+
+    Raises
+    ------
+    MigrationError
+        When ``configs`` has a model that the server is not given.
+    """
+    model = next((each for each in flags if not each.name), None)
+    model = model or next((each for each in reversed(flags) if each.name == "--model" and each.values), None)
+    if model is None:
+        return list(flags)
+    name = model.values[0]
+    for other in sorted(configs.keys() - {name}):
+        raise MigrationError("--model-config", other, f"the server is given {name}: write {name}=PATH")
+    entry = find_entry(name)
+    config = configs.get(name) or (entry.config if entry else {})
+    section = mapping(config, _SPECULATORS)
+    verifier = mapping(section, "verifier").get("name_or_path")
+    if not isinstance(verifier, str) or not verifier:
+        _ask_for_verifier(name, builder)
+        return list(flags)
+    for key in sorted(found.config.keys() & {"method", "model"}):
+        builder.drop(found.written[key], f"vLLM goes by {_SPECULATORS} of {name}")
+    algorithm = str(config.get("speculators_model_type") or section.get("algorithm"))
+    said: dict[str, Any] = {"method": _SPECULATORS_METHODS.get(algorithm, algorithm), "model": name}
+    tokens = next(iter(objects(section, "proposal_methods")), {}).get("speculative_tokens")
+    if "num_speculative_tokens" not in found.config and tokens is not None:
+        said["num_speculative_tokens"] = tokens
+    for key, value in said.items():
+        found.config[key], found.written[key] = value, f"{key} in {_SPECULATORS} of {name}"
+    if builder.get("serving.servedModelNames") is None:
+        builder.take("the name that clients ask for", "serving.servedModelNames", [name])
+    return [replace(each, values=(verifier,)) if each is model else each for each in flags]
+
+
+def _ask_for_verifier(name: str, builder: SpecBuilder) -> None:
+    head = next((each for each in published_heads() if each.head == name), None)
+    if head is not None:
+        message = f"is a draft head: serve {head.targets[0]} with method {head.method} and this as its draft"
+        builder.decide("spec.target.model", name, message)
+    elif _SPECULATORS_MARKER in name.lower():
+        message = (
+            "is a speculators head by its name: vLLM serves the model that its config.json names as verifier; give the"
+            f" file by --model-config {name}=PATH, or name that model with this as its draft"
+        )
+        builder.decide("spec.target.model", name, message)
+
+
 def take_models(
     flags: Sequence[Argument],
     drafter: str | None,
@@ -69,7 +143,10 @@ def take_models(
         builder.decide("spec.target.model", MISSING, "name the model: the server is given none")
     else:
         locations.append(_take_target(named, flags, _find_location(named.values[0], pod, container), builder))
-    if drafter and builder.get("speculation.method") in METHODS_WITH_DRAFT:
+    method = builder.get("speculation.method")
+    if drafter and named is not None and method in _IN_TARGET and drafter == named.values[0]:
+        builder.note(Outcome.OPERATOR, f"draft {drafter}", "is the target itself, whose checkpoint holds the draft")
+    elif drafter and method in {*METHODS_WITH_DRAFT, *_IN_TARGET}:
         locations.append(_take_draft(drafter, _find_location(drafter, pod, container), builder))
     _take_volume(locations, builder)
     for location in locations:
@@ -85,8 +162,9 @@ def _named_model(flags: Sequence[Argument], builder: SpecBuilder) -> Argument | 
         message = "stands where no flag takes it, and vLLM takes one model: correct the command line"
         builder.decide("spec.engine.extraArgs", other.text, message)
     flagged = [given for given in flags if given.name == "--model" and given.values]
-    if by_position and flagged:
-        builder.drop(flagged[-1].text, "vLLM prefers the model that is given without a flag")
+    for other in flagged if by_position else flagged[:-1]:
+        why = "vLLM prefers the model that is given without a flag" if by_position else "another --model follows it"
+        builder.drop(other.text, why)
     return next(iter((*by_position, *reversed(flagged))), None)
 
 
@@ -96,6 +174,8 @@ def _take_target(given: Argument, flags: Sequence[Argument], location: Location,
     revision = next((each.values[0] for each in flags if each.name == "--revision" and each.values), location.revision)
     if revision and location.source is None:
         builder.take(f"revision {revision}", "target.revision", revision)
+    elif revision:
+        builder.drop(f"revision {revision}", "is of the hub, and the model lies on a volume")
     if location.problem:
         builder.decide("spec.target.model", written, location.problem)
     if builder.get("serving.servedModelNames") is None and written != short_name(location.model):
@@ -206,6 +286,10 @@ def _find_location(model: str, pod: Mapping[str, Any], container: Mapping[str, A
 def _download(path: str, containers: Iterable[Mapping[str, Any]]) -> Location | None:
     """The hub repository that an init container, or the server's own script, fetches to a path."""
     for container in containers:
+        if _INITIALIZER in str(container.get("image")) and not container.get("command"):
+            if initialized := _initialized(path, container):
+                return initialized
+            continue
         try:
             commands = container_commands(container, "container")
         except ScriptError:
@@ -221,6 +305,22 @@ def _download(path: str, containers: Iterable[Mapping[str, Any]]) -> Location | 
                 return Location(path, download=name, problem=problem)
             token = next((key for name, key in secret_keys(container).items() if name in TOKEN_VARIABLES), None)
             return Location(model, revision=revision, download=name, token=token)
+    return None
+
+
+def _initialized(path: str, container: Mapping[str, Any]) -> Location | None:
+    """Return what KServe's storage initializer fetches to a path: its arguments are pairs of address and folder."""
+    words, name = texts(container, "args"), name_of(container)
+    for address, folder in zip(words[::2], words[1::2], strict=False):
+        if folder.rstrip("/") != path:
+            continue
+        scheme, _, place = address.partition("://")
+        if scheme != "hf":
+            problem = f"is fetched by {name} from {scheme}: copy it to a PersistentVolumeClaim, or use its hub id"
+            return Location(path, download=name, problem=problem)
+        model, _, revision = place.partition(":")
+        token = next((key for each, key in secret_keys(container).items() if each in TOKEN_VARIABLES), None)
+        return Location(model, revision=revision or None, download=name, token=token)
     return None
 
 

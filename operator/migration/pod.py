@@ -18,6 +18,7 @@ from specdecode_operator.migration.builder import Outcome, SpecBuilder
 _TEMPLATE: Final = "spec.podTemplate.spec"
 _OWN_LABELS: Final = ("specdecode.io/", "app.kubernetes.io/managed-by", "pod-template-hash")
 _OWN_ANNOTATIONS: Final = ("specdecode.io/", "kubectl.kubernetes.io/restartedAt")
+_WRITTEN: Final = "Kubernetes or the operator writes it"
 _GPU_TOLERATION: Final = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
 _HANDLED: Final = ("containers", "initContainers", "volumes", "nodeSelector", "tolerations", "serviceAccount")
 
@@ -53,6 +54,11 @@ _NO_FILES: Final = frozenset({"--root-path", "--disable-access-log-for-endpoints
 """Flags whose values are paths of addresses."""
 
 _ADAPTERS: Final = "--lora-modules"
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_OF_HUB: Final = (
+    "is a hub id, and engines download nothing: put the adapter on a PersistentVolumeClaim, mount that in"
+    " spec.podTemplate, and name its path there"
+)
 _OF_IMAGE: Final = "/vllm-workspace/"
 """Folder of vLLM's images with its examples: the new engine runs the same image."""
 
@@ -93,7 +99,8 @@ def ask_for_files(passed_on: Iterable[Argument], container: Mapping[str, Any], b
             mount = mount_of(path, container)
             held = mount is not None and str(mount["mountPath"]).rstrip("/") not in OWN_MOUNTS
             if not held and not (container.get("image") and file.startswith(_OF_IMAGE)):
-                builder.decide("spec.engine.extraArgs", f"{given.name} {file}", message)
+                on_hub = given.name == _ADAPTERS and _HUB_ID.fullmatch(file)
+                builder.decide("spec.engine.extraArgs", f"{given.name} {file}", _OF_HUB if on_hub else message)
 
 
 def _files(given: Argument) -> Iterator[str]:
@@ -143,9 +150,13 @@ def take_metadata(metadata: Mapping[str, Any], selectors: Iterable[Mapping[str, 
             f"label {key}", "Services and what made the old pods select by it: traffic moves when you say so, below"
         )
     own = {key for key in labels if key.startswith(_OWN_LABELS)}
+    for key in sorted(own - selected):
+        builder.note(Outcome.OPERATOR, f"label {key}", _WRITTEN)
     _take_words("label", "labels", {k: v for k, v in labels.items() if k not in selected | own}, builder)
     annotations = mapping(metadata, "annotations")
     kept = {key: value for key, value in annotations.items() if not key.startswith(_OWN_ANNOTATIONS)}
+    for key in sorted(annotations.keys() - kept.keys()):
+        builder.note(Outcome.OPERATOR, f"annotation {key}", _WRITTEN)
     _take_words("annotation", "annotations", kept, builder)
 
 

@@ -18,12 +18,18 @@ _LONGEST: Final = "max_position_embeddings"
 _ORIGINAL: Final = "original_max_position_embeddings"
 _ORIGINAL_FIELD: Final = "originalMaxPositionEmbeddings"
 _KEYS: Final = frozenset({"rope_type", "type", "factor", _ORIGINAL})
-_THETA: Final = "rope_theta"
+_TEXT: Final = "text_config"
+_OWN: Final = frozenset({"rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"})
+"""Keys that the field keeps as the model has them."""
+
 _MOST_FACTOR: Final = 10_000
 
 
 def take_rope_scaling(given: Argument, model: str, builder: SpecBuilder) -> bool:
-    """Take ``--hf-overrides`` that says a scaling of a model and nothing else; return whether it does."""
+    """Take ``--hf-overrides`` that says a scaling of a model and nothing else; return whether it does.
+
+    Rope parameters that repeat the model's own are part of the scaling: an override must repeat them.
+    """
     if given.name != HF_OVERRIDES or not given.known:
         return False
     try:
@@ -32,10 +38,12 @@ def take_rope_scaling(given: Argument, model: str, builder: SpecBuilder) -> bool
         return False
     for key in reversed(given.path):
         said = {key: said}
+    if isinstance(said, dict) and said.keys() == {_TEXT} and _TEXT in _config(model):
+        said = said[_TEXT]
     scaling = _scaling(said, model) if isinstance(said, dict) else None
     if scaling is None:
         return False
-    builder.take(given.text, _FIELD, scaling, "the model's own rope_theta is kept")
+    builder.take(given.text, _FIELD, scaling, "the model's other rope parameters are kept")
     return True
 
 
@@ -43,7 +51,8 @@ def _scaling(said: Mapping[str, Any], model: str) -> dict[str, Any] | None:
     rope = next((said[key] for key in sorted(_ROPE) if key in said), None)
     if not isinstance(rope, dict) or not said.keys() <= {*_ROPE, _LONGEST}:
         return None
-    if not rope.keys() <= _KEYS | ({_THETA} if _has_theta(model, rope.get(_THETA)) else set()):
+    own = positions_of(_config(model))
+    if not rope.keys() <= _KEYS | {key for key in _OWN if key in own and rope.get(key) == own[key]}:
         return None
     kind, factor, original = rope.get("rope_type", rope.get("type")), rope.get("factor"), rope.get(_ORIGINAL)
     is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
@@ -61,7 +70,7 @@ def _scaling(said: Mapping[str, Any], model: str) -> dict[str, Any] | None:
     return scaling if same else None
 
 
-def _has_theta(model: str, theta: Any) -> bool:
-    """Return whether a base is the model's own, which the field keeps; that of an unknown model is not."""
+def _config(model: str) -> Mapping[str, Any]:
+    """Return the config.json of a model of the catalogue; of others nothing is known."""
     entry = find_entry(model)
-    return entry is not None and theta is not None and positions_of(entry.config).get(_THETA) == theta
+    return entry.config if entry is not None else {}

@@ -61,7 +61,7 @@ _SETTLED: Final = {
     "--disable-log-stats": "statistics stay on: they show whether the engine drafts",
     "--help": "the server would print its help and end",
 }
-_OF_CHECKPOINTS: Final = frozenset(
+OF_CHECKPOINTS: Final = frozenset(
     {
         "auto_awq", "auto_gptq", "awq", "awq_marlin", "compressed-tensors", "deepseek_v4_fp8", "fbgemm_fp8", "gptq",
         "gptq_marlin", "gpt_oss_mxfp4", "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "moe_wna16",
@@ -231,7 +231,7 @@ def _take_precision(given: Argument, builder: SpecBuilder) -> None:
             builder.take(what, "serving.dtype", str(ENGINE_DTYPES.get(dtype.lower(), dtype)))
         case "--quantization", "fp8" | "fp8_per_tensor":
             builder.take(what, "target.quantization", "FP8", "made while loading, where the checkpoint is 16-bit")
-        case "--quantization", scheme if scheme in _OF_CHECKPOINTS:
+        case "--quantization", scheme if scheme in OF_CHECKPOINTS:
             builder.note(Outcome.OPERATOR, what, "vLLM reads it from the checkpoint, as AsCheckpoint does")
         case "--quantization", _:
             message = "the operator quantizes while loading to FP8 only: name an INT4 checkpoint, or --quantization fp8"

@@ -2,17 +2,19 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from specdecode_operator.api.deployment import Serving
 from specdecode_operator.api.values import DraftSampling, RejectionSampling
+from specdecode_operator.engine.lax_values import read_lax
 from specdecode_operator.engine.profiles import EngineProfile
+from specdecode_operator.engine.rules.extra_config import refusal
 from specdecode_operator.migration.arguments import Argument
 from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
-from specdecode_operator.migration.serving import OF_MODELS, read_json, read_number
-from specdecode_operator.problems import MISSING
+from specdecode_operator.migration.serving import OF_CHECKPOINTS, OF_MODELS, read_json, read_number
+from specdecode_operator.problems import MISSING, shown
 from specdecode_operator.vocabulary import Method
 
 _CONFIG: Final = "--speculative-config"
@@ -31,7 +33,7 @@ OLD_KEYS: Final = {
 }
 """Flags that say one thing each, with the key of --speculative-config that says it now."""
 
-_HINTS: Final = {"medusa": "medusa", "mlp-speculator": "mlp_speculator", "-mtp": "mtp"}
+_HINTS: Final = {"medusa": "medusa", "mlp-speculator": "mlp_speculator", "-mtp": "mtp", "-it-assistant": "mtp"}
 """Parts of a draft's name that tell its method, beside those that vLLM itself goes by."""
 
 _FIELDS: Final = {
@@ -57,6 +59,12 @@ _OF_DRAFT: Final = frozenset(
 """Keys about a draft; a method without one does not read them (config/speculative.py)."""
 
 _WITHOUT_DRAFT: Final = frozenset({Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX})
+_SUFFIX_DEPTH: Final = 24
+"""vllm/config/speculative.py, suffix_decoding_max_tree_depth."""
+
+_INHERITED: Final = frozenset({"enforce_eager", "index_share_for_mtp_iteration"})
+"""Switches whose absence is not false: vLLM takes the target's setting, or the checkpoint's."""
+
 _DEAD: Final = {"mlp_speculator": "no vLLM that the operator launches can draft so any more"}
 """vllm/v1 has no drafter for it, and its entry in the model registry is commented out."""
 
@@ -77,8 +85,13 @@ _SAMPLING: Final = {
 }
 """Keys with the field that says the same, and what it may say."""
 
-_AFTER_TOKENS: Final = frozenset({"num_speculative_tokens_per_batch_size", "disable_by_batch_size", "fly_window_size"})
-"""Keys whose meaning hangs on the general number of tokens."""
+_LAST: Final = frozenset(
+    {
+        *("num_speculative_tokens_per_batch_size", "disable_by_batch_size"),
+        *("fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k"),
+    }
+)
+"""Keys whose meaning depends on the number of tokens or on rejection_sample_method."""
 
 
 @dataclass
@@ -95,9 +108,22 @@ class SpeculativeConfig:
         model = self.config.get("model")
         return str(model) if model else None
 
-    def add(self, key: str, value: Any, written: str) -> None:
-        """Take one key; what was said last holds."""
-        self.config[key], self.written[key] = value, written
+    def add(self, key: str, value: Any, written: str, builder: SpecBuilder, path: Sequence[str] = ()) -> None:
+        """Take one key, or a part of its value that a dotted path names; the last of several counts."""
+        if path:
+            known = self.config.get(key)
+            whole = dict(known) if isinstance(known, dict) else {}
+            place = whole
+            *parents, last = path
+            for parent in parents:
+                inner = place.get(parent)
+                place[parent] = dict(inner) if isinstance(inner, dict) else {}
+                place = place[parent]
+            place[last] = value
+            value = whole
+        elif key in self.config:
+            builder.drop(self.written[key], f"{written} says it again")
+        self.config[key], self.written[key] = read_lax(key, value), written
 
 
 def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: EngineProfile) -> SpeculativeConfig:
@@ -106,16 +132,17 @@ def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: E
     for given in flags:
         if given.name == _CONFIG and not given.path:
             for key, value in _json(given, builder).items():
-                found.add(key, value, f"{_CONFIG} {key}")
+                found.add(key, value, f"{_CONFIG} {key}", builder)
         elif given.name == _CONFIG or given.name in OLD_KEYS:
             key = given.path[0] if given.path else OLD_KEYS[given.name]
-            found.add(key, _scalar(given.value), given.shown)
+            found.add(key, _scalar(given.value), given.shown, builder, given.path[1:])
         elif given.name not in OF_MODELS:
             message = f"{_of_none(profile)} has no such flag: say it in --speculative-config, and import again"
             builder.decide("spec.speculation", given.shown, message)
     if str(found.draft).strip("[]") == "ngram":
+        if found.config.get("method") in (None, "draft_model"):
+            found.config["method"], found.written["method"] = "ngram", found.written["model"]
         del found.config["model"]
-        found.add("method", "ngram", found.written["model"])
     return found
 
 
@@ -131,14 +158,27 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
         have = ", ".join(each.value for each in Method)
         why = _DEAD.get(method, "the operator does not have this method")
         builder.decide("spec.speculation.method", method, f"{why}: use one of {have}, or keep the Deployment")
+        for key in sorted(config.keys() - {"method"}):
+            builder.drop(found.written[key], f"is of method {method}")
         return
-    if method != Method.NONE and "num_speculative_tokens" not in config:
-        builder.decide("spec.speculation.numSpeculativeTokens", MISSING, "say how many tokens to propose a step")
-    for key in sorted(config, key=_AFTER_TOKENS.__contains__):
+    if method != Method.NONE and config.get("num_speculative_tokens") is None:
+        _take_default_tokens(method, config, builder)
+    for key in sorted(config, key=_LAST.__contains__):
         if method in _WITHOUT_DRAFT and key in _OF_DRAFT:
             builder.drop(found.written[key], f"is of a draft, and {method} has none")
         elif key not in {"method", "model"}:
             _take(found.written[key], key, config[key], builder, profile)
+
+
+def _take_default_tokens(method: str, config: Mapping[str, Any], builder: SpecBuilder) -> None:
+    """Take vLLM's own number of tokens: for suffix the depth of its trees (config/speculative.py)."""
+    depth = config.get("suffix_decoding_max_tree_depth") or _SUFFIX_DEPTH
+    if method == Method.SUFFIX and isinstance(depth, int):
+        remark = "vLLM takes the depth of its trees"
+        builder.take("num_speculative_tokens (absent)", "speculation.numSpeculativeTokens", depth, remark)
+    else:
+        message = "say how many tokens to propose in each step"
+        builder.decide("spec.speculation.numSpeculativeTokens", MISSING, message)
 
 
 def _method(config: dict[str, Any], profile: EngineProfile) -> str:
@@ -154,27 +194,41 @@ def _method(config: dict[str, Any], profile: EngineProfile) -> str:
 def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
     """Take one key; where no field means it, say why, or ask where it changes how the engine drafts."""
     if key == "parallel_drafting" and isinstance(value, bool):
-        builder.note(Outcome.OPERATOR, f"{what} {value}", "the operator says so of each draft whose config.json does")
+        builder.note(
+            Outcome.OPERATOR, f"{what} {shown(value)}", "the operator says so of each draft whose config.json does"
+        )
     elif key == "parallel_drafting" and value is not None:
-        builder.decide("spec.speculation", f"{what}: {value}", "must be true or false")
-    elif value is None or (value is False and key in profile.speculative_keys):
+        builder.decide("spec.speculation", f"{what}: {shown(value)}", "must be true or false")
+    elif value is None or (value is False and key in profile.speculative_keys - _INHERITED):
         builder.note(Outcome.OPERATOR, what, HOLDS_ANYWAY)
     elif key in _FIELDS:
         builder.take(what, _FIELDS[key], value)
     elif key in _PERCENT_FIELDS and isinstance(value, int | float) and math.isfinite(value):
-        builder.take(f"{what} {value}", _PERCENT_FIELDS[key], round(100 * value))
+        percent = round(100 * value)
+        remark = "" if math.isclose(percent, 100 * value) else "rounded to a whole percent"
+        builder.take(f"{what} {shown(value)}", _PERCENT_FIELDS[key], percent, remark)
     elif key in _SAMPLING and value in _SAMPLING[key][1]:
         builder.take(what, _SAMPLING[key][0], value)
     elif key in _TAKERS:
         _TAKERS[key](what, value, builder)
+    else:
+        _take_without_field(what, key, value, builder, profile)
+
+
+def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
+    """Pass on a key that no field means if the version has it; say of the others why not."""
+    if key in _SAMPLING:
+        path, words = _SAMPLING[key]
+        builder.decide(f"spec.{path}", f"{what}: {shown(value)}", f"must be one of {', '.join(words)}")
+    elif key in profile.speculative_keys and (advice := refusal(key)):
+        builder.decide("spec.speculation", f"{what}: {shown(value)}", advice)
     elif key in profile.speculative_keys:
-        message = "no field of the object means it yet: remove it from the Deployment, or keep the Deployment"
-        builder.decide("spec.speculation", f"{what}: {value}", message)
+        builder.take(what, f"speculation.extraConfig.{key}", value)
     elif key in _GONE:
-        builder.drop(f"{what}: {value}", _GONE[key])
+        builder.drop(f"{what}: {shown(value)}", _GONE[key])
     else:
         message = f"{_of_none(profile)} has no such key: remove it from the Deployment, or write the one that is meant"
-        builder.decide("spec.speculation", f"{what}: {value}", message)
+        builder.decide("spec.speculation", f"{what}: {shown(value)}", message)
 
 
 def _of_none(profile: EngineProfile) -> str:
@@ -186,14 +240,17 @@ def _of_none(profile: EngineProfile) -> str:
 def _take_quantization(what: str, value: Any, builder: SpecBuilder) -> None:
     if value in ("fp8", "fp8_per_tensor"):
         builder.take(what, "speculation.draft.quantization", "FP8")
+    elif value in OF_CHECKPOINTS:
+        builder.note(Outcome.OPERATOR, f"{what} {shown(value)}", "vLLM reads it from the draft's checkpoint")
     else:
-        builder.note(Outcome.OPERATOR, what, "vLLM reads it from the draft's checkpoint")
+        message = "the operator quantizes a draft while loading to FP8 only: name a quantized checkpoint, or fp8"
+        builder.decide("spec.speculation.draft.quantization", str(value), message)
 
 
 def _take_draft_split(what: str, value: Any, builder: SpecBuilder) -> None:
     """The target's own needs no field; 1 is passed on as it is, and anything else no vLLM takes."""
     if value == (builder.get("parallelism.tensor") or 1):
-        builder.note(Outcome.OPERATOR, f"{what} {value}", "the draft is split as the target is")
+        builder.note(Outcome.OPERATOR, f"{what} {shown(value)}", "the draft is split as the target is")
     else:
         builder.take(what, "parallelism.draftTensor", value)
 
@@ -206,7 +263,7 @@ def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
         given = []
     if not given:
         message = "must be a list of [first, last, tokens]"
-        builder.decide("spec.speculation.numSpeculativeTokensByBatchSize", str(value), message)
+        builder.decide("spec.speculation.numSpeculativeTokensByBatchSize", f"{what}: {shown(value)}", message)
         return
     most, general = _most_requests(builder), builder.get("speculation.numSpeculativeTokens")
     ends = [*(first - 1 for first, _, _ in given[1:]), most]
@@ -230,24 +287,22 @@ def _take_limit(what: str, value: Any, builder: SpecBuilder) -> None:
     """
     most = _most_requests(builder)
     if not isinstance(value, int) or not 0 < value <= most:
-        builder.drop(f"{what}: {value}", f"is above spec.serving.maxNumSeqs, {most}: it would never count")
+        builder.drop(f"{what}: {shown(value)}", f"is above spec.serving.maxNumSeqs, {most}: it would never count")
         return
     ranges = [{"from": value, "to": most, "numSpeculativeTokens": 0}]
     builder.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
 
 
-def _take_fly(default: Callable[[SpecBuilder], float]) -> Callable[[str, Any, SpecBuilder], None]:
-    """Return how a parameter of fly is taken: vLLM's own holds without it (config/speculative.py), another is lost."""
+def _take_fly(key: str, default: Callable[[SpecBuilder], float]) -> Callable[[str, Any, SpecBuilder], None]:
+    """Return how a parameter of fly is taken: vLLM's default needs no key (config/speculative.py)."""
 
     def take(what: str, value: Any, builder: SpecBuilder) -> None:
-        own = default(builder)
-        if value == own:
-            builder.note(Outcome.OPERATOR, f"{what} {value}", HOLDS_ANYWAY)
-        elif builder.get("speculation.rejectionSampling") not in {None, RejectionSampling.FLY.value}:
-            builder.drop(f"{what} {value}", "is of rejection_sample_method fly alone")
+        if builder.get("speculation.rejectionSampling") != RejectionSampling.FLY.value:
+            builder.drop(f"{what} {shown(value)}", "is of rejection_sample_method fly alone")
+        elif value == default(builder):
+            builder.note(Outcome.OPERATOR, f"{what} {shown(value)}", HOLDS_ANYWAY)
         else:
-            message = f"no field means it yet, and {own} would hold: remove it there, or keep the Deployment"
-            builder.decide("spec.speculation.rejectionSampling", f"{what} {value}", message)
+            builder.take(what, f"speculation.extraConfig.{key}", value)
 
     return take
 
@@ -292,8 +347,8 @@ _TAKERS: Final[Mapping[str, Callable[[str, Any, SpecBuilder], None]]] = {
     "draft_tensor_parallel_size": _take_draft_split,
     "num_speculative_tokens_per_batch_size": _take_schedule,
     "disable_by_batch_size": _take_limit,
-    "fly_window_size": _take_fly(_own_window),
-    "fly_entropy_threshold": _take_fly(lambda _: 0.3),
-    "fly_entropy_top_k": _take_fly(lambda _: 3),
+    "fly_window_size": _take_fly("fly_window_size", _own_window),
+    "fly_entropy_threshold": _take_fly("fly_entropy_threshold", lambda _: 0.3),
+    "fly_entropy_top_k": _take_fly("fly_entropy_top_k", lambda _: 3),
 }
 """Keys whose value does not simply become a field's."""

@@ -150,6 +150,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "speculation.useHeterogeneousVocab": at(value=True),
     "speculation.draftLmHeadQuantization": refused("fp8", "has no copy of the target's output head"),
     "speculation.xpressTopC": refused(64, "has no XPress refiner"),
+    "speculation.extraConfig": at({"enforce_eager": True}),
     "parallelism.tensor": at(4),
     "parallelism.pipeline": at(2, on=NGRAM),
     "parallelism.data": at(2),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.problems import Problem, printable, shown, shown_or_missing
+from specdecode_operator.problems import Problem, printable, shown, shown_or_missing, some_of
 
 
 @pytest.mark.parametrize(
@@ -116,3 +116,9 @@ def test_what_is_remembered_of_texts_is_bounded(texts: Iterator[str]) -> None:
 def test_values_that_are_not_json_are_named_by_their_type() -> None:
     for value in (int("f" * 5000, 16), [int("f" * 5000, 16)], {(1, 2): 3}, {b"a": 1}, {1j: 2}):
         assert shown(value) == f"a {type(value).__name__} that is not JSON"
+
+
+def test_a_message_lists_few_names() -> None:
+    assert some_of(["a", "b"]) == "a, b"
+    assert some_of(map(str, range(7))) == "0, 1, 2, 3, 4, 5, 6"
+    assert some_of(map(str, range(90))) == "0, 1, 2, 3, 4, 5 and 84 more"

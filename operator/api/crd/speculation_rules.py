@@ -33,6 +33,12 @@ SPECULATION = (
     ),
     Rule(
         field="numSpeculativeTokens",
+        holds="self.method == 'suffix' || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens <= 32",
+        message="is %d, which is more than 32: method %s takes at most 32",
+        values=("self.numSpeculativeTokens", "self.method"),
+    ),
+    Rule(
+        field="numSpeculativeTokens",
         holds="self.method != 'none' || !has(self.numSpeculativeTokens)",
         message="method none proposes nothing: remove it, or choose another method",
         reason=Reason.FORBIDDEN,
@@ -147,6 +153,12 @@ SPECULATION = (
         holds="self.method == 'dflash' || !has(self.xpressTopC)",
         message="method %s has no XPress head: remove it, or use method: dflash with such a head",
         values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="extraConfig",
+        holds="self.method != 'none' || !has(self.extraConfig)",
+        message="method none reads no further keys: remove it, or choose another method",
         reason=Reason.FORBIDDEN,
     ),
     Rule(

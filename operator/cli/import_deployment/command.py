@@ -24,6 +24,10 @@ _FILE_HELP: Final = (
 _NAMESPACE_HELP: Final = "Namespace of the server; that of the kubeconfig's context."
 _NEW_NAME_HELP: Final = "Name of the new object; by default the server's, with -sdd where it runs in Kubernetes."
 _VERSION_HELP: Final = "vLLM version in the image, such as 0.32, where its tag does not tell."
+_CONFIG_HELP: Final = (
+    "The config.json of a model that the server is given, such as my/head=config.json; repeatable. A speculators"
+    " checkpoint that is served alone becomes the target and the head that its config names."
+)
 
 
 class Form(StrEnum):
@@ -41,6 +45,7 @@ def import_command(  # noqa: PLR0913  each is an option
     context: Context = None,
     name: Annotated[str | None, typer.Option(help=_NEW_NAME_HELP)] = None,
     engine_version: Annotated[str | None, typer.Option(help=_VERSION_HELP)] = None,
+    model_config: Annotated[list[str] | None, typer.Option(metavar="ID=PATH", help=_CONFIG_HELP)] = None,
     output: Annotated[Form, typer.Option("--output", "-o", help="yaml or json.")] = Form.YAML,
 ) -> None:
     """Turn an existing vLLM server into a SpecDecodeDeployment that means the same.
@@ -58,13 +63,21 @@ def import_command(  # noqa: PLR0913  each is an option
     """
     from specdecode_operator.cli.import_deployment.report import report_lines  # noqa: PLC0415
     from specdecode_operator.cli.import_deployment.source import SourceError, read_source  # noqa: PLC0415
+    from specdecode_operator.cli.input_files import read_model_configs  # noqa: PLC0415
+    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
     from specdecode_operator.migration.builder import MigrationError  # noqa: PLC0415
     from specdecode_operator.migration.convert import migrate_workload  # noqa: PLC0415
 
     try:
         found = read_source(source or [], file, namespace, context)
-        migration = migrate_workload(found.workload, found.services, name=name, engine_version=engine_version)
-    except (SourceError, MigrationError) as error:
+        migration = migrate_workload(
+            found.workload,
+            found.services,
+            name=name,
+            engine_version=engine_version,
+            configs=read_model_configs(model_config or []),
+        )
+    except (SourceError, MigrationError, DocumentError) as error:
         fail(error)
     typer.echo(_printed(migration, output), nl=False)
     say("\n".join(map(printable, report_lines(migration, found.place))), err=True)

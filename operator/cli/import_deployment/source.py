@@ -12,6 +12,7 @@ from specdecode_operator.kube.resources import DEPLOYMENT, LEADER_WORKER_SET, PO
 from specdecode_operator.kube.untyped import mapping
 from specdecode_operator.migration.convert import runs_server
 from specdecode_operator.migration.sources.command_line import is_command_text, read_command_text, read_words
+from specdecode_operator.migration.sources.foreign import import_instead
 from specdecode_operator.migration.sources.kserve import runtime_of
 from specdecode_operator.migration.sources.reading import READABLE, read_workloads
 from specdecode_operator.migration.sources.workload import Workload
@@ -136,6 +137,9 @@ def _chosen(file: str, found: Sequence[Document], kind: str | None, name: str | 
         asked = f"{kind.lower()}/{name}" if kind else str(name)
         listed = _listed(server for _, server in servers)
         raise SourceError(f"{place_of(file)}: holds no {printable(asked)} but {listed}: name one of these")
+    for each in found:
+        if instead := import_instead(each.body):
+            raise SourceError(f"{each.place}: {clip(printable(instead), 400)}")
     kinds = ", ".join(dict.fromkeys(printable(str(each.body.get("kind") or "nothing")) for each in found)) or "nothing"
     raise SourceError(
         f"{place_of(file)}: kind: {clip(kinds, 96)}: holds nothing that can be imported, which is a {READABLE}"

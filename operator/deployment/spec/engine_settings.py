@@ -1,5 +1,7 @@
 """The settings that the engine's command line and environment are made of, from a spec and its pair."""
 
+import json
+
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.values import AcceleratorType, Quantization
 from specdecode_operator.deployment.spec.checkpoints import short_name
@@ -110,4 +112,5 @@ def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSetti
         adaptive_verification=speculation.adaptive_verification,
         draft_head_quantization=speculation.draft_lm_head_quantization,
         xpress_top_c=speculation.xpress_top_c,
+        extra_config=json.dumps(speculation.extra_config, sort_keys=True) if speculation.extra_config else None,
     )

@@ -14,7 +14,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.api.replay import ReplayMode
-from specdecode_operator.api.values import AcceleratorType, Quantization
+from specdecode_operator.api.values import AcceleratorType, Quantization, RejectionSampling
 from specdecode_operator.deployment.spec.engine_settings import engine_settings
 from specdecode_operator.deployment.spec.facts import Facts, engine_profile, gather_facts, platform_of
 from specdecode_operator.deployment.spec.model_sources import (
@@ -30,9 +30,10 @@ from specdecode_operator.deployment.spec.model_storage import downloads_in_pods
 from specdecode_operator.deployment.spec.pod_template_merge import pod_template_problems
 from specdecode_operator.deployment.spec.rules.pairing import pairing_problems
 from specdecode_operator.deployment.spec.rules.schedules import schedule_problems
-from specdecode_operator.engine.environment import env_problems
+from specdecode_operator.engine.environment import allows_longer, env_problems
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import extra_args_problems
+from specdecode_operator.engine.rules.extra_config import extra_config_problems
 from specdecode_operator.engine.rules.serving import image_problems, serving_problems
 from specdecode_operator.engine.rules.speculation import method_problems, speculation_problems
 from specdecode_operator.engine.settings import Platform
@@ -181,10 +182,18 @@ def _problems_without_models(spec: SpecDecodeDeploymentSpec, profile: EngineProf
         *_emulation_problems(spec),
         *_revision_problems(spec),
         *extra_args_problems(spec.engine.extra_args, profile),
+        *_extra_config_problems(spec, profile),
         *env_problems(spec.engine.env),
         *pod_template_problems(spec.pod_template, None if replays else platform),
         *schedule_problems(spec.captures),
     ]
+
+
+def _extra_config_problems(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Iterator[Problem]:
+    speculation = spec.speculation
+    if speculation is not None and speculation.extra_config:
+        is_fly = speculation.rejection_sampling is RejectionSampling.FLY
+        yield from extra_config_problems(speculation.extra_config, profile, checks_by_entropy=is_fly)
 
 
 def _image_problems(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[Problem]:
@@ -217,7 +226,7 @@ def _size_problems(pair: Pair) -> Iterator[Problem]:
 
 def _length_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
     wanted, longest = spec.serving.max_model_len, longest_sequence(pair.target, pair.limits.engine_version)
-    if wanted is None or wanted <= longest:
+    if wanted is None or wanted <= longest or allows_longer(spec.engine.env):
         return
     if spec.target.rope_scaling is not None:
         message = (

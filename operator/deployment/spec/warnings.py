@@ -13,10 +13,12 @@ from specdecode_operator.deployment.spec.facts import Facts, platform_of
 from specdecode_operator.deployment.spec.model_sources import KnownModels, model_source
 from specdecode_operator.deployment.spec.rules.pairing import GETS_LONGER
 from specdecode_operator.deployment.spec.rules.runner import runs_on_v1, schedule_notes
+from specdecode_operator.engine.environment import ALLOW_LONG_VARIABLE, allows_longer
 from specdecode_operator.engine.image_version import version_of_image
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile
 from specdecode_operator.engine.rules.config_overrides import positions_of
 from specdecode_operator.engine.rules.extra_args import options, unknown_flags
+from specdecode_operator.engine.rules.extra_config import unknown_keys
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.devices import memory_coefficients
@@ -25,6 +27,7 @@ from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.families.catalogue import is_known_name, is_variant, made_for, published_heads
 from specdecode_operator.sizing.model.geometry import computed_in
 from specdecode_operator.sizing.model.layers import LatentAttention
+from specdecode_operator.sizing.model.rope import stretched_length
 from specdecode_operator.sizing.pair.pair import Pair, longest_sequence
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
 from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Knowledge, Method
@@ -66,6 +69,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_checkpoint_warnings(facts, known),
         *_rope_warnings(facts, known),
         *_draft_tensor_warnings(facts, tensor),
+        *_length_warnings(facts),
         *_draft_length_warnings(facts),
         *_asked_length_warnings(facts),
         *_unknown_flag_warnings(facts),
@@ -83,6 +87,7 @@ def plan_notes(facts: Facts) -> list[str]:
         *schedule_notes(facts.spec, facts.profile, facts.pair),
         *_adaptive_notes(facts),
         *_uncounted_notes(facts),
+        *_extra_config_notes(facts),
         *filter(None, [lossy_answers(facts)]),
     ]
 
@@ -190,6 +195,24 @@ def _draft_tensor_warnings(facts: Facts, tensor: int) -> Iterator[str]:
         )
 
 
+def _length_warnings(facts: Facts) -> Iterator[str]:
+    """A length beyond the model's own, which vLLM serves if a variable allows it (config/model.py)."""
+    target, wanted = facts.pair.target, facts.pair.limits.max_model_len
+    longest = longest_sequence(target, facts.profile.version)
+    if wanted <= longest or not allows_longer(facts.spec.engine.env):
+        return
+    # From 0.30 on vLLM leaves the factor of YaRN out of its own limit.
+    stretched = stretched_length(target.max_position_embeddings, target.ropes, multiplies_yarn=True)
+    if wanted <= stretched:
+        known = f"its YaRN reaches {stretched}, which vLLM {facts.profile.version} does not count"
+    else:
+        known = f"beyond {max(longest, stretched)} outputs are wrong"
+    yield (
+        f"serving.maxModelLen {wanted} is more than the {longest} tokens of {target.name}: {ALLOW_LONG_VARIABLE} lets"
+        f" vLLM start, and {known}"
+    )
+
+
 def _draft_length_warnings(facts: Facts) -> Iterator[str]:
     """A draft that ends before its target; overrides of the target do not reach it (config/speculative.py).
 
@@ -245,6 +268,9 @@ def _unknown_flag_warnings(facts: Facts) -> Iterator[str]:
     """What may be a slip of the pen, or take memory."""
     for name in unknown_flags(facts.spec.engine.extra_args, facts.profile):
         yield f"engine.extraArgs has {name}, which vLLM {facts.profile.known_as} does not take: handed on, not counted"
+    for key in unknown_keys(_extra_config(facts), facts.profile):
+        version = facts.profile.known_as
+        yield f"speculation.extraConfig has {key}, which vLLM {version} does not take: handed on, not counted"
 
 
 def _uncounted_notes(facts: Facts) -> Iterator[str]:
@@ -257,6 +283,20 @@ def _uncounted_notes(facts: Facts) -> Iterator[str]:
                 f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs; compare"
                 " status.observed.kvCacheResidual once it serves"
             )
+
+
+def _extra_config_notes(facts: Facts) -> Iterator[str]:
+    """Keys of --speculative-config that the plan passes on without following what they change."""
+    keys = sorted(_extra_config(facts).keys() - set(unknown_keys(_extra_config(facts), facts.profile)))
+    if keys:
+        yield (
+            f"speculation.extraConfig has {', '.join(keys)}, which the plan does not count: the memory left may differ;"
+            " compare status.observed.kvCacheResidual once it serves"
+        )
+
+
+def _extra_config(facts: Facts) -> Mapping[str, Any]:
+    return (facts.spec.speculation.extra_config if facts.spec.speculation else None) or {}
 
 
 def _latent_notes(facts: Facts) -> Iterator[str]:

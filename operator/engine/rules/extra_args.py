@@ -15,7 +15,7 @@ from typing import Any
 
 from specdecode_operator.engine.profiles import EngineProfile, Flag
 from specdecode_operator.engine.rules.refused_flags import refusal
-from specdecode_operator.problems import Problem
+from specdecode_operator.problems import Problem, some_of
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+")
 """argparse takes -0.5 for a number as well, but vLLM sees a dotted path first: only --flag=-0.5 works."""
@@ -240,7 +240,7 @@ def _why_unknown(name: str, profile: EngineProfile, *, hints: bool) -> str | Non
     if name in profile.later_flags:
         return f"vLLM {profile.version} does not have this flag yet; it came with {profile.later_flags[name]}"
     if candidates := _candidates(name, profile):
-        return f"is short for several flags: {', '.join(sorted(candidates))}; write one in full"
+        return f"is short for several flags: {some_of(sorted(candidates))}; write one in full"
     if not profile.tested and name.startswith("--"):
         return None
     nearest = get_close_matches(name, profile.flags, n=1) if hints else ()

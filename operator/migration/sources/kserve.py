@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
 from specdecode_operator.migration.builder import MigrationError, required
-from specdecode_operator.migration.sources.model_storage import MODEL_PATH, stored
+from specdecode_operator.migration.sources.model_storage import MODEL_PATH, SECRET_ANNOTATION, stored, with_token
 from specdecode_operator.migration.sources.workload import Remarks, Workload, name_in, namespace_of, quoted_name, within
 from specdecode_operator.problems import MISSING
 
@@ -69,12 +69,14 @@ def read_inference_service(body: Mapping[str, Any], others: Sequence[Mapping[str
     for key in (key for key in predictor if key in _OF_KSERVE):
         remarks.own(key, _OF_KSERVE[key])
     remarks.ask_for_rest(predictor, (*_READ, *_OF_PODS), _PREDICTOR)
+    remarks.drop_metadata(body, read=(SECRET_ANNOTATION,))
     if objects(predictor, "containers"):
         pod = _pod(predictor, objects(predictor, "containers"))
     elif mapping(predictor, "model"):
         pod = _of_model(body, predictor, others, remarks)
     else:
         raise MigrationError(_PREDICTOR, "neither containers nor model", "must say what serves: one of them")
+    pod = with_token(pod, body, remarks)
     least, most = predictor.get("minReplicas"), predictor.get("maxReplicas")
     if most not in (None, least):
         remarks.decide("spec.replicas", f"minReplicas {least}, maxReplicas {most}", _AUTOSCALED)

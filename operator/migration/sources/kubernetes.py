@@ -60,6 +60,7 @@ def _of_template(
     body: Mapping[str, Any], spec: Mapping[str, Any], remarks: Remarks, volumes: list[dict[str, Any]] | None = None
 ) -> Workload:
     pod = required(body, "spec.template.spec")
+    remarks.drop_metadata(body)
     which = f"{str(body.get('kind')).lower()}/{quoted_name(body)}"
     return Workload(
         kind=str(body.get("kind")),

@@ -32,6 +32,7 @@ def read_leader_worker_set(body: Mapping[str, Any]) -> Workload:
     if template.get("subGroupPolicy"):
         remarks.decide(f"{_TEMPLATE}.subGroupPolicy", "is set", "groups are not divided: keep the LeaderWorkerSet")
     remarks.ask_for_rest(spec, _KNOWN, "spec")
+    remarks.drop_metadata(body)
     return Workload(
         kind="LeaderWorkerSet",
         name=name_in(body),

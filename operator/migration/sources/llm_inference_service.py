@@ -1,12 +1,19 @@
 """KServe's LLMInferenceService: a model, how it is split, and what the template of its pods adds."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
 from specdecode_operator.migration.builder import MigrationError, required
-from specdecode_operator.migration.sources.model_storage import MODEL_PATH, stored
+from specdecode_operator.migration.sources.model_storage import (
+    MODEL_PATH,
+    SECRET_ANNOTATION,
+    stored,
+    stored_draft,
+    with_token,
+)
+from specdecode_operator.migration.sources.speculator import read_speculator
 from specdecode_operator.migration.sources.workload import Remarks, Workload, name_in, namespace_of, quoted_name, within
 from specdecode_operator.problems import MISSING
 
@@ -14,8 +21,8 @@ _MAIN: Final = "main"
 _MORE: Final = "VLLM_ADDITIONAL_ARGS"
 _KEEP: Final = "no field of the object means it: keep the LLMInferenceService"
 _READ: Final = (
-    "annotations", "labels", "model", "parallelism", "replicas", "rolloutStrategy", "router", "storageInitializer",
-    "template", "trustRemoteCode",
+    "annotations", "labels", "model", "parallelism", "replicas", "rolloutStrategy", "router", "speculativeDecoding",
+    "speculator", "storageInitializer", "template", "trustRemoteCode",
 )  # fmt: skip
 _ASKED: Final = {
     "baseRefs": "holds settings that are not read here: write them into the object, and import again",
@@ -53,12 +60,16 @@ def read_llm_inference_service(body: Mapping[str, Any]) -> Workload:
     if spec.get("rolloutStrategy"):
         remarks.own("rolloutStrategy", "an old engine ends before its successor starts")
     remarks.ask_for_rest(spec, (*_READ, *_ASKED, "worker"), "spec")
+    remarks.drop_metadata(body, read=(SECRET_ANNOTATION,))
     template = mapping(spec, "template")
-    pod = {**template, "containers": _containers(body, spec, template, remarks)}
+    speculator = read_speculator(spec, remarks)
+    pod = {**template, "containers": _containers(body, spec, template, speculator.words, remarks)}
+    if speculator.uri:
+        pod = stored_draft(pod, speculator.uri)
     return Workload(
         kind="LLMInferenceService",
         name=name_in(body),
-        pod=stored(pod, str(model["uri"])),
+        pod=with_token(stored(pod, str(model["uri"])), body, remarks),
         where="spec.template.containers",
         metadata={key: mapping(spec, key) for key in ("labels", "annotations")},
         namespace=namespace_of(body),
@@ -70,7 +81,11 @@ def read_llm_inference_service(body: Mapping[str, Any]) -> Workload:
 
 
 def _containers(
-    body: Mapping[str, Any], spec: Mapping[str, Any], template: Mapping[str, Any], remarks: Remarks
+    body: Mapping[str, Any],
+    spec: Mapping[str, Any],
+    template: Mapping[str, Any],
+    speculation: Sequence[str],
+    remarks: Remarks,
 ) -> list[dict[str, Any]]:
     """Return the containers, the one that the controller starts vLLM in first."""
     given = objects(template, "containers")
@@ -86,7 +101,7 @@ def _containers(
             env.append(each)
     words = [word for word in texts(main, "args") if word != "--"]
     served = str(mapping(spec, "model").get("name") or name_in(body))
-    args = [MODEL_PATH, "--served-model-name", served, "--port", "8000", *_sizes(spec), *more, *words]
+    args = [MODEL_PATH, "--served-model-name", served, "--port", "8000", *_sizes(spec), *speculation, *more, *words]
     return [{**main, "command": ["vllm", "serve"], "args": args, "env": env}, *others]
 
 

@@ -4,10 +4,18 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from specdecode_operator.kube.untyped import objects, texts
+from specdecode_operator.kube.untyped import mapping, objects, texts
+from specdecode_operator.migration.sources.workload import Remarks
 
 MODEL_PATH: Final = "/mnt/models"
+SECRET_ANNOTATION: Final = "serving.kserve.io/secretName"  # noqa: S105 (no password)
+"""Names the Secret with the credentials of a model's storage (pkg/credentials of KServe)."""
+
+DRAFT_PATH: Final = "/mnt/speculator"
+_FETCH_IMAGE: Final = "kserve/storage-initializer"
+_TOKEN_KEY: Final = "HF_TOKEN"  # noqa: S105 (no password)
 _VOLUME: Final = "kserve-model"
+_DRAFT_VOLUME: Final = "kserve-speculator"
 
 
 def stored(pod: Mapping[str, Any], uri: str) -> dict[str, Any]:
@@ -17,7 +25,7 @@ def stored(pod: Mapping[str, Any], uri: str) -> dict[str, Any]:
     if scheme == "hf":
         model, _, revision = place.partition(":")
         command = ["hf", "download", model, "--local-dir", MODEL_PATH, *(["--revision", revision] if revision else [])]
-        fetch = {"name": "storage-initializer", "image": "kserve/storage-initializer", "command": command}
+        fetch = {"name": "storage-initializer", "image": _FETCH_IMAGE, "command": command}
         found = _mounted(pod, mount, {"emptyDir": {}})
         return {**found, "initContainers": [*objects(pod, "initContainers"), fetch]}
     if scheme == "pvc":
@@ -30,10 +38,30 @@ def stored(pod: Mapping[str, Any], uri: str) -> dict[str, Any]:
     return {**pod, "containers": containers}
 
 
+def draft_name(uri: str) -> str:
+    """Return how the server names a draft at an address: a hub id, the path of a claim, or the address itself."""
+    scheme, _, place = uri.partition("://")
+    return {"hf": place, "pvc": DRAFT_PATH}.get(scheme, uri)
+
+
+def stored_draft(pod: Mapping[str, Any], uri: str) -> dict[str, Any]:
+    """Return the pod with the claim of a draft mounted; a draft elsewhere needs no volume."""
+    scheme, _, place = uri.partition("://")
+    if scheme != "pvc":
+        return dict(pod)
+    claim, _, folder = place.partition("/")
+    mount = {"name": _DRAFT_VOLUME, "mountPath": DRAFT_PATH} | ({"subPath": folder.strip("/")} if folder else {})
+    return _mounted(pod, mount, {"persistentVolumeClaim": {"claimName": claim}})
+
+
 def _mounted(pod: Mapping[str, Any], mount: dict[str, Any], volume: dict[str, Any]) -> dict[str, Any]:
     first, *rest = objects(pod, "containers")
     first = {**first, "volumeMounts": [*objects(first, "volumeMounts"), mount]}
-    return {**pod, "containers": [first, *rest], "volumes": [*objects(pod, "volumes"), {"name": _VOLUME, **volume}]}
+    return {
+        **pod,
+        "containers": [first, *rest],
+        "volumes": [*objects(pod, "volumes"), {**volume, "name": mount["name"]}],
+    }
 
 
 def _renamed(container: Mapping[str, Any], address: str) -> dict[str, Any]:
@@ -46,3 +74,18 @@ def _renamed(container: Mapping[str, Any], address: str) -> dict[str, Any]:
         if key in container
     }
     return {**container, **words}
+
+
+def with_token(pod: dict[str, Any], body: Mapping[str, Any], remarks: Remarks) -> dict[str, Any]:
+    """Return the pod whose download reads the hub's token from the Secret that an annotation of the object names."""
+    secret = mapping(mapping(body, "metadata"), "annotations").get(SECRET_ANNOTATION)
+    if not secret:
+        return pod
+    fetches = [each for each in objects(pod, "initContainers") if each.get("image") == _FETCH_IMAGE]
+    if not fetches:
+        remarks.drop(f"annotation {SECRET_ANNOTATION}", "is for a download, and the model is not downloaded")
+        return pod
+    remarks.own(f"annotation {SECRET_ANNOTATION}", f"its key {_TOKEN_KEY} is the hub's token")
+    reference = {"secretKeyRef": {"name": str(secret), "key": _TOKEN_KEY}}
+    fetches[-1]["env"] = [{"name": _TOKEN_KEY, "valueFrom": reference}]
+    return pod

@@ -7,6 +7,8 @@ from specdecode_operator.api.deployment import KIND
 from specdecode_operator.kube.untyped import mapping, objects
 from specdecode_operator.migration.builder import MigrationError
 from specdecode_operator.migration.sources.compose import is_compose, read_compose
+from specdecode_operator.migration.sources.config_maps import with_values
+from specdecode_operator.migration.sources.foreign import is_of_its_group
 from specdecode_operator.migration.sources.kserve import read_inference_service
 from specdecode_operator.migration.sources.kubernetes import read_deployment, read_pod, read_stateful_set
 from specdecode_operator.migration.sources.leader_worker_set import read_leader_worker_set
@@ -46,9 +48,11 @@ def read_workloads(body: _Body, others: Sequence[_Body] = ()) -> list[Workload]:
     if is_production_stack(body):
         return read_production_stack(body)
     kind = str(body.get("kind"))
+    if not is_of_its_group(body):
+        return []
     if kind == "InferenceService":
-        return [read_inference_service(body, others)]
-    return [_OF_KINDS[kind](body)] if kind in _OF_KINDS else []
+        return [with_values(read_inference_service(body, others), others)]
+    return [with_values(_OF_KINDS[kind](body), others)] if kind in _OF_KINDS else []
 
 
 def _refuse_own(body: _Body) -> None:

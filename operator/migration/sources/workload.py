@@ -3,11 +3,15 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from specdecode_operator.kube.untyped import mapping
 from specdecode_operator.migration.builder import Outcome, Setting
 from specdecode_operator.problems import Problem
+
+_WRITERS: Final = ("deployment.kubernetes.io/", "kubectl.kubernetes.io/", "field.cattle.io/")
+_OF_SYSTEM: Final = "Kubernetes wrote it for the old object"
+_OF_OBJECT: Final = "is the old object's own: add it to metadata of the new one if a tool or a policy reads it"
 
 
 @dataclass
@@ -28,6 +32,13 @@ class Remarks:
     def decide(self, path: str, value: str, message: str) -> None:
         """Say what a person must decide."""
         self.decisions.append(Problem(path, value, message))
+
+    def drop_metadata(self, body: Mapping[str, Any], read: Sequence[str] = ()) -> None:
+        """Say of the labels and annotations of the source itself, which no pod has, that they stay with it."""
+        for kind in ("labels", "annotations"):
+            for key in mapping(mapping(body, "metadata"), kind):
+                if key not in read:
+                    self.drop(f"metadata.{kind} {key}", _OF_SYSTEM if key.startswith(_WRITERS) else _OF_OBJECT)
 
     def ask_for_rest(self, body: Mapping[str, Any], known: Sequence[str], where: str) -> None:
         """Ask for every key that says something and that nothing here reads; its value may be a secret."""

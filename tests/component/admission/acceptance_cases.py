@@ -42,6 +42,18 @@ speculation: {method: mtp, numSpeculativeTokens: 4, draft: {model: google/gemma-
 target: {model: deepseek-ai/DeepSeek-V4-Flash-0731}
 speculation: {method: dspark, numSpeculativeTokens: 7}
 """,
+    "further keys": """
+target: {model: Qwen/Qwen3.5-27B}
+speculation:
+  method: mtp
+  numSpeculativeTokens: 3
+  extraConfig: {attention_backend: TRITON_ATTN, enforce_eager: true, draft_load_config: {load_format: safetensors}}
+serving: {servedModelNames: [one, Qwen 3.5 27B]}
+""",
+    "suffix of many tokens": """
+target: {model: Qwen/Qwen3-8B}
+speculation: {method: suffix, numSpeculativeTokens: 64}
+""",
     "suffix": """
 target: {model: Qwen/Qwen3-8B}
 speculation:

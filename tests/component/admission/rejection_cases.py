@@ -28,7 +28,12 @@ BAD = {
     "no method": Bad("speculation: {numSpeculativeTokens: 5}", "spec.speculation.method", "Required"),
     "unknown method": Bad("speculation: {method: eagle9}", "spec.speculation.method", '"ngram_gpu", "suffix", "none"'),
     "K is 0": Bad(speculation("numSpeculativeTokens: 0"), "spec.speculation.numSpeculativeTokens", "use 1 to 32"),
-    "K above 32": Bad(speculation("numSpeculativeTokens: 33"), "spec.speculation.numSpeculativeTokens", "equal to 32"),
+    "K above 32": Bad(speculation("numSpeculativeTokens: 33"), "spec.speculation.numSpeculativeTokens", "at most 32"),
+    "K above 64": Bad(
+        "speculation: {method: suffix, numSpeculativeTokens: 65}",
+        "spec.speculation.numSpeculativeTokens",
+        "equal to 64",
+    ),
     "K missing": Bad(
         "speculation: {method: ngram}",
         "spec.speculation.numSpeculativeTokens",
@@ -277,6 +282,11 @@ BAD = {
         "spec.speculation.rejectionSampling",
         "method none proposes nothing to check: remove it",
     ),
+    "further keys of nothing": Bad(
+        "speculation: {method: none, extraConfig: {enforce_eager: true}}",
+        "spec.speculation.extraConfig",
+        "method none reads no further keys: remove it",
+    ),
     "split of no draft": Bad(
         "parallelism: {tensor: 2, draftTensor: 2}\nspeculation: {method: ngram, numSpeculativeTokens: 3}",
         "spec.parallelism.draftTensor",
@@ -313,6 +323,9 @@ BAD = {
         "serving: {maxNumSeqs: 4, minConcurrency: 8}", "spec.serving.minConcurrency", "lower it, or raise maxNumSeqs"
     ),
     "served name twice": Bad("serving: {servedModelNames: [a, a]}", "spec.serving.servedModelNames", "remove one"),
+    "served name with a tab": Bad(
+        'serving: {servedModelNames: ["a\\tb"]}', "spec.serving.servedModelNames[0]", "should match"
+    ),
     "served name like an option": Bad(
         "serving: {servedModelNames: [--x]}", "spec.serving.servedModelNames[0]", "should match"
     ),

@@ -124,8 +124,8 @@ def test_a_bad_number_is_told_with_its_bound(
     [
         (speculation(numSpeculativeTokens=0), "numSpeculativeTokens: 0: proposes nothing: use 1 to 32"),
         (speculation(numSpeculativeTokens=-3), "numSpeculativeTokens: -3: must be at least 0"),
-        (speculation(numSpeculativeTokens=33), "numSpeculativeTokens: 33: must be at most 32"),
-        (speculation(numSpeculativeTokens=2**63), "numSpeculativeTokens: 9223372036854775808: must be at most 32"),
+        (speculation(numSpeculativeTokens=33), "numSpeculativeTokens: 33: is more than 32: method draft_model takes"),
+        (speculation(numSpeculativeTokens=2**63), "numSpeculativeTokens: 9223372036854775808: must be at most 64"),
         (manifest("a", serving={"maxModelLength": 1}), "no field of spec.serving: did you mean maxModelLen?"),
         (
             speculation(num_speculative_tokens=3),
@@ -277,3 +277,11 @@ def test_a_draft_whose_states_fit_no_block_of_the_target_is_named(specdecode: Sp
     body = manifest("a", target={"model": "Qwen/Qwen3.6-35B-A3B"}, speculation=draft)
     answer = told(specdecode, write("a.yaml", body))
     assert "spec.speculation.draft.model: Qwen/Qwen3.5-397B-A17B: its states do not fit the target's blocks" in answer
+
+
+@pytest.mark.parametrize("config", [{"architectures": ["Unheard"]}, {"architectures": ["UnheardMoeForCausalLM"]}])
+def test_what_is_said_of_an_unknown_class_is_short(
+    specdecode: Specdecode, write: WriteObject, config: dict[str, Any]
+) -> None:
+    body = manifest("a", target={"model": "org/unheard", "config": config})
+    assert len(told(specdecode, write("a.yaml", body))) < 1000

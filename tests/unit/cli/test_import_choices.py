@@ -342,14 +342,16 @@ def test_a_limit_that_is_never_reached_needs_no_range() -> None:
     assert "numSpeculativeTokensByBatchSize" not in spec_of(speculating(disable_by_batch_size=65))["speculation"]
 
 
-@pytest.mark.parametrize(
-    "key",
-    [{"use_local_argmax_reduction": True}, {"kv_cache_dtype": "fp8"}, {"draft_sample_method": ["greedy"]}],
-    ids=str,
-)
-def test_a_key_that_drafts_otherwise_is_asked_for(key: dict[str, Any]) -> None:
-    (decision,) = speculating(**key).decisions
-    assert (decision.field, next(iter(key)) in decision.value) == ("spec.speculation", True)
+def test_a_way_to_sample_that_the_field_lacks_is_asked_for() -> None:
+    (decision,) = speculating(draft_sample_method=["greedy"]).decisions
+    assert (decision.field, "draft_sample_method" in decision.value) == ("spec.speculation.draftSampling", True)
+    assert "greedy" in decision.message
+
+
+@pytest.mark.parametrize("key", ["tensor_parallel_size", "synthetic_acceptance_length"])
+def test_a_key_that_vllm_or_the_operator_refuses_is_asked_for(key: str) -> None:
+    (decision,) = speculating(**{key: 2}).decisions
+    assert key in decision.value
 
 
 @pytest.mark.parametrize(

@@ -198,3 +198,29 @@ def test_a_scaling_in_the_place_of_the_models_own_is_told(model: str, *, is_told
     for factor, is_other in (("2", False), ("4", True)):
         told = plan_warnings(facts({"model": "a/b", "config": config, "ropeScaling": YARN | {"factor": factor}}), {}, 1)
         assert any("takes the place" in warning for warning in told) == is_other
+
+
+LONG = {"name": "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "value": "1"}
+
+
+def longer(value: str, length: int, *extra_args: str) -> Facts:
+    """Facts of a length beyond the model's, and what the variable says."""
+    engine = {"version": "0.33", "extraArgs": list(extra_args), "env": [LONG | {"value": value}]}
+    spec = {"target": {"model": QWEN}, "serving": {"maxModelLen": length}, "engine": engine}
+    return valid_facts(SpecDecodeDeploymentSpec.parse(spec))
+
+
+def test_the_variable_allows_a_longer_length_with_a_warning() -> None:
+    found = longer(" True", 131_072)
+    assert found.pair.limits.max_model_len == 131_072
+    (warning,) = plan_warnings(found, {}, 1)
+    assert "beyond 40960 outputs are wrong" in warning
+    (stretched,) = plan_warnings(longer("1", 131_072, HF_OVERRIDES, json.dumps({"rope_parameters": ROPE})), {}, 1)
+    assert "its YaRN reaches 131072" in stretched
+    assert plan_warnings(longer("1", 4096), {}, 1) == []
+
+
+@pytest.mark.parametrize("value", ["0", "", "yes"])
+def test_another_value_of_the_variable_allows_nothing(value: str) -> None:
+    with pytest.raises(InvalidSpecError, match="was made for at most 40960 tokens"):
+        longer(value, 131_072)

@@ -1,0 +1,241 @@
+"""Objects of other projects, and what lies beside a server in its file: ConfigMaps, Secrets, downloads, drafts."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specdecode_operator.migration.convert import Migration, migrate_workload
+from specdecode_operator.migration.sources.reading import read_workloads
+from tests.support.migrations import migrate
+from tests.unit.cli.conftest import Specdecode, WriteObject
+from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, engine
+
+HEAD = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
+
+
+def beside(body: Mapping[str, Any], *others: Mapping[str, Any]) -> Migration:
+    """Import an object with those of the same file."""
+    (workload,) = read_workloads(body, [body, *others])
+    return migrate_workload(workload)
+
+
+def told(migration: Migration) -> str:
+    """Return what became of each setting."""
+    return "\n".join(f"{each.name}: {each.result}" for each in migration.settings)
+
+
+def decided(migration: Migration) -> str:
+    """Return what a person must decide."""
+    return "\n".join(map(str, migration.decisions))
+
+
+FOREIGN = {
+    "LLMKube": (
+        "inference.llmkube.dev/v1alpha1",
+        "InferenceService",
+        {"modelRef": "x"},
+        "specdecode import deployment/chat -n llm",
+    ),
+    "production-stack": (
+        "production-stack.vllm.ai/v1alpha1",
+        "VLLMRuntime",
+        {},
+        "specdecode import deployment/chat -n llm",
+    ),
+    "KAITO": ("kaito.sh/v1beta1", "Workspace", {}, "specdecode import statefulset/chat -n llm"),
+    "KubeAI": ("kubeai.org/v1", "Model", {}, "kubectl get pods -n llm -l model=chat"),
+    "Dynamo": (
+        "nvidia.com/v1alpha1",
+        "DynamoGraphDeployment",
+        {"services": {"Frontend": {}, "VllmWorker": {"extraPodSpec": {"mainContainer": {"args": ["dynamo.vllm"]}}}}},
+        "deployment/chat-vllmworker does not run vllm serve",
+    ),
+    "Ray": ("ray.io/v1", "RayService", {}, "Ray Serve does not run vllm serve"),
+    "another group's Deployment": ("example.com/v1", "Deployment", {}, "specdecode import deployment/NAME -n llm"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN.values(), ids=FOREIGN)
+def test_an_object_of_another_project_names_what_to_import_instead(
+    specdecode: Specdecode, write: WriteObject, case: tuple[str, str, dict[str, Any], str]
+) -> None:
+    version, kind, spec, answer = case
+    body = {"apiVersion": version, "kind": kind, "metadata": {"name": "chat", "namespace": "llm"}, "spec": spec}
+    result = specdecode("import", "-f", write("o.yaml", body))
+    assert result.exit_code == INVALID
+    assert f"{kind} of {version} is not read" in result.stderr
+    assert answer in " ".join(result.stderr.split())
+
+
+def test_an_object_of_another_project_does_not_hide_a_server_beside_it(specdecode: Specdecode, tmp_path: Path) -> None:
+    foreign = {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": "x"}}
+    file = tmp_path / "both.yaml"
+    file.write_text(yaml.safe_dump_all([foreign, engine()]))
+    assert specdecode("import", "-f", file).exit_code == 0
+
+
+def config_map(**data: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "runtime"}, "data": data}
+
+
+def from_map(name: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"configMapKeyRef": {"name": "runtime", "key": name}}}
+
+
+SPLIT = ["--model", "$(MODEL)", "--tensor-parallel-size", "$(TP)"]
+
+
+def test_values_of_a_config_map_in_the_file_are_read() -> None:
+    """GKE accelerated-platforms: kustomize output with the model and the split in a ConfigMap."""
+    body = engine(*SPLIT, env=[from_map("MODEL"), from_map("TP"), from_map("VLLM_LOGGING_LEVEL")])
+    migration = beside(body, config_map(MODEL=LLAMA_8B, TP="1", VLLM_LOGGING_LEVEL="DEBUG"))
+    spec = migration.body["spec"]
+    assert not migration.decisions, decided(migration)
+    assert (spec["target"]["model"], spec["parallelism"]["tensor"]) == (LLAMA_8B, 1)
+    assert {"name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"} in spec["engine"]["env"]
+    assert "ConfigMap runtime: its values are written out" in told(migration)
+
+
+def test_all_of_a_config_map_is_read_and_a_variable_of_its_own_counts_before_it() -> None:
+    sources = [{"prefix": "VLLM_", "configMapRef": {"name": "runtime"}}]
+    env = [{"name": "VLLM_LOGGING_LEVEL", "value": "INFO"}]
+    migration = beside(engine(envFrom=sources, env=env), config_map(LOGGING_LEVEL="DEBUG", USE_AOT_COMPILE="1"))
+    assert not migration.decisions, decided(migration)
+    assert migration.body["spec"]["engine"]["env"] == [
+        {"name": "VLLM_USE_AOT_COMPILE", "value": "1"},
+        {"name": "VLLM_LOGGING_LEVEL", "value": "INFO"},
+    ]
+
+
+def test_of_a_secret_only_the_names_are_read() -> None:
+    secret = {"kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"VLLM_API_KEY": "sk-live-1234567890"}}
+    migration = beside(engine(envFrom=[{"secretRef": {"name": "keys"}}]), secret)
+    assert not migration.decisions, decided(migration)
+    assert migration.body["spec"]["serving"]["apiKeySecret"] == {"name": "keys", "key": "VLLM_API_KEY"}
+    assert "sk-live" not in str(migration)
+
+
+@pytest.mark.parametrize("place", [{"name": "another"}, {"name": "runtime", "namespace": "elsewhere"}])
+def test_a_config_map_that_is_not_beside_it_is_asked_for(place: dict[str, str]) -> None:
+    body = engine(*SPLIT, env=[from_map("MODEL"), from_map("TP")], resources={"limits": {"nvidia.com/gpu": "4"}})
+    migration = beside(body, config_map(MODEL=LLAMA_8B, TP="4") | {"metadata": place})
+    assert {"--model", "--tensor-parallel-size"} <= {each.value for each in migration.decisions}
+
+
+def test_a_split_that_is_not_known_is_not_called_absent() -> None:
+    body = engine(*SPLIT, env=[from_map("MODEL"), from_map("TP")], resources={"limits": {"nvidia.com/gpu": "4"}})
+    migration = migrate(body)
+    assert migration.body["spec"]["parallelism"]["tensor"] == 4
+    assert "(absent)" not in told(migration)
+
+
+LLMISVC = {
+    "apiVersion": "serving.kserve.io/v1alpha2",
+    "kind": "LLMInferenceService",
+    "metadata": {"name": "chat", "annotations": {"serving.kserve.io/secretName": "hf", "team": "a"}},
+}
+KSERVE = {
+    "eagle3": (
+        {
+            "speculator": {
+                "model": {"uri": f"hf://{HEAD}"},
+                "config": {"method": "eagle3", "num_speculative_tokens": "3"},
+            }
+        },
+        {"method": "eagle3", "numSpeculativeTokens": 3, "draft": {"model": HEAD}},
+    ),
+    "a draft model": (
+        {
+            "speculator": {
+                "model": {"uri": "hf://meta-llama/Llama-3.2-1B-Instruct"},
+                "config": {"method": "draft_model", "num_speculative_tokens": "5"},
+            }
+        },
+        {"method": "draft_model", "numSpeculativeTokens": 5, "draft": {"model": "meta-llama/Llama-3.2-1B-Instruct"}},
+    ),
+    "ngram": (
+        {"speculativeDecoding": {"method": "ngram", "numSpeculativeTokens": 4, "ngram": {"promptLookupMax": 4}}},
+        {"method": "ngram", "numSpeculativeTokens": 4, "ngram": {"promptLookupMax": 4}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("field", "speculation"), KSERVE.values(), ids=KSERVE)
+def test_the_speculation_of_kserve_is_speculation(field: dict[str, Any], speculation: dict[str, Any]) -> None:
+    """kserve#5370 and kserve#5687."""
+    template = {"containers": [{"name": "main", "image": "vllm/vllm-openai:v0.33.0", "resources": ONE_GPU}]}
+    migration = migrate(LLMISVC | {"spec": {"model": {"uri": f"hf://{LLAMA_8B}"}, "template": template, **field}})
+    spec = migration.body["spec"]
+    assert not migration.decisions, decided(migration)
+    assert spec["speculation"] == speculation
+    assert spec["models"]["hubTokenSecret"] == {"name": "hf", "key": "HF_TOKEN"}
+    assert "metadata.annotations team" in told(migration)
+
+
+ONE_GPU = {"limits": {"nvidia.com/gpu": "1"}}
+
+
+def test_a_draft_of_kserve_on_a_claim_is_on_the_claim() -> None:
+    template = {"containers": [{"name": "main", "image": "vllm/vllm-openai:v0.33.0", "resources": ONE_GPU}]}
+    config = {"method": "draft_model", "num_speculative_tokens": 3}
+    speculator = {"model": {"uri": "pvc://weights/draft"}, "config": config}
+    spec = {"model": {"uri": "pvc://weights/target"}, "template": template, "speculator": speculator}
+    found = migrate(LLMISVC | {"spec": spec}).body["spec"]
+    assert found["speculation"]["draft"]["model"] == "draft"
+    assert found["target"]["model"] == "target"
+    assert found["models"]["volume"] == {"persistentVolumeClaim": {"claimName": "weights"}}
+
+
+def test_a_key_of_kserve_that_nothing_reads_is_asked_for() -> None:
+    spec = {
+        "model": {"uri": f"hf://{LLAMA_8B}"},
+        "template": {"containers": [{"name": "main", "image": "vllm/vllm-openai:v0.33.0", "resources": ONE_GPU}]},
+        "speculator": {"model": {"uri": f"hf://{HEAD}", "lora": {"adapters": []}, "storage": {"key": "x"}}},
+    }
+    said = decided(migrate(LLMISVC | {"spec": spec}))
+    assert "spec.speculator.model.storage" in said
+    assert "spec.speculator.model.lora" in said
+
+
+def test_what_a_storage_initializer_fetches_is_a_download() -> None:
+    """KServe's samples before it had a field: an init container fetches the draft."""
+    config = {"method": "eagle3", "model": "/mnt/drafts/head", "num_speculative_tokens": 3}
+    body = engine(
+        *("/mnt/models", "--served-model-name", "chat", "-sc", json.dumps(config)),
+        volumeMounts=[{"name": "all", "mountPath": "/mnt"}],
+    )
+    initializer = {
+        "name": "fetch",
+        "image": "kserve/storage-initializer:v0.15.0",
+        "args": [f"hf://{LLAMA_8B}:main", "/mnt/models", f"hf://{HEAD}", "/mnt/drafts/head/"],
+    }
+    pod = body["spec"]["template"]["spec"]
+    pod |= {"initContainers": [initializer], "volumes": [{"name": "all", "emptyDir": {}}]}
+    migration = migrate(body)
+    spec = migration.body["spec"]
+    assert not migration.decisions, decided(migration)
+    assert (spec["target"]["model"], spec["target"]["revision"]) == (LLAMA_8B, "main")
+    assert spec["speculation"]["draft"]["model"] == HEAD
+    assert "initContainers" not in spec.get("podTemplate", {}).get("spec", {})
+    initializer["args"][2] = "s3://bucket/head"
+    assert "is fetched by fetch from s3" in decided(migrate(body))
+
+
+def test_names_with_spaces_between_words_are_served() -> None:
+    """Home-lab GitOps: --served-model-name with a name for people."""
+    migration = migrate(engine(LLAMA_8B, "--served-model-name", "llama", "Llama 3.1 8B"))
+    assert not migration.decisions, decided(migration)
+    assert migration.body["spec"]["serving"]["servedModelNames"] == ["llama", "Llama 3.1 8B"]
+    assert migrate(engine(LLAMA_8B, "--served-model-name", " llama")).decisions
+
+
+@pytest.mark.parametrize(
+    ("adapter", "is_id"), [("owner/adapter", True), ("./owner/adapter", False), ("/loras/a", False)]
+)
+def test_an_adapter_of_the_hub_is_called_one(adapter: str, is_id: bool) -> None:
+    (decision,) = migrate(engine(LLAMA_8B, "--enable-lora", "--lora-modules", f"sql={adapter}")).decisions
+    assert decision.message.startswith("is a hub id") is is_id
