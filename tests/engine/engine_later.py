@@ -50,6 +50,19 @@ def graph_sizes(config: Any) -> None:
     )
 
 
+def state_blocks(config: Any) -> None:
+    """The runner's own: a block of 308 for the states of each request that may run."""
+    support = import_module("vllm.v1.attention.backend").AttentionCGSupport
+    config.compilation_config.resolve_cudagraph_mode_and_sizes(
+        support.ALWAYS,
+        None,
+        1,
+        use_v2_model_runner=config.use_v2_model_runner,
+        kv_cache_config=SimpleNamespace(has_mamba_layers=True, num_blocks=308),
+        max_num_reqs=config.scheduler_config.max_num_seqs,
+    )
+
+
 def logits_processors(config: Any) -> None:
     """Model runner V1's own: processors that the configuration names."""
     build = import_module("vllm.v1.sample.logits_processor").build_logitsprocs
@@ -111,6 +124,7 @@ CHECKS = {
         shorter_draft,
         block_size,
         graph_sizes,
+        state_blocks,
         logits_processors,
         rejection_sampler,
         request,

@@ -68,6 +68,14 @@ ENGINE_ERRORS: Final = (
         "lower spec.serving.maxModelLen, or leave more memory for the KV cache",
         permanent=True,
     ),
+    # vllm/config/compilation.py resolve_cudagraph_mode_and_sizes
+    EngineError(
+        "TooFewBlocks",
+        re.compile(r"max_num_seqs \(\d+\) exceeds available Mamba cache blocks \(\d+\)"),
+        "lower spec.serving.maxNumSeqs to that many blocks, raise spec.serving.memoryUtilizationPercent, or set"
+        " spec.serving.cudagraphMode to PIECEWISE",
+        permanent=True,
+    ),
     # vllm/config/model.py _get_and_verify_max_len
     EngineError(
         "LengthNotSupported",

@@ -77,6 +77,7 @@ def plan_notes(facts: Facts) -> list[str]:
         *_package_notes(facts),
         *_graphs_notes(facts),
         *_latent_notes(facts),
+        *_sequences_notes(facts),
         *schedule_notes(facts.spec, facts.profile, facts.pair),
         *_adaptive_notes(facts),
         *_uncounted_notes(facts),
@@ -255,6 +256,17 @@ def _latent_notes(facts: Facts) -> Iterator[str]:
         f"latent attention {where}: vLLM {facts.profile.version} takes blocks of 16 tokens and steps of {tokens},"
         " whatever serving.blockSize and serving.maxNumBatchedTokens say, prefills whole prompts and caches no prefixes"
     )
+
+
+def _sequences_notes(facts: Facts) -> Iterator[str]:
+    """Fewer requests at once than the default: vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes."""
+    asked, served = facts.spec.serving.max_num_seqs, facts.pair.limits.max_num_seqs
+    if served < asked:
+        yield (
+            f"serving.maxNumSeqs is {served} in place of the default {asked}: vLLM captures FULL CUDA graphs of a model"
+            " with states only if the KV cache has a block for each request; for more set another number, more memory"
+            " or serving.cudagraphMode PIECEWISE"
+        )
 
 
 def _adaptive_notes(facts: Facts) -> Iterator[str]:

@@ -94,8 +94,14 @@ NO_BACKEND = """\
 ValueError: Selected backend AttentionBackendEnum.FLASHINFER is not valid for this configuration. Reason: ['device-cpu \
 query lens mismatch not supported, this is needed for adaptive verification']
 """
+BLOCKS = """\
+ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (79). Each decode sequence requires one Mamba \
+cache block, so CUDA graph capture cannot proceed.
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
 
 WORDS = {
+    "TooFewBlocks": (BLOCKS, "max_num_seqs (256) exceeds available Mamba cache blocks (79)", "spec.serving.maxNumSeqs"),
     "AdaptiveVerificationRefused": (NOT_ADAPTIVE, "the FlashInferBackend attention backend", "adaptiveVerification"),
     "NoKvCacheMemory": (NO_KV_CACHE, "No available memory for the cache blocks", "memoryUtilizationPercent"),
     "LengthDoesNotFit": (TOO_LONG, "the estimated maximum model length is 524160", "spec.serving.maxModelLen"),
