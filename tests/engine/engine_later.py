@@ -63,6 +63,12 @@ def state_blocks(config: Any) -> None:
     )
 
 
+def largest_item(config: Any) -> None:
+    """The scheduler's own: an item of 2,496 tokens, of a model for which no step may cut one."""
+    compute = import_module("vllm.v1.core.encoder_cache_manager").compute_mm_encoder_budget
+    compute(config.scheduler_config, {"image": 280, "video": 2496})
+
+
 def logits_processors(config: Any) -> None:
     """Model runner V1's own: processors that the configuration names."""
     build = import_module("vllm.v1.sample.logits_processor").build_logitsprocs
@@ -125,6 +131,7 @@ CHECKS = {
         block_size,
         graph_sizes,
         state_blocks,
+        largest_item,
         logits_processors,
         rejection_sampler,
         request,

@@ -76,6 +76,17 @@ ENGINE_ERRORS: Final = (
         " spec.serving.cudagraphMode to PIECEWISE",
         permanent=True,
     ),
+    # vllm/v1/core/encoder_cache_manager.py compute_mm_encoder_budget
+    EngineError(
+        "ItemExceedsStep",
+        re.compile(
+            r"Chunked MM input disabled but max_tokens_per_mm_item \(\d+\) is larger than"
+            r" max_num_batched_tokens \(\d+\)"
+        ),
+        "raise spec.serving.maxNumBatchedTokens to the tokens of that item, or limit images and videos with"
+        " --limit-mm-per-prompt in spec.engine.extraArgs",
+        permanent=True,
+    ),
     # vllm/config/model.py _get_and_verify_max_len
     EngineError(
         "LengthNotSupported",

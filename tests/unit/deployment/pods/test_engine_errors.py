@@ -99,8 +99,13 @@ ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (79). Each d
 cache block, so CUDA graph capture cannot proceed.
 RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
 """
+ITEM = """\
+ValueError: Chunked MM input disabled but max_tokens_per_mm_item (2496) is larger than max_num_batched_tokens (2048). \
+Please increase max_num_batched_tokens.
+"""
 
 WORDS = {
+    "ItemExceedsStep": (ITEM, "max_tokens_per_mm_item (2496) is larger", "spec.serving.maxNumBatchedTokens"),
     "TooFewBlocks": (BLOCKS, "max_num_seqs (256) exceeds available Mamba cache blocks (79)", "spec.serving.maxNumSeqs"),
     "AdaptiveVerificationRefused": (NOT_ADAPTIVE, "the FlashInferBackend attention backend", "adaptiveVerification"),
     "NoKvCacheMemory": (NO_KV_CACHE, "No available memory for the cache blocks", "memoryUtilizationPercent"),
