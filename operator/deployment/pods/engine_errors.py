@@ -94,6 +94,13 @@ ENGINE_ERRORS: Final = (
         "lower spec.serving.maxModelLen",
         permanent=True,
     ),
+    # vllm/forward_context.py DPMetadata.make, up to 0.29 of a draft that proposes blocks
+    EngineError(
+        "DraftFailsInCopies",
+        re.compile(r"assert num_tokens_across_dp_cpu\[dp_rank\] == batchsize.*?^AssertionError: \d+ \d+", _ANY),
+        "set spec.parallelism.data to 1, or spec.engine.version to 0.30 or newer",
+        permanent=True,
+    ),
     # vllm/v1/worker/gpu_model_runner.py load_model and profiling; torch/cuda/memory.py
     EngineError(
         "GpuOutOfMemory",
