@@ -23,7 +23,7 @@ from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.model.geometry import computed_in
-from specdecode_operator.sizing.model.layers import LatentAttention
+from specdecode_operator.sizing.model.layers import DeltaNet, LatentAttention
 from specdecode_operator.sizing.pair.pair import longest_sequence
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
 from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Method
@@ -48,6 +48,9 @@ _ROPE_KEYS: Final = re.compile('"rope_(parameters|scaling)"')
 _UNSCALED: Final = (None, "default", "mrope")
 """Types of rope whose positions are not stretched."""
 
+_LOOKUPS: Final = (Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX)
+"""Methods that propose what stood before."""
+
 _TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
 """What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it."""
 
@@ -66,6 +69,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_draft_tensor_warnings(facts, tensor),
         *_draft_length_warnings(facts),
         *_asked_length_warnings(facts),
+        *_lookup_warnings(facts),
         *_unknown_flag_warnings(facts),
         *_tokenizer_warnings(facts, known),
     ]
@@ -200,6 +204,21 @@ def _draft_length_warnings(facts: Facts) -> Iterator[str]:
     yield (
         f"{draft.name} was made for at most {longest} tokens, and sequences may have {wanted}: vLLM"
         f" {facts.profile.version} {then}; set serving.maxModelLen to {longest}, or choose a draft that goes as far"
+    )
+
+
+def _lookup_warnings(facts: Facts) -> Iterator[str]:
+    """Lookups beside states that rejected drafts have changed (vllm-project/vllm#39273 and #56077, open)."""
+    target = facts.pair.target
+    if facts.method not in _LOOKUPS or facts.replay is not None:
+        return
+    if not any(isinstance(mixer, DeltaNet) for layer, _ in target.distinct_layers for mixer in layer.mixers):
+        return
+    instead = ", or use method mtp, for which it has layers" if target.mtp_layers else ""
+    yield (
+        f"outputs of {target.name} with method {facts.method} may be corrupted, tool calls above all: vLLM does not"
+        " restore the states of its gated delta net after rejected drafts (vllm-project/vllm#39273, #56077, open);"
+        f" compare outputs with those of method none{instead}"
     )
 
 
