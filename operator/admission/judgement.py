@@ -157,7 +157,7 @@ def _of_plan(key: Key, facts: Facts, terms: Terms, known: KnownModels) -> Iterat
         if verdict.reason != Verdict.FITS:
             level = too_large if verdict.reason == Verdict.DOES_NOT_FIT else Level.WARNING
             yield Remark(level, verdict.reason, Problem("", "", verdict.message))
-        facts = facts.at(plan.chosen.target_precision, plan.chosen.draft_precision)
+        facts = facts.at(*plan.chosen.served)
     # Those that have a field have a line, too.
     doubts = {str(doubt): doubt for doubt in version_doubts(facts.spec, facts.profile)}
     for warning in plan_warnings(facts, known, tensor):

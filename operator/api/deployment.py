@@ -86,7 +86,8 @@ class Serving(ApiModel):
     """Longest sequence in tokens, prompt and output. Absent: the model's own."""
 
     max_num_seqs: StrictInt = Field(default=256, ge=1, le=65_536)
-    """Requests that may run at once, in each copy of parallelism.data."""
+    """Requests that may run at once, in each copy of parallelism.data. A model with states (Mamba, linear attention)
+    whose KV cache has fewer than 256 blocks runs 128, 64 or fewer in place of the default, so that vLLM starts."""
 
     max_num_batched_tokens: StrictInt = Field(default=8192, ge=1, le=16_777_216)
     """Tokens scheduled in one step, in each copy of parallelism.data."""

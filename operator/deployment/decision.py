@@ -234,7 +234,7 @@ def _plan(question: _Question) -> _Planned | _Waiting:
 def _planned(facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...], known: KnownModels) -> _Planned:
     """Settle the facts on what the plan chose, and say what the plan is and what may be wrong with the models."""
     texts = plan_data(plan, full_matrix(facts, nodes, plan))
-    facts = facts.at(plan.chosen.target_precision, plan.chosen.draft_precision)
+    facts = facts.at(*plan.chosen.served)
     condition = planned_condition(facts, plan, passed_over(facts, nodes))
     remarks = [*plan_warnings(facts, known, plan.chosen.tensor), *plan_notes(facts)]
     condition = replace(condition, message="; ".join([condition.message, *remarks]))

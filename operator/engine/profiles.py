@@ -162,6 +162,8 @@ class EngineProfile:
     """Whether a draft works where the target is cut into pipeline stages."""
     shortens_drafts_on_v2: frozenset[Method]
     """Methods whose draft on model runner V2 proposes fewer tokens where fewer are asked for."""
+    drafts_blocks_over_copies: bool
+    """Whether dflash and dspark start with data-parallel copies of a mixture of experts."""
     watermarked_methods: frozenset[Method]
     """Methods whose drafted tokens may carry a watermark."""
     defaults: Mapping[str, str]
@@ -242,6 +244,7 @@ def _profile(version: str) -> EngineProfile:
         async_scheduling=_by_method(facts["async_scheduling"]),
         drafts_over_stages=_by_method(facts["drafts_over_stages"]),
         shortens_drafts_on_v2=frozenset(map(Method, facts["shortens_drafts_on_v2"])),
+        drafts_blocks_over_copies=facts["drafts_blocks_over_copies"],
         watermarked_methods=frozenset(map(Method, facts["watermarked_methods"])),
         defaults=MappingProxyType(facts["defaults"] | {"--gpu-memory-utilization": f"0.{percent}"}),
         online_quantization=MappingProxyType(

@@ -50,6 +50,25 @@ def graph_sizes(config: Any) -> None:
     )
 
 
+def state_blocks(config: Any) -> None:
+    """The runner's own: a block of 308 for the states of each request that may run."""
+    support = import_module("vllm.v1.attention.backend").AttentionCGSupport
+    config.compilation_config.resolve_cudagraph_mode_and_sizes(
+        support.ALWAYS,
+        None,
+        1,
+        use_v2_model_runner=config.use_v2_model_runner,
+        kv_cache_config=SimpleNamespace(has_mamba_layers=True, num_blocks=308),
+        max_num_reqs=config.scheduler_config.max_num_seqs,
+    )
+
+
+def largest_item(config: Any) -> None:
+    """The scheduler's own: an item of 2,496 tokens, of a model for which no step may cut one."""
+    compute = import_module("vllm.v1.core.encoder_cache_manager").compute_mm_encoder_budget
+    compute(config.scheduler_config, {"image": 280, "video": 2496})
+
+
 def logits_processors(config: Any) -> None:
     """Model runner V1's own: processors that the configuration names."""
     build = import_module("vllm.v1.sample.logits_processor").build_logitsprocs
@@ -111,6 +130,8 @@ CHECKS = {
         shorter_draft,
         block_size,
         graph_sizes,
+        state_blocks,
+        largest_item,
         logits_processors,
         rejection_sampler,
         request,

@@ -77,6 +77,16 @@ PAIRS: dict[str, tuple[Body, Verdict]] = {
         {"target": {"model": QWEN_HEAD}, "serving": {"maxModelLen": 2048}},
         Ours(f"{HEAD_FILE} reads hidden states that no target hands it: {CRASHES}"),
     ),
+    "blocks in copies with experts": (
+        pair(
+            "dflash",
+            {**config_of(f"{HEADS}/qwen3-8b-dflash.json"), "hidden_size": 2048},
+            target="Qwen/Qwen3-30B-A3B",
+            parallelism={"data": 2, "expert": True},
+            engine={"version": "0.29"},
+        ),
+        Ours("vllm/forward_context.py, DPMetadata.make, fails in the profiling run of 0.28 and 0.29 (vllm#56281)"),
+    ),
     "a model where a head is due": (
         pair("eagle3", config_of("Qwen/Qwen3-0.6B")),
         Ours(f"{HEAD_FILE}, load_weights: such a checkpoint has none of its weights"),

@@ -95,6 +95,10 @@ def _verdict_terms(facts: Facts, chosen: Candidate) -> list[Term]:
     blocks = request_blocks(grouping, limits.max_model_len)
     requests = f"{limits.min_concurrency} requests{chosen.split.each_copy}"
     needed = f"({requests} x {blocks:,} + the null block) x {grouping.bytes_per_block:,}"
+    sequences = limits.max_num_seqs * grouping.bytes_per_block
+    if budget.needed_kv_bytes == sequences > (limits.min_concurrency * blocks + 1) * grouping.bytes_per_block:
+        # Of a model with states each request that may run needs a block.
+        needed = f"{limits.max_num_seqs:,} requests x {grouping.bytes_per_block:,}"
     spare = budget.available_kv_bytes - budget.needed_kv_bytes
     if facts.on_cpu:
         spare = budget.total_bytes - budget.requested_bytes

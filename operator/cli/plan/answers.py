@@ -209,7 +209,7 @@ def answer(  # noqa: PLR0913  each is an option
 
 def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...], known: KnownModels) -> Answer:
     labels = _labels(plan.rows, on_cpu=facts.on_cpu)
-    chosen = facts.at(plan.chosen.target_precision, plan.chosen.draft_precision)
+    chosen = facts.at(*plan.chosen.served)
     best: dict[str, Row] = {}
     for row in plan.rows:
         best.setdefault(row.product, row)

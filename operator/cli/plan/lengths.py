@@ -28,7 +28,7 @@ def held_by_length(facts: Facts, candidate: Candidate) -> list[Held]:
     device = find_device(candidate.product, facts.spec.accelerator.memory_gib_per_gpu)
     if facts.on_cpu or device is None:
         return []
-    pair = facts.at(candidate.target_precision, candidate.draft_precision).pair
+    pair = facts.at(candidate.target_precision, candidate.draft_precision, candidate.budget.fewer_seqs).pair
     found = []
     for length in _lengths(pair.limits.max_model_len, pair.target.max_position_embeddings):
         try:

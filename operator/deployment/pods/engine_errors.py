@@ -68,11 +68,37 @@ ENGINE_ERRORS: Final = (
         "lower spec.serving.maxModelLen, or leave more memory for the KV cache",
         permanent=True,
     ),
+    # vllm/config/compilation.py resolve_cudagraph_mode_and_sizes
+    EngineError(
+        "TooFewBlocks",
+        re.compile(r"max_num_seqs \(\d+\) exceeds available Mamba cache blocks \(\d+\)"),
+        "lower spec.serving.maxNumSeqs to that many blocks, raise spec.serving.memoryUtilizationPercent, or set"
+        " spec.serving.cudagraphMode to PIECEWISE",
+        permanent=True,
+    ),
+    # vllm/v1/core/encoder_cache_manager.py compute_mm_encoder_budget
+    EngineError(
+        "ItemExceedsStep",
+        re.compile(
+            r"Chunked MM input disabled but max_tokens_per_mm_item \(\d+\) is larger than"
+            r" max_num_batched_tokens \(\d+\)"
+        ),
+        "raise spec.serving.maxNumBatchedTokens to the tokens of that item, or limit images and videos with"
+        " --limit-mm-per-prompt in spec.engine.extraArgs",
+        permanent=True,
+    ),
     # vllm/config/model.py _get_and_verify_max_len
     EngineError(
         "LengthNotSupported",
         re.compile(r"User-specified max_model_len \(\d+\) is greater than the derived max_model_len[^)]*\)"),
         "lower spec.serving.maxModelLen",
+        permanent=True,
+    ),
+    # vllm/forward_context.py DPMetadata.make, up to 0.29 of a draft that proposes blocks
+    EngineError(
+        "DraftFailsInCopies",
+        re.compile(r"assert num_tokens_across_dp_cpu\[dp_rank\] == batchsize.*?^AssertionError: \d+ \d+", _ANY),
+        "set spec.parallelism.data to 1, or spec.engine.version to 0.30 or newer",
         permanent=True,
     ),
     # vllm/v1/worker/gpu_model_runner.py load_model and profiling; torch/cuda/memory.py

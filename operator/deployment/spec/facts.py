@@ -6,7 +6,7 @@ Whether all of that goes together is said in validation.py.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment import Serving, SpecDecodeDeploymentSpec
 from specdecode_operator.api.replay import Replay
 from specdecode_operator.api.values import AcceleratorType, DraftSampling, RejectionSampling
 from specdecode_operator.deployment.spec.checkpoints import (
@@ -63,9 +63,11 @@ class Facts:
     operator_image: str | None = None
     """The image that a replay runs from; None where nobody knows it."""
 
-    def at(self, target: Precision, draft: Precision | None) -> "Facts":
-        """Return the facts of the spec that names what is served at these precisions."""
+    def at(self, target: Precision, draft: Precision | None, fewer_seqs: int | None = None) -> "Facts":
+        """Return the facts of the spec that names what is served at these precisions, by so many requests at once."""
         pair = pair_at(self.pair, self.options.available, target, draft)
+        if fewer_seqs is not None:
+            pair = replace(pair, limits=replace(pair.limits, max_num_seqs=fewer_seqs, may_run_fewer=False))
         return replace(self, spec=spec_at(self.spec, target, draft), pair=pair)
 
     @property
@@ -231,4 +233,16 @@ def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: Engi
         graph_mode=serving.cudagraph_mode.value if serving.cudagraph_mode else None,
         max_graph_tokens=serving.max_cudagraph_capture_size,
         attention_backend=attention_backend(spec.engine.extra_args, profile),
+        may_run_fewer=_may_run_fewer(spec),
     )
+
+
+def _may_run_fewer(spec: SpecDecodeDeploymentSpec) -> bool:
+    """Whether fewer requests may run than the default says.
+
+    The API server writes the default into each object, so that one who wrote that very number cannot be told from one
+    who wrote none. Ranges of a schedule go up to the number.
+    """
+    is_default = spec.serving.max_num_seqs == Serving.model_fields["max_num_seqs"].default
+    scheduled = spec.speculation is not None and bool(spec.speculation.num_speculative_tokens_by_batch_size)
+    return is_default and not scheduled

@@ -32,7 +32,7 @@ from specdecode_operator.deployment.spec.rules.pairing import pairing_problems
 from specdecode_operator.deployment.spec.rules.schedules import schedule_problems
 from specdecode_operator.engine.environment import allows_longer, env_problems
 from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.rules.extra_args import extra_args_problems
+from specdecode_operator.engine.rules.extra_args import extra_args_problems, last_option
 from specdecode_operator.engine.rules.extra_config import extra_config_problems
 from specdecode_operator.engine.rules.serving import image_problems, serving_problems
 from specdecode_operator.engine.rules.speculation import method_problems, speculation_problems
@@ -52,6 +52,9 @@ from specdecode_operator.sizing.weights.weights import parameter_count
 from specdecode_operator.vocabulary import Dtype, KvCacheDtype, Method, Precision
 
 UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
+
+_ITEM_LIMITS: Final = ("--limit-mm-per-prompt", "--language-model-only", "--mm-processor-kwargs")
+"""Flags by which the largest image or video is another, or none."""
 
 _MOST_PARAMETERS: Final = 10**14
 """A hundred times the largest models that are known."""
@@ -88,6 +91,7 @@ def facts_problems(facts: Facts) -> list[Problem]:
         *_length_problems(spec, pair),
         *_workload_problems(spec, pair),
         *_block_problems(pair),
+        *_item_problems(facts),
         *_dtype_problems(facts),
         *_cache_dtype_problems(facts),
         *pairing_problems(spec, pair, profile),
@@ -257,6 +261,34 @@ def _block_problems(pair: Pair) -> Iterator[Problem]:
         yield Problem("spec.serving.blockSize", str(given), message)
 
 
+def _item_problems(facts: Facts) -> Iterator[Problem]:
+    """vllm/v1/core/encoder_cache_manager.py, compute_mm_encoder_budget: an item that no step may cut must fit into one.
+
+    vllm/platforms/cuda.py, check_and_update_config, forbids cuts for models whose images attend both ways. The flag
+    --disable-chunked-mm-input does so for any model.
+    """
+    tower, tokens = facts.pair.target.tower, facts.pair.limits.max_num_batched_tokens
+    extra_args, profile = facts.spec.engine.extra_args, facts.profile
+    cuts = last_option("--disable-chunked-mm-input", extra_args, profile)
+    whole = (tower.whole_items and not facts.on_cpu) or (cuts is not None and not cuts.negated)
+    # With limits of one's own the largest item is another, perhaps none.
+    limited = any(last_option(flag, extra_args, profile) is not None for flag in _ITEM_LIMITS)
+    largest = tower.item_tokens * max(1, min(tower.longest_item, _images_of_video(facts)))
+    if whole and not limited and tokens < largest:
+        message = (
+            f"vLLM reads an image or a video of {facts.pair.target.name} in one step, and the largest has {largest}"
+            f" tokens: use {largest} or more, or limit them in engine.extraArgs, such as --limit-mm-per-prompt.video=0"
+            " or --language-model-only"
+        )
+        yield Problem("spec.serving.maxNumBatchedTokens", str(tokens), message)
+
+
+def _images_of_video(facts: Facts) -> int:
+    """Return of how many of the largest images the longest video may be (sizing/memory/activation.py)."""
+    tower = facts.pair.target.tower
+    return facts.pair.limits.max_model_len // tower.item_tokens if tower.item_tokens else 1
+
+
 def _dtype_problems(facts: Facts) -> Iterator[Problem]:
     """What vLLM computes in no such type; the draft gets the target's (config/speculative.py)."""
     pair, dtype = facts.pair, facts.spec.serving.dtype
@@ -274,7 +306,7 @@ def _dtype_problems(facts: Facts) -> Iterator[Problem]:
 def _cache_dtype_problems(facts: Facts) -> Iterator[Problem]:
     target, serving = facts.pair.target, facts.spec.serving
     wanted = serving.kv_cache_dtype
-    if message := cache_dtype_problem(target, wanted):
+    if message := cache_dtype_problem(target, wanted, facts.spec.accelerator.product):
         yield Problem("spec.serving.kvCacheDtype", wanted.value, message)
     # vllm/config/vllm.py, _reject_mismatched_float_kv_cache; what serving.dtype asks for is looked at in engine/rules/.
     if facts.profile.cache_follows_dtype and wanted is KvCacheDtype.BFLOAT16 and _runs_in_float16(facts):

@@ -26,7 +26,7 @@ from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.families.catalogue import is_known_name, is_variant, made_for, published_heads
 from specdecode_operator.sizing.model.geometry import computed_in
-from specdecode_operator.sizing.model.layers import LatentAttention
+from specdecode_operator.sizing.model.layers import DeltaNet, LatentAttention
 from specdecode_operator.sizing.model.rope import stretched_length
 from specdecode_operator.sizing.pair.pair import Pair, longest_sequence
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
@@ -52,6 +52,9 @@ _ROPE_KEYS: Final = re.compile('"rope_(parameters|scaling)"')
 _UNSCALED: Final = (None, "default", "mrope")
 """Types of rope whose positions are not stretched."""
 
+_LOOKUPS: Final = (Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX)
+"""Methods that propose what stood before."""
+
 _TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
 """What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it."""
 
@@ -72,6 +75,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_length_warnings(facts),
         *_draft_length_warnings(facts),
         *_asked_length_warnings(facts),
+        *_lookup_warnings(facts),
         *_unknown_flag_warnings(facts),
         *_tokenizer_warnings(facts, known),
         *_other_target_warnings(facts.pair),
@@ -84,6 +88,7 @@ def plan_notes(facts: Facts) -> list[str]:
         *_package_notes(facts),
         *_graphs_notes(facts),
         *_latent_notes(facts),
+        *_sequences_notes(facts),
         *schedule_notes(facts.spec, facts.profile, facts.pair),
         *_adaptive_notes(facts),
         *_uncounted_notes(facts),
@@ -241,6 +246,21 @@ def _draft_length_warnings(facts: Facts) -> Iterator[str]:
     )
 
 
+def _lookup_warnings(facts: Facts) -> Iterator[str]:
+    """Lookups beside states that rejected drafts have changed (vllm-project/vllm#39273 and #56077, open)."""
+    target = facts.pair.target
+    if facts.method not in _LOOKUPS or facts.replay is not None:
+        return
+    if not any(isinstance(mixer, DeltaNet) for layer, _ in target.distinct_layers for mixer in layer.mixers):
+        return
+    instead = ", or use method mtp, for which it has layers" if target.mtp_layers else ""
+    yield (
+        f"outputs of {target.name} with method {facts.method} may be corrupted, tool calls above all: vLLM does not"
+        " restore the states of its gated delta net after rejected drafts (vllm-project/vllm#39273, #56077, open);"
+        f" compare outputs with those of method none{instead}"
+    )
+
+
 def _asked_length_warnings(facts: Facts) -> Iterator[str]:
     """A length for the draft alone: only model runner V1 then drafts for shorter sequences and serves longer ones."""
     pair, draft = facts.pair, facts.spec.speculation.draft if facts.spec.speculation else None
@@ -311,6 +331,17 @@ def _latent_notes(facts: Facts) -> Iterator[str]:
         f"latent attention {where}: vLLM {facts.profile.version} takes blocks of 16 tokens and steps of {tokens},"
         " whatever serving.blockSize and serving.maxNumBatchedTokens say, prefills whole prompts and caches no prefixes"
     )
+
+
+def _sequences_notes(facts: Facts) -> Iterator[str]:
+    """Fewer requests at once than the default: vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes."""
+    asked, served = facts.spec.serving.max_num_seqs, facts.pair.limits.max_num_seqs
+    if served < asked:
+        yield (
+            f"serving.maxNumSeqs is {served} in place of the default {asked}: vLLM captures FULL CUDA graphs of a model"
+            " with states only if the KV cache has a block for each request; for more set another number, more memory"
+            " or serving.cudagraphMode PIECEWISE"
+        )
 
 
 def _adaptive_notes(facts: Facts) -> Iterator[str]:

@@ -116,7 +116,7 @@ def emulation(launch: Launch, model: FittedModel) -> Emulation:
         When the plan or the model lacks what it takes.
     """
     row = launch.plan.chosen
-    facts = launch.facts.at(row.target_precision, row.draft_precision)
+    facts = launch.facts.at(*row.served)
     _check(facts.pair, row, model)
     speculation = facts.spec.speculation
     draft = speculation.draft if speculation is not None else None

@@ -100,8 +100,18 @@ def _gpu_reason(budget: Budget, limits: EngineLimits, split: Parallelism) -> str
                 f"the engine asks for {format_gib(budget.requested_bytes)} of {format_gib(budget.total_bytes)} GiB, "
                 "more than is free when it starts"
             )
+        case Term.SEQUENCES:
+            return _blocks_reason(budget, limits, split)
         case _:
             return _kv_reason(budget, limits, "per GPU are left", split)
+
+
+def _blocks_reason(budget: Budget, limits: EngineLimits, split: Parallelism) -> str:
+    return (
+        f"serving.maxNumSeqs {budget.fewer_seqs or limits.max_num_seqs} exceeds the {budget.num_blocks} blocks of the"
+        f" KV cache{split.each_copy}; each request of a model with states needs one, or vLLM refuses to capture FULL"
+        f" CUDA graphs: use {budget.num_blocks} or less, or serving.cudagraphMode PIECEWISE"
+    )
 
 
 def _cpu_reason(budget: Budget, limits: EngineLimits) -> str:

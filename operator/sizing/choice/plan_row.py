@@ -31,6 +31,11 @@ class Row:
         return self.budget.verdict
 
     @property
+    def served(self) -> tuple[Precision, Precision | None, int | None]:
+        """Precisions of target and draft, and to how many requests at once the default is lowered; None: not at all."""
+        return self.target_precision, self.draft_precision, self.budget.fewer_seqs
+
+    @property
     def split(self) -> Parallelism:
         """Over which GPUs a replica is spread."""
         return self.spread.at(self.tensor)

@@ -6,7 +6,7 @@ INT4, and a quantized checkpoint is served as it is: another precision is
 refused ("does not match the quantization method specified", config/model.py).
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
@@ -129,16 +129,20 @@ _SCALES_A_CACHE: Final = frozenset({Method.FP8, Method.MODELOPT})
 """Checkpoint formats of which vLLM makes scales of the cache, asked for or not (BaseKVCacheMethod)."""
 
 
-def cache_dtype_problem(target: ModelGeometry, wanted: str, product: str = "") -> str | None:
+def cache_dtype_problem(target: ModelGeometry, wanted: str, products: Collection[str] = ()) -> str | None:
     """Return what vllm/model_executor/layers/attention/attention.py refuses, or no backend of latent attention takes.
 
-    vllm/v1/attention/backends/mla/flashmla_sparse.py takes fp8 and bfloat16, not fp8_e4m3, ModelOpt's;
-    flashinfer_mla_sparse.py, of Blackwell, takes that too.
+    ``products`` are those that may be used; none for any. vllm/v1/attention/backends/mla/flashmla_sparse.py takes fp8
+    and bfloat16, not fp8_e4m3, ModelOpt's; of Blackwell flashinfer_mla_sparse.py takes that, too.
     """
     checkpoint, own_fp8 = target.checkpoint, target.cache_element_bytes == FP8_ELEMENT_BYTES
-    e4m3 = wanted in (KvCacheDtype.AUTO, KvCacheDtype.FP8_E4M3) and generation_of(product) != "Blackwell"
-    if target.has_sparse_attention and own_fp8 and e4m3:
-        return f"{target.name} asks for fp8_e4m3, which vLLM refuses with sparse attention: write fp8 or bfloat16"
+    on_blackwell = bool(products) and all((generation_of(each) or "").startswith("Blackwell") for each in products)
+    as_it_asks = own_fp8 and wanted in (KvCacheDtype.AUTO, KvCacheDtype.FP8_E4M3)
+    if target.has_sparse_attention and as_it_asks and not on_blackwell:
+        return (
+            f"{target.name} asks for fp8_e4m3, which vLLM's FlashMLA, for sparse attention on Hopper, refuses:"
+            " write fp8 or bfloat16, or name Blackwell alone in accelerator.product"
+        )
     if wanted != KvCacheDtype.FP8_E5M2:
         return None
     if any(isinstance(mixer, LatentAttention) for mixer in target.attentions):

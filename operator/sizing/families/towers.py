@@ -70,6 +70,7 @@ def siglip_for_gemma3(fields: Fields) -> Tower:
         tower.split_elements,
         tower.whole_elements + projector,
         item_tokens=fields.size("mm_tokens_per_image", default=256),
+        whole_items=True,
         item_elements=_RGB * side**2,
         item_state_elements=_states(size.hidden, (side // size.patch) ** 2),
         item_inner_elements=_rows(size.intermediate, (side // size.patch) ** 2),
@@ -300,6 +301,8 @@ def gemma4_vision(fields: Fields) -> Tower:
         whole_elements=size.layers * layer + patches + positions + size.hidden * fields.size("hidden_size"),
         item_tokens=_GEMMA4_FRAMES * (_GEMMA4_FRAME_TOKENS + _GEMMA4_FRAME_MARKS),
         item_elements=_GEMMA4_FRAMES * frame,
+        # vllm/transformers_utils/model_arch_config_convertor.py, Gemma4ModelArchConfigConvertor.
+        whole_items=fields.text("use_bidirectional_attention", default="") == "vision",
     )
 
 

@@ -1,7 +1,7 @@
 """The memory of one GPU, term by term, and whether the pair fits."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -20,6 +20,7 @@ from specdecode_operator.sizing.pair.pair import (
     EngineLimits,
     Pair,
     Parallelism,
+    keeps_states_in_graphs,
     loaded_draft,
 )
 from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Knowledge
@@ -29,6 +30,9 @@ _STORED_WEIGHTS_MARGIN_PERCENT: Final = 3
 _ACTIVATION_MARGIN_PERCENT: Final = 25
 _UNKNOWN_ENCODER_BYTES: Final = 3 * GIB // 2
 """What estimated models keep back; bench/sizing/estimated.py compares with models that sizing knows exactly."""
+
+_FEW_SEQUENCES: Final = 32
+"""Requests at once below which a doubt about blocks is no reason to run fewer: our own choice."""
 
 
 class Verdict(StrEnum):
@@ -55,6 +59,9 @@ class Term(StrEnum):
 
     KV_CACHE = "kv_cache"
     """What is left for the KV cache holds too few requests."""
+
+    SEQUENCES = "max_num_seqs"
+    """The KV cache has fewer blocks than the requests that may run at once, of which each keeps its states in one."""
 
     UTILIZATION = "memory_utilization_percent"
     """The engine asks for more than is free when it starts."""
@@ -105,6 +112,8 @@ class Budget:
     estimated_margin_bytes: int = 0  # Part of the margin that is there because sizing estimates a model
     calibration: str | None = None  # Which measurements those are, in words; None where none is of an engine like this
     uncalibrated_gpu: bool = False  # Whether no log of this GPU confirms the estimates; the margin is wider then
+    # Requests that may run at once, where the KV cache has too few blocks for as many as usual; None: as asked for
+    fewer_seqs: int | None = None
 
     @property
     def weights_bytes(self) -> int:
@@ -125,6 +134,9 @@ def estimate(pair: Pair, device: Device, split: Parallelism | int) -> Budget:
     KV cache. With pipeline stages it is the budget of the GPU that has the
     least blocks: all stages get as many.
 
+    Of a model with states the requests that may run at once are halved until each has a block, if the limits leave
+    their number open: to that number it starts for sure, and beyond 32 also if the estimate errs by its margin.
+
     Raises
     ------
     PlanError
@@ -132,6 +144,26 @@ def estimate(pair: Pair, device: Device, split: Parallelism | int) -> Budget:
     """
     if isinstance(split, int):
         split = TENSOR_ONLY.at(split)
+    budget, limits = _estimate(pair, device, split), pair.limits
+    while limits.may_run_fewer and _is_short_of_blocks(pair, split, budget, limits.max_num_seqs):
+        fewer = limits.max_num_seqs // 2
+        if fewer < max(1, limits.min_concurrency):
+            break
+        limits = replace(limits, max_num_seqs=fewer)
+        budget = replace(_estimate(replace(pair, limits=limits), device, split), fewer_seqs=fewer)
+    return budget
+
+
+def _is_short_of_blocks(pair: Pair, split: Parallelism, budget: Budget, sequences: int) -> bool:
+    if budget.binding_term is Term.SEQUENCES:
+        return True
+    # Fewer would cost more throughput than the doubt is worth.
+    if budget.binding_term is not Term.MARGIN or sequences <= _FEW_SEQUENCES or not keeps_states_in_graphs(pair):
+        return False
+    return budget.needed_kv_bytes == sequences * tightest_grouping(pair, split, budget).bytes_per_block
+
+
+def _estimate(pair: Pair, device: Device, split: Parallelism) -> Budget:
     pair = on_product(pair, device.product)
     footprint = engine_footprint(pair, split)
     # As vLLM rounds it (v1/worker/utils.py, request_memory).
@@ -172,11 +204,16 @@ def _budget(engine: _Engine, rank: Rank, grouping: KvGrouping, blocks: int) -> B
     pair, device, footprint, requested, available, correction = engine
     limits = pair.limits
     capacity = pool_capacity(grouping, blocks, limits.max_model_len)
-    needed = blocks_for(grouping, limits.max_model_len, limits.min_concurrency) * grouping.bytes_per_block
+    full_length = blocks_for(grouping, limits.max_model_len, limits.min_concurrency) * grouping.bytes_per_block
+    sequences = limits.max_num_seqs * grouping.bytes_per_block if keeps_states_in_graphs(pair) else 0
+    # What lacks first is told.
+    needed = full_length if available < full_length else max(full_length, sequences)
     estimated = estimated_margin_bytes(pair, rank.target_bytes, rank.draft_bytes, rank.activation_bytes)
     margin = _margin_bytes(footprint.era, device, rank, correction) + estimated
     slack = free_outside_bytes(device.total_bytes, requested, footprint.uncharged_bytes)
     term = _broken_term(engine, rank, available - needed, margin, slack - footprint.overrun_bytes)
+    if term is Term.KV_CACHE and needed > full_length:
+        term = Term.SEQUENCES
     return Budget(
         total_bytes=device.total_bytes,
         requested_bytes=requested,

@@ -33,6 +33,8 @@ class Tower:
     item_state_elements: int = 0
     item_inner_elements: int = 0
     longest_item: int = 1  # So many of the largest images the longest video may be, if the model's length allows
+    # Whether no step may end within an item, because its tokens attend both ways (vLLM, disable_chunked_mm_input)
+    whole_items: bool = False
     output_levels: int = 1  # Hidden states that it hands on for each token
     table_bytes: int = 0  # Tables that its first run makes and keeps
     ropes: tuple[RopeTable, ...] = ()  # The rotary tables it loads

@@ -36,6 +36,9 @@ DRAFT_FIELD: Final = "speculation.draft.model"
 NO_GRAPHS: Final = "NONE"
 """vLLM's word for running each step without a CUDA graph (config/compilation.py, CUDAGraphMode)."""
 
+GRAPHS_IN_PIECES: Final = "PIECEWISE"
+"""vLLM's word for graphs of all but attention."""
+
 
 @dataclass(frozen=True)
 class EngineLimits:
@@ -58,6 +61,7 @@ class EngineLimits:
     attention_backend: str | None = None  # By vLLM's name; None for the engine's own choice
     has_nvlink: bool = True  # Whether NVLink may join its GPUs
     compiles_anew: bool = False  # Whether the start finds no compile cache, as the first one on a machine
+    may_run_fewer: bool = False  # Whether max_num_seqs may be lowered to what a model with states starts with
 
     @property
     def captures_graphs(self) -> bool:
@@ -250,11 +254,27 @@ def _refuse_refiner(draft: ModelGeometry, version: str) -> None:
 
 @lru_cache(maxsize=MOST_REMEMBERED)
 def _era(version: str, method: str, target: ModelGeometry, precision: Precision, *, drafts_on_v1: bool) -> Era:
-    mixers = [mixer for layer, _ in target.distinct_layers for mixer in layer.mixers]
-    has_states = not all(isinstance(mixer, SelfAttention | LatentAttention) for mixer in mixers)
     quantized = precision is not Precision.BF16
-    traits = ModelTraits(target.architecture, target.has_experts, has_states, quantized)
+    traits = ModelTraits(target.architecture, target.has_experts, _has_states(target), quantized)
     return find_era(version, method, traits, drafts_on_v1=drafts_on_v1)
+
+
+def _has_states(model: ModelGeometry) -> bool:
+    """Whether any layer keeps a state of a fixed size (Mamba, linear attention)."""
+    mixers = [mixer for layer, _ in model.distinct_layers for mixer in layer.mixers]
+    return not all(isinstance(mixer, SelfAttention | LatentAttention) for mixer in mixers)
+
+
+def keeps_states_in_graphs(pair: Pair) -> bool:
+    """Whether each request that may run needs a block for its states, or a GPU's engine ends at start.
+
+    vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes, for whole graphs of a step; lengths of drafts that
+    change leave pieces only on model runner V1 (config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode).
+    """
+    limits = pair.limits
+    if not limits.captures_graphs or limits.graph_mode == GRAPHS_IN_PIECES or not _has_states(pair.target):
+        return False
+    return not (pair.other_draft_lengths and pair.era.runner is Runner.V1)
 
 
 _STRETCHED_IN_FILE: Final = "Gemma3"

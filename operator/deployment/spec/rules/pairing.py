@@ -18,7 +18,12 @@ from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.drafting import vocabulary_mismatch
 from specdecode_operator.sizing.pair.pair import Pair, loaded_draft, longest_sequence
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
-from specdecode_operator.vocabulary import METHODS_TAKING_DRAFT, Method, Precision
+from specdecode_operator.vocabulary import (
+    METHODS_OF_BLOCKS,
+    METHODS_TAKING_DRAFT,
+    Method,
+    Precision,
+)
 
 _METHOD: Final = "spec.speculation.method"
 
@@ -49,8 +54,23 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
         *_assistant_problems(spec, pair),
         *_package_problems(spec, method, profile),
         *_split_problems(spec, method, pair),
+        *_copies_problems(spec, method, pair, profile),
         *runner_problems(spec, method, pair),
     ]
+
+
+def _copies_problems(
+    spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair, profile: EngineProfile
+) -> Iterator[Problem]:
+    """Copies that share experts compute in step: vllm/forward_context.py, DPMetadata.make, compares their tokens."""
+    data, version = spec.parallelism.data, profile.version
+    fails = method in METHODS_OF_BLOCKS and not profile.drafts_blocks_over_copies and not runs_on_v1(spec, pair)
+    if fails and data > 1 and pair.target.has_experts:
+        message = (
+            f"vLLM {version} ends at its start with method {method} and copies of {pair.target.name}, which has"
+            " experts: use 1, or vLLM 0.30 or newer"
+        )
+        yield Problem("spec.parallelism.data", str(data), message)
 
 
 def _role_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:

@@ -94,8 +94,27 @@ NO_BACKEND = """\
 ValueError: Selected backend AttentionBackendEnum.FLASHINFER is not valid for this configuration. Reason: ['device-cpu \
 query lens mismatch not supported, this is needed for adaptive verification']
 """
+BLOCKS = """\
+ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (79). Each decode sequence requires one Mamba \
+cache block, so CUDA graph capture cannot proceed.
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+ITEM = """\
+ValueError: Chunked MM input disabled but max_tokens_per_mm_item (2496) is larger than max_num_batched_tokens (2048). \
+Please increase max_num_batched_tokens.
+"""
+COPIES = """\
+  File "/usr/lib/python3/dist-packages/vllm/forward_context.py", line 96, in make
+    assert num_tokens_across_dp_cpu[dp_rank] == batchsize, (
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+AssertionError: 4096 20
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
 
 WORDS = {
+    "DraftFailsInCopies": (COPIES, "AssertionError: 4096 20", "spec.parallelism.data"),
+    "ItemExceedsStep": (ITEM, "max_tokens_per_mm_item (2496) is larger", "spec.serving.maxNumBatchedTokens"),
+    "TooFewBlocks": (BLOCKS, "max_num_seqs (256) exceeds available Mamba cache blocks (79)", "spec.serving.maxNumSeqs"),
     "AdaptiveVerificationRefused": (NOT_ADAPTIVE, "the FlashInferBackend attention backend", "adaptiveVerification"),
     "NoKvCacheMemory": (NO_KV_CACHE, "No available memory for the cache blocks", "memoryUtilizationPercent"),
     "LengthDoesNotFit": (TOO_LONG, "the estimated maximum model length is 524160", "spec.serving.maxModelLen"),

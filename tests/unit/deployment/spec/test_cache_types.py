@@ -1,5 +1,6 @@
 """A KV cache in bfloat16 beside a model that vLLM runs in float16 by itself: refused from 0.33 on."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.problems import InvalidSpecError, Problem
+from specdecode_operator.sizing.choice import precision_rules
+from specdecode_operator.sizing.families.catalogue import find_geometry
 from tests.support.small_models import small
 
 FLOAT16 = small("LlamaForCausalLM", torch_dtype="float16")
@@ -39,3 +42,17 @@ def test_what_vllm_takes_passes() -> None:
     assert problems(small("LlamaForCausalLM")) == []
     # vLLM loads it in bfloat16.
     assert problems(small("LlamaForCausalLM", torch_dtype="float32")) == []
+
+
+@pytest.mark.parametrize("wanted", ["auto", "fp8_e4m3"])
+def test_sparse_attention_takes_fp8_e4m3_on_blackwell(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    # vllm/v1/attention/backends/mla/flashinfer_mla_sparse.py, supported_kv_cache_dtypes, on compute capability 10.
+    generations = {"NVIDIA-B200": "Blackwell", "NVIDIA-H200": "Hopper"}
+    monkeypatch.setattr(precision_rules, "generation_of", generations.get)
+    sparse = find_geometry("deepseek-ai/DeepSeek-V3.2")
+    assert sparse is not None
+    scaled = replace(sparse, cache_element_bytes=1)
+    refused = precision_rules.cache_dtype_problem
+    assert refused(scaled, wanted, ["NVIDIA-B200"]) is None
+    for products in ([], ["NVIDIA-H200"], ["NVIDIA-B200", "NVIDIA-H200"], ["made-up"]):
+        assert refused(scaled, wanted, products)

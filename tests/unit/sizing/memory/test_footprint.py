@@ -43,6 +43,7 @@ OTHER_LIMITS: dict[str, Any] = {
     "graph_mode": "NONE",
     "max_graph_tokens": 16,
     "attention_backend": "TRITON_ATTN",
+    "may_run_fewer": True,
 }
 OTHER_SETTINGS: dict[str, Any] = {
     "target_precision": Precision.INT8,

@@ -1,0 +1,40 @@
+"""What the real vLLM checks once it knows its memory, which sizing checks before: message and limit."""
+
+from dataclasses import replace
+
+import pytest
+
+from specdecode_operator.api.values import CudagraphMode
+from specdecode_operator.deployment.pods.engine_errors import find_error
+from tests.engine.contract_cases import GPU
+from tests.engine.contract_checks import Vllm
+
+BLOCKS = 308
+"""As in `engine_later.py`."""
+
+
+@pytest.mark.parametrize("mode", [CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY, CudagraphMode.FULL_AND_PIECEWISE])
+def test_each_request_of_a_model_with_states_takes_a_block(vllm: Vllm, mode: CudagraphMode) -> None:
+    enough = vllm.line(replace(GPU, max_num_seqs=BLOCKS, cudagraph_mode=mode))
+    one_more = vllm.line(replace(GPU, max_num_seqs=BLOCKS + 1, cudagraph_mode=mode))
+    assert vllm.h100.ask("after_start", enough, "state_blocks").error is None
+    error = vllm.h100.ask("after_start", one_more, "state_blocks").error or ""
+    found = find_error(f"ValueError: {error}")
+    assert found is not None
+    assert found[0].reason == "TooFewBlocks"
+
+
+@pytest.mark.parametrize("mode", [CudagraphMode.NONE, CudagraphMode.PIECEWISE])
+def test_without_whole_graphs_blocks_are_shared(vllm: Vllm, mode: CudagraphMode) -> None:
+    line = vllm.line(replace(GPU, max_num_seqs=BLOCKS + 1, cudagraph_mode=mode))
+    assert vllm.h100.ask("after_start", line, "state_blocks").error is None
+
+
+def test_an_item_that_no_step_may_cut_fits_into_one(vllm: Vllm) -> None:
+    whole = replace(GPU, max_num_seqs=16, max_num_batched_tokens=2495, extra_args=("--disable-chunked-mm-input",))
+    for settings in (replace(whole, max_num_batched_tokens=2496), replace(whole, extra_args=())):
+        assert vllm.h100.ask("after_start", vllm.line(settings), "largest_item").error is None
+    error = vllm.h100.ask("after_start", vllm.line(whole), "largest_item").error or ""
+    found = find_error(f"ValueError: {error}")
+    assert found is not None
+    assert found[0].reason == "ItemExceedsStep"
