@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Final
 
+from specdecode_operator.estimate.engine_keys import graph_settings, served_target, unmodelled
 from specdecode_operator.estimate.fields import CaseError, CaseFields
 from specdecode_operator.estimate.gpu_names import find_named_gpu
 from specdecode_operator.estimate.limits import refuse_unstartable
@@ -80,6 +81,7 @@ class Case:
     device: Device | None  # The GPU; None where the KV cache is given instead
     split: Parallelism  # Over how many GPUs it is spread, in each way
     available_kv_bytes: int | None  # KV cache of each GPU, where it is given and not to be estimated
+    unmodelled: tuple[str, ...] = ()  # What its settings change and no term counts, a sentence for each key
 
 
 def size_case(values: object, calibration: Calibration = UNCALIBRATED) -> dict[str, Any]:
@@ -94,7 +96,8 @@ def size_case(values: object, calibration: Calibration = UNCALIBRATED) -> dict[s
         raise CaseError("case", values, "must be a JSON object")
     try:
         case = read_case(values, calibration)
-        return _kv_result(case) if case.available_kv_bytes is not None else _result(_budget(case))
+        result = _kv_result(case) if case.available_kv_bytes is not None else _result(_budget(case))
+        return {**result, "unmodelled": list(case.unmodelled)} if case.unmodelled else result
     except SizingError as error:
         raise CaseError(_KEY_OF.get(error.field, error.field), error.value, error.message) from error
 
@@ -127,7 +130,7 @@ def read_case(values: Mapping[str, Any], calibration: Calibration = UNCALIBRATED
     version = _version(fields)
     available_gib = fields.number("available_kv_gib", _MOST_GIB)
     device = _device(fields, required=available_gib is None)
-    target = target_geometry(fields)
+    target = served_target(fields, target_geometry(fields))
     section = fields.section("speculative")
     speculation = NO_SPECULATION if section is None else read_speculation(section)
     pair = Pair(
@@ -148,6 +151,7 @@ def read_case(values: Mapping[str, Any], calibration: Calibration = UNCALIBRATED
             fields.flag("enable_expert_parallel"),
         ),
         available_kv_bytes=None if available_gib is None else gib_to_bytes(available_gib),
+        unmodelled=tuple(unmodelled(fields)),
     )
 
 
@@ -255,6 +259,7 @@ def _limits(fields: CaseFields, target: ModelGeometry, version: str, defaults: E
         min_concurrency=fields.whole("min_concurrency", _MOST_REQUESTS) or 1,
         engine_version=version,
         prefix_caching=fields.flag("enable_prefix_caching", default=caches_prefixes(version)),
+        **graph_settings(fields),
     )
 
 
