@@ -61,7 +61,8 @@ def _refuse_dtype(fields: CaseFields, pair: Pair) -> None:
 
 
 def _refuse_cache_dtype(fields: CaseFields, target: ModelGeometry, product: str) -> None:
-    if message := cache_dtype_problem(target, fields.text("kv_cache_dtype") or KvCacheDtype.AUTO, (product,) if product else ()):
+    products = (product,) if product else ()
+    if message := cache_dtype_problem(target, fields.text("kv_cache_dtype") or KvCacheDtype.AUTO, products):
         raise fields.error("kv_cache_dtype", message)
 
 

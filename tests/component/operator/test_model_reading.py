@@ -14,6 +14,7 @@ from tests.support.operator_process import OperatorProcess
 from tests.support.waiting import eventually
 
 FACTS = "specdecode-model-facts"
+READERS = "--selector=specdecode.io/reads-model-for=tiny"
 LAUNCHED = "Unschedulable"
 NOT_FOUND = pack_error(CheckpointError("ModelNotFound", "there is no config.json in /models/pair/target"))
 
@@ -103,8 +104,9 @@ def test_facts_that_are_deleted_are_read_again_while_engines_stay(kubectl: Kubec
     answer(kubectl, "tiny", facts())
     # Ready has that reason while the Job's pod waits, too.
     uid = eventually(lambda: kubectl.object("deployment", "tiny"), "engines are launched")["metadata"]["uid"]
-    # Until then the answer of its pod restores the facts.
+    # The answer of a Job that is still there would be written into a new ConfigMap.
     eventually(lambda: not kubectl.objects("jobs"), "the finished Job is removed")
+    eventually(lambda: not kubectl.objects("pods", READERS), "its pod, too")
     kubectl.must("delete", "configmap", FACTS)
     wait_for(kubectl, "tiny", "Planned", "ResolvingModel")
     assert kubectl.object("deployment", "tiny")["metadata"]["uid"] == uid
