@@ -6,7 +6,7 @@ from pydantic import Field, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import ApiModel, PersistentVolumeClaimRef, SecretKey
 from specdecode_operator.api.open_objects import BOUNDED
-from specdecode_operator.api.patterns import STRETCH
+from specdecode_operator.api.patterns import GIBIBYTES, STRETCH
 from specdecode_operator.api.values import Quantization, RopeType
 from specdecode_operator.vocabulary import Precision
 
@@ -41,6 +41,22 @@ Checkpoints = Annotated[
 ]
 
 
+class AssumedModel(ApiModel):
+    """Numbers for a model that sizing does not know exactly, all of it on one GPU. Nothing checks them."""
+
+    weights_gib: Annotated[str, StringConstraints(max_length=9, pattern=GIBIBYTES)] | None = Field(
+        default=None, alias="weightsGiB"
+    )
+    """GiB of its weights, as a decimal: 14.5. Absent: by its files."""
+
+    kv_bytes_per_token: StrictInt | None = Field(default=None, ge=1, le=1_073_741_824)
+    """Bytes that a token takes in the KV cache, in 16 bits. Absent: by its config.json."""
+
+    state_mib_per_request: StrictInt | None = Field(default=None, ge=1, le=1_048_576, alias="stateMiBPerRequest")
+    """MiB of the states that a request keeps whatever its length (Mamba, linear attention). Absent: by its
+    config.json."""
+
+
 class ServedModel(ApiModel):
     """What target and draft have in common."""
 
@@ -58,6 +74,10 @@ class ServedModel(ApiModel):
 
     config: ModelConfig | None = None
     """Content of the model's config.json, for models that the catalogue does not know."""
+
+    assume: AssumedModel | None = None
+    """Numbers for a model that sizing does not know exactly. With weightsGiB and kvBytesPerToken, and without config,
+    nothing is read of the model. A warning says what was assumed; for a known model the known numbers hold."""
 
 
 class RopeScaling(ApiModel):

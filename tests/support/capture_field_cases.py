@@ -63,6 +63,11 @@ CAPTURE_FIELDS: Mapping[str, FieldCase] = {
         _of_arm("", at({**TINY_CONFIG, "vocab_size": 2048}, on=tiny_cpu()))[1],
         refusal="spec.arms[0].speculation.draft",
     ),
+    # Of an arm's numbers its plan alone depends on, and whether it fits.
+    **{
+        f"arms[].{field}": replace(_of_arm(field, DEPLOYMENT_FIELDS[field])[1], refusal="DoesNotFit")
+        for field in ("speculation.draft.assume.kvBytesPerToken", "speculation.draft.assume.stateMiBPerRequest")
+    },
     "repetitions": at(3, on=PLAIN),
     "slo.ttftMs": at(500, on=_comparing(slo={})),
     "slo.tpotMs": at(50, on=_comparing(slo={})),

@@ -111,6 +111,11 @@ MYSTERY = pair_70b(accelerator={"product": ["NVIDIA-T1000"], "memoryGiBPerGPU": 
 MYSTERIES = (NodeFacts("mystery", "NVIDIA-T1000", 8),)
 UNSEEN = pair_70b(accelerator={"product": [H200]})
 
+ASSUMPTION = {"weightsGiB": "16", "kvBytesPerToken": 131_072}
+ASSUMED = {**NGRAM, "target": {"model": "org/unknown", "assume": ASSUMPTION}}
+ASSUMED_DRAFT = pair_70b()
+ASSUMED_DRAFT["speculation"]["draft"] = {"model": "org/unknown", "assume": ASSUMPTION | {"weightsGiB": "2"}}
+
 DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "target.model": at("meta-llama/Llama-3.1-8B-Instruct"),
     "target.revision": at("v2"),
@@ -120,6 +125,9 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "target.checkpoints[].revision": at("v2", on=STORED_TARGET),
     "target.checkpoints[].config": refused(_wider(INT4_TARGET), "is no checkpoint of", on=STORED_TARGET),
     "target.config": at({**TINY_CONFIG, "num_hidden_layers": 8}, on=TINY),
+    "target.assume.weightsGiB": at("20", on=ASSUMED),
+    "target.assume.kvBytesPerToken": at(65_536, on=ASSUMED),
+    "target.assume.stateMiBPerRequest": at(64, on=ASSUMED),
     "target.ropeScaling.type": at("linear", on=STRETCHED),
     "target.ropeScaling.factor": at("3", on=STRETCHED),
     "target.ropeScaling.originalMaxPositionEmbeddings": at(65_536, on=STRETCHED),
@@ -131,6 +139,9 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "speculation.draft.model": at("meta-llama/Llama-3.2-1B-Instruct"),
     "speculation.draft.revision": at("v2"),
     "speculation.draft.quantization": at("FP8"),
+    "speculation.draft.assume.weightsGiB": at("4", on=ASSUMED_DRAFT),
+    "speculation.draft.assume.kvBytesPerToken": at(1_073_741_824, on=ASSUMED_DRAFT),
+    "speculation.draft.assume.stateMiBPerRequest": at(1_048_576, on=ASSUMED_DRAFT),
     "speculation.draft.checkpoints[].quantization": refused("INT8", "is INT4: write INT4", on=STORED_DRAFT),
     "speculation.draft.checkpoints[].model": at("org/other-awq", on=STORED_DRAFT),
     "speculation.draft.checkpoints[].revision": at("v2", on=STORED_DRAFT),

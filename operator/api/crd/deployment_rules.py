@@ -10,12 +10,20 @@ from collections.abc import Mapping
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.crd.cel import Reason, Rule
-from specdecode_operator.api.crd.models_rules import HAS_DRAFT, HOST_PATH, MODEL_VOLUME, MODELS, ROPE_SCALING, SOURCES
+from specdecode_operator.api.crd.models_rules import (
+    ASSUMED_MODEL,
+    HAS_DRAFT,
+    HOST_PATH,
+    MODEL_VOLUME,
+    MODELS,
+    ROPE_SCALING,
+    SOURCES,
+)
 from specdecode_operator.api.crd.policy_rules import POLICY
 from specdecode_operator.api.crd.replay_rules import RECORDING_SOURCE, REPLAY, REPLAYING_SPEC
 from specdecode_operator.api.crd.speculation_rules import NGRAM, SPECULATION, is_one_of
 from specdecode_operator.api.deployment import Accelerator, Engine, Serving, SpecDecodeDeploymentSpec
-from specdecode_operator.api.models import HostPath, Models, ModelVolume, RopeScaling
+from specdecode_operator.api.models import AssumedModel, HostPath, Models, ModelVolume, RopeScaling
 from specdecode_operator.api.policy import Policy
 from specdecode_operator.api.replay import RecordingSource, Replay
 from specdecode_operator.api.speculation import Ngram, Speculation
@@ -211,6 +219,7 @@ SERVICE_NAME = Rule(
 
 RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     SpecDecodeDeploymentSpec: SPEC,
+    AssumedModel: ASSUMED_MODEL,
     RopeScaling: ROPE_SCALING,
     Speculation: SPECULATION,
     Ngram: NGRAM,

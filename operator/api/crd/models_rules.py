@@ -52,6 +52,15 @@ ROPE_SCALING = (
     ),
 )
 
+ASSUMED_MODEL = (
+    Rule(
+        field="weightsGiB",
+        holds="has(self.weightsGiB) || has(self.kvBytesPerToken) || has(self.stateMiBPerRequest)",
+        message="is missing, as are kvBytesPerToken and stateMiBPerRequest: set at least one, or remove assume",
+        reason=Reason.REQUIRED,
+    ),
+)
+
 _HAS_VOLUME = "has(self.models) && has(self.models.volume)"
 HAS_DRAFT = "has(self.speculation) && has(self.speculation.draft)"
 # What the hub allows as OWNER/NAME or NAME; a path in a volume is relative, has no .. and looks like no option.

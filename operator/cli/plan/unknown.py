@@ -86,7 +86,15 @@ def how_to_resolve(unknown: Sequence[UnknownModel], *, asked_hub: bool) -> str:
     if on_hub and not asked_hub:
         lines += ["  --hub, to read config.json and the headers of the weights from the model hub, or"]
     fields = ", ".join(dict.fromkeys(f"{each.field}.config" for each in unknown))
-    return "\n".join([*lines, f"  {by_hand}, or", f"  the content of its config.json as {fields}"])
+    assumed = fields.replace(".config", ".assume")
+    return "\n".join(
+        [
+            *lines,
+            f"  {by_hand}, or",
+            f"  the content of its config.json as {fields}, or",
+            f"  weightsGiB and kvBytesPerToken in {assumed}, which nothing checks",
+        ]
+    )
 
 
 def _not_in_the_catalogue(spec: SpecDecodeDeploymentSpec, field: str, source: ModelSource) -> str:

@@ -9,11 +9,20 @@ from typing import Any, Final, TypeVar
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.models import Draft, ModelCheckpoint, ServedModel, Target
 from specdecode_operator.api.values import Quantization
-from specdecode_operator.deployment.spec.model_sources import KnownModels, may_be_served, model_source, served_models
+from specdecode_operator.deployment.spec.model_sources import (
+    NOTHING_ASSUMED,
+    TARGET,
+    KnownModels,
+    assumption_of,
+    may_be_served,
+    model_source,
+    served_models,
+)
 from specdecode_operator.engine.rules.config_overrides import ConfigOverrides, overridden
 from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_missing
 from specdecode_operator.resolver.read_model_facts import Checkpoint
 from specdecode_operator.sizing.choice.precision_rules import ONLINE_PRECISIONS, served_precision
+from specdecode_operator.sizing.estimated.assumed import Assumption, assumed_geometry, usual_config
 from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry
@@ -27,7 +36,11 @@ _Model = TypeVar("_Model", Target, Draft)
 
 
 def told_geometry(
-    field: str, model: ServedModel | ModelCheckpoint, read: Checkpoint | None, told: ConfigOverrides | None
+    field: str,
+    model: ServedModel | ModelCheckpoint,
+    read: Checkpoint | None,
+    told: ConfigOverrides | None,
+    like: ModelGeometry | None = None,
 ) -> ModelGeometry:
     """Return the geometry of a target whose config.json the engine is told otherwise.
 
@@ -36,14 +49,16 @@ def told_geometry(
     InvalidSpecError
         As geometry_of, and when what is told makes no sense with it.
     """
-    geometry = geometry_of(field, model, read)
+    geometry = geometry_of(field, model, read, like=like)
     config = config_of(model, read)
     if told is None or config is None:
         return geometry
     keys = told.keys(config)
     try:
-        changed = _told_geometry(
-            model.model, json.dumps(overridden(config, keys)), json.dumps(keys), stored_weights(read)
+        changed = _as_assumed(
+            field,
+            _told_geometry(model.model, json.dumps(overridden(config, keys)), json.dumps(keys), stored_weights(read)),
+            assumption_of(model),
         )
     except GeometryError as error:
         raise InvalidSpecError([Problem(told.field, told.shown, str(error))]) from error
@@ -88,7 +103,47 @@ def stored_type(config: Mapping[str, Any]) -> str | None:
 
 
 def geometry_of(
-    field: str, model: ServedModel | ModelCheckpoint, read: Checkpoint | None, method: Method | None = None
+    field: str,
+    model: ServedModel | ModelCheckpoint,
+    read: Checkpoint | None,
+    method: Method | None = None,
+    like: ModelGeometry | None = None,
+) -> ModelGeometry:
+    """Return a model's geometry, with what the spec assumes of it.
+
+    ``method`` says how the config.json of a draft head is read; None for a model of its own. ``like`` is the other
+    model of the pair, whose vocabulary a model has of which nothing is read.
+
+    Raises
+    ------
+    InvalidSpecError
+        As _known_geometry, and if what is assumed makes no sense with what is known.
+    """
+    given = assumption_of(model)
+    if is_made_up(model, read):
+        config = usual_config(given, like, is_head=method is not None, is_draft=field != TARGET)
+        return _as_assumed(field, _geometry(model.model, config, method, None), given)
+    return _as_assumed(field, _known_geometry(field, model, read, method), given)
+
+
+def is_made_up(model: ServedModel | ModelCheckpoint, read: Checkpoint | None) -> bool:
+    """Whether nothing but the numbers in the spec is known of a model."""
+    described = model.config is not None or read is not None or find_entry(model.model) is not None
+    return assumption_of(model).is_complete and not described
+
+
+def _as_assumed(field: str, model: ModelGeometry, given: Assumption) -> ModelGeometry:
+    if given == NOTHING_ASSUMED:
+        return model
+    try:
+        return assumed_geometry(model, given)
+    except GeometryError as error:
+        problem = Problem(f"{field}.assume.{error.field}", shown_or_missing(error.value), error.message)
+        raise InvalidSpecError([problem]) from error
+
+
+def _known_geometry(
+    field: str, model: ServedModel | ModelCheckpoint, read: Checkpoint | None, method: Method | None
 ) -> ModelGeometry:
     """Return a geometry from the inline config, or else from the catalogue, or else from what was read of the model.
 
@@ -227,6 +282,7 @@ def _model_at(model: _Model, precision: Precision) -> _Model:
             "model": named.model,
             "revision": named.revision,
             "config": named.config,
+            "assume": None,
             "quantization": Quantization.AS_CHECKPOINT,
         }
     elif model.quantization is Quantization.AUTO:

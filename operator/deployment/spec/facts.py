@@ -13,6 +13,7 @@ from specdecode_operator.deployment.spec.checkpoints import (
     choices,
     config_of,
     geometry_of,
+    is_made_up,
     named_checkpoints,
     spec_at,
     stored_type,
@@ -110,12 +111,7 @@ def gather_facts(
     """
     profile = engine_profile(spec)
     told = config_overrides(spec.target.rope_scaling, spec.engine.extra_args, profile)
-    own = {
-        field: told_geometry(field, model, known.get(model_source(spec, model)), told)
-        if field == TARGET
-        else geometry_of(field, model, known.get(model_source(spec, model)), _head_method(spec, field))
-        for field, model in served_models(spec).items()
-    }
+    own = _own_geometries(spec, known, told)
     options = _plan_options(spec, own, known, told)
     pair = replace(_pair(spec, profile, own, options.available), calibration=calibration)
     if not options.target and not options.draft:
@@ -123,6 +119,21 @@ def gather_facts(
         spec = spec_at(spec, pair.target_precision, pair.draft_precision)
     config = config_of(spec.target, known.get(model_source(spec, spec.target)))
     return Facts(spec, profile, pair, options, stored_type(config or {}))
+
+
+def _own_geometries(
+    spec: SpecDecodeDeploymentSpec, known: KnownModels, told: ConfigOverrides | None
+) -> dict[str, ModelGeometry]:
+    """Return target and draft; a model of which nothing is read takes after the other one."""
+    read = {field: known.get(model_source(spec, model)) for field, model in served_models(spec).items()}
+    draft, like, found = spec.speculation.draft if spec.speculation else None, None, None
+    if draft is not None and is_made_up(spec.target, read[TARGET]) and not is_made_up(draft, read[DRAFT]):
+        like = found = geometry_of(DRAFT, draft, read[DRAFT], _head_method(spec, DRAFT))
+    target = told_geometry(TARGET, spec.target, read[TARGET], told, like)
+    if draft is None:
+        return {TARGET: target}
+    found = found or geometry_of(DRAFT, draft, read[DRAFT], _head_method(spec, DRAFT), target)
+    return {TARGET: target, DRAFT: found}
 
 
 def engine_profile(spec: SpecDecodeDeploymentSpec) -> EngineProfile:

@@ -12,7 +12,11 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.models import ModelCheckpoint, ServedModel
 from specdecode_operator.api.values import Quantization
 from specdecode_operator.resolver.read_model_facts import Checkpoint
+from specdecode_operator.sizing.base.units import gib_to_bytes
+from specdecode_operator.sizing.estimated.assumed import Assumption
 from specdecode_operator.sizing.families.catalogue import find_entry
+
+NOTHING_ASSUMED: Final = Assumption()
 
 TARGET: Final = "spec.target"
 DRAFT: Final = "spec.speculation.draft"
@@ -90,8 +94,20 @@ def undescribed_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]
     return {
         field: model_source(spec, model)
         for field, model in models.items()
-        if model.config is None and find_entry(model.model) is None
+        if model.config is None and find_entry(model.model) is None and not assumption_of(model).is_complete
     }
+
+
+def assumption_of(model: ServedModel | ModelCheckpoint) -> Assumption:
+    """Return what the spec assumes of a model; other checkpoints of it have no numbers of their own."""
+    given = model.assume if isinstance(model, ServedModel) else None
+    if given is None:
+        return NOTHING_ASSUMED
+    return Assumption(
+        weights_bytes=None if given.weights_gib is None else gib_to_bytes(float(given.weights_gib)),
+        kv_bytes_per_token=given.kv_bytes_per_token,
+        state_bytes_per_request=None if given.state_mib_per_request is None else given.state_mib_per_request * 2**20,
+    )
 
 
 def may_be_served(model: ServedModel, checkpoint: ModelCheckpoint) -> bool:

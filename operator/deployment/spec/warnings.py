@@ -10,7 +10,7 @@ from specdecode_operator.api.replay import ReplayMode
 from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.deployment.spec.checkpoints import config_of
 from specdecode_operator.deployment.spec.facts import Facts, platform_of
-from specdecode_operator.deployment.spec.model_sources import KnownModels, model_source
+from specdecode_operator.deployment.spec.model_sources import NOTHING_ASSUMED, KnownModels, assumption_of, model_source
 from specdecode_operator.deployment.spec.rules.pairing import GETS_LONGER
 from specdecode_operator.deployment.spec.rules.runner import runs_on_v1, schedule_notes
 from specdecode_operator.engine.environment import ALLOW_LONG_VARIABLE, allows_longer
@@ -24,13 +24,17 @@ from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.devices import memory_coefficients
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.units import format_gib
+from specdecode_operator.sizing.estimated.assumed import Assumption
 from specdecode_operator.sizing.families.catalogue import is_known_name, is_variant, made_for, published_heads
-from specdecode_operator.sizing.model.geometry import computed_in
+from specdecode_operator.sizing.kv.model_cache import whole_cache
+from specdecode_operator.sizing.model.geometry import ModelGeometry, computed_in
 from specdecode_operator.sizing.model.layers import DeltaNet, LatentAttention
 from specdecode_operator.sizing.model.rope import stretched_length
 from specdecode_operator.sizing.pair.pair import Pair, longest_sequence
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
-from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Knowledge, Method
+from specdecode_operator.sizing.weights.rank_layers import Split
+from specdecode_operator.sizing.weights.weights import weight_bytes
+from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Knowledge, Method, Precision
 
 _COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
 """Modes of which nobody measured what their graphs take."""
@@ -54,6 +58,7 @@ _UNSCALED: Final = (None, "default", "mrope")
 
 _LOOKUPS: Final = (Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX)
 """Methods that propose what stood before."""
+_MIB: Final = 2**20
 
 _TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
 """What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it."""
@@ -69,6 +74,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_replay_warnings(facts),
         *map(str, version_doubts(facts.spec, facts.profile)),
         *_estimated_warnings(facts),
+        *_assumed_warnings(facts),
         *_checkpoint_warnings(facts, known),
         *_rope_warnings(facts, known),
         *_draft_tensor_warnings(facts, tensor),
@@ -150,6 +156,48 @@ def _estimated_warnings(facts: Facts) -> Iterator[str]:
             f"the {role} {model.name} is estimated: sizing does not implement {lacks}; weights follow from {counted},"
             " and a wider margin is kept back"
         )
+
+
+def _assumed_warnings(facts: Facts) -> Iterator[str]:
+    """Numbers that the user gives: nothing checks them, and a model that is known exactly does without."""
+    draft = facts.spec.speculation.draft if facts.spec.speculation else None
+    for field, served, model in (
+        ("target", facts.spec.target, facts.pair.target),
+        ("speculation.draft", draft, facts.pair.draft),
+    ):
+        if served is None or model is None or (given := assumption_of(served)) == NOTHING_ASSUMED:
+            continue
+        if model.knowledge is Knowledge.EXACT:
+            compared = _compared(model, given)
+            yield f"{field}.assume is not used, for sizing knows {model.name} exactly: {compared}; remove it"
+        else:
+            yield f"{field}.assume: figures of {model.name} follow from numbers that nothing checks: {_told(given)}"
+
+
+def _compared(model: ModelGeometry, given: Assumption) -> str:
+    """Return what is known beside what was assumed."""
+    cache = whole_cache(model)
+    known = weight_bytes(model, model.checkpoint_precision or Precision.BF16, Split(1))
+    pairs = []
+    if given.weights_bytes is not None:
+        pairs.append(f"weights {format_gib(known)} GiB instead of {format_gib(given.weights_bytes)}")
+    if given.kv_bytes_per_token is not None:
+        pairs.append(f"KV cache {cache.token_bytes:,} bytes a token instead of {given.kv_bytes_per_token:,}")
+    if given.state_bytes_per_request is not None:
+        states = cache.state_bytes / _MIB
+        pairs.append(f"states {states:.0f} MiB a request instead of {given.state_bytes_per_request // _MIB}")
+    return ", ".join(pairs)
+
+
+def _told(given: Assumption) -> str:
+    """Return an assumption in words."""
+    weights, states = given.weights_bytes, given.state_bytes_per_request
+    told = (
+        None if weights is None else f"weights {format_gib(weights)} GiB",
+        None if given.kv_bytes_per_token is None else f"KV cache {given.kv_bytes_per_token:,} bytes a token",
+        None if states is None else f"states {states // _MIB} MiB a request",
+    )
+    return ", ".join(filter(None, told))
 
 
 def _checkpoint_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:

@@ -1,11 +1,13 @@
 """What the layers of target and draft keep of a sequence, on one rank."""
 
+from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.formula import named
 from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
+from specdecode_operator.sizing.base.units import ceil_div
 from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import (
@@ -56,8 +58,52 @@ def _runs(
     for layer, count in stage.distinct_layers:
         for mixer in _keeping(layer):
             kept = _kv_layer(mixer, tensor, width, geometry.dtype_bytes, of_draft=of_draft)
+            kept = _as_assumed(kept, geometry)
             runs.append(LayerRun(kept, named(count, f"{kept.kind.value} layers", like=geometry.hidden_size)))
     return tuple(runs)
+
+
+def _as_assumed(layer: KvLayer, geometry: ModelGeometry) -> KvLayer:
+    """Return the cache of a layer, scaled to what the user says that those of all layers take on one GPU."""
+    of_tokens, of_states = geometry.assumed_token_bytes, geometry.assumed_state_bytes
+    if of_tokens is None and of_states is None:
+        return layer
+    by_shape = whole_cache(geometry)
+    if layer.kind is CacheKind.STATE:
+        return layer if of_states is None else _scaled_state(layer, of_states, by_shape.state_bytes)
+    return layer if of_tokens is None else _scaled_tokens(layer, of_tokens, by_shape.token_bytes)
+
+
+def _scaled_tokens(layer: KvLayer, given: int, by_shape: int) -> KvLayer:
+    return replace(layer, token_bytes=max(ceil_div(layer.token_bytes * given, by_shape), 1))
+
+
+def _scaled_state(layer: KvLayer, given: int, by_shape: int) -> KvLayer:
+    return replace(
+        layer,
+        state_bytes=max(ceil_div(layer.state_bytes * given, by_shape), 1),
+        state_bytes_per_speculated_token=ceil_div(layer.state_bytes_per_speculated_token * given, by_shape),
+    )
+
+
+class WholeCache(NamedTuple):
+    """What all layers of a model keep on one GPU, by their shapes."""
+
+    token_bytes: int
+    state_bytes: int
+
+
+@lru_cache(maxsize=MOST_REMEMBERED)
+def whole_cache(geometry: ModelGeometry) -> WholeCache:
+    """Return the bytes of a token and of a request's states, in the model's own type, whatever the user assumes."""
+    width = geometry.dtype_bytes
+    kept = [
+        (_kv_layer(mixer, 1, width, width, of_draft=False), count)
+        for layer, count in geometry.distinct_layers
+        for mixer in _keeping(layer)
+    ]
+    tokens = sum(count * layer.token_bytes for layer, count in kept)
+    return WholeCache(tokens, sum(count * layer.state_bytes for layer, count in kept))
 
 
 def _is_severed(stage: Stage) -> bool:

@@ -129,6 +129,9 @@ class ModelGeometry:
     stored: StoredWeights | None = None
     # Bytes of its layers in the files, and as their shapes give them: the layers are scaled by it
     layer_scale: tuple[int, int] = (1, 1)
+    # Bytes of a token in the KV cache, and of a request's states, on one GPU, if the user gives them
+    assumed_token_bytes: int | None = None
+    assumed_state_bytes: int | None = None
 
     @cached_property
     def distinct_layers(self) -> tuple[tuple[Layer, int], ...]:

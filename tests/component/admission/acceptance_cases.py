@@ -21,6 +21,10 @@ target: {model: Qwen/Qwen3-8B}
 speculation: {method: eagle3, numSpeculativeTokens: 3, draft: {model: AngelSlim/Qwen3-8B_eagle3, maxModelLen: 2048}}
 parallelism: {tensor: 2, pipeline: 2, draftTensor: 1}
 """,
+    "assumed": """
+target: {model: org/m, assume: {weightsGiB: "14.5", kvBytesPerToken: 131072, stateMiBPerRequest: 24}}
+speculation: {method: draft_model, numSpeculativeTokens: 3, draft: {model: org/d, assume: {weightsGiB: "0.9"}}}
+""",
     "stretched": """
 target: {model: Qwen/Qwen3-32B, ropeScaling: {type: yarn, factor: "4.0", originalMaxPositionEmbeddings: 32768}}
 serving: {maxModelLen: 131072, dtype: bfloat16}

@@ -3,6 +3,17 @@
 from tests.component.admission.bad_spec import VOLUME, Bad
 
 MODELS = {
+    "nothing assumed": Bad(
+        "target: {model: org/m, assume: {}}", "spec.target.assume.weightsGiB", "set at least one, or remove assume"
+    ),
+    "weights that are no decimal": Bad(
+        "target: {model: org/m, assume: {weightsGiB: 14 GiB}}", "spec.target.assume.weightsGiB", "should match"
+    ),
+    "a token of no bytes": Bad(
+        "target: {model: org/m, assume: {kvBytesPerToken: 0}}",
+        "spec.target.assume.kvBytesPerToken",
+        "greater than or equal to 1",
+    ),
     "target is a path without a volume": Bad(
         "target: {model: /models/llama}", "spec.target.model", "or give models.volume"
     ),

@@ -100,3 +100,50 @@ def test_a_whole_model_in_a_folder_is_read(specdecode: Specdecode, path: Path, t
     small = {"model.embed_tokens.weight": ("BF16", [64, 16]), "model.layers.0.all": ("BF16", [64, 16])}
     folder = write_checkpoint(tmp_path / "whole", CONFIG, small)
     assert planned(specdecode, path, folder)["models"][0]["knowledge"] == "estimated"
+
+
+def assuming(write: WriteObject, target: str, **assume: Any) -> Path:
+    return write("b.yaml", manifest("b", target={"model": target, "assume": assume}, speculation=None, parallelism={}))
+
+
+def test_numbers_that_the_user_gives_need_no_file(specdecode: Specdecode, write: WriteObject) -> None:
+    result = specdecode("plan", assuming(write, "my/new", weightsGiB="14.5", kvBytesPerToken=131_072), "-o", "json")
+    (found,) = json.loads(result.stdout)["objects"]
+    assert found["models"][0]["knowledge"] == "assumed"
+    assert found["candidates"][0]["kv_bytes_per_token"] == 131_072
+    assert "numbers that nothing checks" in result.stderr
+
+
+def test_numbers_beside_a_known_model_are_shown_with_its_own(specdecode: Specdecode, write: WriteObject) -> None:
+    known = "meta-llama/Llama-3.1-8B-Instruct"
+    path = assuming(write, known, weightsGiB="20", kvBytesPerToken=1000)
+    result = specdecode("plan", path, "-o", "json")
+    (found,) = json.loads(result.stdout)["objects"]
+    assert found["models"][0]["knowledge"] == "exact"
+    assert found["candidates"][0]["kv_bytes_per_token"] == 131_072
+    assert "15.0 GiB instead of 20.0" in result.stderr
+    assert "131,072 bytes a token instead of 1,000" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("method", "draft"),
+    [("draft_model", "meta-llama/Llama-3.2-1B-Instruct"), ("eagle3", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")],
+)
+def test_an_assumed_target_takes_after_its_draft(
+    specdecode: Specdecode, write: WriteObject, method: str, draft: str
+) -> None:
+    target = {"model": "my/new", "assume": {"weightsGiB": "14.5", "kvBytesPerToken": 131_072}}
+    speculation = {"method": method, "numSpeculativeTokens": 3, "draft": {"model": draft}}
+    path = write("c.yaml", manifest("c", target=target, speculation=speculation, parallelism={}))
+    (found,) = json.loads(specdecode("plan", path, "-o", "json").stdout)["objects"]
+    assert [each["knowledge"] for each in found["models"]] == ["assumed", "exact"]
+
+
+def test_weights_alone_are_not_enough_for_an_unknown_model(specdecode: Specdecode, write: WriteObject) -> None:
+    assert specdecode("plan", assuming(write, "my/new", weightsGiB="14.5")).exit_code == 5
+
+
+def test_assuming_nothing_is_refused(specdecode: Specdecode, write: WriteObject) -> None:
+    result = specdecode("plan", assuming(write, "my/new"))
+    assert result.exit_code == 2
+    assert "spec.target.assume.weightsGiB" in result.output

@@ -1,0 +1,115 @@
+"""Models of which the user gives the numbers: bytes of the weights, of the KV cache of a token, and of a state."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+from specdecode_operator.sizing.base.errors import GeometryError
+from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
+from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.layers import DeltaNet, SelectiveScan, StateSpace
+from specdecode_operator.sizing.weights.rank_layers import Split
+from specdecode_operator.sizing.weights.stages import whole_model
+from specdecode_operator.sizing.weights.weights import weight_parts
+from specdecode_operator.vocabulary import Knowledge, Precision
+
+_WIDTHS: Final = ((4 * GIB, 2048), (32 * GIB, 4096), (256 * GIB, 8192))
+_WIDEST: Final = 16_384
+"""Widths of models by their weights, each at least that of published models of the size; they decide the activation."""
+
+_HEAD_DIM: Final = 128
+_WIDENS: Final = 4
+_LAYERS: Final = 32
+_VOCABULARY: Final = 262_144
+"""A usual shape, with as large a vocabulary as published models have."""
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """What a user says of a model, all of it on one GPU; None for what follows from its files."""
+
+    weights_bytes: int | None = None
+    kv_bytes_per_token: int | None = None
+    state_bytes_per_request: int | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a model can be sized with nothing read of it."""
+        return self.weights_bytes is not None and self.kv_bytes_per_token is not None
+
+
+def usual_config(
+    given: Assumption, like: ModelGeometry | None = None, *, is_head: bool = False, is_draft: bool = False
+) -> Mapping[str, Any]:
+    """Return a config.json for a model of which nothing but an assumption is known.
+
+    ``like`` is the other model of a pair. Its vocabulary holds for both, the width of a head's target for the target
+    and the head, and a draft's longest sequence is the target's.
+    """
+    size = given.weights_bytes or 0
+    width = next((width for most, width in _WIDTHS if size <= most), _WIDEST)
+    made_for = like.head.reads_width if like is not None and like.head is not None else None
+    if like is not None:
+        width = like.hidden_size if is_head else made_for or width
+    config: dict[str, Any] = {
+        "architectures": ["AssumedForCausalLM"],
+        "hidden_size": width,
+        "num_hidden_layers": 1 if is_head else _LAYERS,
+        "num_attention_heads": max(width // _HEAD_DIM, 1),
+        "num_key_value_heads": max(width // _HEAD_DIM, 1),
+        "head_dim": _HEAD_DIM,
+        "intermediate_size": _WIDENS * width,
+        "vocab_size": _VOCABULARY if like is None else like.vocab_size,
+        "tie_word_embeddings": True,
+    }
+    if like is not None and is_draft:
+        config["max_position_embeddings"] = like.max_position_embeddings
+    if given.state_bytes_per_request is not None and not is_head:
+        config |= {"full_attention_interval": 2, "linear_num_value_heads": width // _HEAD_DIM}
+    return config
+
+
+@lru_cache(maxsize=MOST_REMEMBERED)
+def assumed_geometry(model: ModelGeometry, given: Assumption) -> ModelGeometry:
+    """Return a model with the numbers that its user gives; one that sizing knows exactly stays as it is.
+
+    Raises
+    ------
+    GeometryError
+        If it has no layer that keeps tokens, or a state, though the user says how many bytes that takes.
+    """
+    if model.knowledge is Knowledge.EXACT:
+        return model
+    if given.kv_bytes_per_token is not None and not model.attentions:
+        raise GeometryError(
+            "kvBytesPerToken", given.kv_bytes_per_token, f"no layer of {model.name} keeps keys and values: remove it"
+        )
+    if given.state_bytes_per_request is not None and not _has_states(model):
+        raise GeometryError(
+            "stateMiBPerRequest",
+            given.state_bytes_per_request // 2**20,
+            f"no layer of {model.name} keeps a state, by its config.json: remove it",
+        )
+    return replace(
+        model,
+        knowledge=Knowledge.ASSUMED,
+        layer_scale=_layer_scale(model, given.weights_bytes),
+        assumed_token_bytes=given.kv_bytes_per_token,
+        assumed_state_bytes=given.state_bytes_per_request,
+    )
+
+
+def _layer_scale(model: ModelGeometry, weights_bytes: int | None) -> tuple[int, int]:
+    if weights_bytes is None:
+        return model.layer_scale
+    whole = replace(model, layer_scale=(1, 1))
+    parts = weight_parts(whole, model.checkpoint_precision or Precision.BF16, Split(1), whole_model(whole))
+    beside = sum(parts.values()) - parts["layers"]
+    return max(weights_bytes - beside, 0), max(int(parts["layers"]), 1)
+
+
+def _has_states(model: ModelGeometry) -> bool:
+    mixers = (mixer for layer, _ in model.distinct_layers for mixer in layer.mixers)
+    return any(isinstance(mixer, DeltaNet | StateSpace | SelectiveScan) for mixer in mixers)

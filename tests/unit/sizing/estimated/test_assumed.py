@@ -1,0 +1,85 @@
+"""Models of which the user gives the numbers."""
+
+import pytest
+
+from specdecode_operator.sizing.base.errors import GeometryError
+from specdecode_operator.sizing.estimated.assumed import Assumption, assumed_geometry, usual_config
+from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
+from specdecode_operator.sizing.kv.layers import CacheKind
+from specdecode_operator.sizing.kv.model_cache import cached_layers
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.weights.rank_layers import Split
+from specdecode_operator.sizing.weights.weights import weight_bytes
+from specdecode_operator.vocabulary import Knowledge, Precision
+from tests.unit.sizing.estimated.test_estimated import GIB, NEW, budget_of
+
+KNOWN = "meta-llama/Llama-3.1-8B-Instruct"
+HYBRID = NEW | {"layer_types": ["linear_attention", "full_attention"] * 16}
+
+
+def kept(model: ModelGeometry, tensor: int = 1) -> dict[CacheKind, int]:
+    """Bytes of a token, and of a request's states, in all layers."""
+    (runs,) = cached_layers(model, None, tensor, 1, None)
+    sizes: dict[CacheKind, int] = {}
+    for run in runs:
+        size = run.layer.state_bytes if run.layer.kind is CacheKind.STATE else run.layer.token_bytes
+        sizes[run.layer.kind] = sizes.get(run.layer.kind, 0) + run.count * size
+    return sizes
+
+
+def test_what_is_given_holds_and_the_rest_follows_from_the_files() -> None:
+    new = geometry_from_config("new", HYBRID)
+    model = assumed_geometry(new, Assumption(20 * GIB, 32_000, 48 * 2**20))
+    assert model.knowledge is Knowledge.ASSUMED
+    assert weight_bytes(model, Precision.BF16, Split(1)) == pytest.approx(20 * GIB, rel=1e-4)
+    assert kept(model) == {CacheKind.FULL: 32_000, CacheKind.STATE: 48 * 2**20}
+    assert kept(model, 2) == {CacheKind.FULL: 16_000, CacheKind.STATE: 24 * 2**20}
+    weights_alone = assumed_geometry(new, Assumption(20 * GIB))
+    assert kept(weights_alone) == kept(new)
+
+
+def test_the_margin_leaves_given_numbers_alone() -> None:
+    budget = budget_of(assumed_geometry(geometry_from_config("new", NEW), Assumption(20 * GIB, 131_072)))
+    assert budget.estimated_margin_bytes == pytest.approx(budget.activation_bytes / 4, abs=1)
+
+
+def test_a_known_model_stays_as_it_is() -> None:
+    known = find_geometry(KNOWN)
+    assert known is not None
+    assert assumed_geometry(known, Assumption(1, 1, 1)) is known
+
+
+@pytest.mark.parametrize(("weights_gib", "state"), [(1, None), (16, None), (140, 64 * 2**20), (600, None)])
+def test_a_model_of_which_nothing_is_read(weights_gib: int, state: int | None) -> None:
+    given = Assumption(weights_gib * GIB, 65_536, state)
+    usual = geometry_from_config("new", usual_config(given))
+    model = assumed_geometry(usual, given)
+    at_most = max(weights_gib * GIB, 2 * GIB)
+    assert weights_gib * GIB * 0.999 <= weight_bytes(model, Precision.BF16, Split(1)) <= at_most * 1.001
+    assert kept(model)[CacheKind.FULL] == pytest.approx(65_536, abs=32)
+    assert kept(model).get(CacheKind.STATE, 0) == pytest.approx(state or 0, rel=1e-3)
+
+
+def test_a_head_of_which_nothing_is_read_fits_its_target() -> None:
+    target = find_geometry(KNOWN)
+    given = Assumption(GIB, 4096)
+    head = assumed_geometry(
+        head_from_config("head", usual_config(given, target, is_head=True, is_draft=True), "eagle3"), given
+    )
+    assert target is not None
+    assert (head.vocab_size, head.hidden_size, head.num_layers) == (target.vocab_size, target.hidden_size, 1)
+    assert kept(head) == {CacheKind.FULL: 4096}
+
+
+def test_a_state_that_no_layer_keeps() -> None:
+    with pytest.raises(GeometryError) as caught:
+        assumed_geometry(geometry_from_config("new", NEW), Assumption(state_bytes_per_request=2**20))
+    assert caught.value.field == "stateMiBPerRequest"
+
+
+def test_a_token_that_no_layer_keeps() -> None:
+    states = geometry_from_config("new", NEW | {"layer_types": ["mamba"] * 32})
+    with pytest.raises(GeometryError) as caught:
+        assumed_geometry(states, Assumption(kv_bytes_per_token=1))
+    assert caught.value.field == "kvBytesPerToken"
