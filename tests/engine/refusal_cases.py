@@ -268,10 +268,6 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
         Later("shorter_draft", "no other length"),
     ),
     "draft of a lookup": (replace(GPU, speculation=replace(NGRAM, draft_model=DRAFT)), Ours(IGNORED_KEY)),
-    "draft beside own layers": (
-        drafting(Method.MTP, draft_model=DRAFT),
-        Refused("Unsupported speculative method: 'mtp'"),
-    ),
     "no draft": (drafting(Method.EAGLE, draft_model=None), Refused("without speculative model")),
     "draft longer than its target": (
         replace(GPU, speculation=replace(DRAFT_MODEL, draft_max_model_len=513)),

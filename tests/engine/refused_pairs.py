@@ -183,11 +183,18 @@ PAIRS: dict[str, tuple[Body, Verdict]] = {
         Ours("vllm/models/deepseek_v4, DSparkDeepseekV4ForCausalLM, reads keys of its config.json that others lack"),
     ),
     "a checkpoint without layers of prediction": (
-        pair("mtp", config_of("Qwen/Qwen3-0.6B"), k=1),
+        pair("mtp", config_of(QWEN), k=1),
         Refused("Unsupported speculative method: 'mtp'"),
     ),
     "an assistant beside another family": (
-        pair("mtp", {**ASSISTANT, "backbone_hidden_size": 4096}, target="Qwen/Qwen3-8B"),
+        pair(
+            "mtp",
+            {
+                **ASSISTANT,
+                "backbone_hidden_size": 4096,
+                "text_config": {**ASSISTANT["text_config"], "vocab_size": 151_936},
+            },
+        ),
         Ours(f"{ASSISTANT_FILE}, _setup_gemma4_kv_sharing, finds no layers to read keys and values of"),
     ),
     "an assistant over stages": (

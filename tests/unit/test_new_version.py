@@ -145,6 +145,14 @@ def test_facts_that_an_engine_tells_are_written_with_their_source() -> None:
     assert fewer[0]["extra_draft_slots"] == {"dflash": {"fixed": -1, "each_token": 1}}
 
 
+def test_classes_of_draft_heads_are_written_without_modules_of_targets() -> None:
+    plain = answers(0, ahead=True, runner="V2", traits="stages")
+    before = {**plain, "draft classes": {"DFlashDraftModel": "A", "LiLiCorrDraftModel": "B", "Step3p5MTP": "C"}}
+    now = {**plain, "draft classes": {"DFlashDraftModel": "D", "DFlash3DraftModel": "E", "Step6MTP": "F"}}
+    asked = json.loads(profile.facts(before, now, "0.34", "0.33"))[-1]
+    assert asked["draft_classes"] == {"DFlash3DraftModel": "E", "DFlashDraftModel": "D", "LiLiCorrDraftModel": None}
+
+
 def test_a_constant_takes_the_place_of_a_slot_for_each_token() -> None:
     before, now = (answers(slots, ahead=True, runner="V2", traits="stages") for slots in (4, 1))
     slots, *_ = json.loads(profile.facts(before, now, "0.33", "0.32"))[1:]

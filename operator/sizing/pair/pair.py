@@ -213,6 +213,10 @@ class Pair:
         return _loaded_draft(self)
 
 
+_HOLDS_DSPARK: Final = "DeepseekV4"
+"""Targets whose checkpoints hold stages of DSpark, which are part of their weights (config/speculative.py)."""
+
+
 def loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
     """Return the draft that the engine loads and its precision, the target's own MTP layers included.
 
@@ -228,6 +232,9 @@ def _loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
     if pair.draft is None:
         if pair.method == Method.MTP:
             return prediction_draft(pair.target, pair.num_speculative_tokens), pair.target_precision
+        if pair.method == Method.DSPARK and not pair.target.architecture.startswith(_HOLDS_DSPARK):
+            message = f"{pair.target.name} holds no stages of DSpark: name a draft, or use method ngram"
+            raise PlanError("speculation.draft", None, message)
         return None
     draft = pair.draft
     if pair.method == Method.MTP and draft.head is None:

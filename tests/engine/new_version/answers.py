@@ -58,6 +58,7 @@ def ask(vllm: Vllm, folder: Path) -> Sections:
         "environment variables": lambda: dict.fromkeys(told("variables"), "known"),
         "metrics": lambda: _metrics(told("metrics", vllm.line(GOOD["gpu-draft"]))),
         "configuration of an engine": lambda: dict(_started(vllm)),
+        "draft classes": lambda: told("draft_classes"),
         "targets": lambda: _targets(told("target_traits", sorted(READERS))),
     }
     sections: dict[str, Mapping[str, str]] = {}

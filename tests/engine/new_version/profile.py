@@ -133,8 +133,11 @@ def _facts(before: Sections, now: Sections, known: Mapping[str, Any]) -> Iterato
     spellings = {spelling for name, text in now["flags"].items() for spelling in (name, *text.split(", ")[1:])}
     if back := sorted(spellings & {*known["removed_flags"]}):
         yield {"removed_flags": dict.fromkeys(back)}
-    if targets := dict(_targets(before["targets"], now["targets"])):
-        yield {"targets": targets}
+    tables = {
+        "draft_classes": dict(_heads(before.get("draft classes", {}), now.get("draft classes", {}), known)),
+        "targets": dict(_targets(before["targets"], now["targets"])),
+    }
+    yield from ({name: table} for name, table in tables.items() if table)
     defaults = {
         name.removeprefix("no flags at all, "): text
         for name, text in is_now.items()
@@ -150,6 +153,15 @@ def _slots(count: int, tokens: int, before: Mapping[str, int]) -> dict[str, int 
         return None
     now = {"fixed": count - tokens, "each_token": 1} if count >= tokens - 1 > 0 else {"fixed": count}
     return dict.fromkeys(before) | now
+
+
+def _heads(
+    before: Mapping[str, str], now: Mapping[str, str], known: Mapping[str, Any]
+) -> Iterator[tuple[str, str | None]]:
+    """Yield the draft heads whose class changes; null takes one out. Modules of a target's own are none of them."""
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name) and (name in known["draft_classes"] or "MTP" not in name):
+            yield name, now.get(name)
 
 
 def _targets(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, dict[str, bool | None]]]:

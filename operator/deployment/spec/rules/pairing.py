@@ -30,9 +30,6 @@ _METHOD: Final = "spec.speculation.method"
 _READS_INNER_STATES: Final = (Method.EAGLE3, Method.DFLASH, Method.DSPARK)
 """Methods that read hidden states of the target's inner layers."""
 
-_HOLDS_DSPARK: Final = "DeepseekV4"
-"""Targets whose checkpoints hold stages of DSpark (vllm/config/speculative.py, __post_init__)."""
-
 _LENDS_TO_ASSISTANTS: Final = "Gemma4"
 
 GETS_LONGER: Final = (Method.EAGLE, Method.EAGLE3, Method.MEDUSA)
@@ -80,15 +77,7 @@ def _role_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -
         verifier = next(iter(made_for(target)), "the model that it was made for")
         message = f"is a draft head: name {verifier}, and this one as speculation.draft.model with method: {drafts_by}"
         yield Problem(f"{TARGET}.model", target.name, message)
-    if draft is None:
-        if method is Method.DSPARK and not target.architecture.startswith(_HOLDS_DSPARK):
-            # vllm/config/speculative.py, __post_init__: it then takes the target's checkpoint for the draft's.
-            message = (
-                f"{target.name} holds no stages of DSpark: set draft.model, or use method: ngram, which needs none"
-            )
-            yield Problem(DRAFT, "absent", message)
-        return
-    if method not in METHODS_TAKING_DRAFT:
+    if draft is None or method not in METHODS_TAKING_DRAFT:
         return
     proposes_by = method_of_head(draft)
     if draft.head is None and method not in (Method.DRAFT_MODEL, Method.MTP):
