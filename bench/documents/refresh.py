@@ -124,29 +124,13 @@ def _model_rows() -> Iterator[str]:
         architecture = entry["config"]["architectures"][0]
         stated = entry["quantization_source"]
         source = entry["source"] if stated == "config.json" else f"{entry['source']}; quantization: {stated}"
-        row = (
-            f"`{entry['id']}`",
-            f"`{architecture}`",
-            _billions(entry),
-            _knowledge(entry),
-            entry["quantization"],
-            source,
-        )
-        yield f"| {' | '.join(row)} |\n"
+        yield f"| `{entry['id']}` | `{architecture}` | {_billions(entry)} | {entry['quantization']} | {source} |\n"
 
 
 def _head_rows() -> Iterator[str]:
     for head in published_heads():
         targets = ", ".join(f"`{target}`" for target in head.targets)
         yield f"| {head.method} | `{head.head}` | {targets} | `{head.shape}` | {head.source} |\n"
-
-
-def _knowledge(entry: dict[str, Any]) -> str:
-    """Return whether sizing implements the class of an entry, or estimates it."""
-    try:
-        return str(getattr(find_geometry(entry["id"]), "knowledge", "exact"))
-    except SizingError:
-        return "estimated"
 
 
 def _billions(entry: dict[str, Any]) -> str:
