@@ -143,22 +143,6 @@ def _known_names() -> frozenset[str]:
     return frozenset(_base_name(each) for each in hub_ids() if not _is_head(each))
 
 
-def known_drafts(target: str) -> tuple[KnownDraft, ...]:
-    """Return the drafts that are named for the model with exactly this hub id, recommended ones first."""
-    named = [
-        KnownDraft(each.get("draft"), each["method"], each.get("num_speculative_tokens"), each["source"])
-        for each in read_data("drafts.json")["drafts"]
-        if target in each["targets"]
-    ]
-    known = {each.draft for each in named}
-    published = [
-        KnownDraft(head.head, head.method, None, head.source)
-        for head in published_heads()
-        if target in head.targets and head.head not in known
-    ]
-    return tuple(sorted([*named, *published], key=lambda each: (each.tokens is None, each.method, each.draft or "")))
-
-
 def known_models() -> tuple[str, ...]:
     """Return the hub ids that need no config of their own, sorted."""
     return tuple(sorted(_raw_entries()))
@@ -189,6 +173,22 @@ def same_beginning(model_id: str, *, heads: bool) -> tuple[str, ...]:
     own = {each: each.rpartition("/")[2].lower() for each in hub_ids()}
     found = [each for each, known in own.items() if known == name or known.startswith((f"{name}-", f"{name}_"))]
     return tuple(each for each in found if name and _is_head(each) == heads)
+
+
+def known_drafts(target: str) -> tuple[KnownDraft, ...]:
+    """Return the drafts that are named for the model with exactly this hub id, recommended ones first."""
+    named = [
+        KnownDraft(each.get("draft"), each["method"], each.get("num_speculative_tokens"), each["source"])
+        for each in read_data("drafts.json")["drafts"]
+        if target in each["targets"]
+    ]
+    known = {each.draft for each in named}
+    published = [
+        KnownDraft(head.head, head.method, None, head.source)
+        for head in published_heads()
+        if target in head.targets and head.head not in known
+    ]
+    return tuple(sorted([*named, *published], key=lambda each: (each.tokens is None, each.method, each.draft or "")))
 
 
 def _is_head(model_id: str) -> bool:

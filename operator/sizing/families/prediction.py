@@ -11,7 +11,9 @@ from specdecode_operator.sizing.model.layers import DenseMlp, LatentAttention, L
 
 _COUNT_KEYS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
-_FAMILIES: Final = ("DeepseekV3", "GlmMoeDsa", "Glm4Moe", "Qwen3Next", "Qwen3_5", "MiMo", "NemotronH")
+_ERNIE: Final = "Ernie4_5_Moe"
+
+_FAMILIES: Final = ("DeepseekV3", "GlmMoeDsa", "Glm4Moe", "Qwen3Next", "Qwen3_5", "MiMo", "NemotronH", _ERNIE)
 """Targets for which vLLM 0.32 has such a draft (config/speculative.py, hf_config_override), by architecture."""
 
 _ALWAYS_ONE: Final = "Qwen3Next"
@@ -51,6 +53,8 @@ def _module(model: ModelGeometry, fields: Fields) -> Layer:
     """
     if model.architecture.startswith(_MIMO_V2):
         return _mimo_v2_module(model, fields)
+    if model.architecture.startswith(_ERNIE):
+        return _ernie_module(model, fields)
     attending = (layer for layer in reversed(model.layers) if isinstance(layer.mixer, SelfAttention | LatentAttention))
     layer = next(attending, None)
     if layer is None:
@@ -79,6 +83,18 @@ def _mimo_v2_module(model: ModelGeometry, fields: Fields) -> Layer:
     return replace(windowed, feed_forward=dense.feed_forward, unquantized=frozenset({"self_attn.o_proj"}))
 
 
+def _ernie_module(model: ModelGeometry, fields: Fields) -> Layer:
+    """Return a layer with a dense feed-forward: a Llama layer of the model's sizes (vLLM, ernie_mtp.py)."""
+    dense = next((each for each in model.layers if isinstance(each.feed_forward, DenseMlp)), None)
+    if dense is None:
+        raise fields.error(
+            "moe_layer_start_index",
+            "no layer is dense, as its module for multi-token prediction is: copy it from the config.json",
+        )
+    unquantized = read_checkpoint(fields).unquantized_prediction_modules(model.num_layers)
+    return replace(dense, unquantized=unquantized)
+
+
 def _has_window(layer: Layer) -> bool:
     return isinstance(layer.mixer, SelfAttention) and bool(layer.mixer.window_tokens)
 
@@ -87,7 +103,7 @@ def mtp_head(target: ModelGeometry) -> ModelGeometry:
     """Return the draft that a target's modules for multi-token prediction make.
 
     Each is a layer behind a projection of token and hidden state (vLLM,
-    deepseek_mtp.py, mimo_mtp.py, qwen3_next_mtp.py, nemotron_h_mtp.py).
+    deepseek_mtp.py, mimo_mtp.py, qwen3_next_mtp.py, nemotron_h_mtp.py, ernie_mtp.py).
     Embedding and output head are built and then replaced by the target's.
 
     Raises
@@ -118,8 +134,8 @@ def mtp_head(target: ModelGeometry) -> ModelGeometry:
 def _head_parts(target: ModelGeometry) -> HeadParts:
     """Return what lies around the layers: projections, norms and output heads."""
     size, count = target.hidden_size, target.mtp_layers
-    # Norms of both inputs, and the one before the output head.
-    projection, norms = 2 * size * size, 3 * size
+    # Norms of both inputs, and the one before the output head, which ERNIE's class does without.
+    projection, norms = 2 * size * size, (2 if target.architecture.startswith(_ERNIE) else 3) * size
     once = target.architecture.startswith(_SPLIT_PROJECTION)
     return HeadParts(
         output_rows=target.vocab_size,

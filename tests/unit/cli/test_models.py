@@ -63,7 +63,8 @@ def test_drafts_of_a_target_are_listed_with_the_tokens_that_their_source_recomme
     assert "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B" in text
     sized = {row["draft"]: row["parameters"] for row in data(specdecode, "drafts", LLAMA)}
     assert sized["yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"] > 10**8
-    assert sized["RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"] is None, "no source gives its shape"
+    others = {row["draft"]: row["parameters"] for row in data(specdecode, "drafts", "Qwen/Qwen3-8B")}
+    assert others["RedHatAI/Qwen3-8B-speculator.eagle3"] is None, "no source gives its shape"
 
 
 def test_a_target_without_a_known_draft_ends_as_unknown(specdecode: Specdecode) -> None:

@@ -110,6 +110,17 @@ def test_mtp_layers(make: PairMaker, target: str) -> None:
     assert [built_and_loaded(pair, tensor) for tensor in TENSORS] == MTP_BYTES[target]
 
 
+def test_the_mtp_module_of_ernie_is_a_llama_layer_behind_two_norms(make: PairMaker) -> None:
+    """Two norms, a projection and a LlamaDecoderLayer, without a norm before the output head (vLLM, ernie_mtp.py)."""
+    pair = make("baidu/ERNIE-4.5-21B-A3B-PT", "mtp", 1)
+    width, feed_forward, queries, keys = 2560, 12288, 20 * 128, 4 * 128
+    layer = 2 * width * queries + 2 * width * keys + 3 * width * feed_forward + 2 * width
+    around = 2 * width * width + 2 * width
+    vocabularies = 2 * 103424 * width
+    built, loaded = built_and_loaded(pair, 1)
+    assert (built, loaded) == (2 * (layer + around + vocabularies), 2 * (layer + around))
+
+
 def test_mtp_layers_stay_in_16_bits_where_the_checkpoint_excludes_them(make: PairMaker) -> None:
     """NVIDIA's GLM-5 in NVFP4 excludes layer 78, which is the one that predicts."""
     assert built_and_loaded(make("nvidia/GLM-5-NVFP4", "mtp", 1), 1) == (23_712_173_064, 19_905_842_184)
