@@ -1,5 +1,6 @@
 """What our rules refuse of the engine's settings, each with what the real vLLM does instead of starting as told."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +58,11 @@ def adapting(method: Method, **changes: Any) -> EngineSettings:
 def marked(method: Method = Method.EAGLE3, **changes: Any) -> EngineSettings:
     """Return settings whose drafted tokens could carry a watermark, and changes that they could not have."""
     return drafting(method, draft_sampling=DraftSampling.PROBABILISTIC, **changes)
+
+
+def further(key: str, value: Any) -> EngineSettings:
+    """Return settings with a further key of --speculative-config."""
+    return replace(GPU, speculation=replace(NGRAM, extra_config=json.dumps({key: value})))
 
 
 ON_V1 = replace(METHODS[Method.DRAFT_MODEL], speculation=PARD)
@@ -385,6 +391,12 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
         replace(GPU, max_num_seqs=1, max_num_batched_tokens=6, speculation=DRAFT_MODEL),
         Ours("vllm/v1/core/sched/scheduler.py, schedule, cuts every draft off, so that none is ever verified whole"),
     ),
+    "further key that a field says": (
+        further("num_speculative_tokens", 3),
+        Ours("spec.speculation.numSpeculativeTokens says it, and the plan counts on that"),
+    ),
+    "further key that nobody knows": (further("magic", 1), Refused("Unexpected keyword argument")),
+    "further switch that is none": (further("enforce_eager", "perhaps"), Refused("Input should be a valid boolean")),
     "asynchronous lookup": (
         extra("--async-scheduling", base=replace(GPU, speculation=NGRAM)),
         Refused("async scheduling is only supported with"),

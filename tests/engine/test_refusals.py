@@ -9,6 +9,7 @@ not, and this holds for as long as vLLM takes it.
 
 import ast
 import importlib
+import json
 import pkgutil
 import re
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from specdecode_operator.engine.arguments import command_line
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
 from specdecode_operator.engine.rules import extra_args
 from specdecode_operator.engine.rules.extra_args import extra_args_problems
+from specdecode_operator.engine.rules.extra_config import extra_config_problems
 from specdecode_operator.engine.rules.serving import serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings
@@ -51,6 +53,7 @@ NOT_OF_THE_ENGINE = {
     "serving.image_problems": "images of versions that nobody here knows",
     "config_overrides._refusal": "what vLLM takes, and answers otherwise with: test_ropes.py",
     "speculation._head_problems 4": "a copy of a head in float32, at which vLLM ends after loading",
+    "extra_config.extra_config_problems 3": "keys of fly without it, which vLLM ignores where it knows them",
     "extra_args.extra_args_problems": "whatever is wrong with one argument: see FAILING_EXTRA",
 }
 """Places that say no to what an engine never sees, or that other tables are about."""
@@ -68,7 +71,13 @@ def modules() -> list[ModuleType]:
 
 def problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
     """What all rules of the engine say of settings."""
-    return [*serving_problems(settings, profile), *speculation_problems(settings, profile)]
+    speculation = settings.speculation
+    further = json.loads(speculation.extra_config or "{}") if speculation else {}
+    return [
+        *serving_problems(settings, profile),
+        *speculation_problems(settings, profile),
+        *extra_config_problems(further, profile),
+    ]
 
 
 def told_of(settings: EngineSettings) -> Callable[[], object]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
+from specdecode_operator.engine.lax_values import read_lax
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.speculative_config import FLY_KEY, SPECULATIVE_KEYS
 from specdecode_operator.problems import Problem, shown
@@ -59,7 +60,7 @@ def extra_config_problems(
                 yield Problem(field, shown(value), _why_unknown(key, profile))
         elif key in _FLY and not checks_by_entropy:
             yield Problem(field, shown(value), "is read with rejectionSampling: fly only; remove it")
-        elif key in _KINDS and not _is_of(value, _KINDS[key][1]):
+        elif key in _KINDS and not _is_of(read_lax(key, value), _KINDS[key][1]):
             yield Problem(field, shown(value), f"must be {_KINDS[key][0]}")
 
 

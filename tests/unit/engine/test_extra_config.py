@@ -63,8 +63,8 @@ def test_a_key_of_another_version_is_refused_with_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "wanted"),
     [
-        ("enforce_eager", "yes", "true or false"),
-        ("enforce_eager", 1, "true or false"),
+        ("enforce_eager", "perhaps", "true or false"),
+        ("enforce_eager", 2, "true or false"),
         ("attention_backend", 3, "a text"),
         ("dspark_draft_topk", True, "a whole number"),
         ("draft_load_config", "dummy", "an object"),
@@ -72,6 +72,11 @@ def test_a_key_of_another_version_is_refused_with_what_to_do() -> None:
 )
 def test_a_value_of_another_type_is_refused(key: str, value: object, wanted: str) -> None:
     assert wanted in problems({key: value})[key]
+
+
+@pytest.mark.parametrize(("key", "value"), [("enforce_eager", "yes"), ("enforce_eager", 0), ("dspark_draft_topk", "3")])
+def test_a_value_that_vllm_reads_from_text_is_passed_on(key: str, value: object) -> None:
+    assert problems({key: value}) == {}
 
 
 def test_keys_of_fly_are_for_fly() -> None:
