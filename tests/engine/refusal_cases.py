@@ -141,6 +141,22 @@ COMBINED: dict[str, tuple[EngineSettings, Verdict]] = {
         Refused("customized max_cudagraph_capture_size"),
     ),
     "experts that move without any": (extra("--enable-eplb"), Refused("must be True to use EPLB")),
+    "experts that move on one GPU": (
+        extra("--enable-eplb", base=replace(GPU, tensor_parallel_size=1, expert_parallel=True)),
+        Refused("EPLB requires tensor, prefill-context, or data parallelism"),
+    ),
+    "a long prefill beyond the longest sequence": (
+        extra("--long-prefill-token-threshold", "513", base=replace(GPU, max_model_len=512)),
+        Refused("(513) cannot be greater than the max_model_len (512)"),
+    ),
+    "fewer adapters on the host": (
+        extra("--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"),
+        Refused("max_cpu_loras (2) must be >= max_loras (4)"),
+    ),
+    "detailed traces to nowhere": (
+        extra("--collect-detailed-traces", "all"),
+        Refused("collect_detailed_traces requires `--otlp-traces-endpoint`"),
+    ),
     "whole prompts in a short step": (
         extra("--no-enable-chunked-prefill", base=replace(GPU, max_num_batched_tokens=511)),
         Refused("(511) is smaller than max_model_len (512)"),

@@ -34,6 +34,8 @@ def combination_problems(settings: EngineSettings, profile: EngineProfile) -> li
     return [
         *_size_problems(settings, profile),
         *_expert_problems(settings, on),
+        *_limit_problems(settings, on),
+        *_trace_problems(on),
         *_prefill_problems(settings, given),
         *_microbatch_problems(on),
         *_shard_problems(settings, profile, on),
@@ -60,6 +62,30 @@ def _expert_problems(settings: EngineSettings, on: dict[str, Option]) -> Iterato
     option = on.get("--enable-eplb")
     if option is not None and not settings.expert_parallel:
         yield _problem(option, "moves whole experts between GPUs; set parallelism.expert, or remove it")
+    elif option is not None and settings.tensor_parallel_size * settings.data_parallel_size == 1:
+        message = "moves experts between the GPUs of a stage; set parallelism.tensor or data above 1, or remove it"
+        yield _problem(option, message)
+
+
+def _limit_problems(settings: EngineSettings, on: dict[str, Option]) -> Iterator[Problem]:
+    """vllm/config/scheduler.py, verify_max_model_len; vllm/config/lora.py, _validate_lora_config."""
+    limits = {
+        "--max-num-active-seqs": ("serving.maxNumSeqs", settings.max_num_seqs),
+        "--long-prefill-token-threshold": ("serving.maxModelLen", settings.max_model_len),
+    }
+    for name, (field, most) in limits.items():
+        if (given := _number(on.get(name))) is not None and given > most:
+            yield _problem(on[name], f"must not be above {field}, {most}; lower it, or raise that")
+    adapters, on_host = _number(on.get("--max-loras")) or 1, _number(on.get("--max-cpu-loras"))
+    if "--enable-lora" in on and on_host is not None and on_host < adapters:
+        yield _problem(on["--max-cpu-loras"], f"must be at least --max-loras, {adapters}; raise it, or lower that")
+
+
+def _trace_problems(on: dict[str, Option]) -> Iterator[Problem]:
+    """vllm/config/observability.py, _validate_tracing_config: detailed traces go to an endpoint."""
+    option = on.get("--collect-detailed-traces")
+    if option is not None and "--otlp-traces-endpoint" not in on:
+        yield _problem(option, "needs --otlp-traces-endpoint URL, where traces go; add it, or remove this")
 
 
 def _prefill_problems(settings: EngineSettings, given: dict[str, Option]) -> Iterator[Problem]:
@@ -194,6 +220,11 @@ def _least_probability(option: Option) -> float:
     config = {option.path: value} if option.path else value
     found = config.get("min_p") if isinstance(config, dict) else None
     return found if isinstance(found, int | float) else 0
+
+
+def _number(option: Option | None) -> int | None:
+    """Return the number that an option gives; None where it gives none, or what vLLM's parser will refuse."""
+    return int(option.value) if option is not None and option.value.isdecimal() else None
 
 
 def _problem(option: Option, message: str) -> Problem:

@@ -339,6 +339,19 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (given("--cudagraph-capture-sizes", "8", max_cudagraph_capture_size=8), "names the sizes")
     ],
     "no `--enable-eplb` without `parallelism.expert`": [(given("--enable-eplb"), "parallelism.expert")],
+    "no `--enable-eplb` on one GPU": [
+        (given("--enable-eplb", tensor_parallel_size=1, expert_parallel=True), "tensor or data above 1")
+    ],
+    "no `--max-num-active-seqs` above `maxNumSeqs` and no `--long-prefill-token-threshold` above `maxModelLen`": [
+        (given("--max-num-active-seqs", "257", max_num_seqs=256), "above serving.maxNumSeqs, 256"),
+        (given("--long-prefill-token-threshold", "8193", max_model_len=8192), "above serving.maxModelLen, 8192"),
+    ],
+    "with `--enable-lora`, no `--max-cpu-loras` below `--max-loras`": [
+        (given("--enable-lora", "--max-loras", "4", "--max-cpu-loras=2"), "at least --max-loras, 4")
+    ],
+    "no `--collect-detailed-traces` without `--otlp-traces-endpoint`": [
+        (given("--collect-detailed-traces", "all"), "--otlp-traces-endpoint")
+    ],
     "with `--no-enable-chunked-prefill`, not below `maxModelLen`": [
         (given("--no-enable-chunked-prefill", max_num_batched_tokens=4096), "without chunks")
     ],

@@ -1,0 +1,41 @@
+"""docs/reference/startup-checks.md names every `raise` of the newest vLLM's configuration and of its core."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from devcluster.host.errors import ClusterError
+from devcluster.host.paths import REPOSITORY
+from tests.engine.engine_versions import NEWEST, SERVED, install
+
+PAGE = REPOSITORY / "docs/reference/startup-checks.md"
+READ = ("config/*.py", "platforms/cuda.py", "v1/core/**/*.py")
+
+
+def in_the_source(package: Path) -> set[tuple[str, int]]:
+    return {
+        (path.relative_to(package).as_posix(), node.lineno)
+        for pattern in READ
+        for path in package.glob(pattern)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Raise)
+    }
+
+
+def on_the_page() -> list[tuple[str, int]]:
+    rows = re.findall(r"^\| `([\w/]+\.py)`: ([\d, ]+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return [(file, int(line)) for file, lines in rows for line in lines.split(", ")]
+
+
+def test_every_place_is_named_once() -> None:
+    if NEWEST == SERVED:
+        pytest.skip("the page is of a version that is asked only")
+    try:
+        package = Path(install(NEWEST)) / "vllm"
+    except ClusterError as error:
+        pytest.skip(f"no vLLM {NEWEST} here ({error})")
+    named = on_the_page()
+    assert len(named) == len(set(named))
+    assert set(named) == in_the_source(package)
