@@ -432,7 +432,7 @@ def _tokenizer_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
 
 
 def _other_target_warnings(pair: Pair) -> Iterator[str]:
-    """A head that was made for another model of the same width: vLLM starts, and next to nothing is accepted."""
+    """Yield a warning if a head was made for another model of the same width: vLLM starts, but accepts few tokens."""
     targets = made_for(pair.draft) if pair.draft else ()
     if pair.draft is None or not targets or not is_known_name(pair.target.name):
         return

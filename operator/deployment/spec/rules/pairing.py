@@ -258,7 +258,7 @@ def _assistant_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[
     if speculation is None or draft is None or not draft.architecture.startswith(ASSISTANTS):
         return
     if not target.architecture.startswith(_LENDS_TO_ASSISTANTS):
-        message = f"drafts from keys and values of Gemma 4, and {target.name} is none: use another draft"
+        message = f"reads keys and values of a Gemma 4 target, and {target.name} is not one: use another draft"
         yield Problem(f"{DRAFT}.model", draft.name, message)
     if spec.parallelism.pipeline > 1:
         message = f"vLLM does not share the embedding of {target.name} with {draft.name} over stages: use 1"

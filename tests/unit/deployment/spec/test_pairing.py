@@ -215,7 +215,7 @@ BAD = {
     "an assistant beside another family": (
         head("mtp", {**ASSISTANT, "backbone_hidden_size": 4096}),
         "spec.speculation.draft.model",
-        "none: use another draft",
+        "keys and values of a Gemma 4 target",
     ),
     "an assistant of another width": (
         head("mtp", {**ASSISTANT, "backbone_hidden_size": 2816}, target="nvidia/Gemma-4-31B-IT-NVFP4"),
