@@ -14,6 +14,7 @@ from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.families.heads import method_of_head
 from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.vocabulary import METHODS_WITH_DRAFT
 
 _RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
 """How the data files shorten module names that differ by a number only, as in ``layers.{0..47}.mlp.gate``."""
@@ -75,10 +76,10 @@ def find_geometry(model_id: str, method: str | None = None) -> ModelGeometry | N
     entry = find_entry(model_id)
     if entry is None:
         return None
-    head = next((head for head in published_heads() if head.head == model_id), None)
+    head_method = _method_of_draft(model_id)
     # A head's own config.json may have the architecture of what it was made for: the method tells them apart.
-    if head is not None:
-        return head_from_config(model_id, entry.config, head.method)
+    if head_method is not None:
+        return head_from_config(model_id, entry.config, head_method)
     geometry = geometry_from_config(model_id, entry.config)
     read_as_head = method is not None and method_of_head(geometry) is not None
     return head_from_config(model_id, entry.config, method or "") if read_as_head else geometry
@@ -189,6 +190,19 @@ def known_drafts(target: str) -> tuple[KnownDraft, ...]:
         if target in head.targets and head.head not in known
     ]
     return tuple(sorted([*named, *published], key=lambda each: (each.tokens is None, each.method, each.draft or "")))
+
+
+def _method_of_draft(model_id: str) -> str | None:
+    """Return how a head that its makers publish or others recommend proposes, or None for any other model."""
+    published = next((head.method for head in published_heads() if head.head == model_id), None)
+    return published or next(
+        (
+            each["method"]
+            for each in read_data("drafts.json")["drafts"]
+            if each.get("draft") == model_id and each["method"] in METHODS_WITH_DRAFT
+        ),
+        None,
+    )
 
 
 def _is_head(model_id: str) -> bool:
