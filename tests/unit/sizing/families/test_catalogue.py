@@ -200,7 +200,7 @@ def test_no_head_is_listed_twice_or_under_the_name_of_a_model() -> None:
 def test_the_document_lists_the_catalogue() -> None:
     documented = {
         model: (architecture, quantization, source.partition("; quantization: ")[0])
-        for model, architecture, _, quantization, source in documented_rows()
+        for model, architecture, _, _, quantization, source in documented_rows()
     }
     expected = {
         entry["id"]: (entry["config"]["architectures"][0], entry["quantization"], entry["source"]) for entry in ENTRIES
@@ -209,8 +209,9 @@ def test_the_document_lists_the_catalogue() -> None:
 
 
 def test_the_document_gives_the_sizes_that_sizing_counts() -> None:
-    for model_id, _, parameters, _, _ in documented_rows():
+    for model_id, _, known, parameters, _, _ in documented_rows():
         counted = billions(model_id)
+        assert (known == UNKNOWN) == (counted is None), model_id
         if counted is not None and parameters != UNKNOWN:
             assert parameters == f"{counted:.2f}", model_id
 
