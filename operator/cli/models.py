@@ -1,6 +1,7 @@
 """`specdecode models`: what ships with the command line is known of models, and of others on the hub."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -114,6 +115,51 @@ def _draft_row(each: "KnownDraft") -> dict[str, Any]:
         "tokens": each.tokens,
         "source": each.source,
     }
+
+
+@models_app.command("add")
+def add_command(
+    model: Annotated[str, typer.Argument(help="Folder of a model, or its id on the hub.")],
+    *,
+    name: Annotated[
+        str | None, typer.Option("--id", help="What specs call it. Default: the id, or the folder as it is written.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Revision on the hub.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="File to write to. Default: standard output.")] = None,
+) -> None:
+    """Write a facts file: config.json and the bytes in the headers of the weights, for --facts elsewhere.
+
+    Of a folder the headers are enough. Exits with 2 when the files contradict
+    themselves, 5 when they cannot be read.
+    """
+    from specdecode_operator.cli.outputs.printing import json_text  # noqa: PLC0415
+    from specdecode_operator.cli.plan.facts_files import (  # noqa: PLC0415
+        CheckpointError,
+        check_facts,
+        facts_data,
+        read_model,
+    )
+    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
+    from specdecode_operator.problems import printable  # noqa: PLC0415
+
+    try:
+        found, source = read_model(model, revision)
+        check_facts(name or model, found)
+    except CheckpointError as error:
+        say_line(f"error: {printable(model)}: {printable(error.message)}", err=True)
+        raise typer.Exit(ExitCode.UNKNOWN) from None
+    except DocumentError as error:
+        say_line(f"error: {error}", err=True)
+        raise typer.Exit(ExitCode.INVALID) from None
+    text = json_text(facts_data(name or model, found, source), indent=2)
+    if file is None:
+        say(text)
+        return
+    try:
+        file.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        say_line(f"error: --file: {file}: {error.strerror}", err=True)
+        raise typer.Exit(ExitCode.INVALID) from None
 
 
 def _on_hub(models: "HubModels", model: str, revision: str | None) -> "CatalogueEntry":

@@ -18,6 +18,7 @@ _MODEL_CONFIG_HELP: Final = (
     "The config.json of a model that the catalogue does not know, or a folder with it and its safetensors files, whose"
     " headers are enough. May be repeated."
 )
+_FACTS_HELP: Final = "Facts of a model, as specdecode models add writes them. May be repeated."
 _CALIBRATION_HELP: Final = (
     "Calibration file, as specdecode calibrate writes it: what it measured corrects the estimates."
 )
@@ -28,6 +29,7 @@ NodesOption = Annotated[
     str | None, typer.Option(metavar="FILE", help="Output of kubectl get nodes -o yaml: plan for these nodes.")
 ]
 ModelConfigOption = Annotated[list[str] | None, typer.Option(metavar="ID=PATH", help=_MODEL_CONFIG_HELP)]
+FactsOption = Annotated[list[str] | None, typer.Option(metavar="FILE", help=_FACTS_HELP)]
 CalibrationOption = Annotated[str | None, typer.Option(metavar="FILE", help=_CALIBRATION_HELP)]
 HubOption = Annotated[
     bool,

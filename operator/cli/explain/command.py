@@ -20,6 +20,7 @@ def explain_command(  # noqa: PLR0913  each is an option
     file: options.FilesOption = None,
     nodes: options.NodesOption = None,
     model_config: options.ModelConfigOption = None,
+    facts: options.FactsOption = None,
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
     output: Annotated[TableOrData, typer.Option("--output", "-o", help="table, json or yaml.")] = TableOrData.TABLE,
@@ -33,7 +34,8 @@ def explain_command(  # noqa: PLR0913  each is an option
     from specdecode_operator.cli.plan.answers import INVALID, UNKNOWN, ask  # noqa: PLC0415
 
     reading = read_deployments(options.sources(files, file))
-    result = ask(reading, nodes, model_config or [], calibration, models=options.hub_models(wanted=hub))
+    models = options.hub_models(wanted=hub)
+    result = ask(reading, nodes, model_config or [], calibration, models=models, facts=facts or [])
     if output is TableOrData.TABLE:
         _print(result)
     else:

@@ -40,6 +40,7 @@ def lint_command(  # noqa: PLR0913  each is an option
     *,
     file: options.FilesOption = None,
     model_config: options.ModelConfigOption = None,
+    facts: options.FactsOption = None,
     hub: options.HubOption = False,
     nodes: options.NodesOption = None,
     calibration: options.CalibrationOption = None,
@@ -73,12 +74,14 @@ def lint_command(  # noqa: PLR0913  each is an option
         refuse_unused,
     )
     from specdecode_operator.cli.lint.findings import find  # noqa: PLC0415
+    from specdecode_operator.cli.plan.facts_files import read_facts  # noqa: PLC0415
     from specdecode_operator.cli.render.answers import Options  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
 
     reading = read_ours(sources(files, file))
     try:
-        configs, folders = read_model_configs(model_config or []), read_model_folders(model_config or [])
+        configs = read_model_configs(model_config or [])
+        given = {**read_facts(facts or []), **read_model_folders(model_config or [])}
         refuse_unused(configs, reading.documents)
         fleet = None if nodes is None else read_nodes(nodes)
         corrected = read_calibration(calibration)
@@ -86,7 +89,7 @@ def lint_command(  # noqa: PLR0913  each is an option
         policies = None if admission_policy is None else _policies(admission_policy)
     except DocumentError as error:
         fail(error)
-    asked = Options(allowed=allowed_names(allow_pod_template), models=hub_models(wanted=hub), given=folders)
+    asked = Options(allowed=allowed_names(allow_pod_template), models=hub_models(wanted=hub), given=given)
     terms = Terms(
         allowed_paths(allow_host_path),
         asked.allowed,

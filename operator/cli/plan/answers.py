@@ -17,6 +17,7 @@ from specdecode_operator.cli.input_files import (
     refuse_unused,
     with_configs,
 )
+from specdecode_operator.cli.plan.facts_files import read_facts
 from specdecode_operator.cli.plan.unknown import NONE_GIVEN, Models, UnknownModel, look_up
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.deployment.blocked import Blocked
@@ -131,19 +132,21 @@ def ask(  # noqa: PLR0913  each is an option
     *,
     products: tuple[str, ...] = (),
     models: Models | None = None,
+    facts: Sequence[str] = (),
     allowed: frozenset[str] | None = None,
     every_precision: bool = False,
 ) -> Answers:
     """Return what each object that was read comes to; model configs are given as ``ID=PATH``.
 
     ``products`` are planned for in the place of those that objects name.
-    ``models`` are asked for what neither a spec nor the catalogue describes.
+    ``models`` are asked for what neither a spec nor the catalogue describes, after the files of ``facts``.
     ``allowed`` is what podTemplate may ask for; None: nobody wants that judged.
     Precisions that a spec does not ask for are sized only with ``every_precision``: it takes longer than the rest.
     """
     try:
         nodes = None if nodes_file is None else read_nodes(nodes_file)
-        configs, folders = read_model_configs(model_configs), read_model_folders(model_configs)
+        configs = read_model_configs(model_configs)
+        given = {**read_facts(facts), **read_model_folders(model_configs)}
         refuse_unused(configs, reading.documents)
         calibration = read_calibration(calibration_file)
     except DocumentError as error:
@@ -156,7 +159,7 @@ def ask(  # noqa: PLR0913  each is an option
             calibration,
             products=products,
             models=models,
-            given=folders,
+            given=given,
             allowed=allowed,
             every_precision=every_precision,
         )

@@ -34,6 +34,7 @@ def plan_command(  # noqa: PLR0913  each is an option
     matrix: Annotated[bool, typer.Option("--matrix", help="Show every product and split, not the best alone.")] = False,
     nodes: options.NodesOption = None,
     model_config: options.ModelConfigOption = None,
+    facts: options.FactsOption = None,
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also for warnings: tight is one.")] = False,
@@ -106,6 +107,7 @@ def plan_command(  # noqa: PLR0913  each is an option
         calibration,
         products=products,
         models=models,
+        facts=facts or [],
         allowed=allowed,
         every_precision=shows_all,
     )

@@ -1,12 +1,14 @@
 """The models of a spec that neither it nor the catalogue describes: read from the hub, or told with what would help."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.models import ServedModel
+from specdecode_operator.deployment.spec.checkpoints import config_of
 from specdecode_operator.deployment.spec.model_sources import (
     DRAFT,
     KnownModels,
@@ -15,7 +17,7 @@ from specdecode_operator.deployment.spec.model_sources import (
     served_models,
     undescribed_models,
 )
-from specdecode_operator.problems import Problem, printable
+from specdecode_operator.problems import InvalidSpecError, Problem, printable
 from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError
 from specdecode_operator.sizing.families.catalogue import same_beginning, similar_model
 from specdecode_operator.vocabulary import Method
@@ -58,6 +60,14 @@ def look_up(
     """
     sources = {model.model: model_source(spec, model) for model in served_models(spec).values()}
     known = {source: given[name] for name, source in sources.items() if name in given}
+    problems = [
+        problem
+        for field, model in served_models(spec).items()
+        if model.model in given
+        for problem in _contradictions(field, model, given[model.model])
+    ]
+    if problems:
+        raise InvalidSpecError(problems)
     unknown = []
     for field, source in undescribed_models(spec).items():
         if source in known:
@@ -70,6 +80,20 @@ def look_up(
         except CheckpointError as error:
             unknown.append(UnknownModel(field, source, printable(error.message)))
     return known, tuple(unknown)
+
+
+def _contradictions(field: str, model: ServedModel, given: Checkpoint) -> Iterator[Problem]:
+    """Yield the sizes in which facts of a model differ from its config.json in the spec or the catalogue."""
+    known = config_of(model, None)
+    for key, value in (known or {}).items():
+        other = given.config.get(key)
+        if type(value) is int and type(other) is int and value != other:
+            place = f"{field}.config.{key}" if model.config is not None else f"{field}.model"
+            shown_value = str(value) if model.config is not None else model.model
+            message = (
+                f"the facts given for {model.model} say {key} {other}, and its config.json says {value}: remove one"
+            )
+            yield Problem(place, shown_value, message)
 
 
 def how_to_resolve(unknown: Sequence[UnknownModel], *, asked_hub: bool) -> str:

@@ -19,6 +19,7 @@ from specdecode_operator.cli.input_files import (
     with_configs,
 )
 from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, FITS, INVALID, TIGHT, UNKNOWN, answer
+from specdecode_operator.cli.plan.facts_files import read_facts
 from specdecode_operator.cli.plan.unknown import Models, UnknownModel
 from specdecode_operator.cli.render.objects import (
     OPERATOR_IMAGE,
@@ -65,6 +66,7 @@ class Options:
     operator_image: str | None = None
     allowed: frozenset[str] = NONE_ALLOWED  # What podTemplate may ask for
     models: Models | None = None  # Asked for what neither an object nor the catalogue describes
+    facts: Sequence[str] = ()  # Files of facts
     given: Mapping[str, Checkpoint] = field(default_factory=dict)  # What was read of models in folders
 
 
@@ -74,7 +76,8 @@ def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list
     try:
         nodes = None if options.nodes is None else read_nodes(options.nodes)
         configs = read_model_configs(options.model_configs)
-        options = replace(options, given=read_model_folders(options.model_configs))
+        given = {**read_facts(options.facts), **read_model_folders(options.model_configs)}
+        options = replace(options, given=given)
         refuse_unused(configs, reading.documents)
         calibration = read_calibration(options.calibration)
     except DocumentError as error:

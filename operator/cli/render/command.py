@@ -34,6 +34,7 @@ def render_command(  # noqa: PLR0913  each is an option
     file: options.FilesOption = None,
     nodes: options.NodesOption = None,
     model_config: options.ModelConfigOption = None,
+    facts: options.FactsOption = None,
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
     engine_version: Annotated[str | None, typer.Option(help=_VERSION_HELP)] = None,
@@ -55,7 +56,9 @@ def render_command(  # noqa: PLR0913  each is an option
     from specdecode_operator.cli.render.answers import Options, render  # noqa: PLC0415
 
     allowed, models = allowed_names(allow_pod_template), hub_models(wanted=hub)
-    asked = Options(nodes, model_config or [], calibration, engine_version, operator_image, allowed, models)
+    asked = Options(
+        nodes, model_config or [], calibration, engine_version, operator_image, allowed, models, facts=facts or []
+    )
     found, errors = render(sources(files, file), asked)
     _print(found, output)
     for each in found:

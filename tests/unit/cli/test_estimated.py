@@ -147,3 +147,77 @@ def test_assuming_nothing_is_refused(specdecode: Specdecode, write: WriteObject)
     result = specdecode("plan", assuming(write, "my/new"))
     assert result.exit_code == 2
     assert "spec.target.assume.weightsGiB" in result.output
+
+
+@pytest.fixture
+def facts(specdecode: Specdecode, headers: Path, tmp_path: Path) -> Path:
+    """A facts file of the model."""
+    file = tmp_path / "facts.json"
+    assert specdecode("models", "add", headers, "--id", "my/new", "--file", file).exit_code == 0
+    return file
+
+
+def changed(facts: Path, **values: Any) -> Path:
+    body = json.loads(facts.read_text())
+    for key, value in values.items():
+        body[key] = {**body[key], **value} if isinstance(value, dict) else value
+    facts.write_text(json.dumps(body))
+    return facts
+
+
+def test_a_facts_file_stands_for_the_folder(
+    specdecode: Specdecode, path: Path, headers: Path, facts: Path, tmp_path: Path
+) -> None:
+    of_folder = planned(specdecode, path, headers)
+    (of_facts,) = json.loads(specdecode("plan", path, "--facts", facts, "-o", "json").stdout)["objects"]
+    assert of_facts["candidates"] == of_folder["candidates"]
+    assert specdecode("lint", path, "--facts", facts).exit_code == 0
+    printed = tmp_path / "printed.json"
+    printed.write_text(specdecode("models", "add", headers, "--id", "my/new").stdout)
+    assert json.loads(printed.read_text()) == json.loads(facts.read_text())
+    assert "of it for estimated models" in specdecode("explain", path, "--facts", printed).stdout
+    assert specdecode("render", path, "--facts", printed).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"kind": "Other"}, "is no facts file"),
+        ({"weights": {"tensors": -1}}, "write it anew"),
+        ({"weights": {"total_bytes": 5}}, "weights.total_bytes: 5"),
+        ({"weights": {"total_bytes": 2**60, "bytes_by_dtype": {"BF16": 2**60}}}, "no model is so large"),
+        ({"weights": {"total_bytes": 2**40, "bytes_by_dtype": {"BF16": 2**40}}}, "they are of another model"),
+        ({"config": {"num_hidden_layers": 2**60}}, "config.num_hidden_layers"),
+        ({"config": {"architectures": ["Strange"]}}, "vLLM does not know this class"),
+    ],
+)
+def test_facts_that_make_no_sense_are_one_error(
+    specdecode: Specdecode, path: Path, facts: Path, values: dict[str, Any], why: str
+) -> None:
+    result = specdecode("plan", path, "--facts", changed(facts, **values))
+    assert result.exit_code == 2
+    assert why in result.output
+    assert result.output.count("error:") == 1
+
+
+def test_facts_that_contradict_the_spec_or_the_catalogue(
+    specdecode: Specdecode, write: WriteObject, facts: Path
+) -> None:
+    other = {"model": "my/new", "config": CONFIG | {"num_hidden_layers": 9}}
+    spec = write("spec.yaml", manifest("a", target=other, speculation=None, parallelism={}))
+    result = specdecode("plan", spec, "--facts", facts)
+    assert (result.exit_code, "spec.target.config.num_hidden_layers" in result.output) == (2, True)
+    known = "meta-llama/Llama-3.1-8B-Instruct"
+    spec = write("known.yaml", manifest("a", target={"model": known}, speculation=None, parallelism={}))
+    result = specdecode("plan", spec, "--facts", changed(facts, model=known))
+    assert (result.exit_code, "hidden_size 1024" in result.output) == (2, True)
+
+
+def test_a_model_has_one_facts_file(specdecode: Specdecode, path: Path, facts: Path) -> None:
+    result = specdecode("plan", path, "--facts", facts, "--facts", facts)
+    assert (result.exit_code, "another facts file holds it" in result.output) == (2, True)
+
+
+def test_a_folder_without_a_model_has_no_facts(specdecode: Specdecode, tmp_path: Path) -> None:
+    result = specdecode("models", "add", tmp_path)
+    assert (result.exit_code, "there is no config.json" in result.output) == (5, True)

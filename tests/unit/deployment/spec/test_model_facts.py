@@ -343,6 +343,33 @@ def test_a_shape_that_cannot_be_sized_is_named() -> None:
     assert said["Accepted"][2].startswith("spec.target.model: pair/target: in its config.json: architectures")
 
 
+def knowledge(spec: Body, desired: DesiredState) -> tuple[str | None, str | None]:
+    """How well target and draft are known, as the status says it."""
+    plan = compose_status(read_parent(parent(spec)), desired, Observation(), NOW).plan
+    assert plan is not None
+    return plan.target_knowledge, plan.draft_knowledge
+
+
+def test_a_class_that_sizing_does_not_implement_is_estimated() -> None:
+    spec = undescribed()
+    job = jobs(spec)[0]
+    found = pod(job, message=pack_facts(Checkpoint({**TINY_CONFIG, "architectures": ["BrandNewForCausalLM"]}, WEIGHTS)))
+    entries = newly_read_models(read_parent(parent(spec)), {}, [found, answers(spec)[1]])
+    desired = desired_state(read_parent(parent(spec)), (), entries)
+    assert outcome(desired, spec)["Accepted"][0] == "True"
+    assert knowledge(spec, desired) == ("estimated", "exact")
+
+
+def test_models_with_assumed_numbers_are_not_read() -> None:
+    spec = undescribed()
+    numbers = {"weightsGiB": "0.006", "kvBytesPerToken": 512}
+    spec["target"]["assume"] = spec["speculation"]["draft"]["assume"] = numbers
+    assert jobs(spec) == []
+    desired = desired_state(read_parent(parent(spec)), ())
+    assert outcome(desired, spec)["Accepted"][0] == "True"
+    assert knowledge(spec, desired) == ("assumed", "assumed")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

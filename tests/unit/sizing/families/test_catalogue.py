@@ -223,8 +223,9 @@ def test_the_document_lists_the_catalogue() -> None:
 
 
 def test_the_document_gives_the_sizes_that_sizing_counts() -> None:
-    for model_id, *_, parameters, _, _ in documented_rows():
+    for model_id, _, known, parameters, _, _ in documented_rows():
         counted = billions(model_id)
+        assert (known == UNKNOWN) == (counted is None), model_id
         if counted is not None and parameters != UNKNOWN:
             assert parameters == f"{counted:.2f}", model_id
 

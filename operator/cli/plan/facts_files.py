@@ -1,0 +1,124 @@
+"""Files of facts: what config.json and the headers of a model's files say, to be shared with sites without a hub."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from specdecode_operator.cli.input_files import objects_in
+from specdecode_operator.cli.text_files import DocumentError, read_text
+from specdecode_operator.deployment.spec.checkpoints import stored_weights
+from specdecode_operator.problems import printable, shown
+from specdecode_operator.resolver.answer import checkpoint_of
+from specdecode_operator.resolver.read_model_facts import (
+    Checkpoint,
+    CheckpointError,
+    FolderOfHeaders,
+    read_checkpoint,
+)
+from specdecode_operator.sizing.base.errors import SizingError
+from specdecode_operator.sizing.base.units import format_gib
+from specdecode_operator.sizing.families.config import geometry_from_config
+from specdecode_operator.sizing.families.heads import method_of_head
+from specdecode_operator.sizing.weights.checkpoint_bytes import least_file_bytes
+from specdecode_operator.vocabulary import Knowledge
+
+_KIND: Final = "ModelFacts"
+_MOST_BYTES: Final = 2**50
+"""Of a model's files: a thousand times the largest that is published."""
+
+_MOST_TIMES: Final = 8
+_MOST_TIMES_EXACT: Final = 2
+"""By how much the files may differ from what config.json describes, if sizing estimates the model or knows it exactly.
+
+Precisions that it estimates may be 4 bits in the place of 16. A plan warns of what differs by less.
+"""
+
+
+def read_model(model: str, revision: str | None) -> tuple[Checkpoint, str]:
+    """Return the facts of a model in a folder or on the hub, and where they were read.
+
+    Raises
+    ------
+    CheckpointError
+        When they cannot be had.
+    """
+    if Path(model).is_dir():
+        return read_checkpoint(FolderOfHeaders(model)), "a folder"
+    from specdecode_operator.cli.hub.models import HubModels  # noqa: PLC0415  only the hub needs HTTP
+
+    found = HubModels().find(model, revision)
+    return found, f"the hub at commit {found.commit}"
+
+
+def facts_data(model: str, checkpoint: Checkpoint, source: str) -> dict[str, Any]:
+    """Return the content of a facts file."""
+    return {"kind": _KIND, "model": model, "source": source, **asdict(checkpoint)}
+
+
+def check_facts(model: str, checkpoint: Checkpoint) -> None:
+    """Raise DocumentError if config.json and headers are not of one model, or name one that vLLM refuses."""
+    if problem := _contradiction(model, checkpoint):
+        raise DocumentError(f"{model}: {printable(problem)}")
+
+
+def read_facts(files: Iterable[str]) -> dict[str, Checkpoint]:
+    """Return the facts in some files, by the models' ids.
+
+    Raises
+    ------
+    DocumentError
+        When a file holds other than facts, two hold those of one model, or facts contradict themselves.
+    """
+    found: dict[str, Checkpoint] = {}
+    for file in files:
+        for document in objects_in(read_text(file), file):
+            model, checkpoint = _facts_of(document.body, document.place)
+            if model in found:
+                raise DocumentError(f"{document.place}: model: {shown(model)}: another facts file holds it: give one")
+            found[model] = checkpoint
+    return found
+
+
+def _facts_of(body: Mapping[str, Any], place: str) -> tuple[str, Checkpoint]:
+    model = body.get("model")
+    if body.get("kind") != _KIND or not isinstance(model, str) or not model:
+        raise DocumentError(f"{place}: is no facts file: write one with specdecode models add")
+    try:
+        checkpoint = checkpoint_of(body)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DocumentError(f"{place}: config or weights are not those of a facts file: write it anew") from error
+    if checkpoint.weights.total_bytes > _MOST_BYTES:
+        total = f"{checkpoint.weights.total_bytes:,}"
+        raise DocumentError(f"{place}: weights.total_bytes: {total}: no model is so large: write it anew")
+    if problem := _contradiction(model, checkpoint):
+        raise DocumentError(f"{place}: {printable(problem)}")
+    return model, checkpoint
+
+
+def _contradiction(model: str, checkpoint: Checkpoint) -> str | None:
+    """Return why config.json and headers are not of one model; None if they may be."""
+    stored, weights = stored_weights(checkpoint), checkpoint.weights
+    if sum(weights.bytes_by_dtype.values()) != weights.total_bytes:
+        return f"weights.total_bytes: {weights.total_bytes:,}: is not the sum of bytes_by_dtype: write it anew"
+    try:
+        geometry = geometry_from_config(model, checkpoint.config, stored)
+    except SizingError as error:
+        return f"config.{error.field}: {error.message}"
+    if method_of_head(geometry) is not None:
+        # Only the method says how it is read, and the plan compares then.
+        return None
+    exact = geometry.knowledge is Knowledge.EXACT
+    in_files, by_shape = geometry.layer_scale
+    if exact:
+        in_files, by_shape = weights.total_bytes, least_file_bytes(geometry, output_head=weights.output_head)
+    most = _MOST_TIMES_EXACT if exact else _MOST_TIMES
+    if in_files > by_shape * most or by_shape > in_files * most:
+        return (
+            f"weights: {format_gib(in_files)} GiB in the headers contradict config, which describes about"
+            f" {format_gib(by_shape)} GiB: they are of another model"
+        )
+    return None
+
+
+__all__ = ["CheckpointError", "check_facts", "facts_data", "read_facts", "read_model"]
