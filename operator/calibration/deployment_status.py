@@ -51,6 +51,7 @@ def measure_deployment(body: Body) -> Measurement:
     try:
         facts = _as_planned(facts, plan)
         budget = estimate(facts.pair, device, plan.tensor)
+        facts = facts.at(facts.pair.target_precision, facts.pair.draft_precision, budget.fewer_seqs)
     except ValueError as error:
         raise UnusableObjectError(f"status.plan: {error}") from error
     reported_bytes = plan.per_gpu.available_kv_bytes - (observed.kv_cache_residual_bytes or 0)

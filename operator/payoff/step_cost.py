@@ -70,6 +70,7 @@ class StepCosts:
     # What reading the KV cache of 1,000 tokens adds to a pass
     target_ms_per_1000_context: float = 0.0
     draft_ms_per_1000_context: float = 0.0
+    drafted: int = 0  # Tokens that the draft proposes at least, however few of them are verified
 
     def __post_init__(self) -> None:
         """Refuse times that cannot be, and a target without any."""
@@ -88,6 +89,7 @@ class StepCosts:
         """Return the time of proposing: K passes of a token a request, or one of K."""
         if k == 0:
             return 0.0
+        k = max(k, self.drafted)
         reading = self.draft_ms_per_1000_context * batch * context_tokens / 1000
         if self.one_pass:
             return self.draft.ms(batch * k) + reading

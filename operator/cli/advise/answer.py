@@ -1,7 +1,7 @@
 """The answer of `advise`: numbers in, figures with what they take for granted out."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specdecode_operator.cli.outputs.advise import AdviseOutput, LoadOutput, PositionOutput, PrefixCacheOutput
 from specdecode_operator.cli.plan.tables import aligned
@@ -32,6 +32,7 @@ class Question:
     captured: bool = False  # Whether acceptance and drafting are those of a capture
     prefix: PrefixCacheOutput | None = None
     shortened: bool = False  # Whether its drafts were shorter than K at times
+    drafts_in_full: str | None = None  # Who drafts K tokens, however few are asked for; None: as many as are asked for
 
 
 def answer(question: Question) -> AdviseOutput:
@@ -105,6 +106,7 @@ def _assumptions(question: Question) -> Iterator[str]:
     if acceptance is not None and costs is not None:
         yield "the best K takes later positions to be accepted as the last one known, of the drafts that got so far"
     if costs is not None:
+        yield from _scheduled(question, costs)
         yield from _assumed_times(question, costs)
     if question.size_ratio is not None and acceptance is not None:
         yield "MBSU: a step takes as long as reading the weights of each pass; nothing else takes time"
@@ -113,6 +115,27 @@ def _assumptions(question: Question) -> Iterator[str]:
             f"vLLM {question.prefix.engine_version} is newer than all that were read: its prefix cache is taken to be "
             f"that of {LAUNCHED_VERSIONS[-1]}"
         )
+
+
+def _scheduled(question: Question, costs: StepCosts) -> Iterator[str]:
+    """Return which K by the number of requests is best where the draft goes on proposing as many as ever.
+
+    In vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py, _multi_step_decode runs all passes, and what is too
+    much is dropped before it is verified (v1/worker/gpu/model_runner.py).
+    """
+    k, acceptance = question.k, question.acceptance
+    if question.drafts_in_full is None or acceptance is None or costs.one_pass or k == 1:
+        return
+    in_full = replace(costs, drafted=k)
+    best = {
+        f"{load.batch:g}": max(range(1, k + 1), key=lambda each: speed_up(acceptance, in_full, each, load))
+        for load in question.loads
+    }
+    listed = ", ".join(f"{each} of {batch} requests" for batch, each in best.items())
+    yield (
+        f"with numSpeculativeTokensByBatchSize {question.drafts_in_full} still drafts {k} tokens each step, and fewer"
+        f" save verification alone: its best numbers are {listed}; the best K is that of an engine started with it"
+    )
 
 
 def _assumed_times(question: Question, costs: StepCosts) -> Iterator[str]:

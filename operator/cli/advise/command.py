@@ -101,6 +101,10 @@ def advise_command(  # noqa: PLR0913  each is an option
         captured=speculating is not None,
         prefix=prefix_cache(method, engine_version, block_size, shared_prefix, speculating, mtp=(mtp_layers, k)),
         shortened=shortened,
+        drafts_in_full=_drafts_in_full(
+            method or (speculating.method if speculating else None),
+            engine_version or (speculating.version if speculating else None),
+        ),
     )
     with refused_at("--size-ratio"):
         said = answer(question)
@@ -108,6 +112,26 @@ def advise_command(  # noqa: PLR0913  each is an option
         say(advise_text(said))
     else:
         print_data(said, output)
+
+
+def _drafts_in_full(method: str | None, version: str | None) -> str | None:
+    """Return who drafts K tokens, however few are asked for; None for a method that drafts fewer, or none known.
+
+    Model runner V2 of a GPU is meant: V1 drafts fewer.
+    """
+    from specdecode_operator.api.values import METHODS_WITH_LAYERS  # noqa: PLC0415  not for --help
+    from specdecode_operator.engine.profiles import UnknownEngineVersionError, find_profile  # noqa: PLC0415  slow
+    from specdecode_operator.versions.table import LAUNCHED_VERSIONS  # noqa: PLC0415
+
+    asked = ".".join((version or LAUNCHED_VERSIONS[-1]).split(".")[:2])
+    try:
+        profile = find_profile(asked)
+    except UnknownEngineVersionError:
+        return None
+    found = next((each for each in METHODS_WITH_LAYERS if each == method), None)
+    if found is None or found in profile.shortens_drafts_on_v2 or profile.runners.get(found) != "V2":
+        return None
+    return f"method {found} on model runner V2 of vLLM {asked}"
 
 
 def _acceptance(

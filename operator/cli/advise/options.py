@@ -103,7 +103,7 @@ MethodName = Annotated[
         "--method",
         metavar="METHOD",
         autocompletion=offered.methods,
-        help="Who proposes tokens, for the prefix-cache tax. Absent: as captured.",
+        help="Who proposes tokens, for the prefix-cache tax and for schedules of K. Absent: as captured.",
     ),
 ]
 BlockSize = Annotated[

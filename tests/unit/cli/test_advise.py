@@ -201,3 +201,29 @@ def test_numbers_that_cannot_be_are_refused_with_the_option(
     assert result.exit_code == 2
     assert said in " ".join(result.stderr.replace("│", " ").split())
     assert "Traceback" not in result.output
+
+
+SLOW_DRAFT = ("--target-step-ms", "1:20,64:24,512:90", "--draft-step-ms", "6", "--acceptance", "0.8,0.5,0.3,0.2")
+
+
+def _scheduled(specdecode: Specdecode, *arguments: str) -> list[str]:
+    found = _asked(specdecode, *SLOW_DRAFT, "--batch", "1,256", "--shared-prefix", 1, *arguments)
+    return [each for each in found["assumptions"] if "numSpeculativeTokensByBatchSize" in each]
+
+
+def test_a_draft_model_drafts_in_full_whatever_a_schedule_asks_for(specdecode: Specdecode) -> None:
+    [told] = _scheduled(specdecode, "--method", "draft_model", "--engine-version", "0.33")
+    # One request: drafting is paid for, and verifying all of it costs next to nothing.
+    assert "still drafts 4 tokens" in told
+    assert "4 of 1 requests" in told
+    best = _asked(specdecode, *SLOW_DRAFT, "--batch", "1")["loads"][0]["best_k"]
+    assert best < 4, "an engine that is started with fewer saves the drafting, too"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--method", "eagle3", "--engine-version", "0.33"), ("--method", "draft_model", "--engine-version", "0.30")],
+    ids=["a head", "V1"],
+)
+def test_drafts_that_get_shorter_need_no_such_word(specdecode: Specdecode, arguments: tuple[str, ...]) -> None:
+    assert _scheduled(specdecode, *arguments) == []

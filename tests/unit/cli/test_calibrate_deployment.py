@@ -198,3 +198,17 @@ def test_a_replay_shows_nothing(out: Path) -> None:
     assert done.exit_code != 0
     assert "spec.engine.replay: only engines that run a model show what memory it takes" in done.output
     assert not out.exists()
+
+
+def test_the_entry_has_as_many_requests_as_ran(out: Path) -> None:
+    # A model with states whose KV cache has too few blocks for the default of 256.
+    spec = {
+        "target": {"model": "Qwen/Qwen3.6-35B-A3B"},
+        "speculation": {"method": "mtp", "numSpeculativeTokens": 2},
+        "parallelism": {"tensor": 1},
+        "serving": {"maxModelLen": 8192, "memoryUtilizationPercent": 55},
+    }
+    done = calibrate(out, serving(10, spec=spec))
+    assert done.exit_code == 0, done.output
+    (entry,) = json.loads(out.read_text())["entries"]
+    assert entry["max_num_seqs"] < 256
