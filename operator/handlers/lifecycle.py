@@ -110,7 +110,7 @@ def serve_health(port: int, state: OperatorState, leadership: Leadership | None 
                 _health(state, leadership) if self.path in _HEALTH_PATHS else (HTTPStatus.NOT_FOUND, "no such path")
             )
             if self.path == "/livez" and status is HTTPStatus.SERVICE_UNAVAILABLE:
-                status = HTTPStatus.OK  # it starts, or the API server is away: another start would help nobody
+                status = HTTPStatus.OK  # It starts, or the API server is down: a restart would not help.
             self.send_response(status)
             self.end_headers()
             self.wfile.write(words.encode())
@@ -124,9 +124,9 @@ def _health(state: OperatorState, leadership: Leadership | None) -> tuple[HTTPSt
     except OperatorStuckError as error:
         return HTTPStatus.INTERNAL_SERVER_ERROR, str(error)
     if not state.has_started:
-        return HTTPStatus.SERVICE_UNAVAILABLE, "it has not connected yet"
+        return HTTPStatus.SERVICE_UNAVAILABLE, "not connected to the API server yet"
     if leadership is None or leadership.may_write():
         return HTTPStatus.OK, "ok"
     if leadership.stands_by:
-        return HTTPStatus.OK, "ok: another one works; this one sees everything, and waits for its Lease"
-    return HTTPStatus.SERVICE_UNAVAILABLE, "nobody answers what it asks about the Lease: it writes nothing"
+        return HTTPStatus.OK, "ok: standby; another replica holds the Lease"
+    return HTTPStatus.SERVICE_UNAVAILABLE, "the API server does not answer requests for the Lease; this replica writes nothing"

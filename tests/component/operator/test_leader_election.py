@@ -34,7 +34,7 @@ def is_carried_out(kubectl: Kubectl, name: str, replicas: int = 1) -> None:
 
 
 def is_waiting(operator: OperatorProcess) -> None:
-    eventually(lambda: "waits for its Lease" in operator.health(), "it stands by")
+    eventually(lambda: "standby" in operator.health(), "it stands by")
 
 
 def holder(kubectl: Kubectl) -> object:

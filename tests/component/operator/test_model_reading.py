@@ -104,7 +104,7 @@ def test_facts_that_are_deleted_are_read_again_while_engines_stay(kubectl: Kubec
     answer(kubectl, "tiny", facts())
     # Ready has that reason while the Job's pod waits, too.
     uid = eventually(lambda: kubectl.object("deployment", "tiny"), "engines are launched")["metadata"]["uid"]
-    # The answer of a Job that is still there would be written into a new ConfigMap.
+    # Until then the answer of its pod restores the facts.
     eventually(lambda: not kubectl.objects("jobs"), "the finished Job is removed")
     eventually(lambda: not kubectl.objects("pods", READERS), "its pod, too")
     kubectl.must("delete", "configmap", FACTS)

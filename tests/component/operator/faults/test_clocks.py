@@ -18,14 +18,16 @@ DAYS = 30
 
 
 @pytest.fixture
-def hurried(faulty: Faulty, operator_process: OperatorProcess) -> Iterator[Faulty]:
-    """An operator that looks often, and has not started."""
+def hurried(faulty: Faulty, operator_process: OperatorProcess, kubectl: Kubectl) -> Iterator[Faulty]:
+    """An operator that looks often and has not started. The test's objects are removed after it."""
     assert operator_process.stop() == 0
     faulty.proxy.faults = ()
     with under(faulty, hurry=HURRY):
         try:
             yield faulty
         finally:
+            # Captures of later tests would wait for these engines.
+            kubectl.remove("sdc,sdd")
             faulty.operator.kill()
             faulty.operator.set_clock(0)
 
