@@ -129,4 +129,5 @@ def _health(state: OperatorState, leadership: Leadership | None) -> tuple[HTTPSt
         return HTTPStatus.OK, "ok"
     if leadership.stands_by:
         return HTTPStatus.OK, "ok: standby; another replica holds the Lease"
-    return HTTPStatus.SERVICE_UNAVAILABLE, "the API server does not answer requests for the Lease; this replica writes nothing"
+    message = "the API server does not answer requests for the Lease; this replica writes nothing"
+    return HTTPStatus.SERVICE_UNAVAILABLE, message
