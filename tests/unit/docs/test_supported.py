@@ -33,10 +33,15 @@ def test_who_installs_it_is_told(document: str) -> None:
 
 
 def test_the_readme_lists_the_tested_versions_and_methods() -> None:
-    rows = {row[0]: row for row in table(ROOT / "README.md", "Part")}
+    rows = {row[0]: row for row in table(ROOT / "README.md", "Component")}
     assert rows["Kubernetes"][1] == ", ".join(sorted(KUBERNETES))
     assert rows["vLLM"][1].startswith(f"{SERVED},")
-    named = {"draft models": "draft_model", "n-grams": "ngram", "n-grams on GPUs": "ngram_gpu", "suffix": "suffix"}
+    named = {
+        "draft models": "draft_model",
+        "n-gram": "ngram",
+        "n-gram on GPUs": "ngram_gpu",
+        "suffix decoding": "suffix",
+    }
     (methods,) = (row for name, row in rows.items() if name.startswith("[Methods]"))
     served, asked = (
         {named.get(each, each.lower().replace("-", "")) for each in cell.split(", ")} for cell in methods[1:3]
