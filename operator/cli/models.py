@@ -252,7 +252,7 @@ def _geometry(entry: "CatalogueEntry") -> "tuple[ModelGeometry | None, str]":
             return geometry_from_config(entry.model_id, entry.config), ""
         return find_geometry(entry.model_id), ""
     except SizingError as error:
-        return None, error.message
+        return None, f"{error.field}: {error.message}"
 
 
 def _kind(entry: "CatalogueEntry", geometry: "ModelGeometry | None") -> str:
