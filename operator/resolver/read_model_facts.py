@@ -278,7 +278,8 @@ def _part(name: str, layers: int | None) -> str:
     """
     words = name.split(".")
     numbered = next((index for index, word in enumerate(words[:-1]) if word.isdecimal()), len(words))
-    part = ".".join(words[: min(numbered, 3)] if len(words) == 1 else words[:-1][: min(numbered, 3)])[:64]
+    folder = words if len(words) == 1 else words[:-1]
+    part = ".".join(folder[: min(numbered, 3)])[:64]
     if layers is None or numbered == len(words) or part not in _DECODER_LAYERS:
         return part
     return f"{part}.mtp" if int(words[numbered][:9]) >= layers else part

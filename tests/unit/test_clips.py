@@ -40,10 +40,11 @@ NO_MESSAGES: Final = {
     "migration/convert.py: re.sub('[^a-z0-9]+', '-', old.lower())[:NAME_MAX_LENGTH]",
     "replay/server/app.py: Request(scope).headers.get('x-request-id', '')[:_LONGEST_ID]",
     "resolver/answer.py: str(answer['error']['reason'])[:64]",  # compared with those that are known
-    "resolver/read_model_facts.py: '.'.join(words[:number])[:64]",
+    "resolver/read_model_facts.py: '.'.join(folder[:min(numbered, 3)])[:64]",
     "resolver/read_model_facts.py: dtype[:16]",
     # Numbers.
     "capture/comparison/answers.py: number[:9]",
+    "resolver/read_model_facts.py: words[numbered][:9]",
     "cluster/figures_source.py: ' '.join((f'{value:.4g}' for _, value in ordered if math.isfinite(value)))[:256]",
     # Settings of an emulated engine, which runs without our package: numbers, or what stands in their place.
     "replay/emulated/acceptance.py: {given!r:.40}",
