@@ -4,9 +4,11 @@ import asyncio
 import os
 import random
 import re
+import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -60,6 +62,10 @@ _BY_RBAC = re.compile(r"""User ".*" cannot \w+ """)
 _TEMPORARY = ("is being terminated", "exceeded quota", "status unknown for quota")
 """Words of refusals that pass by themselves: of a namespace that goes, of quotas that are full or just made."""
 
+_LOCK_POLL_S: Final = 0.01
+_READS_KUBECONFIG: Final = threading.Lock()
+"""Held while certificates in a kubeconfig become files: the client names such a file before it has written it."""
+
 
 @dataclass(frozen=True)
 class Page:
@@ -92,7 +98,13 @@ class Cluster:
         if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
             config.load_incluster_config()
         else:
-            await config.load_kube_config()
+            while not _READS_KUBECONFIG.acquire(blocking=False):  # a coroutine of this event loop may hold it  # noqa: ASYNC110 - of other threads, too
+                await asyncio.sleep(_LOCK_POLL_S)
+            try:
+                await config.load_kube_config()
+                return cls(client.ApiClient(_settings()), may_write, clock)
+            finally:
+                _READS_KUBECONFIG.release()
         return cls(client.ApiClient(_settings()), may_write, clock)
 
     async def close(self) -> None:

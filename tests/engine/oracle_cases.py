@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from specdecode_operator.sizing.base.eras import NEWEST_VERSION
 from specdecode_operator.sizing.base.errors import SizingError
@@ -251,11 +251,14 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"quantization_config": {"producer": {"name": "modelopt"}} | section | {"quantization": inner}}
 
 
+ESTIMATED: Final = "is estimated"
+
+
 def why_unsized(model: str | None, method: str = Method.DRAFT_MODEL) -> str:
     """Return why sizing does not know a model exactly; empty where it does."""
     try:
         if model and geometry_of(model, method).knowledge is not Knowledge.EXACT:
-            return "is estimated"
+            return ESTIMATED
     except SizingError as error:
         return str(error)[:160]
     return ""

@@ -32,9 +32,12 @@ PLACES = (Models, ModelVolume, HostPath, Engine)
 
 OURS = {
     "K without a method": "there is no method that would read it",
+    "K above 32": "sizing knows no engine that drafts more, but for suffix decoding",
     "head with checkpoints": "what vLLM makes of a head while loading is not known to sizing",
     "schedule without a method": "there is no method that would read it",
     "checking of nothing": "there is no method that would read it",
+    "further keys of nothing": "there is no method that would read them",
+    "nothing assumed": "sizing's own: the engine is not told",
     "range beyond maxNumSeqs": "such a range never counts: it is a slip of the pen",
     "XPress without a head": "the engine looks at it beside a draft alone",
     "CPU without cores": "the pod's limit, which the engine does not see",
@@ -44,6 +47,8 @@ OURS = {
     "memory on GPU": "no meaning there",
     "KV cache on GPU": "no meaning there: the share of the GPU decides",
     "product on CPU": "no meaning there",
+    "memory a GPU on CPU": "no meaning there",
+    "memory of no product": "it says how much one product has",
     "GPUs a node on CPU": "no meaning there",
     "KV cache takes all memory": "the pod is killed for memory once weights are loaded",
     "product twice": "a slip of the pen",

@@ -39,6 +39,7 @@ from tests.engine.differences import assert_none, differing_terms
 from tests.engine.oracle_batches import Batch, Subjects, Truth, subjects
 from tests.engine.oracle_cases import (
     BLOCK_SIZE,
+    ESTIMATED,
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
     SPACE_BYTES,
@@ -50,11 +51,10 @@ from tests.engine.oracle_rules import meant_difference_bytes, refusal_differs
 from tests.engine.recorded_answers import answers, recorded
 
 UNSIZED = {
-    "MiniMaxAI/MiniMax-M3": "cannot be sized yet",
     "Qwen/Qwen3-32B-FP8-Static-PerTensor": "quant_method: is missing",
-    "moonshotai/Kimi-K3": "is estimated",
-    "nvidia/DeepSeek-V4-Flash-NVFP4": "is estimated",
-    "nvidia/DeepSeek-V4-Pro-NVFP4": "is estimated",
+    "sgl-project/SpecForge:configs/glm-5.2-dspark.json": "markov_rank: is missing",
+    "sgl-project/SpecForge:configs/inkling-dspark.json": "markov_rank: is missing",
+    "sgl-project/SpecForge:configs/kimi-k3-dspark.json": "markov_rank: is missing",
     "sgl-project/SpecForge:configs/qwen3-4b-dspark.json": "markov_rank: is missing",
     "sgl-project/SpecForge:configs/qwen3-8b-domino.json": "vLLM does not know this draft",
     "sgl-project/SpecForge:configs/qwen3-8b-dspark.json": "markov_rank: is missing",
@@ -64,7 +64,7 @@ UNSIZED = {
     "sgl-project/SpecForge:configs/qwen3.6-27b-dspark.json": "markov_rank: is missing",
     "torchspec-project/TorchSpec:torchspec/config/dflash_draft_config.json": "vLLM knows no such type",
 }
-"""Files of the catalogue that nobody is asked about here, and what sizing says of each."""
+"""Files of the catalogue that sizing refuses, and what it says of each."""
 
 
 @pytest.fixture(params=[pytest.param(True, id="quick"), pytest.param(False, id="rest", marks=pytest.mark.long)])
@@ -222,8 +222,8 @@ def test_what_is_recorded_is_what_the_engine_answers(newest_truth: Truth) -> Non
     assert_none(f"{case}: {kept[case]} recorded, {found[case]} now" for case in found if found[case] != kept[case])
 
 
-def test_models_that_sizing_does_not_know_are_these() -> None:
-    found = {model: why for model, why in distinct_targets().items() if why}
+def test_models_that_sizing_refuses_are_these() -> None:
+    found = {model: why for model, why in distinct_targets().items() if why not in ("", ESTIMATED)}
     assert found.keys() == UNSIZED.keys()
     assert [model for model, why in found.items() if UNSIZED[model] not in why] == []
 

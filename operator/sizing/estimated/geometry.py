@@ -96,6 +96,14 @@ def estimated_geometry(
     return _scaled(replace(model, knowledge=Knowledge.ESTIMATED, estimated_because=because.field), stored)
 
 
+def with_estimated_encoders(model: ModelGeometry, fields: Fields, stored: StoredWeights | None) -> ModelGeometry:
+    """Return a model with the encoders of a class of which sizing implements the language model alone."""
+    tower = _tower(fields, stored, model.dtype_bytes)
+    sections = (key for each in _levels(fields) for key in _TOWER_SECTIONS if _object(each, key))
+    because = next(sections, "architectures")
+    return _scaled(replace(model, tower=tower, knowledge=Knowledge.ESTIMATED, estimated_because=because), stored)
+
+
 def estimated_head(
     fields: Fields, architecture: str, method: str, because: UnmodelledError, stored: StoredWeights | None
 ) -> ModelGeometry:

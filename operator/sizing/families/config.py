@@ -7,7 +7,12 @@ from typing import Final
 from specdecode_operator.sizing.base.errors import UnmodelledError
 from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.base.remembered import MadeOfContent
-from specdecode_operator.sizing.estimated.geometry import estimated_geometry, estimated_head, refuse_unserved
+from specdecode_operator.sizing.estimated.geometry import (
+    estimated_geometry,
+    estimated_head,
+    refuse_unserved,
+    with_estimated_encoders,
+)
 from specdecode_operator.sizing.families import (
     block_heads,
     dense,
@@ -178,6 +183,9 @@ _BY_MODEL_TYPE: Final[Mapping[str, str]] = {
 }
 """What files without ``architectures`` are served as."""
 
+_ENCODERS_UNKNOWN: Final = frozenset({"MiMoV2ForCausalLM"})
+"""Classes of which sizing implements the language model alone (vLLM, mimo_v2_omni.py)."""
+
 _UNKNOWN_TO_ENGINE: Final[Mapping[str, str]] = {
     "DominoDraftModel": "vLLM does not know this draft head and would not start; use an eagle3 or dflash head",
 }
@@ -206,7 +214,7 @@ def geometry_from_config(name: str, config: Mapping[str, object], stored: Stored
 def _exact_or_estimated(fields: Fields, method: str | None, stored: StoredWeights | None) -> ModelGeometry:
     """Return the geometry as its class describes it, or an estimate of one that sizing does not implement."""
     try:
-        return _geometry(fields) if method is None else _head(fields, method)
+        return _geometry(fields, stored) if method is None else _head(fields, method)
     except UnmodelledError as because:
         architecture = _named_architecture(fields)
         refuse_unserved(fields, architecture)
@@ -225,13 +233,15 @@ def _known_tower(fields: Fields, architecture: str) -> Tower | None:
         return None
 
 
-def _geometry(fields: Fields) -> ModelGeometry:
+def _geometry(fields: Fields, stored: StoredWeights | None) -> ModelGeometry:
     architecture = _architecture(fields)
     flat = _flattened(fields)
     tower = TOWERS[architecture](flat) if architecture in TOWERS else None
     if architecture in _ANY_LANGUAGE_MODEL:
         return _inner_model(with_defaults(flat, _ANY_LANGUAGE_MODEL[architecture]), architecture, tower)
     model = heads.in_parallel(with_prediction(READERS[architecture](flat, architecture, tower), flat), flat)
+    if architecture in _ENCODERS_UNKNOWN:
+        model = with_estimated_encoders(model, fields, stored)
     return heads.with_verifier(model, flat)
 
 
@@ -259,7 +269,7 @@ def _head(fields: Fields, method: str) -> ModelGeometry:
         return heads.in_parallel(heads.eagle3(fields, "LlamaForCausalLMEagle3"), fields)
     if method == "medusa" and not fields.is_set("architectures"):
         return heads.medusa(fields, "MedusaModel")
-    return _geometry(fields)
+    return _geometry(fields, None)
 
 
 def _named_architecture(fields: Fields) -> str:

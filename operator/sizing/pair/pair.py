@@ -125,6 +125,10 @@ def parallelism(tensor: int, pipeline: int = 1, data: int = 1, expert: bool = Fa
     return Parallelism(tensor, pipeline, data, expert)
 
 
+_TIED_ON_ONE_STAGE: Final = frozenset({"Ernie4_5_MoeForCausalLM"})
+"""Classes that tie an output head which only the last stage has (vLLM up to 0.33, ernie45_moe.py)."""
+
+
 def spread_problems(target: ModelGeometry, spread: Parallelism, version: str) -> tuple[PlanError, ...]:
     """Return the errors of spreading a target so, whatever its tensor parallelism; empty where it can be."""
     found = []
@@ -135,6 +139,9 @@ def spread_problems(target: ModelGeometry, spread: Parallelism, version: str) ->
         found.append(PlanError(PIPELINE_FIELD, spread.pipeline, message))
     elif spread.pipeline > 1 and target.architecture.startswith(tuple(sizing_facts(version)["unstaged_targets"])):
         message = f"vLLM {version} ends at start with {target.name} on several stages: use 1, or vLLM 0.30 or newer"
+        found.append(PlanError(PIPELINE_FIELD, spread.pipeline, message))
+    elif spread.pipeline > 1 and target.architecture in _TIED_ON_ONE_STAGE and target.tie_word_embeddings:
+        message = f"vLLM ends at start with {target.name} on several stages, because its embeddings are tied: use 1"
         found.append(PlanError(PIPELINE_FIELD, spread.pipeline, message))
     if spread.expert and not target.has_experts:
         # vllm/config/model.py, _verify_with_expert_parallelism.

@@ -1,5 +1,6 @@
 """What becomes of a refusal of the API server, and of what others write meanwhile."""
 
+import asyncio
 import json
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -280,6 +281,23 @@ async def test_a_proxy_of_the_environment_is_gone_through_unless_it_says_otherwi
         finally:
             await cluster.close()
     assert asked == [] if bypassed else ["http://api.invalid/api/v1/namespaces/team/services/llama"]
+
+
+async def test_connections_read_a_kubeconfig_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client names the file of a certificate before it has written it, so that another would find it empty."""
+    inside: list[int] = [0]
+
+    async def load() -> None:
+        inside.append(inside[-1] + 1)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        inside.append(inside[-1] - 1)
+
+    monkeypatch.setenv("KUBECONFIG", "some")
+    monkeypatch.setattr(client.config, "load_kube_config", load)
+    for cluster in await asyncio.gather(Cluster.connect(), Cluster.connect()):
+        await cluster.close()
+    assert inside == [0, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(("status", "learned"), [(200, True), (403, False), (404, False)])
