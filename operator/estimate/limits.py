@@ -1,5 +1,6 @@
 """Refuses the cases that vLLM itself would not start. What is not certain is sized."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -69,7 +70,7 @@ def _refuse_cache_dtype(fields: CaseFields, target: ModelGeometry, product: str)
 def _values(config: Mapping[str, Any], key: str) -> Iterator[int]:
     """Yield the numbers under a key, those of the text model's own config too."""
     for name, value in config.items():
-        if name == key and isinstance(value, int | float):
+        if name == key and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             yield int(value)
         elif isinstance(value, Mapping):
             yield from _values(value, key)

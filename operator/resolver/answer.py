@@ -53,6 +53,7 @@ def checkpoint_of(body: Mapping[str, Any]) -> Checkpoint:
     weights = Weights(**body["weights"])
     counts = (weights.total_bytes, weights.tensors, *weights.bytes_by_dtype.values(), *weights.bytes_by_part.values())
     config, commit = body["config"], body.get("commit")
-    if not all(type(count) is int and count >= 0 for count in counts) or not isinstance(config, dict):
+    holds_facts = isinstance(config, dict) and type(weights.output_head) is bool
+    if not holds_facts or not all(type(count) is int and count >= 0 for count in counts):
         raise ValueError("not the facts of a checkpoint")
     return Checkpoint(config, weights, None if commit is None else str(commit)[:64])

@@ -51,6 +51,7 @@ _NEEDED_THOUGH_LONG = {
 }  # fmt: skip
 """Parts of the model, lists by layer and what quantization leaves out decide about bytes."""
 _MOST_SPACE = 2**60
+_MOST_DIMENSIONS = 16
 
 _DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
@@ -231,7 +232,9 @@ def _header(files: Files, name: str, size: int | None) -> dict[str, tuple[str, i
 def _tensor(name: str, key: str, value: object, space: int) -> tuple[str, int]:
     match value:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if (
-            all(type(edge) is int and 0 <= edge <= _MOST_SPACE for edge in shape) and 0 <= begin <= end
+            len(shape) <= _MOST_DIMENSIONS
+            and all(type(edge) is int and 0 <= edge <= _MOST_SPACE for edge in shape)
+            and 0 <= begin <= end
         ):
             if end > space:
                 raise _bad(name, f"is cut off: tensor {_clipped(key)} ends at {end:,} of {space:,} bytes")

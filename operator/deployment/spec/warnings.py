@@ -21,7 +21,7 @@ from specdecode_operator.engine.rules.extra_args import options, unknown_flags
 from specdecode_operator.engine.rules.extra_config import unknown_keys
 from specdecode_operator.engine.settings import Platform
 from specdecode_operator.problems import Problem
-from specdecode_operator.sizing.base.devices import memory_coefficients
+from specdecode_operator.sizing.base.devices import MEMORY_FIELD, find_device, memory_coefficients
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.estimated.assumed import Assumption
@@ -81,6 +81,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_length_warnings(facts),
         *_draft_length_warnings(facts),
         *_asked_length_warnings(facts),
+        *_memory_warnings(facts),
         *_lookup_warnings(facts),
         *_unknown_flag_warnings(facts),
         *_tokenizer_warnings(facts, known),
@@ -307,6 +308,14 @@ def _lookup_warnings(facts: Facts) -> Iterator[str]:
         " restore the states of its gated delta net after rejected drafts (vllm-project/vllm#39273, #56077, open);"
         f" compare outputs with those of method none{instead}"
     )
+
+
+def _memory_warnings(facts: Facts) -> Iterator[str]:
+    """Memory that is given for products whose memory is known."""
+    accelerator = facts.spec.accelerator
+    known = ", ".join(product for product in accelerator.product if find_device(product) is not None)
+    if known and accelerator.memory_gib_per_gpu is not None:
+        yield f"{MEMORY_FIELD} {accelerator.memory_gib_per_gpu} is ignored: the memory of {known} is known; remove it"
 
 
 def _asked_length_warnings(facts: Facts) -> Iterator[str]:

@@ -126,7 +126,7 @@ def _windowed_kind(fields: Fields, index: int) -> str | None:
     window = number(fields, ("sliding_window",), 0)
     if window and isinstance(every, int) and every > 1:
         return SLIDING if (index + 1) % every else FULL
-    if window and isinstance(every, str):
+    if window and isinstance(every, str) and every:
         return SLIDING if every[index % len(every)] == "L" else FULL
     if fields.values.get("use_sliding_window") is not False and window >= number(fields, LENGTH, MAX_TOKENS):
         # Such a window takes a block more than none.

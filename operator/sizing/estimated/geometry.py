@@ -266,19 +266,25 @@ def _joined(fields: Fields, method: str) -> int:
 
 def _scaled(model: ModelGeometry, stored: StoredWeights | None) -> ModelGeometry:
     """Return the model with its layers scaled to the bytes that the files hold for them."""
-    if stored is None:
-        return model
+    if stored is None or not stored.total_bytes:
+        return replace(model, stored=stored)
     precision, one = model.checkpoint_precision or Precision.BF16, Split(1)
     parts = weight_parts(model, precision, one, whole_model(model))
     by_shape = parts["layers"]
+    loaded = stored.loaded_bytes(quantized=model.checkpoint is not None)
     tables = stored.table_bytes
-    if tables is None:
+    if tables is not None:
+        # Further tables, such as those of n-grams, count with the layers.
+        by_vocabulary = next((int(size) for part, size in parts.items() if part.startswith("embedding")), 0)
+        tables = min(tables * loaded // stored.total_bytes, by_vocabulary)
+    else:
         count = (
             1 if model.head is None else int(model.head.embeds and not model.head.shares_embedding)
         ) + stored.output_head
         tables = count * model.vocab_size * model.hidden_size * model.dtype_bytes
     beside = parts["encoder"] + parts.get("joining layers", 0)
-    in_files = stored.loaded_bytes(quantized=model.checkpoint is not None) - tables - beside - stored.unused_bytes
+    unused = stored.unused_bytes * loaded // stored.total_bytes
+    in_files = loaded - tables - beside - unused
     if by_shape <= 0 or in_files <= 0:
         return replace(model, stored=stored)
     return replace(model, stored=stored, layer_scale=(in_files, int(by_shape)))

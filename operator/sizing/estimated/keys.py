@@ -14,6 +14,9 @@ LENGTH: Final = (
 )
 """Names of one size in different files, the most specific first."""
 
+_MOST_DIGITS: Final = 18
+"""Of a number that a file writes as text."""
+
 
 def number(fields: Fields, keys: tuple[str, ...], default: int) -> int:
     """Return the size under the first key that is set and not zero; the largest of one that files write per layer."""
@@ -21,7 +24,9 @@ def number(fields: Fields, keys: tuple[str, ...], default: int) -> int:
         value: Any = fields.values.get(key)
         if isinstance(value, list):
             value = max((each for each in value if isinstance(each, int)), default=None)
-        if value in (None, 0, "auto", False) or isinstance(value, str):
+        if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS:
+            value = int(value)
+        if value in (None, 0, False) or isinstance(value, str):
             continue
         return fields.having({**fields.values, key: value}).size(key)
     return default

@@ -42,6 +42,12 @@ def test_a_product_without_figures_is_planned_for_by_its_memory(specdecode: Spec
     assert "accelerator.memoryGiBPerGPU 48" in specdecode("explain", path).stdout
 
 
+def test_memory_that_is_given_for_a_known_product_is_warned_of(specdecode: Specdecode, write: WriteObject) -> None:
+    accelerator = {"product": ["NVIDIA-H100-80GB-HBM3"], "memoryGiBPerGPU": 14}
+    path = write("a.yaml", manifest("a", **SMALL, accelerator=accelerator))
+    assert "accelerator.memoryGiBPerGPU 14 is ignored" in specdecode("lint", path).output
+
+
 def test_a_product_without_figures_needs_its_memory(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a", **SMALL, accelerator={"product": ["NVIDIA-T1000"]}))
     result = specdecode("plan", path)

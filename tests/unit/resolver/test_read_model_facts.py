@@ -6,8 +6,9 @@ import os
 import random
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -131,6 +132,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "backward": (safetensors({"a": {**TENSOR, "data_offsets": [8, 0]}}, 8), "other than dtype"),
     "negative shape": (safetensors({"a": {**TENSOR, "shape": [-2, -2]}}, 8), "other than dtype"),
     "shape and bytes disagree": (safetensors({"a": {**TENSOR, "shape": [5]}}, 8), "8 bytes for 5 elements"),
+    "a shape of many numbers": (safetensors({"a": {**TENSOR, "shape": [2**60] * 300}}, 8), "other than dtype"),
     "overlap": (safetensors({"a": TENSOR, "b": TENSOR}, 8), "overlap"),
 }
 
@@ -216,6 +218,14 @@ def test_errors_fit_a_termination_message(text: str) -> None:
 def test_an_answer_that_makes_no_sense_is_an_error(message: str) -> None:
     with pytest.raises(CheckpointError) as refused:
         unpack(message)
+    assert refused.value.reason == "ReaderFailed"
+
+
+def test_an_answer_whose_output_head_is_a_list_is_an_error() -> None:
+    """It is a part of a key later on, which a list cannot be."""
+    wrong = replace(checkpoint({}), weights=replace(checkpoint({}).weights, output_head=cast("bool", [])))
+    with pytest.raises(CheckpointError) as refused:
+        unpack(pack_facts(wrong))
     assert refused.value.reason == "ReaderFailed"
 
 

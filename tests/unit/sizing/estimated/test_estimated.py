@@ -72,6 +72,31 @@ def test_weights_are_those_in_the_files() -> None:
     assert bytes_on_one(model, 2) == pytest.approx((in_files + 2 * TABLE) / 2, rel=1e-3)
 
 
+def test_files_in_float32_are_loaded_in_16_bits() -> None:
+    layers = 9 * GIB
+    parts = {"model.embed_tokens": 2 * TABLE, "lm_head": 2 * TABLE, "model.layers": 2 * layers}
+    total = sum(parts.values())
+    model = geometry_from_config("new", NEW, StoredWeights.of(total, {"F32": total}, parts, output_head=True))
+    assert bytes_on_one(model) == pytest.approx(layers + 2 * TABLE, rel=1e-4)
+
+
+def test_further_tables_count() -> None:
+    model = geometry_from_config("new", NEW, stored(9 * GIB, **{"model.ngram.embedding": 7 * GIB}))
+    assert bytes_on_one(model) == pytest.approx(16 * GIB + 2 * TABLE, rel=1e-4)
+
+
+def test_numbers_in_quotes_count() -> None:
+    experts = {"moe_intermediate_size": 2048, "num_experts_per_tok": 8}
+    as_number, as_text = (geometry_from_config("new", NEW | experts | {"num_experts": n}) for n in (128, "128"))
+    assert bytes_on_one(as_text) == bytes_on_one(as_number)
+
+
+def test_an_empty_pattern_of_windows_is_none() -> None:
+    windowed = NEW | {"sliding_window": 4096}
+    model = geometry_from_config("new", windowed | {"sliding_window_pattern": "", "_sliding_window_pattern": ""})
+    assert model.layers == geometry_from_config("new", windowed).layers
+
+
 def test_weights_without_headers_are_those_of_the_shapes() -> None:
     llama = geometry_from_config("known", NEW | {"architectures": ["LlamaForCausalLM"]})
     assert bytes_on_one(geometry_from_config("new", NEW)) == pytest.approx(bytes_on_one(llama), rel=1e-3)
