@@ -53,8 +53,8 @@ class AssumedModel(ApiModel):
     """Bytes that a token takes in the KV cache, in 16 bits. Absent: by its config.json."""
 
     state_mib_per_request: StrictInt | None = Field(default=None, ge=1, le=1_048_576, alias="stateMiBPerRequest")
-    """MiB of the states that a request keeps whatever its length (Mamba, linear attention). Absent: by its
-    config.json."""
+    """MiB of recurrent state per request, which does not depend on its length (Mamba, linear attention).
+    If absent, it follows from config.json."""
 
 
 class ServedModel(ApiModel):

@@ -17,10 +17,10 @@ from specdecode_operator.estimate.gpu_names import full_product
 from specdecode_operator.kube.nodes import NodeFacts, node_facts
 from specdecode_operator.kube.storage_classes import StorageClasses
 from specdecode_operator.problems import printable, shown, shown_or_missing
+from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 
 if TYPE_CHECKING:
     from specdecode_operator.resolver.read_model_facts import Checkpoint
-from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN_OTHERS = 3
@@ -180,7 +180,19 @@ def read_model_configs(named: Iterable[str]) -> dict[str, dict[str, Any]]:
     DocumentError
         When one is written otherwise, cannot be read or holds no object.
     """
-    configs = {}
+    return read_models(named)[0]
+
+
+def read_models(named: Iterable[str]) -> tuple[dict[str, dict[str, Any]], dict[str, "Checkpoint"]]:
+    """Return the same, and what config.json and the headers of the weights say of those that are folders.
+
+    Raises
+    ------
+    DocumentError
+        As read_model_configs, and when headers cannot be read or contradict themselves.
+    """
+    configs: dict[str, dict[str, Any]] = {}
+    folders: dict[str, Checkpoint] = {}
     for text in named:
         model, _, file = text.partition("=")
         if not (model and file):
@@ -188,25 +200,14 @@ def read_model_configs(named: Iterable[str]) -> dict[str, dict[str, Any]]:
         if model in configs:
             raise DocumentError(f"--model-config: {model}: is given twice: remove one")
         if Path(file).is_dir():
-            configs[model] = _model_folder(file).config
+            folders[model] = _model_folder(file)
+            configs[model] = folders[model].config
             continue
         content = list(_documents(file))
         if len(content) != 1 or not isinstance(content[0], Document):
             raise DocumentError(f"{file}: must hold one object, the content of a model's config.json")
         configs[model] = content[0].body
-    return configs
-
-
-def read_model_folders(named: Iterable[str]) -> dict[str, "Checkpoint"]:
-    """Return what config.json and the headers of the weights say, for each ``ID=PATH`` that is a folder.
-
-    Raises
-    ------
-    DocumentError
-        When its files cannot be read or contradict themselves.
-    """
-    folders = {model: file for model, _, file in (text.partition("=") for text in named)}
-    return {model: _model_folder(file) for model, file in folders.items() if Path(file).is_dir()}
+    return configs, folders
 
 
 def _model_folder(path: str) -> "Checkpoint":

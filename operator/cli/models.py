@@ -133,14 +133,10 @@ def add_command(
     themselves, 5 when they cannot be read.
     """
     from specdecode_operator.cli.outputs.printing import json_text  # noqa: PLC0415
-    from specdecode_operator.cli.plan.facts_files import (  # noqa: PLC0415
-        CheckpointError,
-        check_facts,
-        facts_data,
-        read_model,
-    )
+    from specdecode_operator.cli.plan.facts_files import check_facts, facts_data, read_model  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
     from specdecode_operator.problems import printable  # noqa: PLC0415
+    from specdecode_operator.resolver.read_model_facts import CheckpointError  # noqa: PLC0415
 
     try:
         found, source = read_model(model, revision)

@@ -63,7 +63,7 @@ _TEMPORARY = ("is being terminated", "exceeded quota", "status unknown for quota
 """Words of refusals that pass by themselves: of a namespace that goes, of quotas that are full or just made."""
 
 _LOCK_POLL_S: Final = 0.01
-_READS_KUBECONFIG: Final = threading.Lock()
+_READS_CONFIG: Final = threading.Lock()
 """Held while certificates in a kubeconfig become files: the client names such a file before it has written it."""
 
 
@@ -95,17 +95,17 @@ class Cluster:
 
         ``may_write`` is asked before each write; ``clock`` learns the time from each answer.
         """
-        if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
-            config.load_incluster_config()
-        else:
-            while not _READS_KUBECONFIG.acquire(blocking=False):  # a coroutine of this event loop may hold it  # noqa: ASYNC110 - of other threads, too
-                await asyncio.sleep(_LOCK_POLL_S)
-            try:
+        # Without blocking: other coroutines of this event loop may hold the lock, or other threads.
+        while not _READS_CONFIG.acquire(blocking=False):  # noqa: ASYNC110
+            await asyncio.sleep(_LOCK_POLL_S)
+        try:
+            if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
+                config.load_incluster_config()
+            else:
                 await config.load_kube_config()
-                return cls(client.ApiClient(_settings()), may_write, clock)
-            finally:
-                _READS_KUBECONFIG.release()
-        return cls(client.ApiClient(_settings()), may_write, clock)
+            return cls(client.ApiClient(_settings()), may_write, clock)
+        finally:
+            _READS_CONFIG.release()
 
     async def close(self) -> None:
         """Close all connections."""

@@ -5,7 +5,7 @@ import re
 from contextlib import suppress
 from typing import Any, Final
 
-_WHOLE: Final = frozenset(
+WHOLE_KEYS: Final = frozenset(
     {
         "draft_tensor_parallel_size",
         "dspark_draft_topk",
@@ -20,8 +20,10 @@ _WHOLE: Final = frozenset(
         "xpress_topc",
     }
 )
-_REAL: Final = frozenset({"fly_entropy_threshold", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"})
-_SWITCHES: Final = frozenset(
+REAL_KEYS: Final = frozenset(
+    {"fly_entropy_threshold", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"}
+)
+SWITCH_KEYS: Final = frozenset(
     {
         "disable_eagle_block_drop",
         "disable_lookahead_block_hashes",
@@ -45,14 +47,14 @@ def read_lax(key: str, value: Any) -> Any:
     Source: vllm/config/speculative.py, SpeculativeConfig, a pydantic dataclass without strict mode.
     """
     text = str(value).strip()
-    if key in _WHOLE and isinstance(value, str | float):
+    if key in WHOLE_KEYS and isinstance(value, str | float):
         match = _NUMBER.fullmatch(text)
         return int(match[1]) if match else value
-    if key in _REAL and isinstance(value, str):
+    if key in REAL_KEYS and isinstance(value, str):
         with suppress(ValueError):
             number = float(text)
             return number if math.isfinite(number) else value
-    if key in _SWITCHES and isinstance(value, str | int | float) and not isinstance(value, bool):
+    if key in SWITCH_KEYS and isinstance(value, str | int | float) and not isinstance(value, bool):
         word = "1" if value == 1 else "0" if value == 0 else text.lower()
         return True if word in _ON else False if word in _OFF else value
     return value

@@ -1,6 +1,6 @@
-"""What engine settings of real logs change: encoders that are left out, types of states, CUDA graphs.
+"""Engine settings of startup logs: encoders that are not loaded, types of states, CUDA graphs.
 
-What is accepted and not modelled is said beside the result, key by key.
+`unmodelled` lists the settings that are accepted and do not change the result.
 """
 
 from collections.abc import Iterator

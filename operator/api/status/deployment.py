@@ -130,7 +130,7 @@ class PlanStatus(ApiModel):
     """How well the target is known: exact, estimated (from config.json and the headers of its files) or assumed."""
 
     draft_knowledge: Word | None = None
-    """The same of the draft; absent where there is none."""
+    """How well the draft is known; absent without a draft."""
 
     kv_cache_dtype: Word | None = None
     """Element type that the KV cache has: fp8 also where only the checkpoint asks for it."""

@@ -66,22 +66,19 @@ def lint_command(  # noqa: PLR0913  each is an option
     from specdecode_operator.admission.judgement import Level, Terms  # noqa: PLC0415
     from specdecode_operator.cli.input_files import (  # noqa: PLC0415
         read_calibration,
-        read_model_configs,
-        read_model_folders,
         read_nodes,
         read_ours,
         read_storage_classes,
         refuse_unused,
     )
     from specdecode_operator.cli.lint.findings import find  # noqa: PLC0415
-    from specdecode_operator.cli.plan.facts_files import read_facts  # noqa: PLC0415
+    from specdecode_operator.cli.plan.facts_files import read_given  # noqa: PLC0415
     from specdecode_operator.cli.render.answers import Options  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
 
     reading = read_ours(sources(files, file))
     try:
-        configs = read_model_configs(model_config or [])
-        given = {**read_facts(facts or []), **read_model_folders(model_config or [])}
+        configs, given = read_given(model_config or [], facts or [])
         refuse_unused(configs, reading.documents)
         fleet = None if nodes is None else read_nodes(nodes)
         corrected = read_calibration(calibration)

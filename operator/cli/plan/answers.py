@@ -11,13 +11,11 @@ from specdecode_operator.cli.input_files import (
     Document,
     Reading,
     read_calibration,
-    read_model_configs,
-    read_model_folders,
     read_nodes,
     refuse_unused,
     with_configs,
 )
-from specdecode_operator.cli.plan.facts_files import read_facts
+from specdecode_operator.cli.plan.facts_files import read_given
 from specdecode_operator.cli.plan.unknown import NONE_GIVEN, Models, UnknownModel, look_up
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.deployment.blocked import Blocked
@@ -145,8 +143,7 @@ def ask(  # noqa: PLR0913  each is an option
     """
     try:
         nodes = None if nodes_file is None else read_nodes(nodes_file)
-        configs = read_model_configs(model_configs)
-        given = {**read_facts(facts), **read_model_folders(model_configs)}
+        configs, given = read_given(model_configs, facts)
         refuse_unused(configs, reading.documents)
         calibration = read_calibration(calibration_file)
     except DocumentError as error:

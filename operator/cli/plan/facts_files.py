@@ -5,14 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from specdecode_operator.cli.input_files import objects_in
+from specdecode_operator.cli.input_files import objects_in, read_models
 from specdecode_operator.cli.text_files import DocumentError, read_text
 from specdecode_operator.deployment.spec.checkpoints import stored_weights
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.resolver.answer import checkpoint_of
 from specdecode_operator.resolver.read_model_facts import (
     Checkpoint,
-    CheckpointError,
     FolderOfHeaders,
     read_checkpoint,
 )
@@ -60,6 +59,20 @@ def check_facts(model: str, checkpoint: Checkpoint) -> None:
     """Raise DocumentError if config.json and headers are not of one model, or name one that vLLM refuses."""
     if problem := _contradiction(model, checkpoint):
         raise DocumentError(f"{model}: {printable(problem)}")
+
+
+def read_given(
+    model_configs: Iterable[str], facts: Iterable[str]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Checkpoint]]:
+    """Return the config.json of each ``ID=PATH``, and the facts of models in folders and files, by the models' ids.
+
+    Raises
+    ------
+    DocumentError
+        As read_models and read_facts.
+    """
+    configs, folders = read_models(model_configs)
+    return configs, {**read_facts(facts), **folders}
 
 
 def read_facts(files: Iterable[str]) -> dict[str, Checkpoint]:
@@ -119,6 +132,3 @@ def _contradiction(model: str, checkpoint: Checkpoint) -> str | None:
             f" {format_gib(by_shape)} GiB: they are of another model"
         )
     return None
-
-
-__all__ = ["CheckpointError", "check_facts", "facts_data", "read_facts", "read_model"]

@@ -11,15 +11,13 @@ from specdecode_operator.capture.control import arms
 from specdecode_operator.cli.input_files import (
     Document,
     read_calibration,
-    read_model_configs,
-    read_model_folders,
     read_nodes,
     read_ours,
     refuse_unused,
     with_configs,
 )
 from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, FITS, INVALID, TIGHT, UNKNOWN, answer
-from specdecode_operator.cli.plan.facts_files import read_facts
+from specdecode_operator.cli.plan.facts_files import read_given
 from specdecode_operator.cli.plan.unknown import Models, UnknownModel
 from specdecode_operator.cli.render.objects import (
     OPERATOR_IMAGE,
@@ -75,8 +73,7 @@ def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list
     reading = read_ours(files)
     try:
         nodes = None if options.nodes is None else read_nodes(options.nodes)
-        configs = read_model_configs(options.model_configs)
-        given = {**read_facts(options.facts), **read_model_folders(options.model_configs)}
+        configs, given = read_given(options.model_configs, options.facts)
         options = replace(options, given=given)
         refuse_unused(configs, reading.documents)
         calibration = read_calibration(options.calibration)

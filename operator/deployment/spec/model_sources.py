@@ -12,7 +12,7 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.models import ModelCheckpoint, ServedModel
 from specdecode_operator.api.values import Quantization
 from specdecode_operator.resolver.read_model_facts import Checkpoint
-from specdecode_operator.sizing.base.units import gib_to_bytes
+from specdecode_operator.sizing.base.units import MIB, gib_to_bytes
 from specdecode_operator.sizing.estimated.assumed import Assumption
 from specdecode_operator.sizing.families.catalogue import find_entry
 
@@ -106,7 +106,7 @@ def assumption_of(model: ServedModel | ModelCheckpoint) -> Assumption:
     return Assumption(
         weights_bytes=None if given.weights_gib is None else gib_to_bytes(float(given.weights_gib)),
         kv_bytes_per_token=given.kv_bytes_per_token,
-        state_bytes_per_request=None if given.state_mib_per_request is None else given.state_mib_per_request * 2**20,
+        state_bytes_per_request=None if given.state_mib_per_request is None else given.state_mib_per_request * MIB,
     )
 
 

@@ -23,7 +23,7 @@ from specdecode_operator.engine.settings import Platform
 from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.base.devices import MEMORY_FIELD, find_device, memory_coefficients
 from specdecode_operator.sizing.base.eras import sizing_facts
-from specdecode_operator.sizing.base.units import format_gib
+from specdecode_operator.sizing.base.units import MIB, format_gib
 from specdecode_operator.sizing.estimated.assumed import Assumption
 from specdecode_operator.sizing.families.catalogue import is_known_name, is_variant, made_for, published_heads
 from specdecode_operator.sizing.kv.model_cache import whole_cache
@@ -58,7 +58,6 @@ _UNSCALED: Final = (None, "default", "mrope")
 
 _LOOKUPS: Final = (Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX)
 """Methods that propose what stood before."""
-_MIB: Final = 2**20
 
 _TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
 """What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it."""
@@ -185,8 +184,8 @@ def _compared(model: ModelGeometry, given: Assumption) -> str:
     if given.kv_bytes_per_token is not None:
         pairs.append(f"KV cache {cache.token_bytes:,} bytes a token instead of {given.kv_bytes_per_token:,}")
     if given.state_bytes_per_request is not None:
-        states = cache.state_bytes / _MIB
-        pairs.append(f"states {states:.0f} MiB a request instead of {given.state_bytes_per_request // _MIB}")
+        states = cache.state_bytes / MIB
+        pairs.append(f"states {states:.0f} MiB a request instead of {given.state_bytes_per_request // MIB}")
     return ", ".join(pairs)
 
 
@@ -196,7 +195,7 @@ def _told(given: Assumption) -> str:
     told = (
         None if weights is None else f"weights {format_gib(weights)} GiB",
         None if given.kv_bytes_per_token is None else f"KV cache {given.kv_bytes_per_token:,} bytes a token",
-        None if states is None else f"states {states // _MIB} MiB a request",
+        None if states is None else f"states {states // MIB} MiB a request",
     )
     return ", ".join(filter(None, told))
 

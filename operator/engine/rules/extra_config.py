@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
-from specdecode_operator.engine.lax_values import read_lax
+from specdecode_operator.engine.lax_values import REAL_KEYS, SWITCH_KEYS, WHOLE_KEYS, read_lax
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.speculative_config import FLY_KEY, SPECULATIVE_KEYS
 from specdecode_operator.problems import Problem, shown
@@ -25,20 +25,10 @@ _REFUSED: Final = _FIELDS | {
 _FLY: Final = frozenset({FLY_KEY, "fly_entropy_threshold", "fly_entropy_top_k"})
 
 _KINDS: Final[Mapping[str, tuple[str, tuple[type, ...]]]] = {
-    **dict.fromkeys(
-        (
-            "enforce_eager",
-            "disable_padded_drafter_batch",
-            "disable_eagle_block_drop",
-            "disable_lookahead_block_hashes",
-            "index_share_for_mtp_iteration",
-            "use_local_argmax_reduction",
-        ),
-        ("true or false", (bool,)),
-    ),
+    **dict.fromkeys(SWITCH_KEYS, ("true or false", (bool,))),
+    **dict.fromkeys(WHOLE_KEYS, ("a whole number", (int,))),
+    **dict.fromkeys(REAL_KEYS, ("a number", (int, float))),
     **dict.fromkeys(("attention_backend", "moe_backend", "kv_cache_dtype", "code_revision"), ("a text", (str,))),
-    **dict.fromkeys(("dspark_draft_topk", FLY_KEY, "fly_entropy_top_k"), ("a whole number", (int,))),
-    "fly_entropy_threshold": ("a number", (int, float)),
     "draft_load_config": ("an object", (dict,)),
 }
 """Types of vllm/config/speculative.py, SpeculativeConfig; a key that is not listed is left to the engine."""

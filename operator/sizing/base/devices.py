@@ -9,9 +9,7 @@ from typing import Any, Final
 from specdecode_operator.sizing.base.datafiles import read_data
 from specdecode_operator.sizing.base.formula import Named
 from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
-from specdecode_operator.sizing.base.units import gib_to_bytes
-
-_MIB = 2**20
+from specdecode_operator.sizing.base.units import MIB, gib_to_bytes
 
 
 @dataclass(frozen=True)
@@ -194,8 +192,8 @@ def memory_coefficients() -> MemoryCoefficients:
     data = read_data("memory.json")
     gpu, non_torch = data["gpu"], data["non_torch_gib"]
     return MemoryCoefficients(
-        cublas_workspace_bytes=Named(gpu["cublas_workspace_mib"] * _MIB, "of cuBLAS"),
-        l2_bytes=Named(gpu["l2_mib"] * _MIB, "of the L2 cache"),
+        cublas_workspace_bytes=Named(gpu["cublas_workspace_mib"] * MIB, "of cuBLAS"),
+        l2_bytes=Named(gpu["l2_mib"] * MIB, "of the L2 cache"),
         multiprocessors=gpu["multiprocessors"],
         resident_threads=gpu["multiprocessors"] * gpu["threads_per_multiprocessor"],
         default_stack_bytes=gpu["default_stack_bytes"],
@@ -226,7 +224,7 @@ def _of_non_torch(key: str, gib: float) -> int:
 
 def _graph_memory(graphs: dict[str, Any]) -> GraphMemory:
     def mib(key: str) -> int:
-        return round(float(graphs[key]) * _MIB)
+        return round(float(graphs[key]) * MIB)
 
     return GraphMemory(
         v1_layer=mib("v1_layer_mib"),

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+MIB: Final = 2**20
 GIB: Final = 2**30
 """Bytes in one GiB. vLLM's logs, CUDA and Kubernetes quantities all count in it."""
 

@@ -1,4 +1,4 @@
-"""Models of which the user gives the numbers: bytes of the weights, of the KV cache of a token, and of a state."""
+"""Models with user-given numbers: bytes of the weights, KV cache bytes per token, and state bytes per request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from specdecode_operator.sizing.base.errors import GeometryError
 from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
-from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.base.units import GIB, MIB
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import DeltaNet, SelectiveScan, StateSpace
 from specdecode_operator.sizing.weights.rank_layers import Split
@@ -28,7 +28,7 @@ _VOCABULARY: Final = 262_144
 
 @dataclass(frozen=True)
 class Assumption:
-    """What a user says of a model, all of it on one GPU; None for what follows from its files."""
+    """Numbers that a user gives for a whole model, as on one GPU; None for those that follow from its files."""
 
     weights_bytes: int | None = None
     kv_bytes_per_token: int | None = None
@@ -43,7 +43,7 @@ class Assumption:
 def usual_config(
     given: Assumption, like: ModelGeometry | None = None, *, is_head: bool = False, is_draft: bool = False
 ) -> Mapping[str, Any]:
-    """Return a config.json for a model of which nothing but an assumption is known.
+    """Return a config.json for a model of which only the assumption is known.
 
     ``like`` is the other model of a pair. Its vocabulary holds for both, the width of a head's target for the target
     and the head, and a draft's longest sequence is the target's.
@@ -89,7 +89,7 @@ def assumed_geometry(model: ModelGeometry, given: Assumption) -> ModelGeometry:
     if given.state_bytes_per_request is not None and not _has_states(model):
         raise GeometryError(
             "stateMiBPerRequest",
-            given.state_bytes_per_request // 2**20,
+            given.state_bytes_per_request // MIB,
             f"no layer of {model.name} keeps a state, by its config.json: remove it",
         )
     return replace(

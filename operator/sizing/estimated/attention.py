@@ -1,4 +1,4 @@
-"""What each layer of an estimated model keeps of a sequence: attention, windows, latent vectors, states."""
+"""Attention and recurrent states of the layers of an estimated model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from specdecode_operator.sizing.model.layers import (
     SingleMixer,
     StateSpace,
 )
+from specdecode_operator.vocabulary import FLOAT32_BYTES
 
 _KV_HEADS: Final = (
     *("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "multi_query_group_num"),
@@ -40,7 +41,6 @@ _STATE_WORDS: Final = ("linear", "mamba", "ssm", "recurrent", "lightning", "conv
 _WIDE_WORDS: Final = ("sliding", "swa", "local", "window")
 NO_MIXER: Final = ("mlp", "moe", "ffn", "feed_forward")
 
-_FLOAT32_BYTES: Final = 4
 _DEFAULT_LATENT_DIM: Final = 128
 _STEP_SHARE: Final = 16
 
@@ -106,7 +106,7 @@ def _marked_kind(fields: Fields, index: int) -> str | None:
 
 
 def _periodic_kind(fields: Fields, index: int) -> str | None:
-    """Return the kind of a layer if every so many of them have attention (Jamba, Qwen3-Next, Ring)."""
+    """Return the kind of a layer if one in N has attention (Jamba, Qwen3-Next, Ring)."""
     if fields.is_set("attn_layer_period"):
         return (
             FULL
@@ -251,7 +251,7 @@ def _states(fields: Fields, kinds: tuple[str, ...]) -> SingleMixer:
     section = fields.section("linear_attn_config")
     if section is not None:
         count, dim = section.size("num_heads"), section.size("head_dim")
-        return DeltaNet(count, count, dim, dim, section.size("short_conv_kernel_size", default=4), _FLOAT32_BYTES)
+        return DeltaNet(count, count, dim, dim, section.size("short_conv_kernel_size", default=4), FLOAT32_BYTES)
     state, kernel = number(fields, _STATE_SIZE, 0), number(fields, _STATE_KERNEL, 4)
     if state:
         alone = () if FULL in kinds else ("num_heads",)
@@ -276,7 +276,7 @@ def _states(fields: Fields, kinds: tuple[str, ...]) -> SingleMixer:
         # A short convolution keeps its columns alone.
         return SelectiveScan(fields.size("conv_dim", default=hidden), 1, 1, kernel)
     sizes = _attention_sizes(fields)
-    return DeltaNet(sizes.heads, sizes.heads, sizes.head_dim, sizes.head_dim, kernel, _FLOAT32_BYTES)
+    return DeltaNet(sizes.heads, sizes.heads, sizes.head_dim, sizes.head_dim, kernel, FLOAT32_BYTES)
 
 
 def _states_beside(fields: Fields, kinds: tuple[str, ...]) -> StateSpace | None:
@@ -290,4 +290,4 @@ def _states_beside(fields: Fields, kinds: tuple[str, ...]) -> StateSpace | None:
 def _state_bytes(fields: Fields) -> int:
     """Return the bytes of a number in a state: float32 if the file does not say, as some classes of vLLM choose."""
     named = fields.values.get("mamba_ssm_cache_dtype") or fields.values.get("mamba_ssm_dtype")
-    return {"bfloat16": 2, "float16": 2}.get(str(named), _FLOAT32_BYTES)
+    return {"bfloat16": 2, "float16": 2}.get(str(named), FLOAT32_BYTES)

@@ -8,6 +8,7 @@ from specdecode_operator.sizing.estimated.attention import NO_MIXER
 from specdecode_operator.sizing.estimated.keys import number, required
 from specdecode_operator.sizing.families.decoder import LINEAR
 from specdecode_operator.sizing.model.layers import DenseMlp, Experts, FeedForward
+from specdecode_operator.vocabulary import FLOAT32_BYTES
 
 _INNER_WIDTH: Final = (
     *("dense_intermediate_size", "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "n_inner"),
@@ -36,7 +37,6 @@ _DENSE_FIRST: Final = (
 """Names of one size in different files, the most specific first."""
 
 _NO_GATE: Final = ("relu2", "gelu_new", "gelu_fast", "squared_relu")
-_FLOAT32_BYTES: Final = 4
 _WIDENS: Final = 4
 
 
@@ -77,7 +77,7 @@ def _experts(fields: Fields, *, gated: bool) -> Experts | None:
         count,
         min(number(fields, _EXPERTS_A_TOKEN, 1), count),
         width,
-        score_bias_bytes=_FLOAT32_BYTES,
+        score_bias_bytes=FLOAT32_BYTES,
         shared_intermediate_size=shared or times * width,
         gated=gated,
         latent_size=latent or None,

@@ -93,15 +93,13 @@ def estimated_geometry(
     count = number(text, _PREDICTS, 0)
     if count and model.layers:
         model = replace(model, mtp_layers=count, mtp_block=(model.layers[-1],))
-    return _scaled(replace(model, knowledge=Knowledge.ESTIMATED, estimated_because=because.field), stored)
+    return _estimated(model, because.field, stored)
 
 
 def with_estimated_encoders(model: ModelGeometry, fields: Fields, stored: StoredWeights | None) -> ModelGeometry:
     """Return a model with the encoders of a class of which sizing implements the language model alone."""
-    tower = _tower(fields, stored, model.dtype_bytes)
-    sections = (key for each in _levels(fields) for key in _TOWER_SECTIONS if _object(each, key))
-    because = next(sections, "architectures")
-    return _scaled(replace(model, tower=tower, knowledge=Knowledge.ESTIMATED, estimated_because=because), stored)
+    model = replace(model, tower=_tower(fields, stored, model.dtype_bytes))
+    return _estimated(model, next((key for key, _ in _encoder_sections(fields)), "architectures"), stored)
 
 
 def estimated_head(
@@ -114,7 +112,11 @@ def estimated_head(
     if method == Method.EAGLE3 and model.layers:
         # Its first layer reads the token beside the hidden state (vLLM, llama_eagle3.py).
         model = replace(model, layers=(replace(model.layers[0], input_multiple=2), *model.layers[1:]))
-    return _scaled(replace(model, knowledge=Knowledge.ESTIMATED, estimated_because=because.field), stored)
+    return _estimated(model, because.field, stored)
+
+
+def _estimated(model: ModelGeometry, because: str, stored: StoredWeights | None) -> ModelGeometry:
+    return _scaled(replace(model, knowledge=Knowledge.ESTIMATED, estimated_because=because), stored)
 
 
 def _language_model(fields: Fields) -> Fields:
@@ -209,14 +211,21 @@ def _tower(fields: Fields, stored: StoredWeights | None, dtype_bytes: int) -> To
     They are divided over the ranks, as most classes of vLLM do; the margin holds them whole.
     """
     elements = 0
-    sections = [section for fields_ in _levels(fields) for key in _TOWER_SECTIONS if (section := _object(fields_, key))]
-    for section in sections:
+    sections = list(_encoder_sections(fields))
+    for _, section in sections:
         width = number(section, _TOWER_WIDTH, 0)
         inner = number(section, _TOWER_INNER, _TOWER_WIDENS * width)
         elements += number(section, _TOWER_LAYERS, 0) * width * (_TOWER_WIDENS * width + _TOWER_PROJECTIONS * inner)
     if stored is not None and stored.bytes_by_part:
         elements = stored.encoder_bytes // dtype_bytes
     return Tower(split_elements=elements, unknown_items=True) if elements or sections else Tower()
+
+
+def _encoder_sections(fields: Fields) -> Iterable[tuple[str, Fields]]:
+    for level in _levels(fields):
+        for key in _TOWER_SECTIONS:
+            if section := _object(level, key):
+                yield key, section
 
 
 def _levels(fields: Fields) -> Iterable[Fields]:

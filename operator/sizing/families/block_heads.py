@@ -19,8 +19,7 @@ from specdecode_operator.sizing.families.heads import TOKEN_ID_BYTES
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry, Refiner, Tower
 from specdecode_operator.sizing.model.layers import SelfAttention
 from specdecode_operator.sizing.weights.weights import VOCABULARY_PADDING
-
-_FLOAT32_BYTES: Final = 4
+from specdecode_operator.vocabulary import FLOAT32_BYTES
 
 _SIDES: Final = 2
 """A convolution of DFlash 2 works on what goes into half a layer, and on what comes out."""
@@ -126,7 +125,7 @@ def dspark(fields: Fields, architecture: str, _tower: Tower | None = None) -> Mo
     confidence = 0
     if fields.flag("enable_confidence_head"):
         # One row and its bias, in 32 bits.
-        confidence = (size + rank * fields.flag("confidence_head_with_markov") + 1) * _FLOAT32_BYTES
+        confidence = (size + rank * fields.flag("confidence_head_with_markov") + 1) * FLOAT32_BYTES
     block = fields.size("block_size") if fields.is_set("block_size") else None
     parts = _parts(fields, options, most_tokens=block)
     parts = replace(parts, whole_elements=parts.whole_elements + tables, whole_bytes=parts.whole_bytes + confidence)

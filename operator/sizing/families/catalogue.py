@@ -54,7 +54,7 @@ class PublishedHead:
 
 @dataclass(frozen=True)
 class KnownDraft:
-    """A draft that somebody publishes or recommends for a target."""
+    """A draft that is published or recommended for a target."""
 
     draft: str | None  # Its hub id; None where the target's own checkpoint holds its layers
     method: str  # How it proposes: mtp, eagle3 and so on
@@ -121,13 +121,13 @@ def made_for(model: ModelGeometry) -> tuple[str, ...]:
 
 
 def is_variant(model_id: str, of: str) -> bool:
-    """Whether a model goes by another's name, whatever its owner and precision, or goes on after it."""
+    """Whether a model has another's name, or a name that begins with it; owner and precision do not count."""
     name, base = _base_name(model_id), _base_name(of)
     return name == base or name.startswith((f"{base}-", f"{base}_"))
 
 
 def is_known_name(model_id: str) -> bool:
-    """Whether the catalogue has a model of this name, whatever its owner and precision."""
+    """Whether the catalogue has a model of this name; owner and precision do not count."""
     return _base_name(model_id) in _known_names()
 
 

@@ -1,7 +1,6 @@
 """Mixtures of experts whose router keeps 32 bits: GLM-4.5, ERNIE 4.5, Ling, MiniMax M2, MiMo V2."""
 
 from dataclasses import replace
-from typing import Final
 
 from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.families.decoder import (
@@ -16,9 +15,7 @@ from specdecode_operator.sizing.families.decoder import (
 from specdecode_operator.sizing.families.latent import deepseek
 from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
 from specdecode_operator.sizing.model.layers import Experts, Layer, SelfAttention
-
-_FLOAT32_BYTES: Final = 4
-"""Bytes of the bias that balances the routing, an expert."""
+from specdecode_operator.vocabulary import FLOAT32_BYTES
 
 
 def glm4_moe(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
@@ -30,7 +27,7 @@ def glm4_moe(fields: Fields, architecture: str, tower: Tower | None = None) -> M
         fields.size("n_routed_experts"),
         fields.size("num_experts_per_tok"),
         width,
-        score_bias_bytes=_FLOAT32_BYTES,
+        score_bias_bytes=FLOAT32_BYTES,
         shared_intermediate_size=width * _count(fields, "n_shared_experts"),
         router_in_float32=True,
     )
@@ -59,7 +56,7 @@ def _with_exact_router(layer: Layer) -> Layer:
     """Return the layer with a router in float32 that has a balancing bias."""
     if not isinstance(layer.feed_forward, Experts):
         return layer
-    experts = replace(layer.feed_forward, router_in_float32=True, score_bias_bytes=_FLOAT32_BYTES)
+    experts = replace(layer.feed_forward, router_in_float32=True, score_bias_bytes=FLOAT32_BYTES)
     return replace(layer, feed_forward=experts)
 
 
@@ -77,7 +74,7 @@ def bailing_moe(fields: Fields, architecture: str, tower: Tower | None = None) -
         fields.size("num_experts"),
         fields.size("num_experts_per_tok"),
         width,
-        score_bias_bytes=_FLOAT32_BYTES if fields.flag("moe_router_enable_expert_bias") else 0,
+        score_bias_bytes=FLOAT32_BYTES if fields.flag("moe_router_enable_expert_bias") else 0,
         shared_intermediate_size=width * _count(fields, "num_shared_experts"),
         router_in_float32=fields.text("router_dtype", default="") == "fp32",
     )
@@ -94,7 +91,7 @@ def ernie_moe(fields: Fields, architecture: str, tower: Tower | None = None) -> 
         fields.size("moe_num_experts"),
         fields.size("moe_k", default=2),
         width,
-        score_bias_bytes=_FLOAT32_BYTES,
+        score_bias_bytes=FLOAT32_BYTES,
         shared_intermediate_size=width * _count(fields, "moe_num_shared_experts"),
         router_in_float32=True,
     )
@@ -120,7 +117,7 @@ def minimax_m2(fields: Fields, architecture: str, tower: Tower | None = None) ->
         fields.size("num_local_experts"),
         fields.size("num_experts_per_tok"),
         fields.size("intermediate_size"),
-        score_bias_bytes=_FLOAT32_BYTES if fields.flag("use_routing_bias") else 0,
+        score_bias_bytes=FLOAT32_BYTES if fields.flag("use_routing_bias") else 0,
         router_in_float32=True,
     )
     partial = fields.size("rotary_dim", default=sizes.dim) / sizes.dim
@@ -150,7 +147,7 @@ def mimo_v2(fields: Fields, architecture: str, tower: Tower | None = None) -> Mo
         fields.size("n_routed_experts"),
         fields.size("num_experts_per_tok"),
         fields.size("moe_intermediate_size"),
-        score_bias_bytes=_FLOAT32_BYTES,
+        score_bias_bytes=FLOAT32_BYTES,
         router_in_float32=fields.text("moe_router_dtype", default="float32") == "float32",
     )
     dense = mlp(fields)

@@ -8,8 +8,7 @@ from specdecode_operator.sizing.families.decoder import Decoder, assemble, model
 from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
 from specdecode_operator.sizing.model.layers import DenseMlp, Experts, FeedForward, Indexer, LatentAttention
 from specdecode_operator.sizing.model.rope import RopeTable
-
-_FLOAT32_BYTES: Final = 4
+from specdecode_operator.vocabulary import FLOAT32_BYTES
 
 _BALANCED_ROUTING: Final = "noaux_tc"
 """Routing with a learned bias an expert (vLLM, deepseek_v2.py, e_score_correction_bias)."""
@@ -90,6 +89,6 @@ def _feed_forward(fields: Fields, index: int) -> FeedForward:
         fields.size("n_routed_experts"),
         fields.size("num_experts_per_tok"),
         width,
-        score_bias_bytes=_FLOAT32_BYTES if balanced else 0,
+        score_bias_bytes=FLOAT32_BYTES if balanced else 0,
         shared_intermediate_size=shared * width,
     )

@@ -28,8 +28,7 @@ from specdecode_operator.sizing.model.layers import (
     SelectiveScan,
     StateSpace,
 )
-
-_FLOAT32_BYTES: Final = 4
+from specdecode_operator.vocabulary import FLOAT32_BYTES
 
 _EXPERTS: Final = "moe"
 _DENSE: Final = "mlp"
@@ -143,7 +142,7 @@ def _nemotron_experts(fields: Fields) -> Experts:
         fields.size("n_routed_experts"),
         fields.size("num_experts_per_tok"),
         fields.size("moe_intermediate_size"),
-        score_bias_bytes=_FLOAT32_BYTES,
+        score_bias_bytes=FLOAT32_BYTES,
         shared_intermediate_size=shared,
         gated=False,
         latent_size=fields.size("moe_latent_size") if fields.is_set("moe_latent_size") else None,

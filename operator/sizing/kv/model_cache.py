@@ -22,10 +22,9 @@ from specdecode_operator.sizing.model.layers import (
 )
 from specdecode_operator.sizing.weights.rank_layers import groups_per_rank, kv_heads_per_rank
 from specdecode_operator.sizing.weights.stages import Stage, stages
-from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES
+from specdecode_operator.vocabulary import FLOAT32_BYTES, FP8_ELEMENT_BYTES
 
 _SIXTEEN_BIT_BYTES: Final = 2
-_FLOAT32_BYTES: Final = 4
 
 _SCALED_TOGETHER: Final = 128
 """Numbers of an FP8 vector that share a scale (vLLM, DeepseekV32Indexer.quant_block_size)."""
@@ -167,7 +166,7 @@ def _index_keys(indexer: Indexer, *, of_draft: bool) -> KvLayer:
 
 def _scale_bytes(width: int) -> int:
     """Return the bytes of the float32 scales of a vector in FP8."""
-    return width // _SCALED_TOGETHER * _FLOAT32_BYTES
+    return width // _SCALED_TOGETHER * FLOAT32_BYTES
 
 
 def _delta_net(mixer: DeltaNet, tensor: int, width: int, *, of_draft: bool) -> KvLayer:

@@ -13,10 +13,9 @@ from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import LatentAttention
 from specdecode_operator.sizing.model.precision import ExpertKernel
 from specdecode_operator.sizing.pair.pair import Pair
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.vocabulary import FLOAT32_BYTES, Precision
 
 _TRITON: Final = "TRITON_MLA"
-_FLOAT32_BYTES: Final = 4
 _SCALED_TOGETHER: Final = 128
 _CONTEXT_OF_A_PART: Final = 512
 _TRITON_ALONE: Final = frozenset({"Ampere", "Ada", "Blackwell RTX"})
@@ -95,7 +94,7 @@ def latent_parts_bytes(pair: Pair, tensor: int) -> int:
     parts = named(min(parts, _MOST_PARTS), "parts", like=pair.limits.max_num_seqs)
     rows = pair.limits.max_num_seqs * (1 + pair.num_speculative_tokens) * parts
     return max(
-        (rows * ceil_div(each.num_heads, tensor) * (each.kv_rank + 1) * _FLOAT32_BYTES for each in latent), default=0
+        (rows * ceil_div(each.num_heads, tensor) * (each.kv_rank + 1) * FLOAT32_BYTES for each in latent), default=0
     )
 
 
@@ -124,7 +123,7 @@ def index_workspace_bytes(pair: Pair) -> int:
     length, lengths = pair.limits.max_model_len, _INDEXED_LENGTHS
     if length > _LONG_FROM and sizing_facts(pair.limits.engine_version)["gathers_less_of_long_requests"]:
         lengths = _LONG_INDEXED_LENGTHS
-    key_bytes = max(widths) + max(widths) // _SCALED_TOGETHER * _FLOAT32_BYTES
+    key_bytes = max(widths) + max(widths) // _SCALED_TOGETHER * FLOAT32_BYTES
     return named(lengths, "requests", like=length) * length * key_bytes + _TOP_K_BYTES
 
 

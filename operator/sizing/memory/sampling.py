@@ -8,8 +8,7 @@ from specdecode_operator.sizing.base.formula import Named, named
 from specdecode_operator.sizing.base.units import GIB, ceil_div
 from specdecode_operator.sizing.pair.pair import Pair, loaded_draft, profiled_requests
 from specdecode_operator.sizing.weights.weights import padded_vocabulary
-
-_FLOAT32_BYTES: Final = 4
+from specdecode_operator.vocabulary import FLOAT32_BYTES
 
 _FLOAT32_COPIES: Final = 3
 """What the sampler makes of the logits, each as large as they are in float32."""
@@ -52,7 +51,7 @@ def verification_bytes(pair: Pair, tensor: int) -> int:
     logits = rows * vocabulary * pair.target.dtype_bytes
     if pair.era.runner is Runner.V2:
         gathered = 2 * logits if tensor > 1 else logits
-        piece = min(rows * vocabulary * _FLOAT32_BYTES, _LARGEST_PIECE_BYTES)
+        piece = min(rows * vocabulary * FLOAT32_BYTES, _LARGEST_PIECE_BYTES)
         return gathered + ceil_div(logits, tensor) + (2 * piece if pair.checks_by_entropy else piece)
     requests = ceil_div(rows, proposed + 1)
     verified = _v1_rejection_bytes(pair, requests, proposed * requests)
@@ -71,7 +70,7 @@ def _verified_rows(pair: Pair) -> int:
     rows = min(limits.max_num_seqs * (pair.num_speculative_tokens + 1), limits.max_num_batched_tokens)
     if not pair.adaptive_verification:
         return rows
-    return min(rows, max(_requests(pair), _LARGEST_PIECE_BYTES // (pair.target.vocab_size * _FLOAT32_BYTES)))
+    return min(rows, max(_requests(pair), _LARGEST_PIECE_BYTES // (pair.target.vocab_size * FLOAT32_BYTES)))
 
 
 def _requests(pair: Pair) -> int:
@@ -90,11 +89,11 @@ def _v1_sampler_bytes(pair: Pair, requests: int) -> int:
     entries = requests * vocabulary
     buffer = 0
     if pair.era.sampler is Sampler.TRITON:
-        buffer = min(memory_coefficients().multiprocessors, requests) * vocabulary * _FLOAT32_BYTES
+        buffer = min(memory_coefficients().multiprocessors, requests) * vocabulary * FLOAT32_BYTES
     if pair.num_speculative_tokens:
         return _v1_rejection_bytes(pair, requests, requests) + _v1_probabilities_bytes(pair, requests) + buffer
     logits = requests * padded_vocabulary(vocabulary) * pair.target.dtype_bytes
-    return logits + _FLOAT32_COPIES * entries * _FLOAT32_BYTES + buffer
+    return logits + _FLOAT32_COPIES * entries * FLOAT32_BYTES + buffer
 
 
 def _v1_probabilities_bytes(pair: Pair, rows: int) -> int:
@@ -106,7 +105,7 @@ def _v1_probabilities_bytes(pair: Pair, rows: int) -> int:
     """
     if not pair.samples_drafts or loaded_draft(pair) is None:
         return 0
-    return rows * pair.target.vocab_size * _FLOAT32_BYTES
+    return rows * pair.target.vocab_size * FLOAT32_BYTES
 
 
 def _v1_rejection_bytes(pair: Pair, bonus_rows: int, target_rows: int) -> int:
@@ -117,8 +116,8 @@ def _v1_rejection_bytes(pair: Pair, bonus_rows: int, target_rows: int) -> int:
     request the noise and its reciprocal (sample_recovered_tokens, q and
     inv_q). The profiling run has one of each a request, whatever K is.
     """
-    kept = (2 * bonus_rows + target_rows) * pair.target.dtype_bytes + bonus_rows * _FLOAT32_BYTES
-    return (kept + (3 * target_rows + 2 * bonus_rows) * _FLOAT32_BYTES) * pair.target.vocab_size
+    kept = (2 * bonus_rows + target_rows) * pair.target.dtype_bytes + bonus_rows * FLOAT32_BYTES
+    return (kept + (3 * target_rows + 2 * bonus_rows) * FLOAT32_BYTES) * pair.target.vocab_size
 
 
 def _v2_sampler_bytes(pair: Pair, requests: int, tensor: int) -> int:
@@ -132,7 +131,7 @@ def _v2_sampler_bytes(pair: Pair, requests: int, tensor: int) -> int:
     gathering = gathered_logits_bytes(logits, tensor)
     if pair.era.copies_logits_to_float32:
         copies = _FLOAT32_COPIES if pair.era.sampler is Sampler.FLASHINFER else 1
-        return max(gathering, logits + copies * requests * vocabulary * _FLOAT32_BYTES)
+        return max(gathering, logits + copies * requests * vocabulary * FLOAT32_BYTES)
     return gathering
 
 

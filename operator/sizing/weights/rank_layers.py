@@ -24,14 +24,13 @@ from specdecode_operator.sizing.model.layers import (
     SingleMixer,
     StateSpace,
 )
+from specdecode_operator.vocabulary import FLOAT32_BYTES
 
 GATE_AND_UP: Final = 2
 """Projections that a feed-forward layer with a gate merges into one."""
 
 ROUTER: Final = "mlp.gate"
 """Module that chooses the experts of a token."""
-
-_FLOAT32_BYTES: Final = 4
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ def _latent_attention(mixer: LatentAttention, inputs: int, hidden_size: int, ten
         return RankLayer((*queries, expand, output), norms)
     indexer = _indexer(mixer.indexer, mixer.query_rank, hidden_size)
     # The norm of its keys and that norm's bias are float32.
-    index_norm_bytes = 2 * mixer.indexer.head_dim * _FLOAT32_BYTES
+    index_norm_bytes = 2 * mixer.indexer.head_dim * FLOAT32_BYTES
     return RankLayer((*queries, expand, output, *indexer), norms, index_norm_bytes)
 
 
@@ -205,7 +204,7 @@ def _delta_net(mixer: DeltaNet, hidden_size: int, tensor: int) -> RankLayer:
         # The convolution, the bias of the time step, the norm of the output.
         convolution + value_heads + mixer.value_head_dim,
         # Decay rates are float32.
-        fixed_bytes=value_heads * _FLOAT32_BYTES,
+        fixed_bytes=value_heads * FLOAT32_BYTES,
     )
 
 
@@ -225,7 +224,7 @@ def _state_space(mixer: StateSpace, hidden_size: int, tensor: int) -> RankLayer:
         # The convolution, the bias and the skip of each head's time step, the norm of the output.
         convolved * (mixer.conv_kernel + mixer.conv_bias) + 2 * heads + width * mixer.output_norm,
         # Decay rates are float32.
-        fixed_bytes=heads * _FLOAT32_BYTES,
+        fixed_bytes=heads * FLOAT32_BYTES,
     )
 
 
@@ -241,7 +240,7 @@ def _selective_scan(mixer: SelectiveScan, hidden_size: int, tensor: int) -> Rank
     )
     # The convolution, the skip, the norms of time step and of what goes into the state and out of it.
     elements = width * (mixer.conv_kernel + mixer.conv_bias) + width + step + 2 * state
-    return RankLayer(linears, elements, fixed_bytes=width * state * _FLOAT32_BYTES)
+    return RankLayer(linears, elements, fixed_bytes=width * state * FLOAT32_BYTES)
 
 
 def _mlp(module: str, mlp: DenseMlp, hidden_size: int, tensor: int) -> tuple[LinearLayer, ...]:
@@ -273,7 +272,7 @@ def _experts(experts: Experts, hidden_size: int, split: Split) -> RankLayer:
     elements = hidden_size * experts.shared_gate
     fixed_bytes = experts.num_experts * experts.score_bias_bytes
     if experts.router_in_float32:
-        fixed_bytes += hidden_size * experts.num_experts * _FLOAT32_BYTES
+        fixed_bytes += hidden_size * experts.num_experts * FLOAT32_BYTES
     else:
         bias = experts.num_experts * experts.bias
         linears.append(

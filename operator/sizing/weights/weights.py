@@ -19,7 +19,7 @@ from specdecode_operator.sizing.weights.linear_bytes import (
 )
 from specdecode_operator.sizing.weights.rank_layers import LinearLayer, Split, kv_heads_per_rank, rank_layer
 from specdecode_operator.sizing.weights.stages import Stage, whole_model
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.vocabulary import FLOAT32_BYTES, SIXTEEN_BIT_BYTES, Precision
 
 VOCABULARY_PADDING: Final = 64
 """vLLM pads the vocabulary to it, whatever the tensor parallelism (vocab_parallel_embedding.py)."""
@@ -292,11 +292,7 @@ def _beside_triton_bytes(stored_as: WeightFormat, linear: LinearLayer) -> int:
     stored_bytes = groups * linear.outputs
     swizzled_bytes = round_up(groups, 4) * round_up(linear.outputs, 256)
     kept_bytes = stored_bytes if stored_as.expert_kernel is ExpertKernel.TRITON_BESIDE_SCALES else 0
-    return swizzled_bytes - stored_bytes + kept_bytes + linear.bias * _FLOAT32_MORE_BYTES
-
-
-_FLOAT32_MORE_BYTES: Final = 2
-"""By how much a float32 is larger than 16 bits."""
+    return swizzled_bytes - stored_bytes + kept_bytes + linear.bias * (FLOAT32_BYTES - SIXTEEN_BIT_BYTES)
 
 
 def linear_format(linear: LinearLayer, layer: Layer, weight_format: WeightFormat) -> WeightFormat:
