@@ -106,6 +106,11 @@ def remove_claim(kubectl: Kubectl, name: str) -> None:
     eventually(lambda: name not in {each["metadata"]["name"] for each in kubectl.objects("pvc")}, "the claim is gone")
 
 
+def refusal(kubectl: Kubectl, pod: dict[str, Any]) -> str:
+    """Return why the API server would not take a pod; empty where it would. Nothing is stored."""
+    return kubectl("create", "--dry-run=server", "--filename=-", stdin=json.dumps(pod)).stderr
+
+
 class TestWhatIsMissing:
     """It is waited for while the engines serve."""
 
@@ -152,6 +157,9 @@ class TestWhatIsMissing:
         patch(kubectl, suspend=True)
         eventually(lambda: replicas(kubectl) == 1, "the engine is back")
         kubectl.must("patch", "quota", "small", "--type=merge", '--patch={"spec":{"hard":{"pods":"0"}}}')
+        tried = {**pod, "metadata": {"name": "tried"}}
+        # A quota is enforced as its controller has written it into the status.
+        eventually(lambda: "limited: pods=0" in refusal(kubectl, tried), "the lower quota is in force")
         patch(kubectl, suspend=False)
         assert "small" in ready(kubectl, "RefusedForNow")
         assert replicas(kubectl) == 1
@@ -165,6 +173,9 @@ class TestWhatIsMissing:
         serve(kubectl)
         wait_for(kubectl, "tiny", "Ready", "Serving")
         kubectl.must("patch", "namespace", str(kubectl.namespace), "--type=merge", f"--patch={enforced}")
+        root = {"containers": [{"name": "c", "image": "i:1", "securityContext": {"runAsUser": 0}}]}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tried"}, "spec": root}
+        eventually(lambda: "restricted" in refusal(kubectl, pod), "the level is enforced")
         capture(kubectl, deploymentDuringCapture="Suspend")
         assert "restricted" in ready(kubectl, "PodRefused")
         assert said(kubectl, "Accepted")[:2] == ("Unknown", "PodRefused")

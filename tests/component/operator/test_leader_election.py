@@ -132,5 +132,5 @@ def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes_and_what_it_had_s
         assert any(permission.startswith("get leases") for permission in asked), asked
         assert [str(call) for call in its_calls.calls if call.writes and "leases" not in call.resource] == []
         assert wanted(kubectl, "held") == 3
-        assert condition(kubectl, "held", "Planned")[0] == "True"
+        eventually(lambda: condition(kubectl, "held", "Planned")[0] == "True", "its status tells of the last change")
         eventually(lambda: second.health() == "ok", "the other one goes on")

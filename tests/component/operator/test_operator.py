@@ -205,6 +205,8 @@ def test_pods_that_pod_security_refuses_are_told_with_the_field_and_ours_are_let
     kubectl: Kubectl,
 ) -> None:
     kubectl.must("label", "namespace", str(kubectl.namespace), "pod-security.kubernetes.io/enforce=restricted")
+    tried = ("run", "tried", "--image=i:1", "--dry-run=server")
+    eventually(lambda: "restricted" in kubectl(*tried).stderr, "the level is enforced")
     root = {"spec": {"securityContext": {"runAsUser": 0}}}
     apply(kubectl, "tiny", tiny_cpu(podTemplate=root))
     assert "look at spec.podTemplate.spec.securityContext" in wait_for(kubectl, "tiny", "Ready", "PodsRefused")
