@@ -40,8 +40,10 @@ def text(moment: datetime) -> str:
 def test_a_node_with_a_wrong_clock_deletes_no_claim_and_plans_the_right_time(
     kubectl: Kubectl, hurried: Faulty, ahead_s: int
 ) -> None:
+    # Half a day away, so that none is due while the test runs.
+    hour = (datetime.now(UTC) + timedelta(hours=12)).hour
     hurried.operator.start()
-    deploy(kubectl, schedule="0 0 * * *", retention={"days": DAYS})
+    deploy(kubectl, schedule=f"0 {hour} * * *", retention={"days": DAYS})
     for number in range(5):
         leave_claim(kubectl, f"good-{number}", published="true")
     eventually(lambda: kubectl.object("sdd", "tiny")["status"]["captures"], "the schedule is known")
@@ -49,11 +51,12 @@ def test_a_node_with_a_wrong_clock_deletes_no_claim_and_plans_the_right_time(
     for name in ("one", "two", "three"):  # each is a look at the deployment, after the clock was set
         kubectl.must("annotate", "sdd", "tiny", f"example.com/{name}=look")
         leave_claim(kubectl, f"{name}-more", published="true")
-    deploy(kubectl, schedule="0 0 * * 1-6", retention={"days": DAYS})
+    changed = f"0 {hour} * * 1-6"
+    deploy(kubectl, schedule=changed, retention={"days": DAYS})
 
     def planned() -> str:
         (status,) = kubectl.object("sdd", "tiny")["status"]["captures"]
-        return str(status["nextScheduleTime"]) if status["schedule"] == "0 0 * * 1-6 UTC" else ""
+        return str(status["nextScheduleTime"]) if status["schedule"] == f"{changed} UTC" else ""
 
     at = eventually(planned, "the changed schedule is planned")
     kept = kubectl.objects("pvc", "--selector=specdecode.io/capture")

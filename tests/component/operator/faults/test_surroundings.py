@@ -132,6 +132,9 @@ def room(kubectl: Kubectl) -> Iterator[None]:
 @pytest.mark.usefixtures("room")
 def test_a_capture_whose_claim_is_never_bound_says_so_and_nothing_more_is_written(kubectl: Kubectl, rest: Rest) -> None:
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "tiny-models"}}
+    # Played engines answer nobody, which is told after half a minute: none is asked for here.
+    apply(kubectl, suspend=True)
+    wait_for(kubectl, "tiny", "Ready", "Suspended")
     never = {**STORAGE_CLASS, "metadata": {"name": "never"}, "volumeBindingMode": "Immediate"}
     assert kubectl.write(json.dumps(never)).returncode == 0
     size = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
