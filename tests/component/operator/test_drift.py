@@ -115,6 +115,8 @@ def test_what_others_are_meant_to_write_stays(launched: Kubectl, rest: Rest) -> 
 def test_fields_of_a_named_field_manager_stay(launched: Kubectl, rest: Rest) -> None:
     before = content(launched, "deployment")
     apply(launched, **{"specdecode.io/keep-fields-of": "injector, somebody"})
+    # The object and its child are told of by different watches: the annotation has to be known first.
+    rest.settle()
     containers = [{"name": "sidecar", "image": "i:1"}, {"name": "engine", "image": "theirs:1"}]
     patch(launched, "deployment", {"spec": {"replicas": 2, "template": {"spec": {"containers": containers}}}})
     rest.reach()
