@@ -14,6 +14,7 @@ from specdecode_operator.deployment.objects.workload import pod_templates
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.objects import H100, H200
+from tests.support.rest import Rest
 from tests.support.waiting import eventually
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "llama-405b-two-nodes.yaml"
@@ -119,7 +120,7 @@ def _lies_on_two_nodes(kubectl: Kubectl) -> None:
     eventually(lambda: _served_by(kubectl, name) == [leader["metadata"]["name"]], "the leader serves")
     before = kubectl.object(GROUPS, f"{name}-lws")["metadata"]["generation"]
     kubectl.must("annotate", "sdd", name, "touched=yes")
-    wait_for(kubectl, name, "Ready", "Serving")
+    Rest(kubectl).settle()
     assert kubectl.object(GROUPS, f"{name}-lws")["metadata"]["generation"] == before, "a second look changes nothing"
 
 

@@ -227,6 +227,7 @@ def cancelled(kubectl: Kubectl) -> None:
     answer = specdecode(kubectl, "down", "second")
     assert answer.returncode == 0, answer.stderr
     wait_for(kubectl, "second", "Ready", "Suspended", kind="sdc")
+    eventually(lambda: not kubectl.objects("pods", "--selector=specdecode.io/capture=second"), "its pods go")
 
 
 @pytest.mark.long
@@ -237,7 +238,6 @@ class TestCancelled:
     @pytest.mark.usefixtures("cancelled")
     def test_the_engines_come_back(self, kubectl: Kubectl) -> None:
         wait_for(kubectl, "tiny", "Ready", "Serving", ENGINE_DEADLINE_S)
-        eventually(lambda: not kubectl.objects("pods", "--selector=specdecode.io/capture=second"), "its pods go")
 
     @pytest.mark.usefixtures("cancelled")
     def test_what_was_recorded_is_kept_and_labelled_as_partial(self, kubectl: Kubectl) -> None:

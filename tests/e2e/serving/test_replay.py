@@ -137,10 +137,15 @@ def test_vllm_itself_serves_the_plan_without_weights_and_gpus(kubectl: Kubectl) 
     url = f"http://{kubectl.service_address('emulated')}/v1/completions"
     question = {"model": "llama-70b", "prompt": "Once upon a time", "max_tokens": 64, "ignore_eos": True}
     with Traffic(url, [question] * 4) as requests:
-        eventually(lambda: requests.complete > 4, "requests are answered")
+        eventually(lambda: requests.complete > 16, "requests are answered")
     assert requests.failures == []
     wait_for(kubectl, "emulated", "SpeculationActive", "Replayed")
     status = kubectl.object("sdd", "emulated")["status"]
     assert status["observed"]["kvCacheTokens"] == status["plan"]["kvCacheTokens"] > 300_000
-    assert status["observed"]["acceptancePercent"] in range(36, 57), "of the model, 46 %"
+
+    def acceptance() -> int:
+        return int(kubectl.object("sdd", "emulated")["status"]["observed"]["acceptancePercent"])
+
+    # What was read first may be of a few drafts.
+    eventually(lambda: acceptance() in range(36, 57), "of the model, 46 %")
     kubectl.must("delete", "sdd", "emulated")

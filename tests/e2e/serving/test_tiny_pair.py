@@ -14,6 +14,7 @@ from devcluster.images.engine_image import VLLM_VERSION
 from devcluster.install import NAMESPACE
 from tests.support.conditions import condition, wait_for, wait_for_all
 from tests.support.kubectl import Kubectl
+from tests.support.rest import Rest
 from tests.support.waiting import eventually
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -123,6 +124,8 @@ class TestServing:
         kubectl.must("label", "sdd", "tiny", "touched=1", "--overwrite")
         Kubectl(kubectl.kubeconfig, NAMESPACE).must("rollout", "status", "deployment/specdecode-operator")
         kubectl.must("scale", "sdd", "tiny", "--replicas=1")
+        # Its status says of the operator before that it serves.
+        Rest(kubectl).settle()
         wait_for_all(kubectl, "tiny", Ready=("True", "Serving"))
         assert [pod["metadata"]["uid"] for pod in engine_pods(kubectl)] == before
 
