@@ -92,7 +92,9 @@ def test_a_server_that_hangs_is_healthy_and_says_nothing(tmp_path: Path) -> None
     with serving(str(trace), "--hang-after", "0") as (_, url):
         assert httpx.get(f"{url}/health", trust_env=False, timeout=120).status_code == 200
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, trust_env=False, timeout=1)
+            httpx.post(
+                f"{url}/v1/completions", json={"prompt": "a"}, trust_env=False, timeout=httpx.Timeout(120, read=1)
+            )
 
 
 def test_one_that_starts_slowly_does_not_listen_and_can_be_stopped(tmp_path: Path) -> None:

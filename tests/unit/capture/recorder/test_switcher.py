@@ -103,9 +103,11 @@ class TestOrders:
         container.start(1, SAYS_AND_WAITS, NAME="first")
         first = container.logged(1)[0].split()[1]
         assert is_alive(first)
-        container.start(2, ["sh", "-c", f'kill -0 {first} && echo "both" >> "$LOG"; exec sleep 1000'])
+        alone = f'kill -0 {first} && said=both || said=alone; echo "$said" >> "$LOG"; exec sleep 1000'
+        container.start(2, ["sh", "-c", alone])
+        container.logged(2)
         container.start(3, SAYS_AND_WAITS, NAME="third")
-        assert [line.split()[0] for line in container.logged(2)] == ["first", "third"]
+        assert [line.split()[0] for line in container.logged(3)] == ["first", "alone", "third"]
 
     def test_nothing_is_left_of_an_engine(self, impatient: Container) -> None:
         """Neither what is in its group, nor what made a session of its own, nor what hears no signal."""
