@@ -11,7 +11,7 @@ from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleSt
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.schedules import ObservedSchedules, decide_schedules
 from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER
-from tests.component.operator.test_captures import make_claim
+from tests.component.operator.test_captures import assert_stays, make_claim
 from tests.support.conditions import wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
@@ -64,7 +64,10 @@ def test_a_capture_starts_every_minute_and_its_data_outlives_the_deployment(kube
     eventually(lambda: kubectl.objects("pvc", OF_SCHEDULE), "the capture has a claim")
     kubectl.must("delete", "sdd", "tiny")
     eventually(lambda: not kubectl.objects("sdc", OF_SCHEDULE), "captures go")
-    assert kubectl.objects("pvc", OF_SCHEDULE), "their claims stay"
+    claims = kubectl.objects("pvc", OF_SCHEDULE)
+    assert claims, "their claims stay"
+    for claim in claims:
+        assert_stays(kubectl, claim["metadata"]["name"])
 
 
 @pytest.mark.long
