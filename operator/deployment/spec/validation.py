@@ -306,7 +306,7 @@ def _dtype_problems(facts: Facts) -> Iterator[Problem]:
 def _cache_dtype_problems(facts: Facts) -> Iterator[Problem]:
     target, serving = facts.pair.target, facts.spec.serving
     wanted = serving.kv_cache_dtype
-    if message := cache_dtype_problem(target, wanted, facts.spec.accelerator.product):
+    if message := cache_dtype_problem(target, wanted, facts.pair.limits.engine_version, facts.spec.accelerator.product):
         yield Problem("spec.serving.kvCacheDtype", wanted.value, message)
     # vllm/config/vllm.py, _reject_mismatched_float_kv_cache; what serving.dtype asks for is looked at in engine/rules/.
     if facts.profile.cache_follows_dtype and wanted is KvCacheDtype.BFLOAT16 and _runs_in_float16(facts):
