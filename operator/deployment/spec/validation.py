@@ -34,6 +34,7 @@ from specdecode_operator.engine.environment import allows_longer, env_problems
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import extra_args_problems, last_option
 from specdecode_operator.engine.rules.extra_config import extra_config_problems
+from specdecode_operator.engine.rules.flag_values import flag_value_problems
 from specdecode_operator.engine.rules.serving import image_problems, serving_problems
 from specdecode_operator.engine.rules.speculation import method_problems, speculation_problems
 from specdecode_operator.engine.settings import Platform
@@ -98,6 +99,7 @@ def facts_problems(facts: Facts) -> list[Problem]:
         *_spread_problems(facts),
         *_tensor_problems(facts),
         *serving_problems(settings, profile),
+        *flag_value_problems(settings, profile, {variable.name: variable.value for variable in spec.engine.env}),
         *speculation_problems(settings, profile),
         *_problems_without_models(spec, profile),
     ]
