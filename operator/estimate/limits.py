@@ -31,7 +31,7 @@ def refuse_unstartable(fields: CaseFields, speculative: CaseFields | None, pair:
     """Raise CaseError with the first setting of a case that vLLM raises an error for on a GPU product."""
     _refuse_length(fields, pair)
     _refuse_dtype(fields, pair)
-    _refuse_cache_dtype(fields, pair.target, product)
+    _refuse_cache_dtype(fields, pair, product)
     _refuse_requests(fields, pair)
     _refuse_blocks(fields, pair.target)
     if speculative is not None:
@@ -61,9 +61,10 @@ def _refuse_dtype(fields: CaseFields, pair: Pair) -> None:
             raise fields.error("dtype", message)
 
 
-def _refuse_cache_dtype(fields: CaseFields, target: ModelGeometry, product: str) -> None:
+def _refuse_cache_dtype(fields: CaseFields, pair: Pair, product: str) -> None:
     products = (product,) if product else ()
-    if message := cache_dtype_problem(target, fields.text("kv_cache_dtype") or KvCacheDtype.AUTO, products):
+    wanted = fields.text("kv_cache_dtype") or KvCacheDtype.AUTO
+    if message := cache_dtype_problem(pair.target, wanted, pair.limits.engine_version, products):
         raise fields.error("kv_cache_dtype", message)
 
 

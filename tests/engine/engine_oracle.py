@@ -10,6 +10,7 @@ milliseconds.
 """
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -55,7 +56,8 @@ def options_of(argv: list[str]) -> dict[str, Any]:
 
 def engine_config(argv: list[str]) -> Any:
     """Return the engine's whole configuration, built as at start."""
-    options = parse(argv)
+    # vLLM writes into defaults that the parser keeps, such as that of --aux-output-config.
+    options = copy.deepcopy(parse(argv))
     options.model = options.model_tag  # as vllm/entrypoints/cli/serve.py does
     engine_args = AsyncEngineArgs.from_cli_args(options)
     # vllm/entrypoints/cli/serve.py run_headless says so too.
@@ -64,9 +66,10 @@ def engine_config(argv: list[str]) -> Any:
     )
 
 
-def start(argv: list[str]) -> dict[str, Any]:
-    """Return what the engine's configuration says."""
-    config = engine_config(argv)
+def start(argv: list[str], environment: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return what the engine's configuration says, with further environment variables."""
+    with mock.patch.dict(os.environ, environment or {}):
+        config = engine_config(argv)
     speculative, cache, scheduler = config.speculative_config, config.cache_config, config.scheduler_config
     return {
         "method": speculative.method if speculative else None,

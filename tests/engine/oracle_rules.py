@@ -174,9 +174,9 @@ def groups_that_no_file_fills(case: Case) -> bool:
 def cache_that_hopper_lacks(case: Case) -> bool:
     """Whether sparse latent attention is to keep the FP8 cache of a ModelOpt checkpoint.
 
-    Hopper's kernels take ``fp8``, which the user can ask for, but not ``fp8_e4m3``, which vLLM makes of the
-    checkpoint (v1/attention/backends/mla/flashmla_sparse.py, supported_kv_cache_dtypes). Sizing counts it all the
-    same: newer devices take it.
+    FlashMLA takes ``fp8``, which the user can ask for, but not ``fp8_e4m3``, which vLLM makes of the checkpoint
+    (v1/attention/backends/mla/flashmla_sparse.py, supported_kv_cache_dtypes). FlashInfer's kernel for Hopper takes it
+    from 0.30 on (flashinfer_mla_sparse_sm90.py), but FlashInfer is not installed here.
     """
     sparse = any(
         isinstance(mixer, LatentAttention) and mixer.indexer is not None

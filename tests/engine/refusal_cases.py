@@ -162,6 +162,11 @@ COMBINED: dict[str, tuple[EngineSettings, Verdict]] = {
         Refused("(511) is smaller than max_model_len (512)"),
     ),
     "ahead of stages": (extra("--async-sched", base=STAGES), Refused("pipeline parallelism with async scheduling")),
+    "a connector without a role": (
+        # Of the table of flag_values.py: test_flag_values.py asks about each row.
+        extra("--kv-transfer-config.kv_connector=ExampleConnector"),
+        Refused("Please specify kv_role when kv_connector is set"),
+    ),
     "two microbatches": (extra("--enable-dbo"), Refused("Microbatching currently only supports")),
     "shards of one GPU": (extra("--enable-batch-sharded-sampling"), Refused("nothing to shard")),
     "shards of fewer requests": (
@@ -361,7 +366,7 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
         Refused("not currently compatible with LoRA"),
     ),
     "costs with sampling masks": (
-        adapting(Method.EAGLE3, extra_args=("--return-sampling-mask",)),
+        adapting(Method.EAGLE3, extra_args=("--return-sampling-mask", "--logprobs-mode", "processed_logprobs")),
         Refused("requires fixed verification boundaries"),
     ),
     "dspark on the CPU": (

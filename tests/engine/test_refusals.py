@@ -29,6 +29,7 @@ from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, f
 from specdecode_operator.engine.rules import extra_args
 from specdecode_operator.engine.rules.extra_args import extra_args_problems
 from specdecode_operator.engine.rules.extra_config import extra_config_problems
+from specdecode_operator.engine.rules.flag_values import flag_value_problems
 from specdecode_operator.engine.rules.serving import serving_problems
 from specdecode_operator.engine.rules.speculation import speculation_problems
 from specdecode_operator.engine.settings import EngineSettings
@@ -75,6 +76,7 @@ def problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
     further = json.loads(speculation.extra_config or "{}") if speculation else {}
     return [
         *serving_problems(settings, profile),
+        *flag_value_problems(settings, profile),
         *speculation_problems(settings, profile),
         *extra_config_problems(further, profile),
     ]

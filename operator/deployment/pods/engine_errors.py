@@ -7,6 +7,7 @@ from signal import Signals
 from typing import Final
 
 from specdecode_operator.deployment.pods.last_words import lines_of
+from specdecode_operator.engine.rules.flag_values import FLAG_CHECKS, FlagCheck
 from specdecode_operator.redaction import clip
 
 _LENGTH_LIMIT: Final = 300
@@ -35,11 +36,20 @@ class EngineError:
     permanent: bool
 
 
+def _of_flag(check: FlagCheck) -> EngineError:
+    """Return the error that vLLM ends with where a check of a flag's value fails."""
+    words = r"\s+".join(re.escape(word) for word in check.words.split())
+    fix = f"{check.place}: {check.fix}"
+    return EngineError("EngineRefusesArguments", re.compile(f"{words}[^\n]*"), fix, permanent=True)
+
+
 ENGINE_ERRORS: Final = (
+    # Of what the operator tells before it starts; a version that it does not know yet may say so of other values.
+    *(_of_flag(check) for check in FLAG_CHECKS if check.words),
     # vllm/utils/argparse_utils.py and Python's argparse, with exit code 2.
     EngineError(
         "EngineRefusesArguments",
-        re.compile(r"^\S+: error: .*$", re.MULTILINE),
+        re.compile(r"^\S+(?: serve)?: error: .*$", re.MULTILINE),
         "look at spec.engine.extraArgs and spec.engine.version",
         permanent=True,
     ),
@@ -94,6 +104,34 @@ ENGINE_ERRORS: Final = (
         "lower spec.serving.maxModelLen",
         permanent=True,
     ),
+    # vllm/config/compilation.py resolve_cudagraph_mode_and_sizes
+    EngineError(
+        "EngineRefusesArguments",
+        re.compile(r"CUDAGraphMode\.\w+ is not supported with [^\n]*please try cudagraph_mode=PIECEWISE[^\n]*"),
+        "set spec.serving.cudagraphMode to PIECEWISE, or remove --attention-backend from spec.engine.extraArgs",
+        permanent=True,
+    ),
+    # vllm/config/model.py verify_with_parallel_config
+    EngineError(
+        "EngineRefusesArguments",
+        re.compile(r"Pipeline parallelism is not supported for this model[^\n]*"),
+        "set spec.parallelism.pipeline to 1",
+        permanent=True,
+    ),
+    # vllm/config/lora.py verify_with_model_config
+    EngineError(
+        "EngineRefusesArguments",
+        re.compile(r"LoRA is not supported for [^\n]*"),
+        "remove --enable-lora from spec.engine.extraArgs",
+        permanent=True,
+    ),
+    # vllm/config/speculative.py _validate_suffix_decoding
+    EngineError(
+        "EngineRefusesArguments",
+        re.compile(r"Arctic Inference is required for suffix decoding[^\n]*"),
+        "set spec.engine.image to one that holds arctic-inference, or use another spec.speculation.method",
+        permanent=True,
+    ),
     # vllm/forward_context.py DPMetadata.make, up to 0.29 of a draft that proposes blocks
     EngineError(
         "DraftFailsInCopies",
@@ -136,6 +174,17 @@ ENGINE_ERRORS: Final = (
             r"|device-cpu query lens mismatch not supported, this is needed for adaptive verification"
         ),
         "set spec.speculation.adaptiveVerification to false, or serve without what is named here",
+        permanent=True,
+    ),
+    # vllm/platforms/cuda.py get_attn_backend_cls
+    EngineError(
+        "EngineRefusesArguments",
+        re.compile(
+            r"No valid attention backend found for [^\n]*"
+            r"|Selected backend \S+ is not valid for this configuration[^\n]*"
+        ),
+        "set spec.serving.kvCacheDtype to auto, or remove --attention-backend and --attention-config from"
+        " spec.engine.extraArgs; the message has the reason of each backend",
         permanent=True,
     ),
     # pydantic, for the classes in vllm/config

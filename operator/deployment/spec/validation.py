@@ -34,6 +34,7 @@ from specdecode_operator.engine.environment import allows_longer, env_problems
 from specdecode_operator.engine.profiles import EngineProfile
 from specdecode_operator.engine.rules.extra_args import extra_args_problems, last_option
 from specdecode_operator.engine.rules.extra_config import extra_config_problems
+from specdecode_operator.engine.rules.flag_values import flag_value_problems
 from specdecode_operator.engine.rules.serving import image_problems, serving_problems
 from specdecode_operator.engine.rules.speculation import method_problems, speculation_problems
 from specdecode_operator.engine.settings import Platform
@@ -98,6 +99,7 @@ def facts_problems(facts: Facts) -> list[Problem]:
         *_spread_problems(facts),
         *_tensor_problems(facts),
         *serving_problems(settings, profile),
+        *flag_value_problems(settings, profile, {variable.name: variable.value for variable in spec.engine.env}),
         *speculation_problems(settings, profile),
         *_problems_without_models(spec, profile),
     ]
@@ -306,7 +308,7 @@ def _dtype_problems(facts: Facts) -> Iterator[Problem]:
 def _cache_dtype_problems(facts: Facts) -> Iterator[Problem]:
     target, serving = facts.pair.target, facts.spec.serving
     wanted = serving.kv_cache_dtype
-    if message := cache_dtype_problem(target, wanted, facts.spec.accelerator.product):
+    if message := cache_dtype_problem(target, wanted, facts.pair.limits.engine_version, facts.spec.accelerator.product):
         yield Problem("spec.serving.kvCacheDtype", wanted.value, message)
     # vllm/config/vllm.py, _reject_mismatched_float_kv_cache; what serving.dtype asks for is looked at in engine/rules/.
     if facts.profile.cache_follows_dtype and wanted is KvCacheDtype.BFLOAT16 and _runs_in_float16(facts):

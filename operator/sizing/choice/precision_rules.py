@@ -19,6 +19,7 @@ from specdecode_operator.sizing.choice.plan_row import PRODUCT_FIELD
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import Experts, LatentAttention, SelfAttention
 from specdecode_operator.sizing.model.precision import Method, Scales
+from specdecode_operator.versions.table import release
 from specdecode_operator.vocabulary import FLOAT32_BYTES, FP8_ELEMENT_BYTES, Dtype, KvCacheDtype, Precision
 
 ONLINE_PRECISIONS: Final = frozenset({Precision.FP8})
@@ -129,19 +130,39 @@ _SCALES_A_CACHE: Final = frozenset({Method.FP8, Method.MODELOPT})
 """Checkpoint formats of which vLLM makes scales of the cache, asked for or not (BaseKVCacheMethod)."""
 
 
-def cache_dtype_problem(target: ModelGeometry, wanted: str, products: Collection[str] = ()) -> str | None:
+_PLAIN_SPARSE_SINCE: Final = (0, 30)
+"""First vLLM whose FLASHINFER_MLA_SPARSE_SM90 reads an fp8_e4m3 cache on Hopper, beside FlashMLA's fp8 and bfloat16
+(v1/attention/backends/mla/flashinfer_mla_sparse_sm90.py). It needs FlashInfer 0.6.18; vLLM 0.33 pins 0.7.2.
+
+Sizing counts the cache as FlashMLA's, which takes 656 bytes a token and layer where this one takes 576."""
+
+_PLAIN_SPARSE_KV_RANK: Final = 512
+_PLAIN_SPARSE_ROPE_DIMS: Final = (0, 64)
+"""Sizes of the latent vectors that it has kernels for (supports_combination)."""
+
+
+def _reads_plain_cache(mixer: LatentAttention) -> bool:
+    return mixer.kv_rank == _PLAIN_SPARSE_KV_RANK and mixer.rope_head_dim in _PLAIN_SPARSE_ROPE_DIMS
+
+
+def cache_dtype_problem(
+    target: ModelGeometry, wanted: str, engine_version: str, products: Collection[str] = ()
+) -> str | None:
     """Return what vllm/model_executor/layers/attention/attention.py refuses, or no backend of latent attention takes.
 
-    ``products`` are those that may be used; none for any. vllm/v1/attention/backends/mla/flashmla_sparse.py takes fp8
-    and bfloat16, not fp8_e4m3, ModelOpt's; of Blackwell flashinfer_mla_sparse.py takes that, too.
+    ``products`` are those that may be used; none for any. On Hopper vllm/v1/attention/backends/mla/flashmla_sparse.py
+    takes fp8 and bfloat16, but not fp8_e4m3, ModelOpt's; from 0.30 on flashinfer_mla_sparse_sm90.py takes it there. On
+    Blackwell flashinfer_mla_sparse.py does.
     """
     checkpoint, own_fp8 = target.checkpoint, target.cache_element_bytes == FP8_ELEMENT_BYTES
     on_blackwell = bool(products) and all((generation_of(each) or "").startswith("Blackwell") for each in products)
     as_it_asks = own_fp8 and wanted in (KvCacheDtype.AUTO, KvCacheDtype.FP8_E4M3)
-    if target.has_sparse_attention and as_it_asks and not on_blackwell:
+    mixers = [mixer for mixer in target.attentions if isinstance(mixer, LatentAttention)]
+    on_hopper = release(engine_version) >= _PLAIN_SPARSE_SINCE and all(map(_reads_plain_cache, mixers))
+    if target.has_sparse_attention and as_it_asks and not on_blackwell and not on_hopper:
         return (
-            f"{target.name} asks for fp8_e4m3, which vLLM's FlashMLA, for sparse attention on Hopper, refuses:"
-            " write fp8 or bfloat16, or name Blackwell alone in accelerator.product"
+            f"{target.name} asks for fp8_e4m3, which vLLM {engine_version} has no sparse attention for on Hopper:"
+            " write fp8 or bfloat16, set engine.version 0.30 or later, or name Blackwell alone in accelerator.product"
         )
     if wanted != KvCacheDtype.FP8_E5M2:
         return None

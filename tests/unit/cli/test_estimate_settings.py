@@ -257,9 +257,14 @@ def test_what_no_kernel_of_the_gpu_reads_is_refused(estimate: Estimate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "refused"), [({"gpu": "H200"}, True), ({"gpu": "GB200", "gpu_total_gib": 184.31}, False)]
+    ("gpu", "refused"),
+    [
+        ({"gpu": "H200", "vllm_version": "0.29"}, True),
+        ({"gpu": "H200", "vllm_version": "0.33"}, False),
+        ({"gpu": "GB200", "gpu_total_gib": 184.31}, False),
+    ],
 )
-def test_blackwell_serves_sparse_attention_with_the_cache_of_modelopt(
+def test_who_serves_sparse_attention_with_the_cache_of_modelopt(
     estimate: Estimate, gpu: dict[str, Any], refused: bool
 ) -> None:
     (result,) = estimate({**gpu, "model": "nvidia/GLM-5.2-NVFP4", "tp": 4, "kv_cache_dtype": "fp8_e4m3"})

@@ -4,6 +4,7 @@ import pytest
 
 from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
 from specdecode_operator.deployment.pods.engine_errors import ENGINE_ERRORS, find_error, telling_line
+from specdecode_operator.engine.rules.flag_values import FLAG_CHECKS, FlagCheck
 from tests.support.objects import ended, pod
 
 NO_KV_CACHE = """\
@@ -244,3 +245,52 @@ def test_an_engine_that_ends_without_a_word_says_where_to_look() -> None:
     assert blocked is not None
     assert "it said nothing, as it does when it is told to end, or a process of it was killed" in blocked.message
     assert "kubectl logs --previous" in blocked.message
+
+
+@pytest.mark.parametrize("check", [check for check in FLAG_CHECKS if check.words], ids=lambda check: check.source)
+def test_a_value_that_vllm_rejects_is_explained(check: FlagCheck) -> None:
+    wrapped = f"1 validation error for VllmConfig\n  Value error, a {check.words} b. [type=value_error]"
+    for said in (f"ValueError: {check.words}", f"vllm serve: error: argument --x: {wrapped}"):
+        found = find_error(said)
+        assert found is not None
+        assert found[0].reason == "EngineRefusesArguments"
+        assert found[0].fix.endswith(f": {check.fix}")
+        assert found[0].permanent
+
+
+@pytest.mark.parametrize("program", ["vllm", "vllm serve", "api_server.py"])
+def test_the_parser_of_each_program_is_known(program: str) -> None:
+    found = find_error(f"usage: x\n{program}: error: argument --scheduling-policy: invalid choice: 'lifo'\n")
+    assert found is not None
+    assert found[0].reason == "EngineRefusesArguments"
+    assert "invalid choice: 'lifo'" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        (
+            "No valid attention backend found for cuda with AttentionSelectorConfig(head_size=576). Reasons: {}.",
+            "kvCacheDtype",
+        ),
+        (
+            "Selected backend AttentionBackendEnum.FLASHINFER is not valid for this configuration. Reason: ['sinks']",
+            "--attention-backend",
+        ),
+        (
+            "CUDAGraphMode.FULL is not supported with Cpu backend (support: 0); please try cudagraph_mode=PIECEWISE",
+            "cudagraphMode",
+        ),
+        ("Pipeline parallelism is not supported for this model. Supported models implement", "parallelism.pipeline"),
+        ("LoRA is not supported for LlamaForCausalLM (a). Supported models implement", "--enable-lora"),
+        ("Arctic Inference is required for suffix decoding. Install via `pip install`.", "engine.image"),
+    ],
+)
+def test_what_only_the_engine_knows_is_explained(said: str, field: str) -> None:
+    wrapped = f"1 validation error for VllmConfig\n  Value error, {said} [type=value_error, input_value=1]"
+    for text in (f"ValueError: {said}", wrapped):
+        found = find_error(text)
+        assert found is not None
+        assert found[0].reason == "EngineRefusesArguments"
+        assert field in found[0].fix
+        assert found[0].permanent

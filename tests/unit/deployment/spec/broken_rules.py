@@ -43,6 +43,8 @@ def cached(target: str) -> Body:
     return {"target": {"model": target}, "serving": {**LONG, "kvCacheDtype": "fp8_e5m2"}}
 
 
+CONNECTED = ["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}']
+EXPANDING = {"name": "PYTORCH_CUDA_ALLOC_CONF", "value": "expandable_segments:True"}
 YARN = {"type": "yarn", "factor": "4", "originalMaxPositionEmbeddings": 32_768}
 ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768, "rope_theta": 1_000_000}
 TOLD = {"rope_parameters": ROPE}
@@ -377,6 +379,16 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     ],
     "no `--per-request-spec-decode-metrics` without speculation": [
         (given("--per-request-spec-decode-metrics=summary"), "no speculation")
+    ],
+    "values and pairs of flags that no version takes: each has a row in [startup checks](startup-checks.md)": [
+        (
+            drafting("ngram", QWEN, engine={"extraArgs": ["--kv-transfer-config.kv_connector=NixlConnector"]}),
+            "needs kv_role",
+        ),
+        (drafting("ngram", QWEN, engine={"extraArgs": ["--compilation-config", "3"]}), "must be a JSON object"),
+    ],
+    "no `PYTORCH_CUDA_ALLOC_CONF` with `expandable_segments:True` beside a KV connector": [
+        (drafting("ngram", QWEN, engine={"extraArgs": CONNECTED, "env": [EXPANDING]}), "expandable_segments")
     ],
 }
 """What breaks each rule, and words of the answer, by the rule as docs/reference/launch.md writes it."""

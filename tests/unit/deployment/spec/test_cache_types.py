@@ -1,4 +1,4 @@
-"""A KV cache in bfloat16 beside a model that vLLM runs in float16 by itself: refused from 0.33 on."""
+"""KV cache types that vLLM refuses: bfloat16 beside a float16 model from 0.33 on, fp8_e4m3 of sparse attention."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,6 +10,8 @@ from specdecode_operator.deployment.spec.validation import valid_facts
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.choice import precision_rules
 from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.layers import LatentAttention
 from tests.support.small_models import small
 
 FLOAT16 = small("LlamaForCausalLM", torch_dtype="float16")
@@ -53,6 +55,29 @@ def test_sparse_attention_takes_fp8_e4m3_on_blackwell(monkeypatch: pytest.Monkey
     assert sparse is not None
     scaled = replace(sparse, cache_element_bytes=1)
     refused = precision_rules.cache_dtype_problem
-    assert refused(scaled, wanted, ["NVIDIA-B200"]) is None
+    assert refused(scaled, wanted, "0.29", ["NVIDIA-B200"]) is None
     for products in ([], ["NVIDIA-H200"], ["NVIDIA-B200", "NVIDIA-H200"], ["made-up"]):
-        assert refused(scaled, wanted, products)
+        assert refused(scaled, wanted, "0.29", products)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "fp8_e4m3"])
+@pytest.mark.parametrize("version", ["0.30", "0.33.0", "0.40"])
+def test_sparse_attention_takes_fp8_e4m3_on_hopper_from_0_30_on(version: str, wanted: str) -> None:
+    # vllm/v1/attention/backends/mla/flashinfer_mla_sparse_sm90.py: supported_kv_cache_dtypes, supports_combination.
+    sparse = find_geometry("deepseek-ai/DeepSeek-V3.2")
+    assert sparse is not None
+    scaled = replace(sparse, cache_element_bytes=1)
+    refused = precision_rules.cache_dtype_problem
+    assert refused(scaled, wanted, version, ["NVIDIA-H200"]) is None
+    for change in ({"kv_rank": 256}, {"rope_head_dim": 32}):
+        assert refused(with_mixer(scaled, **change), wanted, version, ["NVIDIA-H200"])
+    assert refused(with_mixer(scaled, rope_head_dim=0), wanted, version, ["NVIDIA-H200"]) is None
+
+
+def with_mixer(model: ModelGeometry, **change: Any) -> ModelGeometry:
+    """Return a model with other latent attention in all layers."""
+    layers = tuple(
+        replace(layer, mixer=replace(layer.mixer, **change)) if isinstance(layer.mixer, LatentAttention) else layer
+        for layer in model.layers
+    )
+    return replace(model, layers=layers)

@@ -1,0 +1,135 @@
+"""Values of flags, variables and extraConfig that vLLM rejects, told before it starts."""
+
+from dataclasses import replace
+
+import pytest
+
+from specdecode_operator.api.values import CudagraphMode
+from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.engine.rules.flag_values import FLAG_CHECKS, FlagCheck, flag_value_problems
+from specdecode_operator.engine.settings import EngineSettings, OnlineQuantization, SpeculationSettings
+from specdecode_operator.problems import Problem
+from specdecode_operator.vocabulary import Dtype, Method
+from tests.support import flag_value_cases as cases
+from tests.support.flag_value_cases import CASES, Case
+from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, PLAIN
+
+NEWEST = find_profile(KNOWN_VERSIONS[-1])
+EAGLE3 = SpeculationSettings(Method.EAGLE3, 4, draft_model="/models/head", draft_is_head=True)
+ONE_PASS = replace(DRAFT_MODEL, drafts_in_parallel=True)
+BASES = {
+    cases.PLAIN: PLAIN,
+    cases.STAGES: replace(PLAIN, pipeline_parallel_size=2),
+    cases.EXPERTS: replace(PLAIN, expert_parallel=True),
+    cases.EXPERT_STAGES: replace(PLAIN, expert_parallel=True, pipeline_parallel_size=2),
+    cases.ON_V1: replace(PLAIN, speculation=ONE_PASS),
+    cases.ON_CPU: replace(PLAIN, cpu=CPU),
+    cases.EXPERTS_ON_CPU: replace(PLAIN, cpu=CPU, expert_parallel=True),
+    cases.FP8: replace(PLAIN, online_quantization=OnlineQuantization.FP8),
+    cases.FLOAT16: replace(PLAIN, dtype=Dtype.FLOAT16),
+    cases.FULL_GRAPHS: replace(PLAIN, cudagraph_mode=CudagraphMode.FULL),
+    cases.COPIES: replace(PLAIN, expert_parallel=True, data_parallel_size=4),
+    cases.EAGLE3: replace(PLAIN, speculation=EAGLE3),
+    cases.ADAPTING: replace(PLAIN, speculation=replace(EAGLE3, adaptive_verification=True)),
+    cases.MAPPED: replace(PLAIN, speculation=replace(DRAFT_MODEL, maps_vocabulary=True)),
+    cases.MTP: replace(PLAIN, speculation=SpeculationSettings(Method.MTP, 1)),
+}
+
+
+def settings(base: str, line: str) -> EngineSettings:
+    """Return settings with further arguments, or with keys of extraConfig."""
+    found = BASES[base]
+    if line.startswith("{"):
+        assert found.speculation is not None
+        return replace(found, speculation=replace(found.speculation, extra_config=line))
+    return replace(found, extra_args=tuple(line.split()))
+
+
+def key(check: FlagCheck) -> str:
+    """Return the name of the case of a row."""
+    return f"{check.source} {check.name}"
+
+
+def problems_of(case: Case, version: str) -> list[Problem]:
+    """Return what is said of the bad settings of a case."""
+    return flag_value_problems(settings(case.base, case.bad), find_profile(version), case.env)
+
+
+@pytest.mark.parametrize("check", FLAG_CHECKS, ids=key)
+def test_a_row_tells_field_value_and_fix_from_its_version_on(check: FlagCheck) -> None:
+    case = CASES[key(check)]
+    for version in KNOWN_VERSIONS[KNOWN_VERSIONS.index(check.since) :]:
+        told = problems_of(case, version)
+        said = [problem for problem in told if problem.message == check.fix]
+        if version != KNOWN_VERSIONS[-1] and not said:
+            # An older version serves it on model runner V1, which is rejected first.
+            assert [problem.value for problem in told] == [check.name], version
+            continue
+        assert len(said) == 1, version
+        if check.name.startswith("speculation."):
+            assert said[0].field == f"spec.speculation.extraConfig.{check.name.removeprefix('speculation.')}"
+        elif check.name.startswith("env."):
+            assert said[0].field == "spec.engine.env[0].value"
+        else:
+            assert said[0].field.startswith("spec.engine.extraArgs[")
+    for version in KNOWN_VERSIONS[: KNOWN_VERSIONS.index(check.since)]:
+        assert check.fix not in [problem.message for problem in problems_of(case, version)], version
+
+
+@pytest.mark.parametrize("check", FLAG_CHECKS, ids=key)
+def test_what_vllm_takes_has_no_problem(check: FlagCheck) -> None:
+    case = CASES[key(check)]
+    assert flag_value_problems(settings(case.good_base or case.base, case.good), NEWEST) == []
+
+
+def test_each_row_has_a_case_and_each_case_a_row() -> None:
+    assert {key(check) for check in FLAG_CHECKS} == set(CASES)
+    assert len({key(check) for check in FLAG_CHECKS}) == len(FLAG_CHECKS)
+
+
+def said_of(*arguments: str) -> list[tuple[str, str]]:
+    """Return field and value of what is said of further arguments."""
+    found = flag_value_problems(replace(PLAIN, extra_args=arguments), NEWEST)
+    return [(problem.field, problem.value) for problem in found]
+
+
+def test_a_value_is_found_however_the_flag_is_spelled() -> None:
+    whole = ("--seed", "1", "--kv_transfer_config", '{"kv_connector": "OffloadingConnector"}')
+    assert said_of(*whole) == [("spec.engine.extraArgs[2]", "--kv-transfer-config.kv_connector")]
+    assert said_of("-cc.mode=FAST") == [("spec.engine.extraArgs[0]", "--compilation-config.mode")]
+    assert said_of("--mamba-back", "Cuda") == [("spec.engine.extraArgs[0]", "--mamba-back")]
+
+
+def test_a_connector_inside_another_counts() -> None:
+    inner = '{"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"connectors": '
+    line = ("--enable-return-routed-experts", "--kv-transfer-config", inner + '[{"kv_connector": "NixlConnector"}]}}')
+    assert said_of(*line) == [("spec.engine.extraArgs[0]", "--enable-return-routed-experts")]
+    odd = ("--enable-return-routed-experts", "--kv-transfer-config", inner + "[1, {}]}}")
+    assert said_of(*odd) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # Two spellings, of which vLLM keeps one.
+        "-cc.mode=FAST --compilation-config.backend=eager",
+        '--compilation-config.mode=FAST --compilation-config {"backend":"eager"}',
+        # Types that pydantic may convert or refuse.
+        "--compilation-config.mode=2",
+        "--compilation-config.custom_ops=3",
+        "--eplb-config.num_redundant_experts=true",
+        "--eplb-config.log_balancedness_interval=many",
+        "--dbo-decode-token-threshold x --enable-dbo",
+        "--compilation-config",
+    ],
+)
+def test_what_is_in_doubt_is_left_to_the_engine(line: str) -> None:
+    assert said_of(*line.split()) == []
+
+
+@pytest.mark.parametrize("allowed", ["--enable-sleep-mode", "--enable-cumem-allocator"])
+def test_memory_of_an_allocator_that_does_not_move_may_be_registered(allowed: str) -> None:
+    case = CASES["config/vllm.py:1291 env.PYTORCH_CUDA_ALLOC_CONF"]
+    asked = settings(case.base, f"{case.bad} {allowed}")
+    assert flag_value_problems(asked, NEWEST, case.env) == []
+    assert flag_value_problems(asked, NEWEST, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}) == []
