@@ -50,7 +50,7 @@ class FactsFolder:
         self._folder = folder
         self._read_file = read_file
         self._seen: _Signature = ()
-        self._by_file: dict[str, Mapping[str, Checkpoint]] = {}
+        self._by_file: dict[str, Mapping[str, SiteFacts]] = {}
         """The last good content of each file that is there."""
         self._facts: Mapping[str, SiteFacts] = {}
         self._told: frozenset[str] = frozenset()
@@ -90,21 +90,20 @@ class FactsFolder:
             left_bytes -= size_bytes
             try:
                 found = self._read_file(path)
+                self._by_file[name] = {model: _site_facts(name, each) for model, each in found.items()}
             except FactsFileError as error:
                 yield from self._kept(name, before, str(error))
             except Exception as error:  # noqa: BLE001  one file must not stop the operator
                 why = f"{path}: the operator failed to read it ({type(error).__name__}): please report it"
                 yield from self._kept(name, before, why)
-            else:
-                self._by_file[name] = found
-            for model, checkpoint in self._by_file.get(name, {}).items():
+            for model, given in self._by_file.get(name, {}).items():
                 if problem := _not_used(model, facts):
                     yield f"{path}: model: {shown(model)}: {problem}"
                 else:
-                    facts[model.strip("/")] = SiteFacts(name, _digest(checkpoint), checkpoint)
+                    facts[model.strip("/")] = given
         self._facts = facts
 
-    def _kept(self, name: str, before: Mapping[str, Mapping[str, Checkpoint]], why: str) -> Iterator[str]:
+    def _kept(self, name: str, before: Mapping[str, Mapping[str, SiteFacts]], why: str) -> Iterator[str]:
         """Keep the last good content of a broken file, if there is one."""
         if name in before:
             self._by_file[name] = before[name]
@@ -150,5 +149,6 @@ def _not_used(model: str, facts: Mapping[str, SiteFacts]) -> str | None:
     return None
 
 
-def _digest(checkpoint: Checkpoint) -> str:
-    return hashlib.sha256(json.dumps(asdict(checkpoint), sort_keys=True).encode()).hexdigest()
+def _site_facts(file: str, checkpoint: Checkpoint) -> SiteFacts:
+    digest = hashlib.sha256(json.dumps(asdict(checkpoint), sort_keys=True).encode()).hexdigest()
+    return SiteFacts(file, digest, checkpoint)

@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
+import yaml
 
 from specdecode_operator.cli.operator.command import read_facts_file
 from specdecode_operator.handlers import facts_folder
@@ -70,6 +71,7 @@ def test_files_are_followed_as_they_come_change_and_go(
         (facts_text("a/b", weights_bytes=TINY_BYTES * 100), "weights: 0.5"),
         (facts_text("a/b", {**TINY_CONFIG, "num_hidden_layers": -1}), "config.num_hidden_layers"),
         (facts_text("a/b", {**TINY_CONFIG, "architectures": ["Strange"]}), "config.architectures"),
+        (yaml.safe_dump({**json.loads(facts_text("a/b")), "config": {**TINY_CONFIG, 1: 2}}), "broken.json"),
     ],
 )
 def test_a_broken_file_is_logged_once_and_spoils_no_other(
