@@ -5,7 +5,7 @@ ask and whatever nodes there are at the moment.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -14,6 +14,7 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.key import Key
 from specdecode_operator.capture.control.admission import workload_blocked
 from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.deployment.models.model_facts import SiteFacts, known_checkpoints, site_facts_of
 from specdecode_operator.deployment.plan.planning import ASSUMED_GPUS_PER_NODE, assumed_nodes, make_plan
 from specdecode_operator.deployment.plan.status import planned_condition
 from specdecode_operator.deployment.spec.facts import Facts
@@ -82,6 +83,9 @@ class Terms:
     calibration: Calibration = UNCALIBRATED
     """What measurements say of the estimates."""
 
+    site_facts: Mapping[str, SiteFacts] = field(default_factory=dict)
+    """Facts about models that the catalogue lacks, by model id."""
+
     storage_classes: StorageClasses | None = None
     """Those of the cluster. None: unknown, so that no claim is warned of."""
 
@@ -96,8 +100,8 @@ def deployment_remarks(
 ) -> Iterator[Remark]:
     """What the operator would refuse in a SpecDecodeDeployment or mention of it, errors first.
 
-    ``known`` are models that were read, ``unknown`` those that could not be, by field; None: all that neither the spec
-    nor the catalogue describes.
+    ``known`` are models that were read, ``unknown`` those that could not be, by field; None: all that neither the spec,
+    the catalogue nor the operator's facts files describe.
     """
     for schedule in spec.captures:
         where = f"spec.captures[name={schedule.name}].template.storage"
@@ -105,7 +109,10 @@ def deployment_remarks(
     try:
         refuse_host_paths(spec, terms.host_paths)
         refuse_pod_template(spec, terms.pod_template, key.namespace)
-        if unknown := undescribed_models(spec) if unknown is None else unknown:
+        known = {**known, **known_checkpoints(spec, {}, site_facts_of(spec, terms.site_facts))}
+        if unknown is None:
+            unknown = {field: source for field, source in undescribed_models(spec).items() if source not in known}
+        if unknown:
             profile = check_without_models(spec, unknown)
             yield from (Remark(Level.WARNING, PLAN_WARNING, doubt) for doubt in version_doubts(spec, profile))
             return

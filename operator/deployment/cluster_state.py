@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.deployment.models.model_facts import SiteFacts
 from specdecode_operator.deployment.pods.gate import UNGATED, GateState
 from specdecode_operator.deployment.pods.rollback import LastGood
+from specdecode_operator.deployment.spec.model_sources import ModelSource
 from specdecode_operator.kube.nodes import NodeFacts, NodesFrom
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
@@ -21,6 +23,9 @@ class ClusterState:
 
     model_pods: Sequence[Body] = ()
     """Pods of the object that read a model or download one."""
+
+    site_facts: Mapping[ModelSource, SiteFacts] = field(default_factory=dict)
+    """What the operator's facts files say of the object's models. They come before what Jobs have read."""
 
     downloads: Mapping[str, str] = field(default_factory=dict)
     """Commits in the object's cache of models, by the key of their source."""

@@ -3,7 +3,7 @@
 No I/O: the reconciler brings what it saw of the cluster and carries out what is decided.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
@@ -17,7 +17,7 @@ from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Cond
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.models.download import at_commits, downloaded_commits, pending_downloads
 from specdecode_operator.deployment.models.jobs import RESOLVING
-from specdecode_operator.deployment.models.model_facts import facts_entry, read_entries
+from specdecode_operator.deployment.models.model_facts import SiteFacts, facts_entry, known_checkpoints, read_entries
 from specdecode_operator.deployment.models.reading import READER, reading_jobs
 from specdecode_operator.deployment.objects.children import render_children
 from specdecode_operator.deployment.objects.plan_config_map import plan_config_map, plan_data
@@ -28,7 +28,7 @@ from specdecode_operator.deployment.pods.gate import GateState, held_at_gate, he
 from specdecode_operator.deployment.pods.readiness import Readiness, readiness_of, stalled, without_engines, working
 from specdecode_operator.deployment.pods.rollback import LastGood, attempt_of, put_back, render_last_good
 from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.model_sources import KnownModels, ModelSource, undescribed_models
+from specdecode_operator.deployment.spec.model_sources import KnownModels, ModelSource, model_source, undescribed_models
 from specdecode_operator.deployment.spec.parent import Parent
 from specdecode_operator.deployment.spec.validation import (
     check_without_models,
@@ -60,6 +60,7 @@ class _Question:
     previous: PlanStatus | None = field(compare=False)
     previous_text: str | None
     models: frozenset[tuple[str, str]]
+    site_facts: frozenset[tuple[ModelSource, SiteFacts]]
     nodes: tuple[NodeFacts, ...]
     nodes_from: NodesFrom
     has_groups: bool
@@ -76,6 +77,7 @@ class _Question:
             previous=previous,
             previous_text=None if previous is None else previous.model_dump_json(),
             models=frozenset(cluster.model_facts.items()),
+            site_facts=frozenset(cluster.site_facts.items()),
             nodes=cluster.nodes,
             nodes_from=cluster.nodes_from,
             has_groups=cluster.has_leader_worker_sets,
@@ -144,7 +146,7 @@ def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
             raise spec
         refuse_host_paths(spec, cluster.host_paths)
         refuse_pod_template(spec, cluster.pod_template, parent.key.namespace)
-        known = read_entries(spec, cluster.model_facts)
+        known = known_checkpoints(spec, cluster.model_facts, cluster.site_facts)
         if unknown := _unknown_models(spec, known):
             return _read_first(parent, spec, unknown, cluster)
         planned = _plan(_Question.of(spec, parent, cluster))
@@ -225,20 +227,38 @@ def _plan(question: _Question) -> _Planned | _Waiting:
         When something is wrong with the spec.
     """
     spec, nodes = question.spec, question.nodes
-    known = read_entries(spec, dict(question.models))
+    site_facts = dict(question.site_facts)
+    known = known_checkpoints(spec, dict(question.models), site_facts)
     facts = replace(valid_facts(spec, known, question.calibration), operator_image=question.operator_image)
     plan = make_plan(facts, nodes, question.previous, groups=question.has_groups, nodes_from=question.nodes_from)
-    return _Waiting(facts, plan) if isinstance(plan, Blocked) else _planned(facts, plan, nodes, known)
+    return _Waiting(facts, plan) if isinstance(plan, Blocked) else _planned(facts, plan, nodes, known, site_facts)
 
 
-def _planned(facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...], known: KnownModels) -> _Planned:
+def _planned(
+    facts: Facts,
+    plan: Plan,
+    nodes: tuple[NodeFacts, ...],
+    known: KnownModels,
+    site_facts: Mapping[ModelSource, SiteFacts],
+) -> _Planned:
     """Settle the facts on what the plan chose, and say what the plan is and what may be wrong with the models."""
     texts = plan_data(plan, full_matrix(facts, nodes, plan))
     facts = facts.at(*plan.chosen.served)
     condition = planned_condition(facts, plan, passed_over(facts, nodes))
-    remarks = [*plan_warnings(facts, known, plan.chosen.tensor), *plan_notes(facts)]
+    remarks = [*plan_warnings(facts, known, plan.chosen.tensor), *_site_notes(facts, site_facts), *plan_notes(facts)]
     condition = replace(condition, message="; ".join([condition.message, *remarks]))
     return _Planned(facts, plan, texts, condition, plan_status(facts, plan))
+
+
+def _site_notes(facts: Facts, site_facts: Mapping[ModelSource, SiteFacts]) -> Iterator[str]:
+    """Yield the facts file that each model is known from, and how well."""
+    draft = facts.spec.speculation.draft if facts.spec.speculation else None
+    for model, geometry in ((facts.spec.target, facts.pair.target), (draft, facts.pair.draft)):
+        if model is None or geometry is None:
+            continue
+        given = site_facts.get(model_source(facts.spec, model))
+        if given is not None:
+            yield f"{model.model} is known ({geometry.knowledge.value}) from the operator's facts file {given.file}"
 
 
 def _allowed_last_good(cluster: ClusterState, namespace: str) -> LastGood | None:

@@ -75,7 +75,12 @@ def _serve_webhook(settings: Settings, state: OperatorState) -> tuple[Collector,
     collector = AdmissionCollector(lambda: certificate.expires)
 
     def validate(review: object) -> Body:
-        now = replace(terms, calibration=state.calibration.read(), storage_classes=state.relist.storage_classes)
+        now = replace(
+            terms,
+            calibration=state.calibration.read(),
+            site_facts=state.facts.read(),
+            storage_classes=state.relist.storage_classes,
+        )
         return answer(review, now)
 
     port = serve_admission(webhook.port, certificate, {VALIDATE: validate}, collector)

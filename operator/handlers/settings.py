@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specdecode_operator.attestation.keys import SigningKey
 from specdecode_operator.cluster.figures_source import Prometheus
+from specdecode_operator.handlers.facts_folder import FactsFolder
 from specdecode_operator.handlers.leadership.lease import LeaseName
 from specdecode_operator.kube.nodes import NodeFacts, NodesFrom
 from specdecode_operator.kube.pod_policy import NONE_ALLOWED
@@ -34,6 +35,9 @@ class Settings:
 
     calibration: Path | None = None
     """File that corrects estimates; it may come, change and go at any time."""
+
+    facts: FactsFolder | None = None
+    """Facts about models that the catalogue lacks; its files may come, change and go at any time."""
 
     host_paths: tuple[str, ...] = ()
     """Directories of nodes that objects may have their models in."""

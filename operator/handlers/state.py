@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
 from prometheus_client.registry import Collector
@@ -22,7 +22,9 @@ from specdecode_operator.cluster.errors import ClusterError
 from specdecode_operator.cluster.figures_source import FiguresReader
 from specdecode_operator.cluster.server_time import ServerTime
 from specdecode_operator.deployment.attention import Attention
+from specdecode_operator.deployment.models.model_facts import SiteFacts
 from specdecode_operator.handlers.calibration_file import CalibrationFile
+from specdecode_operator.handlers.facts_folder import FactsFolder
 from specdecode_operator.handlers.leadership.claims import Claims
 from specdecode_operator.handlers.leadership.leadership import Leadership
 from specdecode_operator.handlers.lists import Relist
@@ -78,6 +80,7 @@ class OperatorState:
         self.progress = WatchProgress(by_namespace=bool(self._settings.namespaces))
         self.cache.on_seen = self.progress.knows
         self.calibration = CalibrationFile(self._settings.calibration)
+        self.facts = self._settings.facts or FactsFolder()
         self.figures = FiguresReader(self._settings.prometheus)
         self.time = ServerTime()
         self.queue = WorkQueue()
@@ -121,6 +124,7 @@ class OperatorState:
             probe,
             self.residuals,
             self.calibration,
+            facts=self.facts,
             policy_decisions=self.policy_decisions,
             clock=self.time,
             host_paths=self._settings.host_paths,
@@ -293,9 +297,9 @@ class OperatorState:
     def _next_keys(self) -> list[Key]:
         return self.turns.next(self.cache.parents(), self.time.now().timestamp())
 
-    def _shared(self) -> tuple[Calibration, bool]:
+    def _shared(self) -> tuple[Calibration, Mapping[str, SiteFacts], bool]:
         """Return what decisions depend on and no watch tells of."""
-        return self.calibration.read(), self.cache.has_groups
+        return self.calibration.read(), self.facts.read(), self.cache.has_groups
 
     def _asked_by_capture(self, key: Key) -> Attention:
         """Return when a capture is to be looked at again without an event."""

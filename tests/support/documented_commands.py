@@ -60,6 +60,17 @@ done >pairs.jsonl
 
 
 _TESTS: Final = "PYTHONPATH=specdecode-operator python -c"
+_NEW_MODEL: Final = f"""
+{_TESTS} 'from pathlib import Path
+from tests.support.facts_files import write_model_folder
+write_model_folder(Path("models/new"))'
+cat >new.yaml <<'NEW'
+apiVersion: specdecode.io/v1alpha1
+kind: SpecDecodeDeployment
+metadata: {{name: new}}
+spec: {{target: {{model: my/new}}}}
+NEW
+"""
 _COMPARED: Final = f"""
 {_TESTS} 'from pathlib import Path
 from tests.support.compared_captures import MadeCapture
@@ -242,6 +253,7 @@ kubectl delete -k crds
 {_CHARTS}
 """,
             "kubectl --namespace specdecode-system scale": f"{_NO_CHARTS}{_CHARTS}",
+            "specdecode models add": _NEW_MODEL,
         },
     ),
     "docs/scale.md": Page(cluster=True),
@@ -318,6 +330,7 @@ kubectl create namespace models
 kubectl create deployment chat -n models --image vllm/vllm-openai:v0.33.0 -- vllm serve Qwen/Qwen3-32B
 kubectl set resources deployment chat -n models --limits nvidia.com/gpu=2
 """,
+            "specdecode models add": _NEW_MODEL,
             "specdecode import -f": """
 echo 'services: {chat: {image: "vllm/vllm-openai:v0.33.0", command: [--model, Qwen/Qwen3-8B], gpus: all}}' >compose.yaml
 """,

@@ -42,6 +42,7 @@ class OperatorProcess:
         self.pod = pod
         """Name of the pod that it is taken for: it works while it has the Lease, as where it is installed."""
         self.calibration = log.with_name("calibration.json")
+        self.facts = log.with_name("facts")
         self._process: subprocess.Popen[bytes] | None = None
         self._health_port = 0
 
@@ -49,7 +50,8 @@ class OperatorProcess:
         """Start it and wait until it is healthy."""
         (port,) = free_ports(1)
         command = [sys.executable, "-m", "specdecode_operator", "operator"]
-        command += [f"--health-port={port}", "--metrics-port=0", f"--calibration={self.calibration}", *self.arguments]
+        command += [f"--health-port={port}", "--metrics-port=0", f"--calibration={self.calibration}"]
+        command += [f"--facts={self.facts}", *self.arguments]
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "SPECDECODE_OPERATOR_IMAGE": IMAGE}
         environment |= self._environment
         if self.pod:

@@ -75,6 +75,10 @@ held. Offline Helm knows no kinds, not even pods, and nothing is told. */}}
 {{- printf "%s-fleet-%s" (include "specdecode.name" .) (include "specdecode.fleet" . | sha256sum | trunc 8) -}}
 {{- end -}}
 
+{{- define "specdecode.factsName" -}}
+{{- printf "%s-facts" (include "specdecode.name" .) -}}
+{{- end -}}
+
 {{/* Two operators for all namespaces would undo each other's work. Helm would say whose the binding is, and not why. */}}
 {{- define "specdecode.refuseAnotherForAll" -}}
 {{- with lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" .Chart.Name -}}

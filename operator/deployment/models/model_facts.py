@@ -6,19 +6,55 @@ outlives the object that asked first. Whoever deletes an entry, or all, has the 
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.kept import digests
-from specdecode_operator.deployment.spec.model_sources import KnownModels, ModelSource, undescribed_models
+from specdecode_operator.deployment.spec.model_sources import (
+    KnownModels,
+    ModelSource,
+    sources_without_config,
+    undescribed_models,
+)
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER, MODEL_FACTS_LABEL, MODEL_FACTS_NAME
 from specdecode_operator.resolver.answer import checkpoint_of
 from specdecode_operator.resolver.read_model_facts import Checkpoint
 
 CONFIG_MAP_NAME: Final = MODEL_FACTS_NAME
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """Facts about one model in a file that the operator's administrator provides."""
+
+    file: str
+    """Name of the file in its folder, which is a key of the ConfigMap."""
+
+    digest: str
+    """Two of one file are equal if their digests are."""
+
+    checkpoint: Checkpoint = field(compare=False)
+
+
+def site_facts_of(spec: SpecDecodeDeploymentSpec, facts: Mapping[str, SiteFacts]) -> dict[ModelSource, SiteFacts]:
+    """Return the site's facts about the models of a spec that neither its ``config`` nor the catalogue describes.
+
+    ``facts`` are by model id without outer slashes.
+    """
+    if not facts:
+        return {}
+    found = {source: facts.get(source.model.strip("/")) for source in sources_without_config(spec)}
+    return {source: each for source, each in found.items() if each is not None}
+
+
+def known_checkpoints(
+    spec: SpecDecodeDeploymentSpec, entries: Mapping[str, str], site_facts: Mapping[ModelSource, SiteFacts]
+) -> KnownModels:
+    """Return what is known of a spec's models: from the site's facts files, or else from what Jobs have read."""
+    return {**read_entries(spec, entries), **{source: each.checkpoint for source, each in site_facts.items()}}
 
 
 def facts_config_map(namespace: str, entries: Mapping[str, str]) -> Body:

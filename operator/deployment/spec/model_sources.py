@@ -83,6 +83,19 @@ def model_source(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheck
 
 def undescribed_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]:
     """Return the models that neither spec nor catalogue describes, by the field that names them."""
+    return {
+        field: model_source(spec, model)
+        for field, model in _without_config(spec).items()
+        if not assumption_of(model).is_complete
+    }
+
+
+def sources_without_config(spec: SpecDecodeDeploymentSpec) -> frozenset[ModelSource]:
+    """Return the models without a config.json in spec or catalogue, with those that ``assume`` describes in full."""
+    return frozenset(model_source(spec, model) for model in _without_config(spec).values())
+
+
+def _without_config(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel | ModelCheckpoint]:
     written = served_models(spec)
     models: dict[str, ServedModel | ModelCheckpoint] = dict(written)
     for field, model in written.items():
@@ -91,11 +104,7 @@ def undescribed_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]
             for index, checkpoint in enumerate(model.checkpoints)
             if may_be_served(model, checkpoint)
         }
-    return {
-        field: model_source(spec, model)
-        for field, model in models.items()
-        if model.config is None and find_entry(model.model) is None and not assumption_of(model).is_complete
-    }
+    return {field: model for field, model in models.items() if model.config is None and find_entry(model.model) is None}
 
 
 def assumption_of(model: ServedModel | ModelCheckpoint) -> Assumption:

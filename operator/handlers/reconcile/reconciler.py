@@ -29,7 +29,7 @@ from specdecode_operator.deployment.history import update_group_history, update_
 from specdecode_operator.deployment.kept import believed, digests, kept_entries, own_proofs, proofs_in
 from specdecode_operator.deployment.models.download import downloads_name, read_downloads
 from specdecode_operator.deployment.models.jobs import is_model_pod
-from specdecode_operator.deployment.models.model_facts import believed_entries
+from specdecode_operator.deployment.models.model_facts import SiteFacts, believed_entries, site_facts_of
 from specdecode_operator.deployment.objects.workload import serving_pods
 from specdecode_operator.deployment.observation import Observation, observed_residual
 from specdecode_operator.deployment.plan.status import plan_change
@@ -41,11 +41,13 @@ from specdecode_operator.deployment.pods.rollout import current_pods
 from specdecode_operator.deployment.policy.planned import not_had, refusal, with_speculation
 from specdecode_operator.deployment.proof.decay import newest_measured, update_decay
 from specdecode_operator.deployment.proof.recent import update_recent
+from specdecode_operator.deployment.spec.model_sources import ModelSource
 from specdecode_operator.deployment.spec.model_storage import claims_named
 from specdecode_operator.deployment.spec.parent import Parent, read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.engine.metrics import Reading, Unreachable
 from specdecode_operator.handlers.calibration_file import CalibrationFile
+from specdecode_operator.handlers.facts_folder import FactsFolder
 from specdecode_operator.handlers.metrics import PolicyDecisions, ResidualCollector
 from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
 from specdecode_operator.handlers.reconcile.inventory import what_blocks
@@ -76,6 +78,7 @@ class Reconciler:
         residuals: ResidualCollector,
         calibration: CalibrationFile,
         *,
+        facts: FactsFolder | None = None,
         policy_decisions: PolicyDecisions | None = None,
         clock: ServerTime | None = None,
         host_paths: tuple[str, ...] = (),
@@ -92,6 +95,7 @@ class Reconciler:
         self._probe = probe
         self._residuals = residuals
         self._calibration = calibration
+        self._facts = facts or FactsFolder()
         self._launcher = Launcher(cluster, cache, self._clock, signing_key)
         self._reporter = Reporter(cluster, cache, self._clock)
         self._schedules = ScheduleKeeper(cluster, cache, self._reporter, self._clock)
@@ -194,6 +198,7 @@ class Reconciler:
             nodes=self._cache.nodes(),
             nodes_from=self._nodes_from,
             model_facts=self._model_facts(parent),
+            site_facts=self._site_facts(parent),
             model_pods=self._model_pods(parent),
             downloads=read_downloads(self._believed(parent, downloads_name(parent.key))),
             last_good=self._record(parent).last_good
@@ -237,6 +242,10 @@ class Reconciler:
             return {}
         neighbours = (proofs_in(self._cache.parent(key) or {}) for key in self._neighbours(parent))
         return believed_entries(parent.spec, entries, chain([self._proofs(parent)], neighbours))
+
+    def _site_facts(self, parent: Parent) -> dict[ModelSource, SiteFacts]:
+        """Return what the operator's facts files say of an object's models."""
+        return {} if isinstance(parent.spec, InvalidSpecError) else site_facts_of(parent.spec, self._facts.read())
 
     def _kept(self, parent: Parent, desired: DesiredState, model_facts: Mapping[str, str]) -> dict[str, str]:
         """Return the digests of all that is kept for an object now, as far as it will be read again."""

@@ -14,6 +14,7 @@ from devcluster.host.errors import ClusterError
 from devcluster.images import operator_image
 from specdecode_operator.api.crd.cel_expression import evaluator
 from specdecode_operator.version import __version__
+from tests.support.facts_files import facts_text
 from tests.support.kubectl import program
 
 NAME = chart.RELEASE
@@ -109,6 +110,33 @@ def test_of_the_secret_that_signed_before_only_the_public_key_is_mounted() -> No
     assert (item["key"], argument) == ("a.pub", f"--former-key={mount['mountPath']}/{item['path']}")
     with pytest.raises(ClusterError, match=r"attestation\.formerKeySecret: .* give both or neither"):
         objects(*former)
+
+
+def test_facts_files_are_mounted_where_the_operator_reads_them(tmp_path: Path) -> None:
+    """Those of a ConfigMap that comes later, and those of the values, which come first."""
+    text = facts_text("site/tiny")
+    file = tmp_path / "facts.json"
+    file.write_text(text)
+    found = objects("--set=modelFacts.configMap=ours", f"--set-file=modelFacts.files.site-tiny\\.json={file}")
+    made = found["ConfigMap", f"{NAME}-facts"]
+    assert made["data"] == {"site-tiny.json": text}
+    (container,) = pod(found)["spec"]["containers"]
+    (mount,) = (each for each in container["volumeMounts"] if each["name"] == "facts")
+    assert f"--facts={mount['mountPath']}" in container["args"]
+    (volume,) = (each for each in pod(found)["spec"]["volumes"] if each["name"] == "facts")
+    theirs, own = (each["configMap"] for each in volume["projected"]["sources"])
+    assert theirs == {"name": "ours", "optional": True}
+    assert own == {"name": made["metadata"]["name"]}
+    assert ("ConfigMap", f"{NAME}-facts") not in objects()
+
+
+def test_facts_that_are_no_text_or_would_be_overwritten_are_refused() -> None:
+    with pytest.raises(ClusterError, match="files"):
+        objects("--set=modelFacts.files.a=7")
+    with pytest.raises(ClusterError, match="files"):
+        objects("--set=modelFacts.files.a/b=text")
+    with pytest.raises(ClusterError, match=rf"modelFacts\.configMap: {NAME}-facts: .* name another"):
+        objects("--set=modelFacts.files.a=text", f"--set=modelFacts.configMap={NAME}-facts")
 
 
 def test_the_longest_name_of_a_release_leaves_names_that_the_api_server_takes() -> None:

@@ -1,6 +1,7 @@
 """Models that nobody describes, against a real API server: Job, answer, ConfigMap, plan. Pods are answered for here."""
 
 import json
+import shutil
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import yaml
 
 from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError, Weights, pack_error, pack_facts
 from tests.support.conditions import condition, wait_for
+from tests.support.facts_files import write_facts
 from tests.support.kubectl import Kubectl
 from tests.support.objects import TINY_CONFIG, tiny_cpu
 from tests.support.operator_process import OperatorProcess
@@ -174,3 +176,27 @@ def test_deleting_an_object_ends_its_reader(kubectl: Kubectl) -> None:
     kubectl.must("delete", "sdd", "tiny", "other")
     eventually(lambda: not kubectl.objects("jobs,pods"), "Job and pod go")
     assert known(kubectl) == [entry], "facts outlive who asked for them"
+
+
+def test_facts_files_take_the_place_of_jobs_as_they_come_without_a_restart(
+    kubectl: Kubectl, operator: OperatorProcess
+) -> None:
+    try:
+        write_facts(operator.facts, "first.json", "site/first")
+        (operator.facts / "broken.json").write_text('{"kind": "ModelFacts"}')
+        apply(kubectl, "first", undescribed(target={"model": "site/first"}))
+        message = wait_for(kubectl, "first", "Planned", "Fits")
+        assert "site/first is known (exact) from the operator's facts file first.json" in message
+        wait_for(kubectl, "first", "Ready", LAUNCHED)
+        assert kubectl.object("sdd", "first")["status"]["plan"]["targetKnowledge"] == "exact"
+        assert not kubectl.objects("jobs")
+        assert known(kubectl) == [], "the files are read each time, not copied"
+
+        apply(kubectl, "second", undescribed(target={"model": "site/second"}))
+        wait_for(kubectl, "second", "Planned", "ResolvingModel")
+        write_facts(operator.facts, "second.json", "site/second")
+        wait_for(kubectl, "second", "Planned", "Fits")
+        eventually(lambda: not kubectl.objects("jobs"), "the Job that is not needed goes")
+        assert "broken.json" in operator.tail(100_000)
+    finally:
+        shutil.rmtree(operator.facts)

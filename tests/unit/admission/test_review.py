@@ -12,8 +12,10 @@ from specdecode_operator.admission.judgement import Terms
 from specdecode_operator.admission.review import NoReviewError, answer
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.main import app
+from specdecode_operator.deployment.models.model_facts import SiteFacts
 from specdecode_operator.kube.nodes import NodeFacts
 from specdecode_operator.kube.storage_classes import StorageClasses
+from specdecode_operator.resolver.read_model_facts import Checkpoint, Weights
 from tests.support.admission_cases import (
     ADMITTED,
     REFUSED,
@@ -23,7 +25,7 @@ from tests.support.admission_cases import (
     deployment,
 )
 from tests.support.decisions import decide
-from tests.support.objects import H100, pair_70b, parent
+from tests.support.objects import H100, TINY_CONFIG, pair_70b, parent
 
 NAMES = list(REFUSED)
 DEFAULTS = Terms()
@@ -128,6 +130,16 @@ def test_a_model_that_nobody_knows_passes_and_what_can_be_told_without_it_is_tol
     assert asked(deployment(unknown)) == {"uid": "u1", "allowed": True}
     bad = {**unknown, "engine": {"extraArgs": ["--tensor-parallel-size", "4"]}}
     assert not asked(deployment(bad))["allowed"]
+
+
+def test_a_model_of_the_operators_facts_files_is_judged_as_a_known_one() -> None:
+    weights = Weights(5_771_776, 39, True, {"BF16": 5_771_776}, {})
+    terms = Terms(site_facts={"site/tiny": SiteFacts("tiny.json", "1", Checkpoint(TINY_CONFIG, weights))})
+    spec = {"target": {"model": "site/tiny"}, "parallelism": {"tensor": 8}}
+    assert asked(deployment(spec))["allowed"]
+    response = asked(deployment(spec), terms=terms)
+    assert not response["allowed"]
+    assert "spec.parallelism.tensor" in response["status"]["message"]
 
 
 def test_a_capture_whose_load_outlasts_its_deadline_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from specdecode_operator.deployment.decision import newly_read_models
 from specdecode_operator.deployment.desired_state import DesiredState
+from specdecode_operator.deployment.models.model_facts import SiteFacts, facts_entry, site_facts_of
 from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.deployment.spec.model_sources import ModelSource
 from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError, Weights, pack_error, pack_facts
@@ -410,3 +412,58 @@ def test_entries_are_what_people_can_read() -> None:
     assert name.startswith("pair.target-")
     body = json.loads(text)
     assert (body["model"], body["claim"], body["checkpoint"]["config"]) == ("pair/target", "tiny-models", TINY_CONFIG)
+
+
+def of_site(config: Body, file: str) -> SiteFacts:
+    return SiteFacts(file, str(config), Checkpoint(config, WEIGHTS))
+
+
+SITE = {"pair/target": of_site(TINY_CONFIG, "target.json"), "pair/draft": of_site(DRAFT_CONFIG, "draft.json")}
+
+
+def with_site_facts(spec: Body, site: dict[str, SiteFacts], **cluster: Any) -> DesiredState:
+    owner = read_parent(parent(spec))
+    assert not isinstance(owner.spec, Exception)
+    return desired_state(owner, (), site_facts=site_facts_of(owner.spec, site), **cluster)
+
+
+def test_facts_of_the_site_take_the_place_of_jobs() -> None:
+    spec = undescribed()
+    desired = with_site_facts(spec, SITE)
+    assert not [child for child in desired.children if child["kind"] == "Job"]
+    planned = outcome(desired, spec)["Planned"]
+    assert planned[:2] == ("True", "Fits")
+    assert "pair/target is known (exact) from the operator's facts file target.json" in planned[2]
+    assert "pair/draft is known (exact) from the operator's facts file draft.json" in planned[2]
+    plan = compose_status(read_parent(parent(spec)), desired, Observation(), NOW).plan
+    assert plan is not None
+    assert plan.target_knowledge == "exact"
+
+
+def test_only_models_without_facts_of_the_site_are_read() -> None:
+    desired = with_site_facts(undescribed(), {"pair/target": SITE["pair/target"]})
+    assert [container(child)["args"][-1] for child in desired.children if child["kind"] == "Job"] == [
+        "/models/pair/draft"
+    ]
+
+
+def test_facts_of_the_site_come_before_what_a_job_has_read_and_after_the_spec() -> None:
+    longer = {**TINY_CONFIG, "max_position_embeddings": 4096}
+    source = ModelSource("pair/target", claim="tiny-models")
+    read = {source.key: facts_entry(source, Checkpoint({**TINY_CONFIG, "max_position_embeddings": 999}, WEIGHTS))}
+
+    def longest(spec: Body) -> int:
+        desired = with_site_facts(spec, {**SITE, "pair/target": of_site(longer, "t")}, entries=read)
+        plan = compose_status(read_parent(parent(spec)), desired, Observation(), NOW).plan
+        assert plan is not None
+        return plan.max_model_len or 0
+
+    assert longest(undescribed(serving={})) == 4096
+    assert longest(tiny_cpu(serving={})) == TINY_CONFIG["max_position_embeddings"]
+
+
+def test_facts_of_the_site_come_before_what_the_spec_assumes() -> None:
+    assumed = {"model": "pair/target", "assume": {"weightsGiB": "1", "kvBytesPerToken": 100}}
+    spec = undescribed(target=assumed)
+    said = outcome(with_site_facts(spec, SITE), spec)["Planned"][2]
+    assert "target.assume is not used, for sizing knows pair/target exactly" in said

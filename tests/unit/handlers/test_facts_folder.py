@@ -1,0 +1,153 @@
+"""The operator's folder of facts files: each may come, change, break and go, and spoils no other."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specdecode_operator.cli.operator.command import read_facts_file
+from specdecode_operator.handlers import facts_folder
+from specdecode_operator.handlers.facts_folder import FactsFolder
+from specdecode_operator.resolver.read_model_facts import Checkpoint
+from tests.support.facts_files import TINY_BYTES, facts_text, write_facts
+from tests.support.objects import TINY_CONFIG
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "facts"
+
+
+@pytest.fixture
+def folder(path: Path) -> FactsFolder:
+    return FactsFolder(path, read_facts_file)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_without_files_nothing_is_known_and_nothing_is_logged(
+    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert FactsFolder().read() == {}
+    assert folder.read() == {}
+    path.mkdir()
+    assert folder.read() == {}
+    assert not caplog.records
+
+
+def test_files_are_followed_as_they_come_change_and_go(
+    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    file = write_facts(path, "tiny.json", "site/tiny")
+    first = folder.read()["site/tiny"]
+    assert (first.file, first.checkpoint.config) == ("tiny.json", TINY_CONFIG)
+    assert folder.read()["site/tiny"] == first
+    write_facts(path, "other.json", "/mnt/other/")
+    assert set(folder.read()) == {"site/tiny", "mnt/other"}, "a path counts however it is written"
+    write_facts(path, "tiny.json", "site/tiny", {**TINY_CONFIG, "num_hidden_layers": 3})
+    changed = folder.read()["site/tiny"]
+    assert changed != first
+    assert changed.checkpoint.config["num_hidden_layers"] == 3
+    file.unlink()
+    assert [set(folder.read()) for _ in range(3)] == [{"mnt/other"}] * 3
+    assert [record.levelname for record in caplog.records] == ["INFO"] * 4, "each change is logged once"
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ("", "holds no facts"),
+        ("{", "no JSON"),
+        ("[1]", "holds no facts"),
+        ("a: [b", "broken.json"),
+        ('{"kind": "ModelFacts"}', "is no facts file"),
+        (json.dumps({**json.loads(facts_text("a/b")), "weights": 7}), "config or weights"),
+        (facts_text("a/b", weights_bytes=2**60), f"weights.total_bytes: {2**60:,}"),
+        (facts_text("a/b", weights_bytes=TINY_BYTES * 100), "weights: 0.5"),
+        (facts_text("a/b", {**TINY_CONFIG, "num_hidden_layers": -1}), "config.num_hidden_layers"),
+        (facts_text("a/b", {**TINY_CONFIG, "architectures": ["Strange"]}), "config.architectures"),
+        (yaml.safe_dump({**json.loads(facts_text("a/b")), "config": {**TINY_CONFIG, 1: 2}}), "broken.json"),
+    ],
+)
+def test_a_broken_file_is_logged_once_and_spoils_no_other(
+    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture, broken: str, told: str
+) -> None:
+    write_facts(path, "tiny.json", "site/tiny")
+    (path / "broken.json").write_text(broken)
+    assert [set(folder.read()) for _ in range(3)] == [{"site/tiny"}] * 3
+    write_facts(path, "more.json", "site/more")
+    assert set(folder.read()) == {"site/tiny", "site/more"}
+    (warning,) = warnings(caplog)
+    assert str(path / "broken.json") in warning
+    assert told in warning
+    assert len(warning) < 600
+
+
+def test_what_a_file_held_before_it_broke_stays_until_it_goes(
+    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_facts(path, "tiny.json", "site/tiny")
+    good = folder.read()["site/tiny"]
+    file.write_text("{")
+    assert [folder.read()["site/tiny"] for _ in range(2)] == [good, good]
+    (warning,) = warnings(caplog)
+    assert "stays in force" in warning
+    file.unlink()
+    assert folder.read() == {}
+
+
+def test_of_one_model_the_catalogue_comes_first_and_then_the_first_file(
+    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_facts(path, "a.json", "site/tiny")
+    write_facts(path, "b.json", "site/tiny")
+    write_facts(path, "c.json", "meta-llama/Llama-3.1-8B-Instruct")
+    assert {model: facts.file for model, facts in folder.read().items()} == {"site/tiny": "a.json"}
+    twice, known = warnings(caplog)
+    assert "b.json: model: site/tiny: a.json has facts" in twice
+    assert "c.json: model: meta-llama/Llama-3.1-8B-Instruct: the catalogue" in known
+
+
+def test_what_is_read_is_bounded(
+    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts_folder, "MOST_FILES", 2)
+    monkeypatch.setattr(facts_folder, "MOST_FILE_BYTES", 2_000)
+    write_facts(path, "a.json", "site/a")
+    (path / "b.json").write_text(facts_text("site/b") + " " * 2_000)
+    write_facts(path, "c.json", "site/c")
+    assert set(folder.read()) == {"site/a"}
+    large, many = warnings(caplog)
+    assert "b.json: 2," in large
+    assert "3 files: only the first 2" in many
+
+
+def test_a_reader_that_fails_stops_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def read(file: Path) -> dict[str, Checkpoint]:
+        if file.name == "bad.json":
+            raise ZeroDivisionError
+        return dict(read_facts_file(file))
+
+    write_facts(path, "bad.json", "site/bad")
+    write_facts(path, "tiny.json", "site/tiny")
+    assert set(FactsFolder(path, read).read()) == {"site/tiny"}
+    (warning,) = warnings(caplog)
+    assert "ZeroDivisionError" in warning
+
+
+def test_a_mounted_config_map_is_followed_through_its_links(path: Path, folder: FactsFolder) -> None:
+    """Kubelet writes a new folder and swaps one link."""
+    path.mkdir()
+    for number in range(2):
+        write_facts(path / f"..v{number}", "tiny.json", f"site/v{number}")
+    (path / "..data").symlink_to("..v0")
+    (path / "tiny.json").symlink_to("..data/tiny.json")
+    assert set(folder.read()) == {"site/v0"}
+    (path / "..new").symlink_to("..v1")
+    (path / "..new").rename(path / "..data")
+    assert set(folder.read()) == {"site/v1"}
