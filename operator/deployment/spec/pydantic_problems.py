@@ -1,7 +1,7 @@
 """Says in plain words what pydantic finds wrong with a spec."""
 
 import difflib
-from contextlib import suppress
+import json
 from typing import Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -13,6 +13,7 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.patterns import MEANINGS
 from specdecode_operator.documents.api_answers import MOST_VALUES, TOO_LARGE
 from specdecode_operator.documents.json_text import parse_json
+from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, shown_or_missing
 
 _Spec = TypeVar("_Spec", bound=ApiModel)
@@ -86,9 +87,7 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
     value = shown_or_missing(detail["input"], _SHOWN_CHARACTERS)
     if detail["type"] == _UNKNOWN_FIELD:
         return Problem(field, value, _unknown_field(place, spec))
-    if isinstance(detail["input"], str) and detail["type"] in _NOT_TEXT:
-        return Problem(field, value, _of_quoted(detail["input"], _WORDS[detail["type"]], _field_at(place, spec)))
-    return Problem(field, value, _message(detail))
+    return Problem(field, value, _quotes_problem(detail, _field_at(place, spec)) or _message(detail))
 
 
 def _message(detail: ErrorDetails) -> str:
@@ -102,18 +101,29 @@ def _message(detail: ErrorDetails) -> str:
     return detail["msg"] if words is None else words.format_map(context)
 
 
-def _of_quoted(text: str, message: str, field: FieldInfo | None) -> str:
-    """Return what is wrong with a text in the place of another type: its quotes alone, or also the value in them."""
-    with suppress(ValueError):
-        value = parse_json(text)
-        if field is None:
-            return f"{message}, without quotes"
+def _quotes_problem(detail: ErrorDetails, field: FieldInfo | None) -> str | None:
+    """Return what is wrong with a value that has quotes, or lacks them: these alone, or also the value itself.
+
+    None if the problem is another one.
+    """
+    given, message = detail["input"], _message(detail)
+    if isinstance(given, str) and detail["type"] in _NOT_TEXT:
         try:
-            bounded: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-            TypeAdapter(bounded).validate_python(value)
-        except ValidationError as error:
-            return _message(error.errors(include_url=False)[0])
-        return f"{message}, without quotes"
+            other = parse_json(given)
+        except UnreadableTextError:
+            return message
+        message = f"{message}, without quotes"
+    elif detail["type"] == "string_type" and isinstance(given, bool | int | float):
+        other = json.dumps(given)
+    else:
+        return None
+    if field is None:
+        return message
+    bounded: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    try:
+        TypeAdapter(bounded).validate_python(other)
+    except ValidationError as error:
+        return _message(error.errors(include_url=False)[0])
     return message
 
 

@@ -5,7 +5,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from specdecode_operator.sizing.base.fields import MAX_TOKENS, Fields
-from specdecode_operator.sizing.estimated.keys import HEADS, KV_HEADS, LAYER_KINDS, LAYERS, LENGTH, number, required
+from specdecode_operator.sizing.estimated.keys import (
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    LAYER_KINDS,
+    LAYERS,
+    LENGTH,
+    number,
+    required,
+)
 from specdecode_operator.sizing.families.decoder import CHUNKED, FULL, LINEAR, SLIDING, first_that_borrows
 from specdecode_operator.sizing.families.latent import has_indexer
 from specdecode_operator.sizing.model.layers import (
@@ -21,7 +30,6 @@ from specdecode_operator.sizing.model.layers import (
 )
 from specdecode_operator.vocabulary import FLOAT32_BYTES
 
-_HEAD_DIM: Final = ("head_dim", "kv_channels", "attention_head_dim", "head_size", "qk_head_dim")
 _STATE_HEADS: Final = ("mamba_num_heads", "mamba_n_heads", "ssm_num_heads")
 _STATE_HEAD_DIM: Final = ("mamba_head_dim", "mamba_d_head", "ssm_head_dim")
 _STATE_GROUPS: Final = ("n_groups", "mamba_n_groups", "mamba_num_groups", "ssm_n_groups")
@@ -208,7 +216,7 @@ def _attention_sizes(fields: Fields) -> _Sizes:
     if count % kv_heads:
         key = next(key for key in KV_HEADS if fields.is_set(key))
         raise fields.error(key, f"must divide the {count} attention heads")
-    return _Sizes(count, kv_heads, number(fields, _HEAD_DIM, 0) or max(fields.size("hidden_size") // count, 1))
+    return _Sizes(count, kv_heads, number(fields, HEAD_DIM, 0) or max(fields.size("hidden_size") // count, 1))
 
 
 def _attention(fields: Fields, sizes: _Sizes) -> SelfAttention:

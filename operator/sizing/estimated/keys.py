@@ -12,6 +12,7 @@ KV_HEADS: Final = (
     *("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "multi_query_group_num"),
     *("num_attention_groups", "num_query_groups"),
 )
+HEAD_DIM: Final = ("head_dim", "kv_channels", "attention_head_dim", "head_size", "qk_head_dim")
 EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
 EXPERTS_A_TOKEN: Final = (
     *("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k"),
@@ -25,7 +26,7 @@ LENGTH: Final = (
 )
 """Names of one size in different files, the most specific first."""
 
-_ONE_SIZE: Final = (LAYERS, WIDTH, HEADS[:-1], KV_HEADS, EXPERTS, EXPERTS_A_TOKEN)
+_ONE_SIZE: Final = (LAYERS, WIDTH, HEADS[:-1], HEAD_DIM[:-1], KV_HEADS, EXPERTS, EXPERTS_A_TOKEN)
 """Names of one size, of which no file needs two: others fall back on each other, or mean a state's heads too."""
 
 _MOST_DIGITS: Final = 18

@@ -51,3 +51,16 @@ def test_quotes_are_to_be_removed_only_if_that_mends_a_value(replicas: str, mess
         SpecDecodeDeploymentSpec.model_validate({"target": TARGET, "replicas": replicas})
     (problem,) = spec_problems(refused.value)
     assert (problem.field, problem.message) == ("spec.replicas", message)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [(14.5, "must be text: put it in quotes"), (True, "a size in GiB"), (1e9, "9 characters at most")],
+)
+def test_quotes_are_to_be_added_only_if_that_mends_a_value(given: float, words: str) -> None:
+    target = {**TARGET, "assume": {"weightsGiB": given}}
+    with pytest.raises(ValidationError) as refused:
+        SpecDecodeDeploymentSpec.model_validate({"target": target})
+    (problem,) = spec_problems(refused.value)
+    assert problem.field == "spec.target.assume.weightsGiB"
+    assert words in problem.message

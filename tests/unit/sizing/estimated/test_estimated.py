@@ -1,5 +1,6 @@
 """Models that sizing does not implement: estimated from config.json and the headers of their files."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from bench.sizing.estimated import comparisons
 from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.base.errors import GeometryError
+from specdecode_operator.sizing.families.catalogue import find_geometry, hub_ids
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.kv.model_cache import cached_layers
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, estimate
@@ -251,6 +253,7 @@ EXPERTS: dict[str, Any] = {"moe_intermediate_size": 2048, "num_experts_per_tok":
         ({"text_config": {"num_hidden_layers": 1}}, {}),
         ({"text_config": {"n_layer": 64}}, {"num_hidden_layers": 64}),
         ({"n_kv_heads": 16}, {"num_key_value_heads": 16}),
+        ({"head_dim": 64, "head_size": 256}, {"head_dim": 256}),
         ({"text_config": {"hidden_size": 8192}}, {"hidden_size": 8192}),
         (
             {"num_hidden_layers": 48, "text_config": {"num_hidden_layers": 32, "layer_types": ["attention"] * 32}},
@@ -316,6 +319,16 @@ def test_experts_in_a_layer_that_is_not_there_are_doubted() -> None:
 def test_extreme_savings_of_the_cache_are_doubted(changes: dict[str, Any]) -> None:
     assert len(geometry_from_config("new", NEW | changes).doubts) == 1
     assert geometry_from_config("new", NEW).doubts == ()
+
+
+def test_no_published_model_is_doubted() -> None:
+    models = []
+    for name in hub_ids():
+        # Some heads need their method to be read.
+        with suppress(GeometryError):
+            models.append(find_geometry(name))
+    assert len(models) > 200
+    assert [model.name for model in models if model is not None and model.doubts] == []
 
 
 def test_messages_list_no_classes() -> None:
