@@ -44,9 +44,15 @@ _REFERENCE: Final = (
     rf"\(a\b|[<\[{_ELLIPSIS}]|[,;:.)\]}}]{{1,8}}(?:\s|$)|\*\*|WITHHELD|\$[({{A-Z_]|\{{"
     r"|[/~](?:[\w.-]{1,64}/|run\b|etc\b)|\./|name [\w.-]{1,253}, key "
 )
-_NO_SECRET: Final = rf"(?!{_REFERENCE}|{_WORDS}(?=[\s\"',.;:)\]}}]|$))"
+_OF_ENGINE: Final = (
+    r"vLLM (?:\d{1,4}\.\d{1,4} )?(?:can|does|has|is|knows|needs|no longer|reads|refuses|serves|takes|verifies|would) "
+)
+_NO_SECRET: Final = rf"(?!{_REFERENCE}|{_OF_ENGINE}|{_WORDS}(?=[\s\"',.;:)\]}}]|$))"
 _NO_SECRET_IN_QUOTES: Final = rf"(?!{_REFERENCE}|{_WORDS}\\?[\"'])"
-"""What follows a key and is no secret: a variable, a placeholder, a path, and the words of a sentence about the key."""
+"""What follows a key and is no secret: a variable, a placeholder, a path, and the words of a sentence about the key.
+
+A sentence without quotes may begin with vLLM: "--password: vLLM 0.33 has no such flag".
+"""
 
 _KEY: Final = (
     r"(?i:passw(?:or)?d|passwort|passphrase|(?<![a-z])pwd|[_-]pass"

@@ -134,7 +134,7 @@ def add_command(
     """
     from specdecode_operator.cli.outputs.printing import json_text  # noqa: PLC0415
     from specdecode_operator.cli.plan.facts_files import check_facts, facts_data, read_model  # noqa: PLC0415
-    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
+    from specdecode_operator.cli.text_files import DocumentError, replaced_whole  # noqa: PLC0415
     from specdecode_operator.problems import printable  # noqa: PLC0415
     from specdecode_operator.resolver.read_model_facts import CheckpointError  # noqa: PLC0415
 
@@ -152,7 +152,8 @@ def add_command(
         say(text)
         return
     try:
-        file.write_text(f"{text}\n", encoding="utf-8")
+        with replaced_whole(file) as stream:
+            stream.write(f"{text}\n")
     except OSError as error:
         say_line(f"error: --file: {file}: {error.strerror}", err=True)
         raise typer.Exit(ExitCode.INVALID) from None

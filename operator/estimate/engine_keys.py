@@ -14,13 +14,17 @@ from specdecode_operator.sizing.model.layers import DeltaNet, Layer, ParallelMix
 from specdecode_operator.vocabulary import DTYPE_BYTES, ENGINE_DTYPES, Dtype
 
 _LARGEST_GRAPH: Final = 65_536
-_MOST_RANKS: Final = 1024
+MOST_RANKS: Final = 1024
 
+_MOST_ITEMS: Final = 65_536
+_MOST_SETTING: Final = 2**31 - 1
+
+_SIZES_KEY: Final = "cudagraph_capture_sizes"
 _GRAPH_KEY: Final = "max_cudagraph_capture_size"
 _COMPILATION_KEY: Final = "compilation_config"
 _LIMIT_KEY: Final = "limit_mm_per_prompt"
 _STATE_KEY: Final = "mamba_ssm_cache_dtype"
-_CONTEXT_KEY: Final = "decode_context_parallel_size"
+CONTEXT_KEY: Final = "decode_context_parallel_size"
 
 _MODELLED_OF_COMPILATION: Final = frozenset({"cudagraph_mode", _GRAPH_KEY})
 
@@ -64,6 +68,7 @@ def graph_settings(fields: CaseFields) -> dict[str, Any]:
         if largest is not None and inner is not None and inner != largest:
             raise section.error(_GRAPH_KEY, f"contradicts {_GRAPH_KEY}, {largest}: remove one of the two")
         largest = largest or inner
+        _refuse_sizes(section, largest)
         if mode := section.text("cudagraph_mode"):
             if mode.upper() not in tuple(CudagraphMode):
                 raise section.error("cudagraph_mode", f"is not known: use one of {', '.join(CudagraphMode)}")
@@ -71,6 +76,23 @@ def graph_settings(fields: CaseFields) -> dict[str, Any]:
     if largest is not None:
         found["max_graph_tokens"] = largest
     return found
+
+
+def _refuse_sizes(section: CaseFields, largest: int | None) -> None:
+    """Refuse numbers that no engine takes, and sizes of graphs that contradict the largest (vLLM, config/vllm.py)."""
+    for key, value in section.values.items():
+        for each in value if isinstance(value, list) else (value,):
+            if isinstance(each, int | float) and not -_MOST_SETTING <= each <= _MOST_SETTING:
+                raise section.error(key, f"must lie between -{_MOST_SETTING:,} and {_MOST_SETTING:,}")
+    sizes = section.values.get(_SIZES_KEY)
+    if sizes is None:
+        return
+    if not isinstance(sizes, list) or not sizes or not all(type(each) is int and each > 0 for each in sizes):
+        raise section.error(_SIZES_KEY, "must be a list of whole numbers from 1, with at least one")
+    if max(sizes) > _LARGEST_GRAPH:
+        raise section.error(_SIZES_KEY, f"must lie between 1 and {_LARGEST_GRAPH:,}")
+    if largest is not None and largest not in sizes:
+        raise section.error(_SIZES_KEY, f"contradicts {_GRAPH_KEY}, {largest}: remove one of the two")
 
 
 def unmodelled(fields: CaseFields) -> list[str]:
@@ -85,9 +107,9 @@ def unmodelled(fields: CaseFields) -> list[str]:
 
 
 def _unmodelled(fields: CaseFields) -> Iterator[str]:
-    ranks = fields.whole(_CONTEXT_KEY, _MOST_RANKS) or 1
+    ranks = fields.whole(CONTEXT_KEY, MOST_RANKS) or 1
     if ranks > 1:
-        yield (f"{_CONTEXT_KEY}: {ranks} ranks share each sequence, so the cache holds up to {ranks} times the tokens")
+        yield (f"{CONTEXT_KEY}: {ranks} ranks share each sequence, so the cache holds up to {ranks} times the tokens")
     limits = fields.section(_LIMIT_KEY)
     if limits is not None and limits.values and not _takes_no_items(fields):
         yield f"{_LIMIT_KEY}: the encoder is sized for its largest items, whatever a request may have of them"
@@ -105,8 +127,10 @@ def _takes_no_items(fields: CaseFields) -> bool:
     counts = {}
     for key, value in section.values.items():
         count = value.get("count") if isinstance(value, dict) else value
-        if type(count) is not int or count < 0:
-            raise section.error(key, "must be a whole number from 0, or an object with such a count")
+        if type(count) is not int or not 0 <= count <= _MOST_ITEMS:
+            raise section.error(
+                key, f"must be a whole number from 0 to {_MOST_ITEMS:,}, or an object with such a count"
+            )
         counts[key] = count
     return all(counts.get(kind) == 0 for kind in _PICTURES) and not any(counts.values())
 

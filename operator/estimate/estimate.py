@@ -27,7 +27,15 @@ from specdecode_operator.sizing.memory.budget import Budget, Verdict, estimate
 from specdecode_operator.sizing.memory.footprint import refuse_bad_split
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, longest_sequence, parallelism
+from specdecode_operator.sizing.pair.pair import (
+    NO_LENGTH,
+    EngineLimits,
+    Pair,
+    Parallelism,
+    longest_sequence,
+    parallelism,
+    says_no_length,
+)
 from specdecode_operator.vocabulary import (
     DTYPE_BYTES,
     ENGINE_DTYPES,
@@ -245,6 +253,8 @@ def _measured_device(name: str | None, total_bytes: int) -> Device:
 
 def _limits(fields: CaseFields, target: ModelGeometry, version: str, defaults: EngineDefaults) -> EngineLimits:
     batched_tokens = fields.whole("max_num_batched_tokens", MOST_TOKENS) or defaults.max_num_batched_tokens
+    if fields.values.get("max_model_len") is None and says_no_length(target):
+        raise fields.error("max_model_len", NO_LENGTH)
     return EngineLimits(
         max_model_len=fields.whole("max_model_len", MOST_TOKENS) or longest_sequence(target, version),
         # vLLM lowers its own default, never what it was told.

@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from specdecode_operator.engine.speculative_config import FLY_KEY
+from specdecode_operator.estimate.engine_keys import CONTEXT_KEY, MOST_RANKS
 from specdecode_operator.estimate.fields import CaseFields
 from specdecode_operator.sizing.base.eras import Runner, sizing_facts
 from specdecode_operator.sizing.choice.other_models import matching_drafts
 from specdecode_operator.sizing.choice.precision_rules import cache_dtype_problem, dtype_problem, served_precision
 from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.layers import SelfAttention
 from specdecode_operator.sizing.pair.drafting import vocabulary_mismatch
 from specdecode_operator.sizing.pair.pair import Pair, longest_sequence
 from specdecode_operator.versions.table import ended_method
@@ -34,6 +36,7 @@ def refuse_unstartable(fields: CaseFields, speculative: CaseFields | None, pair:
     _refuse_cache_dtype(fields, pair, product)
     _refuse_requests(fields, pair)
     _refuse_blocks(fields, pair.target)
+    _refuse_context_ranks(fields, pair.target)
     if speculative is not None:
         _refuse_speculation(speculative, pair)
 
@@ -90,6 +93,29 @@ def _refuse_requests(fields: CaseFields, pair: Pair) -> None:
 def _refuse_blocks(fields: CaseFields, target: ModelGeometry) -> None:
     if target.attentions and (fields.values.get("block_size") or 0) % _KERNEL_BLOCK_TOKENS:
         raise fields.error("block_size", f"must be a multiple of {_KERNEL_BLOCK_TOKENS}, as attention on GPUs needs it")
+
+
+def _refuse_context_ranks(fields: CaseFields, target: ModelGeometry) -> None:
+    """config/parallel.py, _validate_parallel_config, and config/model.py, verify_with_parallel_config.
+
+    Ranks of tensor parallelism share sequences: without MLA those that would hold the same KV heads.
+    """
+    tensor = fields.values.get("tp") or 1
+    ranks = fields.whole(CONTEXT_KEY, MOST_RANKS) or 1
+    if tensor % ranks:
+        raise fields.error(CONTEXT_KEY, f"must divide tp, {tensor}: use such a number, or raise tp")
+    heads = [mixer for mixer in target.attentions if isinstance(mixer, SelfAttention)]
+    if ranks == 1 or not heads or len(heads) < len(target.attentions):
+        return
+    kv_heads = min(mixer.num_kv_heads for mixer in heads)
+    if ranks > tensor // kv_heads:
+        most = max(tensor // kv_heads, 1)
+        raise fields.error(
+            CONTEXT_KEY, f"must be at most tp / KV heads, {tensor} / {kv_heads}: use {most} or less, or raise tp"
+        )
+    if all((mixer.num_heads // mixer.num_kv_heads) % ranks for mixer in heads):
+        shared = heads[0].num_heads // heads[0].num_kv_heads
+        raise fields.error(CONTEXT_KEY, f"must divide the {shared} query heads of each KV head: use such a number")
 
 
 def _refuse_speculation(speculative: CaseFields, pair: Pair) -> None:

@@ -69,6 +69,8 @@ class TestEachForm:
         "spec.models.hubTokenSecret: is missing: name a Secret and its key",
         "the password: must not be empty; --api-key is not given; HF_TOKEN: is not set",
         "--api-key-variable: VLLM_API_KEY: is not set",
+        "spec.engine.extraArgs: --password: vLLM 0.33 has no such flag; did you mean --port?",
+        "--api-key: vLLM 0.17 does not have this flag yet; --hf-token: vLLM 0.33 no longer has this flag",
         "--password $PASSWORD --token $(TOKEN) --api-key ${KEY} token=/var/run/secrets/token",
         "http://127.0.0.1:8000/metrics, http://[::1]:8000/x, https://HOST:PORT/x",
         "http://llama.team.svc:8000: timed out",
@@ -82,6 +84,14 @@ class TestEachForm:
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redact(text) == text
     assert printable(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["--password: vLLM0.33", "password: vLLM swordfish", "password='vLLM has it'", "--api-key vLLM --port 8000"],
+)
+def test_a_secret_may_be_called_like_the_engine(text: str) -> None:
+    assert "vLLM" not in redact(text)
 
 
 class TestClip:

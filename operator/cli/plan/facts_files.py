@@ -69,10 +69,21 @@ def read_given(
     Raises
     ------
     DocumentError
-        As read_models and read_facts.
+        As read_models and read_facts, and if both give one model other weights.
     """
     configs, folders = read_models(model_configs)
-    return configs, {**read_facts(facts), **folders}
+    known = read_facts(facts)
+    for model, checkpoint in folders.items():
+        in_file = known.get(model, checkpoint)
+        if in_file.weights != checkpoint.weights:
+            total, other = in_file.weights.total_bytes, checkpoint.weights.total_bytes
+            said = f"weights of {total:,} bytes contradict {other:,} bytes"
+        elif in_file.config != checkpoint.config:
+            said = "its config contradicts that"
+        else:
+            continue
+        raise DocumentError(f"--facts: {printable(model)}: {said} in the folder of --model-config: give one of the two")
+    return configs, {**known, **folders}
 
 
 def read_facts(files: Iterable[str]) -> dict[str, Checkpoint]:
@@ -113,7 +124,9 @@ def _contradiction(model: str, checkpoint: Checkpoint) -> str | None:
     """Return why config.json and headers are not of one model; None if they may be."""
     stored, weights = stored_weights(checkpoint), checkpoint.weights
     if sum(weights.bytes_by_dtype.values()) != weights.total_bytes:
-        return f"weights.total_bytes: {weights.total_bytes:,}: is not the sum of bytes_by_dtype: write it anew"
+        return _unequal(weights.total_bytes, "bytes_by_dtype", weights.bytes_by_dtype)
+    if weights.bytes_by_part and sum(weights.bytes_by_part.values()) != weights.total_bytes:
+        return _unequal(weights.total_bytes, "bytes_by_part", weights.bytes_by_part)
     try:
         geometry = geometry_from_config(model, checkpoint.config, stored)
     except SizingError as error:
@@ -132,3 +145,10 @@ def _contradiction(model: str, checkpoint: Checkpoint) -> str | None:
             f" {format_gib(by_shape)} GiB: they are of another model"
         )
     return None
+
+
+def _unequal(total: int, key: str, sizes: Mapping[str, int]) -> str:
+    return (
+        f"weights.total_bytes: {total:,}: contradicts the {sum(sizes.values()):,} bytes in {key}: write the file again"
+        " with specdecode models add"
+    )

@@ -83,17 +83,15 @@ def look_up(
 
 
 def _contradictions(field: str, model: ServedModel, given: Checkpoint) -> Iterator[Problem]:
-    """Yield the sizes in which facts of a model differ from its config.json in the spec or the catalogue."""
-    known = config_of(model, None)
+    """Yield the sizes in which facts of a model differ from the catalogue; a config in the spec is checked later."""
+    known = {} if model.config is not None else config_of(model, None)
     for key, value in (known or {}).items():
         other = given.config.get(key)
         if type(value) is int and type(other) is int and value != other:
-            place = f"{field}.config.{key}" if model.config is not None else f"{field}.model"
-            shown_value = str(value) if model.config is not None else model.model
             message = (
                 f"the facts given for {model.model} say {key} {other}, and its config.json says {value}: remove one"
             )
-            yield Problem(place, shown_value, message)
+            yield Problem(f"{field}.model", model.model, message)
 
 
 def how_to_resolve(unknown: Sequence[UnknownModel], *, asked_hub: bool) -> str:

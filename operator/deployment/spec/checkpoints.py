@@ -19,7 +19,7 @@ from specdecode_operator.deployment.spec.model_sources import (
     served_models,
 )
 from specdecode_operator.engine.rules.config_overrides import ConfigOverrides, overridden
-from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_missing
+from specdecode_operator.problems import InvalidSpecError, Problem, shown, shown_or_missing
 from specdecode_operator.resolver.read_model_facts import Checkpoint
 from specdecode_operator.sizing.choice.precision_rules import ONLINE_PRECISIONS, served_precision
 from specdecode_operator.sizing.estimated.assumed import Assumption, assumed_geometry, usual_config
@@ -157,10 +157,13 @@ def _known_geometry(
     name = model.model
     if model.config is not None:
         try:
-            return _geometry(name, model.config, method, stored_weights(read))
+            described = _geometry(name, model.config, method, stored_weights(read))
         except GeometryError as error:
             problem = Problem(f"{field}.config.{error.field}", shown_or_missing(error.value), error.message)
             raise InvalidSpecError([problem]) from error
+        if read is not None and (other := _contradiction(field, model.config, described, read, method)):
+            raise InvalidSpecError([other])
+        return described
     try:
         geometry = find_geometry(name, None if method is None else method.value)
     except GeometryError as error:
@@ -177,6 +180,40 @@ def _known_geometry(
         return _geometry(name, read.config, method, stored_weights(read))
     except GeometryError as error:
         raise InvalidSpecError([Problem(f"{field}.model", name, f"in its config.json: {error}")]) from error
+
+
+def _contradiction(
+    field: str, config: Mapping[str, Any], geometry: ModelGeometry, read: Checkpoint, method: Method | None
+) -> Problem | None:
+    """Return what a config in the spec says otherwise than the model's files; None if both have one shape.
+
+    What takes no memory may differ or be left out.
+    """
+    try:
+        in_files = _geometry(geometry.name, read.config, method, stored_weights(read))
+    except GeometryError:
+        return None
+    own = _memory_shape(geometry)
+    if own == _memory_shape(in_files):
+        return None
+
+    def decides(key: str) -> bool:
+        rest = {name: value for name, value in config.items() if name != key}
+        try:
+            other = rest | ({key: read.config[key]} if key in read.config else {})
+            return _memory_shape(_geometry(geometry.name, other, method, stored_weights(read))) != own
+        except GeometryError:
+            return True
+
+    # What both say tells more than a key that one leaves out.
+    differing = sorted(
+        (key for key in {**read.config, **config} if read.config.get(key) != config.get(key)),
+        key=lambda key: (key not in read.config) + (key not in config),
+    )
+    key = next(filter(decides, differing), differing[0])
+    given, found = (shown(each[key]) if key in each else "left out" for each in (config, read.config))
+    fix = "remove this config, or give the facts of this model"
+    return Problem(f"{field}.config.{key}", given, f"contradicts the model's facts, where it is {found}: {fix}")
 
 
 def named_checkpoints(
@@ -314,6 +351,11 @@ def _checkpoint_problems(
         message = f"is no checkpoint of {own.name}: {', '.join(different)}; name one of the same model"
         return [Problem(f"{field}.model", checkpoint.model, message)]
     return []
+
+
+def _memory_shape(geometry: ModelGeometry) -> tuple[object, ...]:
+    """Return what a config.json decides of a model's memory."""
+    return _shape(geometry), geometry.layers, geometry.tower, geometry.checkpoint
 
 
 def _shape(geometry: ModelGeometry) -> dict[str, int]:

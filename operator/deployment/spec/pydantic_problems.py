@@ -1,15 +1,19 @@
 """Says in plain words what pydantic finds wrong with a spec."""
 
 import difflib
-from typing import Any, Final, TypeVar, get_args
+import json
+from typing import Annotated, Any, Final, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.patterns import MEANINGS
 from specdecode_operator.documents.api_answers import MOST_VALUES, TOO_LARGE
+from specdecode_operator.documents.json_text import parse_json
+from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, shown_or_missing
 
 _Spec = TypeVar("_Spec", bound=ApiModel)
@@ -83,16 +87,44 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
     value = shown_or_missing(detail["input"], _SHOWN_CHARACTERS)
     if detail["type"] == _UNKNOWN_FIELD:
         return Problem(field, value, _unknown_field(place, spec))
+    return Problem(field, value, _quotes_problem(detail, _field_at(place, spec)) or _message(detail))
+
+
+def _message(detail: ErrorDetails) -> str:
+    """Return what is wrong with a value, without the value."""
     words = _WORDS.get(detail["type"])
     context = {key: f"{value:,}" if isinstance(value, int) else value for key, value in detail.get("ctx", {}).items()}
     if "pattern" in context:
         context["pattern"] = MEANINGS.get(context["pattern"], context["pattern"])
-    message = detail["msg"] if words is None else words.format_map(context)
     if detail["type"] == "string_type" and isinstance(detail["input"], dict | list):
-        message = "must be text"
-    if isinstance(detail["input"], str) and detail["type"] in _NOT_TEXT:
-        message += ", without quotes"
-    return Problem(field, value, message)
+        return "must be text"
+    return detail["msg"] if words is None else words.format_map(context)
+
+
+def _quotes_problem(detail: ErrorDetails, field: FieldInfo | None) -> str | None:
+    """Return what is wrong with a value that has quotes, or lacks them: these alone, or also the value itself.
+
+    None if the problem is another one.
+    """
+    given, message = detail["input"], _message(detail)
+    if isinstance(given, str) and detail["type"] in _NOT_TEXT:
+        try:
+            other = parse_json(given)
+        except UnreadableTextError:
+            return message
+        message = f"{message}, without quotes"
+    elif detail["type"] == "string_type" and isinstance(given, bool | int | float):
+        other = json.dumps(given)
+    else:
+        return None
+    if field is None:
+        return message
+    bounded: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    try:
+        TypeAdapter(bounded).validate_python(other)
+    except ValidationError as error:
+        return _message(error.errors(include_url=False)[0])
+    return message
 
 
 def _path(place: tuple[int | str, ...]) -> str:
@@ -107,13 +139,23 @@ def _unknown_field(place: tuple[int | str, ...], spec: type[BaseModel]) -> str:
     return f"is no field of {_path(place[:-1])}: {known}"
 
 
+def _field_at(place: tuple[int | str, ...], spec: type[BaseModel]) -> FieldInfo | None:
+    """Return the field at a place; None for an entry of a list."""
+    fields = _model_at(spec, place[:-1]).model_fields
+    return next((info for name, info in fields.items() if (info.alias or name) == place[-1]), None)
+
+
 def _fields_of(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
     """Return the fields that the object at a place may have."""
+    return [info.alias or name for name, info in _model_at(model, place).model_fields.items()]
+
+
+def _model_at(model: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:
     # The number of an entry stands in the place of a list, whose model has been found already.
     for name in filter(lambda part: isinstance(part, str), place):
         inner = _inner_model(model, str(name))
         model = model if inner is None else inner
-    return [info.alias or name for name, info in model.model_fields.items()]
+    return model
 
 
 def _inner_model(model: type[BaseModel], name: str) -> type[BaseModel] | None:

@@ -41,13 +41,13 @@ from specdecode_operator.engine.settings import Platform
 from specdecode_operator.kube.nodes import product_refusal
 from specdecode_operator.kube.pod_policy import pod_problems
 from specdecode_operator.kube.untyped import mapping, objects
-from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_missing
+from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, shown_or_missing
 from specdecode_operator.sizing.base.devices import MEMORY_FIELD, find_device, known_products
 from specdecode_operator.sizing.choice.plan import pair_at
 from specdecode_operator.sizing.choice.precision_rules import cache_dtype_problem, dtype_problem, served_precision
 from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
 from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
-from specdecode_operator.sizing.pair.pair import Pair, longest_sequence, spread_problems
+from specdecode_operator.sizing.pair.pair import NO_LENGTH, Pair, longest_sequence, says_no_length, spread_problems
 from specdecode_operator.sizing.weights.divisibility import split_remedy, supported_tensors, tensor_problems
 from specdecode_operator.sizing.weights.weights import parameter_count
 from specdecode_operator.vocabulary import Dtype, KvCacheDtype, Method, Precision
@@ -232,6 +232,8 @@ def _size_problems(pair: Pair) -> Iterator[Problem]:
 
 def _length_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
     wanted, longest = spec.serving.max_model_len, longest_sequence(pair.target, pair.limits.engine_version)
+    if wanted is None and says_no_length(pair.target):
+        yield Problem("spec.serving.maxModelLen", MISSING, NO_LENGTH)
     if wanted is None or wanted <= longest or allows_longer(spec.engine.env):
         return
     if spec.target.rope_scaling is not None:

@@ -156,6 +156,7 @@ def _estimated_warnings(facts: Facts) -> Iterator[str]:
             f"the {role} {model.name} is estimated: sizing does not implement {lacks}; weights follow from {counted},"
             " and a wider margin is kept back"
         )
+        yield from (f"the {role} {model.name}: {doubt}" for doubt in model.doubts)
 
 
 def _assumed_warnings(facts: Facts) -> Iterator[str]:

@@ -15,7 +15,7 @@ from specdecode_operator.migration.sources.model_storage import (
 )
 from specdecode_operator.migration.sources.speculator import read_speculator
 from specdecode_operator.migration.sources.workload import Remarks, Workload, name_in, namespace_of, quoted_name, within
-from specdecode_operator.problems import MISSING
+from specdecode_operator.problems import MISSING, shown
 
 _MAIN: Final = "main"
 _MORE: Final = "VLLM_ADDITIONAL_ARGS"
@@ -101,7 +101,17 @@ def _containers(
             env.append(each)
     words = [word for word in texts(main, "args") if word != "--"]
     served = str(mapping(spec, "model").get("name") or name_in(body))
-    args = [MODEL_PATH, "--served-model-name", served, "--port", "8000", *_sizes(spec), *speculation, *more, *words]
+    args = [
+        MODEL_PATH,
+        "--served-model-name",
+        served,
+        "--port",
+        "8000",
+        *_sizes(spec, remarks),
+        *speculation,
+        *more,
+        *words,
+    ]
     return [{**main, "command": ["vllm", "serve"], "args": args, "env": env}, *others]
 
 
@@ -117,11 +127,15 @@ def _split(variable: Mapping[str, Any], remarks: Remarks) -> list[str]:
     return []
 
 
-def _sizes(spec: Mapping[str, Any]) -> Iterator[str]:
+def _sizes(spec: Mapping[str, Any], remarks: Remarks) -> Iterator[str]:
     parallelism = mapping(spec, "parallelism")
     for key, flag in _SIZES.items():
-        if parallelism.get(key) is not None:
-            yield from (flag, str(parallelism[key]))
+        value = parallelism.get(key)
+        if type(value) is int:
+            yield from (flag, str(value))
+        elif value is not None:
+            fix = "must be a whole number without quotes, as Kubernetes refuses all else: correct it, and import again"
+            remarks.decide(f"spec.parallelism.{key}", shown(value), fix)
     if parallelism.get("expert") is True:
         yield "--enable-expert-parallel"
     if spec.get("trustRemoteCode") is True:

@@ -1,12 +1,21 @@
 """Attention and recurrent states of the layers of an estimated model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from specdecode_operator.sizing.base.fields import MAX_TOKENS, Fields
-from specdecode_operator.sizing.estimated.keys import HEADS, LAYERS, LENGTH, number, required
-from specdecode_operator.sizing.families.decoder import CHUNKED, FULL, LINEAR, SLIDING
+from specdecode_operator.sizing.estimated.keys import (
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    LAYER_KINDS,
+    LAYERS,
+    LENGTH,
+    number,
+    required,
+)
+from specdecode_operator.sizing.families.decoder import CHUNKED, FULL, LINEAR, SLIDING, first_that_borrows
 from specdecode_operator.sizing.families.latent import has_indexer
 from specdecode_operator.sizing.model.layers import (
     DeltaNet,
@@ -21,11 +30,6 @@ from specdecode_operator.sizing.model.layers import (
 )
 from specdecode_operator.vocabulary import FLOAT32_BYTES
 
-_KV_HEADS: Final = (
-    *("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "multi_query_group_num"),
-    *("num_attention_groups", "num_query_groups"),
-)
-_HEAD_DIM: Final = ("head_dim", "kv_channels", "attention_head_dim", "head_size", "qk_head_dim")
 _STATE_HEADS: Final = ("mamba_num_heads", "mamba_n_heads", "ssm_num_heads")
 _STATE_HEAD_DIM: Final = ("mamba_head_dim", "mamba_d_head", "ssm_head_dim")
 _STATE_GROUPS: Final = ("n_groups", "mamba_n_groups", "mamba_num_groups", "ssm_n_groups")
@@ -33,12 +37,12 @@ _STATE_SIZE: Final = ("ssm_state_size", "mamba_d_state", "mamba_state_dim", "sta
 _STATE_KERNEL: Final = ("conv_kernel", "mamba_d_conv", "mamba_conv_kernel", "d_conv", "conv_L_cache")
 """Names of one size in different files, the most specific first."""
 
-_KINDS: Final = ("layer_types", "layers_block_type", "block_types", "layer_kinds")
 _PATTERN: Final = "hybrid_override_pattern"
 _LETTERS: Final = {"M": LINEAR, "*": FULL, "E": "moe", "-": "mlp"}
 
 _STATE_WORDS: Final = ("linear", "mamba", "ssm", "recurrent", "lightning", "conv", "delta", "kda", "rwkv")
 _WIDE_WORDS: Final = ("sliding", "swa", "local", "window")
+_SHARED_LAYERS: Final = "num_kv_shared_layers"
 NO_MIXER: Final = ("mlp", "moe", "ffn", "feed_forward")
 
 _DEFAULT_LATENT_DIM: Final = 128
@@ -55,7 +59,7 @@ class _Sizes:
 def kinds(fields: Fields) -> tuple[str, ...]:
     """Return the kind of each layer, in words of layer_types or as the file calls it."""
     listed: tuple[str, ...] = ()
-    for key in _KINDS:
+    for key in LAYER_KINDS:
         listed = listed or fields.strings(key)
     pattern = fields.values.get(_PATTERN)
     if isinstance(pattern, str) and pattern and not listed:
@@ -67,10 +71,31 @@ def kinds(fields: Fields) -> tuple[str, ...]:
         # Files may name more than there are: modules for multi-token prediction come after.
         if len(listed) < count:
             raise fields.error(
-                next(key for key in (*_KINDS, _PATTERN) if fields.is_set(key)), f"must name {count} layers"
+                next(key for key in (*LAYER_KINDS, _PATTERN) if fields.is_set(key)), f"must name {count} layers"
             )
-        return tuple(map(_kind, listed[:count]))
-    return tuple(_unlisted_kind(fields, index) for index in range(count))
+        found = tuple(map(_kind, listed[:count]))
+    else:
+        found = tuple(_unlisted_kind(fields, index) for index in range(count))
+    if set(found) <= set(NO_MIXER):
+        key = next(key for key in (*LAYER_KINDS, _PATTERN) if fields.is_set(key))
+        raise fields.error(key, "names no layer with attention or a state, and a model needs one: correct the file")
+    return found
+
+
+def attention_doubts(fields: Fields, kinds: tuple[str, ...], architecture: str) -> Iterator[str]:
+    """Yield a sentence for each saving of KV cache that the file claims, and that is unusual or does not happen."""
+    shared = number(fields, (_SHARED_LAYERS,), 0)
+    if shared and not _shares_layers(architecture):
+        path = fields.path(_SHARED_LAYERS)
+        yield f"{path} {shared} is not used: no layer of {architecture} reads the KV cache of another layer in vLLM"
+    heads = next((key for key in HEADS[:-1] if fields.is_set(key)), None)
+    if heads is not None and set(kinds) <= {LINEAR, *NO_MIXER}:
+        yield f"no layer keeps keys and values by its config.json, which sets {fields.path(heads)}: check its layers"
+
+
+def _shares_layers(architecture: str) -> bool:
+    """Return whether layers read keys and values of earlier ones: in vLLM 0.33 those of gemma3n.py and gemma4.py."""
+    return architecture.startswith("Gemma")
 
 
 def _kind(name: str) -> str:
@@ -134,7 +159,7 @@ def _windowed_kind(fields: Fields, index: int) -> str | None:
     return None
 
 
-def mixers(fields: Fields, kinds: tuple[str, ...]) -> tuple[Callable[[int], Mixer | None], int]:
+def mixers(fields: Fields, kinds: tuple[str, ...], architecture: str) -> tuple[Callable[[int], Mixer | None], int]:
     """Return the mixer of each layer, and the width of a head's rotated part; zero for none."""
     states = _states(fields, kinds) if LINEAR in kinds else None
     beside = _states_beside(fields, kinds)
@@ -150,14 +175,15 @@ def mixers(fields: Fields, kinds: tuple[str, ...]) -> tuple[Callable[[int], Mixe
         head_dim=number(fields, ("global_head_dim",), full.head_dim),
     )
     near = _windowed(fields, full) if {SLIDING, CHUNKED} & set(kinds) else {}
-    shared = number(fields, ("num_kv_shared_layers",), 0)
+    shared = number(fields, (_SHARED_LAYERS,), 0) if _shares_layers(architecture) else 0
+    first_borrower = first_that_borrows(fields, kinds, shared)
     by_kind: dict[str, Mixer | None] = {FULL: wide, LINEAR: states, **near}
 
     def mixer(index: int) -> Mixer | None:
         kind = kinds[index]
         found = by_kind.get(kind)
         if isinstance(found, SelfAttention):
-            if shared and index >= len(kinds) - shared:
+            if index >= first_borrower:
                 found = replace(found, borrows_cache=True)
             return ParallelMixers(found, beside) if beside is not None else found
         return found
@@ -186,11 +212,11 @@ def _windowed(fields: Fields, full: SelfAttention) -> dict[str, Mixer | None]:
 def _attention_sizes(fields: Fields) -> _Sizes:
     count = required(fields, HEADS)
     kv_heads = 1 if fields.values.get("multi_query") is True else count
-    kv_heads = number(fields, _KV_HEADS, kv_heads)
+    kv_heads = number(fields, KV_HEADS, kv_heads)
     if count % kv_heads:
-        key = next(key for key in _KV_HEADS if fields.is_set(key))
+        key = next(key for key in KV_HEADS if fields.is_set(key))
         raise fields.error(key, f"must divide the {count} attention heads")
-    return _Sizes(count, kv_heads, number(fields, _HEAD_DIM, 0) or max(fields.size("hidden_size") // count, 1))
+    return _Sizes(count, kv_heads, number(fields, HEAD_DIM, 0) or max(fields.size("hidden_size") // count, 1))
 
 
 def _attention(fields: Fields, sizes: _Sizes) -> SelfAttention:

@@ -1,11 +1,12 @@
 """The feed-forward layers of an estimated model, and which of them are experts."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.estimated.attention import NO_MIXER
-from specdecode_operator.sizing.estimated.keys import number, required
+from specdecode_operator.sizing.estimated.keys import EXPERTS, EXPERTS_A_TOKEN, number, required
 from specdecode_operator.sizing.families.decoder import LINEAR
 from specdecode_operator.sizing.model.layers import DenseMlp, Experts, FeedForward
 from specdecode_operator.vocabulary import FLOAT32_BYTES
@@ -13,11 +14,6 @@ from specdecode_operator.vocabulary import FLOAT32_BYTES
 _INNER_WIDTH: Final = (
     *("dense_intermediate_size", "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "n_inner"),
     *("ffn_dim", "ffn_intermediate_size", "hidden_dim"),
-)
-_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
-_EXPERTS_A_TOKEN: Final = (
-    *("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k"),
-    *("experts_per_token", "num_selected_experts"),
 )
 _EXPERT_WIDTH: Final = (
     *("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size", "expert_ffn_hidden_size"),
@@ -36,6 +32,9 @@ _DENSE_FIRST: Final = (
 )
 """Names of one size in different files, the most specific first."""
 
+_EXPERT_LAYERS: Final = ("moe_layers_enum", "moe_layers")
+"""Keys that name the layers with experts."""
+
 _NO_GATE: Final = ("relu2", "gelu_new", "gelu_fast", "squared_relu")
 _WIDENS: Final = 4
 
@@ -49,7 +48,7 @@ def feed_forwards(fields: Fields, kinds: tuple[str, ...]) -> Callable[[int], Fee
     dense = DenseMlp(width or _WIDENS * fields.size("hidden_size"), gated=gated)
     experts = _experts(fields, gated=gated)
     apart = bool(set(kinds) & set(NO_MIXER))
-    has_experts = _where_experts(fields)
+    has_experts = _where_experts(fields, len(kinds))
 
     def feed_forward(index: int) -> FeedForward | None:
         kind = kinds[index]
@@ -64,7 +63,7 @@ def feed_forwards(fields: Fields, kinds: tuple[str, ...]) -> Callable[[int], Fee
 
 
 def _experts(fields: Fields, *, gated: bool) -> Experts | None:
-    count = number(fields, _EXPERTS, 0)
+    count = number(fields, EXPERTS, 0)
     if count <= 1:
         return None
     width = required(fields, _EXPERT_WIDTH)
@@ -75,7 +74,7 @@ def _experts(fields: Fields, *, gated: bool) -> Experts | None:
     latent = number(fields, ("moe_latent_size", "routed_expert_hidden_size"), 0)
     return Experts(
         count,
-        min(number(fields, _EXPERTS_A_TOKEN, 1), count),
+        min(number(fields, EXPERTS_A_TOKEN, 1), count),
         width,
         score_bias_bytes=FLOAT32_BYTES,
         shared_intermediate_size=shared or times * width,
@@ -84,14 +83,44 @@ def _experts(fields: Fields, *, gated: bool) -> Experts | None:
     )
 
 
-def _where_experts(fields: Fields) -> Callable[[int], bool]:
-    """Return which layers have experts; all others are dense."""
+def expert_doubts(fields: Fields, kinds: tuple[str, ...]) -> Iterator[str]:
+    """Yield a sentence for each part of the file that puts experts into layers that the model does not have."""
+    count = number(fields, EXPERTS, 0)
+    if count <= 1 or set(kinds) & set(NO_MIXER):
+        return
+    if not _has_some(_named_experts(fields), len(kinds)):
+        yield f"its config.json has {count} experts and no layer for them: all layers are sized with experts"
+    for key in filter(fields.is_set, _EXPERT_LAYERS):
+        if beyond := [place for place in _places(fields, key) if place >= len(kinds)]:
+            yield f"{fields.path(key)} names layer {beyond[0]}, and the model has {len(kinds)}: check both"
+
+
+def _where_experts(fields: Fields, layers: int) -> Callable[[int], bool]:
+    """Return which layers have experts; all others are dense.
+
+    A file that names experts and no layer for them is wrong: with experts in all layers the model takes most memory.
+    """
+    has_experts = _named_experts(fields)
+    return has_experts if _has_some(has_experts, layers) else lambda _: True
+
+
+def _has_some(has_experts: Callable[[int], bool], layers: int) -> bool:
+    return any(has_experts(index) for index in range(layers))
+
+
+def _places(fields: Fields, key: str) -> list[int]:
+    """Return layers that a file names in a list or in text, such as 4,5,6."""
+    return [int(each) for each in re.findall(r"\d{1,9}", str(fields.values[key]))]
+
+
+def _named_experts(fields: Fields) -> Callable[[int], bool]:
+    """Return which layers have experts by the keys with which files say it."""
     values = fields.values
     first = number(fields, _DENSE_FIRST, 0)
     marks = values.get("moe_layer_freq")
     dense_only = values.get("mlp_only_layers")
-    named = values.get("moe_layers_enum") or values.get("moe_layers")
-    places = {int(each) for each in str(named).strip("[]").split(",") if each.strip().isdigit()} if named else set()
+    named = next((key for key in _EXPERT_LAYERS if values.get(key)), None)
+    places = set() if named is None else set(_places(fields, named))
     step = 1
     for key in ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", "expert_layer_period"):
         step = max(step, number(fields, (key,), 1))

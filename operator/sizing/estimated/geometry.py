@@ -12,9 +12,9 @@ from typing import Final
 from specdecode_operator.sizing.base.datafiles import read_data
 from specdecode_operator.sizing.base.errors import GeometryError, UnmodelledError
 from specdecode_operator.sizing.base.fields import MAX_TOKENS, Fields
-from specdecode_operator.sizing.estimated.attention import kinds, mixers
-from specdecode_operator.sizing.estimated.feed_forward import feed_forwards
-from specdecode_operator.sizing.estimated.keys import LENGTH, VOCABULARY, WIDTH, number, required
+from specdecode_operator.sizing.estimated.attention import attention_doubts, kinds, mixers
+from specdecode_operator.sizing.estimated.feed_forward import expert_doubts, feed_forwards
+from specdecode_operator.sizing.estimated.keys import LENGTH, VOCABULARY, WIDTH, number, required, settled
 from specdecode_operator.sizing.families.decoder import Decoder, assemble, model_rope
 from specdecode_operator.sizing.families.heads import TOKEN_ID_BYTES
 from specdecode_operator.sizing.model.checkpoint import read_checkpoint
@@ -87,8 +87,8 @@ def estimated_geometry(
     GeometryError
         If a size is missing, of the wrong type, out of range, or contradicts another.
     """
-    text = _language_model(fields)
-    model = _decoder(text, architecture, stored)
+    text, doubts = settled(_language_model(fields), _levels(fields))
+    model = _decoder(text, architecture, stored, doubts)
     model = replace(model, tower=tower or _tower(fields, stored, model.dtype_bytes))
     count = number(text, _PREDICTS, 0)
     if count and model.layers:
@@ -106,8 +106,8 @@ def estimated_head(
     fields: Fields, architecture: str, method: str, because: UnmodelledError, stored: StoredWeights | None
 ) -> ModelGeometry:
     """Return the geometry of a draft head that sizing does not implement; parameters and errors as above."""
-    text = _language_model(fields)
-    model = _decoder(text, architecture, stored)
+    text, doubts = settled(_language_model(fields), _levels(fields))
+    model = _decoder(text, architecture, stored, doubts)
     model = replace(model, head=_head_parts(text, model, method, stored))
     if method == Method.EAGLE3 and model.layers:
         # Its first layer reads the token beside the hidden state (vLLM, llama_eagle3.py).
@@ -133,7 +133,7 @@ def _language_model(fields: Fields) -> Fields:
     return fields
 
 
-def _decoder(fields: Fields, architecture: str, stored: StoredWeights | None) -> ModelGeometry:
+def _decoder(fields: Fields, architecture: str, stored: StoredWeights | None, doubts: tuple[str, ...]) -> ModelGeometry:
     of_layers = kinds(fields)
     hidden = required(fields, WIDTH)
     checkpoint, fields = _checkpoint(fields)
@@ -147,7 +147,7 @@ def _decoder(fields: Fields, architecture: str, stored: StoredWeights | None) ->
         "dtype": "bfloat16",
     }
     fields = fields.having({**fields.values, **found})
-    mixer, rope_dim = mixers(fields, of_layers)
+    mixer, rope_dim = mixers(fields, of_layers, architecture)
     feed_forward = feed_forwards(fields, of_layers)
     decoder = Decoder(
         mixer,
@@ -158,7 +158,8 @@ def _decoder(fields: Fields, architecture: str, stored: StoredWeights | None) ->
         norm_on_every_stage=True,
     )
     model = assemble(fields, architecture, decoder)
-    return model if checkpoint is None else replace(model, checkpoint=checkpoint)
+    doubts = (*doubts, *attention_doubts(fields, of_layers, architecture), *expert_doubts(fields, of_layers))
+    return replace(model, checkpoint=model.checkpoint if checkpoint is None else checkpoint, doubts=doubts)
 
 
 def _checkpoint(fields: Fields) -> tuple[WeightFormat | None, Fields]:

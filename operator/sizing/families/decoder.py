@@ -1,6 +1,6 @@
 """What all families of decoders share when their config.json is read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -150,6 +150,25 @@ def layer_types(fields: Fields, default: Callable[[int], str]) -> tuple[str, ...
                 "layer_types", f"sizing lacks {kind}; known are {FULL}, {SLIDING}, {CHUNKED}, {LINEAR}"
             )
     return given
+
+
+def first_that_borrows(fields: Fields, kinds: Sequence[str], borrowers: int) -> int:
+    """Return the first of the last layers that read the keys and values of an earlier layer of their kind.
+
+    Source: vllm/model_executor/models/gemma4.py, Gemma4Attention.
+
+    Raises
+    ------
+    GeometryError
+        If there is no earlier layer of a kind.
+    """
+    first = len(kinds) - borrowers
+    if set(kinds[max(first, 0) :]) - set(kinds[: max(first, 0)]):
+        most = next(
+            (count for count in range(borrowers, 0, -1) if set(kinds) <= set(kinds[: max(len(kinds) - count, 0)])), 0
+        )
+        raise fields.error("num_kv_shared_layers", f"leaves layers without one to read from; at most {most} can share")
+    return first
 
 
 def model_rope(fields: Fields, head_dim: int, *, follows_tokens: bool = False) -> RopeTable:

@@ -12,6 +12,7 @@ from specdecode_operator.sizing.families.decoder import (
     Heads,
     assemble,
     attention,
+    first_that_borrows,
     heads,
     layer_types,
     mlp,
@@ -97,7 +98,7 @@ def gemma4(fields: Fields, architecture: str, tower: Tower | None = None) -> Mod
     fields = with_defaults(fields, _GEMMA4_DEFAULTS)
     windowed, wide = _gemma4_attention(fields)
     kinds = layer_types(fields, lambda index: SLIDING if (index + 1) % _GEMMA3_PATTERN else FULL)
-    first_borrower = len(kinds) - _whole_number(fields, "num_kv_shared_layers")
+    first_borrower = first_that_borrows(fields, kinds, _whole_number(fields, "num_kv_shared_layers"))
     own, borrowers = gemma4_feed_forwards(fields)
     own_input = _whole_number(fields, "hidden_size_per_layer_input")
     decoder = Decoder(

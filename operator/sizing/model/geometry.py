@@ -125,6 +125,8 @@ class ModelGeometry:
     drafts_in_parallel: bool = False
     knowledge: Knowledge = Knowledge.EXACT  # How well sizing knows it
     estimated_because: str = ""  # What sizing does not implement of it; empty for an exact model
+    # What in its config.json contradicts itself or is unusual, a sentence for each. Found in estimated models alone.
+    doubts: tuple[str, ...] = ()
     # What the headers of its files say; None if they were not read. Kept for estimated models alone.
     stored: StoredWeights | None = None
     # Bytes of its layers in the files, and as their shapes give them: the layers are scaled by it

@@ -15,6 +15,7 @@ from specdecode_operator.sizing.base.eras import (
     sizing_facts,
 )
 from specdecode_operator.sizing.base.errors import PlanError
+from specdecode_operator.sizing.base.fields import MAX_TOKENS
 from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
 from specdecode_operator.sizing.model.geometry import ModelGeometry, computed_in
 from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
@@ -32,6 +33,9 @@ PIPELINE_FIELD: Final = "parallelism.pipeline"
 
 DRAFT_FIELD: Final = "speculation.draft.model"
 """Where users name the draft."""
+
+NO_LENGTH: Final = "is missing, and nothing says how long the sequences of this model may be: set it, such as 8192"
+"""Problem of a length that is left out, with a model of which `says_no_length` is true."""
 
 NO_GRAPHS: Final = "NONE"
 """vLLM's word for running each step without a CUDA graph (config/compilation.py, CUDAGraphMode)."""
@@ -301,6 +305,14 @@ def longest_sequence(model: ModelGeometry, version: str) -> int:
     if model.architecture.startswith(_STRETCHED_IN_FILE):
         return model.max_position_embeddings
     return stretched_length(model.max_position_embeddings, model.ropes, multiplies_yarn=multiplies_yarn(version))
+
+
+def says_no_length(model: ModelGeometry) -> bool:
+    """Return whether nothing says how long the sequences of a model may be, whose cache grows with them.
+
+    The engine takes 2,048 tokens or what its tokenizer's file says (vLLM, config/model.py, _get_and_verify_max_len).
+    """
+    return model.max_position_embeddings == MAX_TOKENS and bool(model.attentions)
 
 
 def extra_slots(pair: Pair) -> int:

@@ -72,7 +72,7 @@ def test_other_keys_of_compilation_are_said_not_to_be_modelled(estimate: Estimat
 
 
 def test_shared_sequences_are_said_not_to_be_modelled(estimate: Estimate) -> None:
-    alone, shared = estimate(TEXT, {"decode_context_parallel_size": 1}, {"decode_context_parallel_size": 2, "tp": 2})
+    alone, shared = estimate(TEXT, {"decode_context_parallel_size": 1}, {"decode_context_parallel_size": 2, "tp": 16})
     assert "unmodelled" not in alone
     (said,) = shared["unmodelled"]
     assert said.startswith("decode_context_parallel_size: 2 ranks")
@@ -104,3 +104,40 @@ def test_states_in_another_type_take_other_room(estimate: Estimate) -> None:
 def test_a_bad_value_is_an_error_of_its_key(estimate: Estimate, asked: dict[str, Any], start: str) -> None:
     (result,) = estimate(TEXT, asked)
     assert result["error"].startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"decode_context_parallel_size": 8}, "decode_context_parallel_size: 8"),
+        ({"decode_context_parallel_size": 2, "tp": 8}, "decode_context_parallel_size: 2"),
+        ({"decode_context_parallel_size": 3, "tp": 32}, "decode_context_parallel_size: 3"),
+        ({"decode_context_parallel_size": True}, "decode_context_parallel_size: true"),
+        ({"compilation_config": {"cudagraph_capture_sizes": [2**60]}}, "compilation_config.cudagraph_capture_sizes"),
+        ({"compilation_config": {"cudagraph_capture_sizes": [100_000]}}, "compilation_config.cudagraph_capture_sizes"),
+        ({"compilation_config": {"cudagraph_capture_sizes": []}}, "compilation_config.cudagraph_capture_sizes"),
+        ({"compilation_config": {"cudagraph_capture_sizes": [True]}}, "compilation_config.cudagraph_capture_sizes"),
+        ({"compilation_config": {"cudagraph_capture_sizes": 8}}, "compilation_config.cudagraph_capture_sizes"),
+        ({"compilation_config": {"cudagraph_capture_sizes": [1, 8]}, "max_cudagraph_capture_size": 64}, "contradicts"),
+        ({"compilation_config": {"level": 2**60}}, "compilation_config.level"),
+        ({"compilation_config": {"compile_sizes": [1, 1e300]}}, "compilation_config.compile_sizes"),
+        ({"limit_mm_per_prompt": {"image": 2**60}}, "limit_mm_per_prompt.image"),
+        ({"limit_mm_per_prompt": {"video": {"count": -1}}}, "limit_mm_per_prompt.video"),
+    ],
+)
+def test_settings_that_no_engine_takes_are_one_error(estimate: Estimate, asked: dict[str, Any], field: str) -> None:
+    (result,) = estimate(TEXT, asked)
+    assert field in result["error"]
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        (TEXT, {"decode_context_parallel_size": 2, "tp": 16}),
+        ("deepseek-ai/DeepSeek-V3", {"decode_context_parallel_size": 8, "tp": 8}),
+        (TEXT, {"compilation_config": {"cudagraph_capture_sizes": [8, 1]}, "max_cudagraph_capture_size": 8}),
+    ],
+)
+def test_settings_that_an_engine_takes_are_sized(estimate: Estimate, model: str, asked: dict[str, Any]) -> None:
+    (result,) = estimate(model, asked)
+    assert result["error"] is None

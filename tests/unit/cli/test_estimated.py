@@ -186,7 +186,11 @@ def test_a_facts_file_stands_for_the_folder(
         ({"weights": {"tensors": -1}}, "write it anew"),
         ({"weights": {"total_bytes": 5}}, "weights.total_bytes: 5"),
         ({"weights": {"total_bytes": 2**60, "bytes_by_dtype": {"BF16": 2**60}}}, "no model is so large"),
-        ({"weights": {"total_bytes": 2**40, "bytes_by_dtype": {"BF16": 2**40}}}, "they are of another model"),
+        (
+            {"weights": {"total_bytes": 2**40, "bytes_by_dtype": {"BF16": 2**40}, "bytes_by_part": {"a": 2**40}}},
+            "they are of another model",
+        ),
+        ({"weights": {"bytes_by_part": {"mtp": 9 * 2**30}}}, "contradicts the 9,663,676,416 bytes in bytes_by_part"),
         ({"config": {"num_hidden_layers": 2**60}}, "config.num_hidden_layers"),
         ({"config": {"architectures": ["Strange"]}}, "vLLM does not know this class"),
     ],
@@ -211,6 +215,78 @@ def test_facts_that_contradict_the_spec_or_the_catalogue(
     spec = write("known.yaml", manifest("a", target={"model": known}, speculation=None, parallelism={}))
     result = specdecode("plan", spec, "--facts", changed(facts, model=known))
     assert (result.exit_code, "hidden_size 1024" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"n_routed_experts": 64, "moe_intermediate_size": 512}, "n_routed_experts"),
+        ({"text_config": {"num_hidden_layers": 40}, "rope_theta": 5.0}, "text_config"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"num_key_value_heads": 16, "initializer_range": 1}, "num_key_value_heads"),
+    ],
+)
+def test_facts_and_config_of_one_model_do_not_contradict_each_other(
+    specdecode: Specdecode, path: Path, facts: Path, changes: dict[str, Any], key: str
+) -> None:
+    (config := facts.with_name("config.json")).write_text(json.dumps(CONFIG | changes))
+    result = specdecode("plan", path, "--facts", facts, "--model-config", f"my/new={config}")
+    assert result.exit_code == 2
+    assert f"spec.target.config.{key}" in result.output
+    assert result.output.count("contradicts the model's facts") == 1
+
+
+def test_what_takes_no_memory_may_differ_from_facts(
+    specdecode: Specdecode, path: Path, facts: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG | {"initializer_range": 1, "use_cache": True, "bos_token_id": 7}))
+    assert specdecode("plan", path, "--facts", facts, "--model-config", f"my/new={config}").exit_code == 0
+
+
+def test_facts_and_folder_of_one_model_do_not_contradict_each_other(
+    specdecode: Specdecode, path: Path, facts: Path, headers: Path
+) -> None:
+    given = ("--facts", facts, "--model-config", f"my/new={headers}")
+    assert specdecode("plan", path, *given).exit_code == 0
+    shapes = SHAPES | {"model.layers.8.all.weight": ("BF16", [40_960, 1024])}
+    (headers / "model.safetensors").write_bytes(safetensors(header(shapes)[0], 0))
+    result = specdecode("plan", path, *given)
+    assert (result.exit_code, "in the folder of --model-config" in result.output) == (2, True)
+
+
+def test_an_assumed_model_needs_a_length(specdecode: Specdecode, write: WriteObject) -> None:
+    target = {"model": "my/new", "assume": {"weightsGiB": "14.5", "kvBytesPerToken": 131_072}}
+    asked = {"target": target, "speculation": None, "parallelism": {}}
+    path = write("d.yaml", manifest("d", **asked, serving={}))
+    result = specdecode("plan", path)
+    assert result.exit_code == 2
+    assert "spec.serving.maxModelLen: is missing" in result.output
+    path = write("d.yaml", manifest("d", **asked, serving={"maxModelLen": 8192}))
+    assert specdecode("plan", path).exit_code == 0
+
+
+def test_contradictions_of_a_config_are_warnings(specdecode: Specdecode, path: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG | {"text_config": {"num_hidden_layers": 1}}))
+    result = specdecode("plan", path, "--model-config", f"my/new={config}")
+    assert result.exit_code == 0
+    assert "num_hidden_layers 8 and text_config.num_hidden_layers 1" in result.stderr
+
+
+def test_facts_are_written_whole_or_not_at_all(
+    specdecode: Specdecode, headers: Path, facts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = facts.read_text()
+
+    def fails(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fails)
+    result = specdecode("models", "add", headers, "--id", "my/other", "--file", facts)
+    assert (result.exit_code, "No space left on device" in result.output) == (2, True)
+    assert facts.read_text() == before
+    assert [each.name for each in facts.parent.iterdir() if each.name.startswith(".")] == []
 
 
 def test_a_model_has_one_facts_file(specdecode: Specdecode, path: Path, facts: Path) -> None:

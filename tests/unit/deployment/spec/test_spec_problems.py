@@ -32,3 +32,35 @@ def test_entries_of_lists_are_numbered_in_brackets(changes: dict[str, Any], fiel
         SpecDecodeDeploymentSpec.model_validate({"target": TARGET, **changes})
     problems = {problem.field: problem.message for problem in spec_problems(refused.value)}
     assert words in problems[field]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "message"),
+    [
+        ("3", "must be a whole number, without quotes"),
+        ("99999999999", "must be at most 1,000"),
+        ("-1", "must be at least 0"),
+        ("True", "must be a whole number"),
+        ("three", "must be a whole number"),
+        ("", "must be a whole number"),
+        ("9" * 5000, "must be a whole number"),
+    ],
+)
+def test_quotes_are_to_be_removed_only_if_that_mends_a_value(replicas: str, message: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        SpecDecodeDeploymentSpec.model_validate({"target": TARGET, "replicas": replicas})
+    (problem,) = spec_problems(refused.value)
+    assert (problem.field, problem.message) == ("spec.replicas", message)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [(14.5, "must be text: put it in quotes"), (True, "a size in GiB"), (1e9, "9 characters at most")],
+)
+def test_quotes_are_to_be_added_only_if_that_mends_a_value(given: float, words: str) -> None:
+    target = {**TARGET, "assume": {"weightsGiB": given}}
+    with pytest.raises(ValidationError) as refused:
+        SpecDecodeDeploymentSpec.model_validate({"target": target})
+    (problem,) = spec_problems(refused.value)
+    assert problem.field == "spec.target.assume.weightsGiB"
+    assert words in problem.message

@@ -1,5 +1,6 @@
 """Models that sizing does not implement: estimated from config.json and the headers of their files."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from bench.sizing.estimated import comparisons
 from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.base.errors import GeometryError
+from specdecode_operator.sizing.families.catalogue import find_geometry, hub_ids
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
 from specdecode_operator.sizing.kv.model_cache import cached_layers
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, estimate
@@ -152,7 +154,8 @@ def test_an_encoder_is_counted_and_kept_back_whole() -> None:
         ({"head_dim": 64}, 32 * 8 * 128 * 2),
         ({"v_head_dim": 64}, 32 * 8 * (128 + 64) * 2),
         ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, 32 * 576 * 2),
-        ({"num_kv_shared_layers": 8}, 24 * 8 * 256 * 2),
+        ({"num_kv_shared_layers": 8}, 32 * 8 * 256 * 2),
+        ({"num_kv_shared_layers": 8, "architectures": ["Gemma3nForCausalLM"]}, 24 * 8 * 256 * 2),
         ({"layer_types": ["linear_attention", "full_attention"] * 16}, 16 * 8 * 256 * 2),
         ({"hybrid_override_pattern": "M*-E" * 8}, 8 * 8 * 256 * 2),
         ({"linear_attn_config": {"kda_layers": [1, 2, 3], "num_heads": 32, "head_dim": 128}}, 29 * 8 * 256 * 2),
@@ -212,12 +215,120 @@ def test_a_head_of_a_new_class_shares_the_tables() -> None:
         ({"layer_types": ["full_attention"]}, "layer_types"),
         ({"num_hidden_layers": 2**60}, "num_hidden_layers"),
         ({"quantization_config": {"quant_method": "mystery"}}, "quantization_config.quant_method"),
+        ({"architectures": ["Gemma3nForCausalLM"], "num_kv_shared_layers": 32}, "num_kv_shared_layers"),
+        ({"architectures": ["Gemma3nForCausalLM"], "num_kv_shared_layers": 33}, "num_kv_shared_layers"),
+        (
+            {
+                "architectures": ["Gemma3nForCausalLM"],
+                "num_kv_shared_layers": 31,
+                "layer_types": ["sliding_attention"] * 16 + ["full_attention"] * 16,
+            },
+            "num_kv_shared_layers",
+        ),
+        (
+            {"architectures": ["Gemma4ForCausalLM"], "num_kv_shared_layers": 32, "tie_word_embeddings": True},
+            "num_kv_shared_layers",
+        ),
+        ({"layer_types": ["moe"] * 32}, "layer_types"),
+        ({"hybrid_override_pattern": "-E" * 16}, "hybrid_override_pattern"),
+        ({"n_layer": 2**60}, "n_layer"),
+        ({"num_experts": True, "moe_intermediate_size": 64}, "num_experts"),
     ],
 )
 def test_files_that_make_no_sense_stay_errors(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(GeometryError) as caught:
         geometry_from_config("new", NEW | changes)
     assert caught.value.field == field
+
+
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 2048, "num_experts_per_tok": 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "like"),
+    [
+        (EXPERTS | {"num_experts": 8, "n_routed_experts": 256}, EXPERTS | {"num_experts": 256}),
+        (EXPERTS | {"num_experts": "256", "n_routed_experts": 8}, EXPERTS | {"num_experts": 256}),
+        (EXPERTS | {"num_experts": 8, "num_experts_per_token": 2}, EXPERTS | {"num_experts": 8}),
+        ({"text_config": {"num_hidden_layers": 1}}, {}),
+        ({"text_config": {"n_layer": 64}}, {"num_hidden_layers": 64}),
+        ({"n_kv_heads": 16}, {"num_key_value_heads": 16}),
+        ({"head_dim": 64, "head_size": 256}, {"head_dim": 256}),
+        ({"text_config": {"hidden_size": 8192}}, {"hidden_size": 8192}),
+        (
+            {"num_hidden_layers": 48, "text_config": {"num_hidden_layers": 32, "layer_types": ["attention"] * 32}},
+            {"layer_types": ["attention"] * 32},
+        ),
+    ],
+)
+def test_a_size_with_two_values_is_the_larger_and_is_named(changes: dict[str, Any], like: dict[str, Any]) -> None:
+    found, expected = (geometry_from_config("new", NEW | each) for each in (changes, like))
+    assert found.layers == expected.layers
+    assert found.hidden_size == expected.hidden_size
+    assert expected.doubts == ()
+    (doubt,) = found.doubts
+    assert "contradicts itself" in doubt
+
+
+def test_a_contradiction_shows_both_fields_and_values() -> None:
+    (doubt,) = geometry_from_config("new", NEW | {"text_config": {"num_hidden_layers": 1}}).doubts
+    assert "num_hidden_layers 32" in doubt
+    assert "text_config.num_hidden_layers 1" in doubt
+
+
+def test_a_size_with_one_value_twice_is_no_contradiction() -> None:
+    config = NEW | {"n_layer": 32, "text_config": {"num_hidden_layers": 32, "num_kv_heads": "8"}}
+    assert geometry_from_config("new", config).doubts == ()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"moe_layers_enum": "999"},
+        {"moe_layers": [32]},
+        {"mlp_only_layers": list(range(32))},
+        {"first_k_dense_replace": 32},
+        {"moe_layer_freq": [0] * 32},
+        {"decoder_sparse_step": 33},
+        {"expert_layer_period": 2, "expert_layer_offset": 2},
+    ],
+)
+def test_experts_in_no_layer_are_sized_in_all(where: dict[str, Any]) -> None:
+    everywhere = geometry_from_config("new", NEW | EXPERTS | {"num_experts": 64})
+    found = geometry_from_config("new", NEW | EXPERTS | {"num_experts": 64} | where)
+    assert found.layers == everywhere.layers
+    assert any("no layer for them" in doubt for doubt in found.doubts)
+
+
+def test_experts_in_a_layer_that_is_not_there_are_doubted() -> None:
+    model = geometry_from_config("new", NEW | EXPERTS | {"num_experts": 64, "moe_layers_enum": "4,5,32"})
+    assert sum(isinstance(layer.feed_forward, Experts) for layer in model.layers) == 2
+    (doubt,) = model.doubts
+    assert "moe_layers_enum names layer 32" in doubt
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"linear_attn_config": {"kda_layers": list(range(1, 33)), "num_heads": 1, "head_dim": 1}},
+        {"layer_types": ["linear_attention"] * 32},
+        {"attn_layer_period": 8, "attn_layer_offset": 8},
+        {"num_kv_shared_layers": 31},
+    ],
+)
+def test_extreme_savings_of_the_cache_are_doubted(changes: dict[str, Any]) -> None:
+    assert len(geometry_from_config("new", NEW | changes).doubts) == 1
+    assert geometry_from_config("new", NEW).doubts == ()
+
+
+def test_no_published_model_is_doubted() -> None:
+    models = []
+    for name in hub_ids():
+        # Some heads need their method to be read.
+        with suppress(GeometryError):
+            models.append(find_geometry(name))
+    assert len(models) > 200
+    assert [model.name for model in models if model is not None and model.doubts] == []
 
 
 def test_messages_list_no_classes() -> None:
