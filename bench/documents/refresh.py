@@ -29,7 +29,7 @@ from bench.sizing.accuracy import report
 from specdecode_operator.cli.main import app
 from specdecode_operator.cli.outputs.schema import Printed, schema_text
 from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.families.catalogue import find_geometry, published_heads
+from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, published_heads
 from specdecode_operator.sizing.weights.weights import parameter_count
 
 ROOT: Final = Path(__file__).parents[2]
@@ -121,7 +121,8 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
 def _model_rows() -> Iterator[str]:
     entries = [entry for file in sorted(MODELS.glob("*.json")) for entry in json.loads(file.read_text())["models"]]
     for entry in sorted(entries, key=lambda entry: str(entry["id"])):
-        architecture = entry["config"]["architectures"][0]
+        found = find_entry(entry["id"])
+        architecture = found.config["architectures"][0] if found else "-"
         stated = entry["quantization_source"]
         source = entry["source"] if stated == "config.json" else f"{entry['source']}; quantization: {stated}"
         sized = f"{_known(entry)} | {_billions(entry)}"

@@ -233,7 +233,14 @@ def _is_slip_of(written: "Counter[str]", known: "Counter[str]") -> bool:
 
 @cache
 def _raw_entries() -> dict[str, dict[str, Any]]:
-    return {entry["id"]: entry for name in data_files("models") for entry in read_data(name)["models"]}
+    listed = {entry["id"]: entry for name in data_files("models") for entry in read_data(name)["models"]}
+    return {model_id: {**entry, "config": _whole_config(entry, listed)} for model_id, entry in listed.items()}
+
+
+def _whole_config(entry: Mapping[str, Any], listed: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the config of an entry; a build of another model lists only the keys in which it differs from its base."""
+    own: dict[str, Any] = entry["config"]
+    return {**_whole_config(listed[entry["base"]], listed), **own} if "base" in entry else own
 
 
 def _unfold(value: Any) -> Any:

@@ -64,7 +64,7 @@ def test_drafts_of_a_target_are_listed_with_the_tokens_that_their_source_recomme
     sized = {row["draft"]: row["parameters"] for row in data(specdecode, "drafts", LLAMA)}
     assert sized["yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"] > 10**8
     others = {row["draft"]: row["parameters"] for row in data(specdecode, "drafts", "Qwen/Qwen3-8B")}
-    assert others["RedHatAI/Qwen3-8B-speculator.eagle3"] is None, "no source gives its shape"
+    assert others["RedHatAI/Qwen3-8B-speculator.peagle"] is None, "no source gives its shape"
 
 
 def test_a_target_without_a_known_draft_ends_as_unknown(specdecode: Specdecode) -> None:
@@ -92,7 +92,7 @@ def test_what_cannot_be_sized_says_why(specdecode: Specdecode) -> None:
     [
         ("meta-lama/Llama-3.1-8B-Instruct", f"did you mean {LLAMA}?"),
         ("zai-org/GLM-3.5", "add --hub to read it there"),
-        ("llama-3.3-70b", "catalogue, which has meta-llama/Llama-3.3-70B-Instruct: add --hub"),
+        ("llama-3.1-405b", "catalogue, which has meta-llama/Llama-3.1-405B-Instruct: add --hub"),
         ("a\x1b[2Jb", "is not in the catalogue"),
     ],
 )

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[4]
 FILES = sorted((ROOT / "operator/sizing/data/models").glob("*.json"))
 RAW = {path.name: json.loads(path.read_text())["models"] for path in FILES}
 ENTRIES = [entry for entries in RAW.values() for entry in entries]
+WHOLE = {entry["id"]: whole for entry in ENTRIES if (whole := find_entry(entry["id"])) is not None}
 
 SOURCE = re.compile(r"PyPI [\w-]+ [\d.]+(?:dev\d+)?: \S+|[\w.-]+/[\w.-]+@[0-9a-f]{12}:\S+")
 SIZES = ("hidden_size", "num_attention_heads", "vocab_size")
@@ -93,7 +94,8 @@ def test_files_are_sorted_and_hold_configs_only(name: str) -> None:
     assert all(first < second for first, second in pairwise(ids))
     assert (ROOT / "operator/sizing/data/models" / name).stat().st_size < LARGEST_FILE_BYTES
     for entry in RAW[name]:
-        assert list(entry) == ["id", "source", "quantization", "quantization_source", "config"]
+        own = [key for key in entry if key != "base"]
+        assert own == ["id", "source", "quantization", "quantization_source", "config"]
         assert list(entry["config"]) == sorted(entry["config"]), entry["id"]
         lists = [value for value in strings_and_lists(entry["config"]) if isinstance(value, list)]
         assert all(len(items) <= LONGEST_LIST for items in lists), entry["id"]
@@ -111,7 +113,7 @@ def stored_by(config: dict[str, Any]) -> str:
 
 def test_every_entry_says_how_its_checkpoint_is_quantized() -> None:
     said = {entry["id"]: entry["quantization"] for entry in ENTRIES}
-    assert said == {entry["id"]: stored_by(entry["config"]) for entry in ENTRIES}
+    assert said == {model: stored_by(dict(whole.config)) for model, whole in WHOLE.items()}
     assert not [model for model, quantization in said.items() if not quantization]
 
 
@@ -147,7 +149,7 @@ def odd_sizes(config: dict[str, Any]) -> Iterator[str]:
 
 
 def test_sizes_are_those_of_a_model() -> None:
-    odd = {entry["id"]: [*odd_sizes(entry["config"])] for entry in ENTRIES}
+    odd = {model: [*odd_sizes(dict(whole.config))] for model, whole in WHOLE.items()}
     assert {model: what for model, what in odd.items() if what} == {}
 
 
@@ -174,6 +176,32 @@ def test_a_range_stands_for_every_number_in_it() -> None:
     kept = entry.config["quantization_config"]["modules_to_not_convert"]
     gates = [name for name in kept if name.endswith(".mlp.gate")]
     assert sorted(gates) == sorted(f"model.layers.{layer}.mlp.gate" for layer in range(48))
+
+
+def test_a_build_has_the_config_of_its_base_but_for_what_it_lists() -> None:
+    builds = [entry for entry in ENTRIES if "base" in entry]
+    assert builds
+    for entry in builds:
+        built, base = WHOLE[entry["id"]].config, WHOLE[entry["base"]].config
+        kept = {key for key in base if key not in entry["config"]}
+        assert {key: built[key] for key in kept} == {key: base[key] for key in kept}
+        assert set(built) == {*base, *entry["config"]}
+
+
+# Sizes of files in public reports: bytes of the head's file less its header, GB of a checkpoint.
+@pytest.mark.parametrize(
+    ("model_id", "precision", "gigabytes"),
+    [
+        ("mistralai/Mistral-Medium-3.5-128B", Precision.FP8, 133.606),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", Precision.FP8, 72.7),
+        ("RedHatAI/Kimi-K3-speculator.dspark", Precision.BF16, 9.49),
+        ("thinkingmachines/Inkling-Small", Precision.BF16, 531.9),
+    ],
+)
+def test_an_entry_is_as_large_as_its_published_files(model_id: str, precision: Precision, gigabytes: float) -> None:
+    geometry = find_geometry(model_id)
+    assert geometry is not None
+    assert weight_bytes(geometry, precision, Split(1)) / 1e9 == pytest.approx(gigabytes, rel=0.01)
 
 
 def test_an_id_that_is_not_listed_has_no_entry() -> None:
@@ -217,7 +245,7 @@ def test_the_document_lists_the_catalogue() -> None:
         for model, architecture, *_, quantization, source in documented_rows()
     }
     expected = {
-        entry["id"]: (entry["config"]["architectures"][0], entry["quantization"], entry["source"]) for entry in ENTRIES
+        model: (whole.config["architectures"][0], whole.quantization, whole.source) for model, whole in WHOLE.items()
     }
     assert documented == expected
 
@@ -242,7 +270,7 @@ def test_the_document_gives_the_sizes_that_sizing_counts() -> None:
         # Other numbers are other models, other words other checkpoints, and a head is no model.
         ("zai-org/GLM-3.5", False, None),
         ("zai-org/GLM-3.5-FP8", False, None),
-        ("deepseek-ai/DeepSeek-R1-0528", False, None),
+        ("deepseek-ai/DeepSeek-R1-0529", False, None),
         ("Qwen/Qwen3-32B-AWQ", False, None),
         ("AngelSlim/Qwen3-8B-eagle3", False, None),
         ("meta-llama/Llama-3.1-8B-Instuct", True, None),
@@ -259,7 +287,7 @@ def test_only_a_slip_of_the_pen_is_taken_for_another_model(written: str, heads: 
 @pytest.mark.parametrize(
     ("written", "found"),
     [
-        ("llama-3.3-70b", ("meta-llama/Llama-3.3-70B-Instruct",)),
+        ("llama-3.3-70b", ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "meta-llama/Llama-3.3-70B-Instruct")),
         ("mirror/glm-5.1", ("nvidia/GLM-5.1-NVFP4", "zai-org/GLM-5.1", "zai-org/GLM-5.1-FP8")),
         # Not what merely has the same digits in front, or the same owner.
         ("zai-org/GLM-3.5", ()),
