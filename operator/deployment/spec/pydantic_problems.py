@@ -140,7 +140,9 @@ def _unknown_field(place: tuple[int | str, ...], spec: type[BaseModel]) -> str:
 
 
 def _field_at(place: tuple[int | str, ...], spec: type[BaseModel]) -> FieldInfo | None:
-    """Return the field at a place; None for an entry of a list."""
+    """Return the field at a place; None for an entry of a list and for the whole spec."""
+    if not place:
+        return None
     fields = _model_at(spec, place[:-1]).model_fields
     return next((info for name, info in fields.items() if (info.alias or name) == place[-1]), None)
 
