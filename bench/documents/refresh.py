@@ -38,7 +38,7 @@ _BLOCK: Final = re.compile(r"^```console\n\$ (?P<command>.+)\n(?P<output>(?:.*\n
 _YAML: Final = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PART: Final = re.compile(r"^<!-- generated: (?P<name>.+) -->\n(?:.*\n)*?<!-- end -->$", re.MULTILINE)
 _MODEL_ROWS: Final = re.compile(r"^(?:\| `.*\n)+", re.MULTILINE)
-_HEAD_ROWS: Final = re.compile(r"^(?:\| eagle3 \|.*\n)+", re.MULTILINE)
+_HEAD_ROWS: Final = re.compile(r"^(?:\| [a-z]\w* \| `.*\n)+", re.MULTILINE)
 
 
 def documents() -> list[Path]:

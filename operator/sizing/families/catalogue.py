@@ -169,10 +169,14 @@ def similar_model(model_id: str, *, heads: bool) -> str | None:
 
 
 def same_beginning(model_id: str, *, heads: bool) -> tuple[str, ...]:
-    """Return the known ids whose own name is this one, or goes on after it with ``-`` or ``_``, whoever owns them."""
+    """Return the known ids whose own name is this one, or goes on after it with ``-`` or ``_``, whoever owns them.
+
+    Where there are none, return the known builds of the same model, which differ from this one in precision alone.
+    """
     name = model_id.rpartition("/")[2].lower()
     own = {each: each.rpartition("/")[2].lower() for each in hub_ids()}
     found = [each for each, known in own.items() if known == name or known.startswith((f"{name}-", f"{name}_"))]
+    found = found or [each for each in own if _base_name(each) == _base_name(model_id)]
     return tuple(each for each in found if name and _is_head(each) == heads)
 
 

@@ -289,6 +289,9 @@ def test_only_a_slip_of_the_pen_is_taken_for_another_model(written: str, heads: 
     [
         ("llama-3.3-70b", ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "meta-llama/Llama-3.3-70B-Instruct")),
         ("mirror/glm-5.1", ("nvidia/GLM-5.1-NVFP4", "zai-org/GLM-5.1", "zai-org/GLM-5.1-FP8")),
+        # Another build of a known model: its base, and what else is stored of it.
+        ("acme/Qwen3.8-27B-GPTQ-Int4", ("Qwen/Qwen3.8-27B", "Qwen/Qwen3.8-27B-FP8")),
+        ("Eco-Tech/Qwen3.8-27B-w8a8", ("Qwen/Qwen3.8-27B", "Qwen/Qwen3.8-27B-FP8")),
         # Not what merely has the same digits in front, or the same owner.
         ("zai-org/GLM-3.5", ()),
         ("zai-org/GLM-5.", ()),
