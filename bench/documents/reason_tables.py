@@ -5,6 +5,8 @@ import tomllib
 from pathlib import Path
 from typing import Final
 
+from specdecode_operator.api.deployment import KIND as DEPLOYMENT
+
 Explained = dict[str, list[str]]
 """What each reason means, and what to do where there is something to do."""
 
@@ -18,6 +20,9 @@ _AT_TIMES: Final = "at times "
 _SUM: Final = "Ready"
 _OF_THE_SUM: Final = ("Reconciling", "Stalled")
 _OF_THE_SUM_IF_FALSE: Final = "Available"
+_WHILE_ENGINES_SERVE: Final = ("Serving", "SpeculationInactive")
+"""Reasons of a Ready that is True: engines serve, and Available has a reason of its own."""
+
 _WORDS: Final = {"an Event": "an Event", "none": "no condition"}
 """Where a reason stands that is no condition's."""
 
@@ -33,6 +38,21 @@ def read_conditions(kind: str) -> dict[str, str]:
     return {reason: conditions for conditions, reasons in groups.items() for reason in reasons}
 
 
+def shown_conditions(kind: str, reason: str) -> str:
+    """Return the conditions that have a reason, as the reference shows them.
+
+    Available has the reason of a Ready that is not True if no engine serves (deployment/pods/readiness.py,
+    available_condition).
+    """
+    conditions = read_conditions(kind)[reason]
+    named = conditions.split(", ")
+    own = kind == DEPLOYMENT and _SUM in named and _OF_THE_SUM_IF_FALSE not in named
+    if not own or reason in _WHILE_ENGINES_SERVE:
+        return conditions
+    named.insert(named.index(_SUM) + 1, f"{_OF_THE_SUM_IF_FALSE} if no engine serves")
+    return ", ".join(named)
+
+
 def anchor(kind: str, reason: str) -> str:
     """Return the anchor of a reason in the reference: both kinds have some of the same name."""
     return f"{kind.removeprefix('SpecDecode')}-{reason}".lower()
@@ -40,10 +60,10 @@ def anchor(kind: str, reason: str) -> str:
 
 def reason_tables(kind: str) -> str:
     """Return a table for each thing that the reasons of a kind are about; every reason can be linked to."""
-    parts, conditions = [], read_conditions(kind)
+    parts = []
     for title, reasons in read_reasons()[kind].items():
         rows = [
-            f'| <a id="{anchor(kind, name)}"></a>`{name}` | {conditions[name]} '
+            f'| <a id="{anchor(kind, name)}"></a>`{name}` | {shown_conditions(kind, name)} '
             f"| {' | '.join(_linked(kind, text) for text in [*texts, ''][:2])} |"
             for name, texts in reasons.items()
         ]

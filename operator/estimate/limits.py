@@ -100,7 +100,7 @@ def _refuse_context_ranks(fields: CaseFields, target: ModelGeometry) -> None:
 
     Ranks of tensor parallelism share sequences: without MLA those that would hold the same KV heads.
     """
-    tensor = fields.values.get("tp") or 1
+    tensor = fields.whole("tp", MOST_RANKS) or 1
     ranks = fields.whole(CONTEXT_KEY, MOST_RANKS) or 1
     if tensor % ranks:
         raise fields.error(CONTEXT_KEY, f"must divide tp, {tensor}: use such a number, or raise tp")

@@ -118,7 +118,7 @@ def operator_command(  # noqa: PLR0913  each is an option
     _check_namespaces(namespaces, nodes)
     settings = Settings(
         calibration=calibration,
-        facts=FactsFolder(facts, read_facts_file),
+        facts=None if facts is None else FactsFolder(facts, read_facts_file),
         host_paths=allowed_paths(allow_host_path),
         pod_template=allowed_names(allow_pod_template),
         prometheus=None if prometheus is None else Prometheus(prometheus, prometheus_token_file),

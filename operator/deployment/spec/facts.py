@@ -245,6 +245,8 @@ def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: Engi
         max_graph_tokens=serving.max_cudagraph_capture_size,
         attention_backend=attention_backend(spec.engine.extra_args, profile),
         may_run_fewer=_may_run_fewer(spec),
+        # Pods start with an empty compile cache, and so does the first pod of each spec that keeps one on a claim.
+        compiles_anew=True,
     )
 
 

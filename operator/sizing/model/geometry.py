@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Final
 
 from specdecode_operator.sizing.base.errors import GeometryError
 from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
@@ -87,6 +88,10 @@ class HeadParts:
     refiner: Refiner | None = None  # What goes over its blocks again; None where they stay as proposed
 
 
+MADE_UP_CLASS: Final = "AssumedForCausalLM"
+"""Architecture of a model of which nothing is read (`estimated/assumed.py`)."""
+
+
 @dataclass(frozen=True, eq=False)
 class ModelGeometry:
     """Shape of one model. Compared by identity: it is the key of caches."""
@@ -134,6 +139,11 @@ class ModelGeometry:
     # Bytes of a token in the KV cache, and of a request's states, on one GPU, if the user gives them
     assumed_token_bytes: int | None = None
     assumed_state_bytes: int | None = None
+
+    @property
+    def is_made_up(self) -> bool:
+        """Whether nothing is read of it: its user gives numbers, and its class is not known."""
+        return self.architecture == MADE_UP_CLASS
 
     @cached_property
     def distinct_layers(self) -> tuple[tuple[Layer, int], ...]:

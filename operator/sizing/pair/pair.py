@@ -147,7 +147,7 @@ def spread_problems(target: ModelGeometry, spread: Parallelism, version: str) ->
     elif spread.pipeline > 1 and target.architecture in _TIED_ON_ONE_STAGE and target.tie_word_embeddings:
         message = f"vLLM ends at start with {target.name} on several stages, because its embeddings are tied: use 1"
         found.append(PlanError(PIPELINE_FIELD, spread.pipeline, message))
-    if spread.expert and not target.has_experts:
+    if spread.expert and not target.has_experts and not target.is_made_up:
         # vllm/config/model.py, _verify_with_expert_parallelism.
         message = f"{target.name} has no experts to spread: remove it"
         found.append(PlanError("parallelism.expert", spread.expert, message))
@@ -243,7 +243,8 @@ def _loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
     if pair.draft is None:
         if pair.method == Method.MTP:
             return prediction_draft(pair.target, pair.num_speculative_tokens), pair.target_precision
-        if pair.method == Method.DSPARK and not pair.target.architecture.startswith(_HOLDS_DSPARK):
+        holds_stages = pair.target.is_made_up or pair.target.architecture.startswith(_HOLDS_DSPARK)
+        if pair.method == Method.DSPARK and not holds_stages:
             message = f"{pair.target.name} holds no stages of DSpark: name a draft, or use method ngram"
             raise PlanError("speculation.draft", None, message)
         return None

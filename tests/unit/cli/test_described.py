@@ -63,7 +63,7 @@ def test_the_manifest_is_what_plan_plans(specdecode: Specdecode, tmp_path: Path)
     result = specdecode("init", *PAIR, "--gpu", "H200", "--name", "chat", "-n", "models", "--out", file)
     assert result.exit_code == 0
     assert result.stdout == ""
-    assert "238,896 tokens" in result.stderr
+    assert "237,168 tokens" in result.stderr
     again = planned(specdecode, file)
     assert (again["name"], again["namespace"]) == ("chat", "models")
     assert again["candidates"] == planned(specdecode, *PAIR, "--gpu", "H200")["candidates"]

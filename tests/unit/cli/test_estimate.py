@@ -11,7 +11,7 @@ from specdecode_operator.estimate import speculation
 from specdecode_operator.sizing.base.remembered import MadeOfContent
 from specdecode_operator.sizing.families import config
 from tests.support.llama import LLAMA_8B_CONFIG
-from tests.unit.cli.conftest import Specdecode
+from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 
 GIB = 2**30
 TARGET, DRAFT = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
@@ -74,6 +74,22 @@ def test_the_articles_case(  # noqa: PLR0913, PLR0917  one column each
     assert (per_gpu["target_weights"] + per_gpu["draft_weights"]) / GIB == pytest.approx(weights_gib, abs=0.006)
     assert per_gpu["available_kv"] / GIB == pytest.approx(available_gib, abs=0.006)
     assert result["kv_cache_tokens"] == tokens
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_plans_are_for_a_start_without_a_compile_cache(
+    specdecode: Specdecode, write: WriteObject, estimate: Estimate, eager: bool
+) -> None:
+    """A new pod has none, nor has the first one of a spec that keeps it on a claim."""
+    case = article("H200", "bf16", "bf16", vllm_version="0.33", enforce_eager=eager)
+    cold, warm = estimate({**case, "warm_compile_cache": False}, {**case, "id": "later"})
+    serving = {"maxModelLen": 8192, "enforceEager": eager}
+    cache = {"cache": {"persistentVolumeClaim": {"claimName": "hub"}}}
+    for models in ({}, cache):
+        body = manifest("a", serving=serving, accelerator={"product": ["NVIDIA-H200"]}, models=models)
+        (planned,) = json.loads(specdecode("plan", write("a.yaml", body), "-o", "json").stdout)["objects"]
+        assert planned["candidates"][0]["kv_cache_tokens"] == cold["kv_cache_tokens"]
+    assert (cold["kv_cache_tokens"] < warm["kv_cache_tokens"]) is not eager
 
 
 def test_terms_are_integers_that_add_up(estimate: Estimate) -> None:

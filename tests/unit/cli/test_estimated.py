@@ -139,6 +139,30 @@ def test_an_assumed_target_takes_after_its_draft(
     assert [each["knowledge"] for each in found["models"]] == ["assumed", "exact"]
 
 
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "dflash", "dspark"])
+def test_an_assumed_head_is_one_for_the_method_that_is_named(
+    specdecode: Specdecode, write: WriteObject, method: str
+) -> None:
+    """Its class is not known, so nothing speaks against the method."""
+    draft = {"model": "my/head", "assume": {"weightsGiB": "1.5", "kvBytesPerToken": 8192}}
+    speculation = {"method": method, "numSpeculativeTokens": 3, "draft": draft}
+    path = write("d.yaml", manifest("d", target={"model": "Qwen/Qwen3-8B"}, speculation=speculation, parallelism={}))
+    result = specdecode("plan", path, "-o", "json")
+    (found,) = json.loads(result.stdout)["objects"]
+    assert [each["knowledge"] for each in found["models"]] == ["exact", "assumed"], result.output
+
+
+def test_an_assumed_target_may_have_experts_and_stages_of_dspark(specdecode: Specdecode, write: WriteObject) -> None:
+    """As a checkpoint of DeepSeek V4 that the catalogue lacks: vLLM decides at its start."""
+    target = {"model": "org/with-stages", "assume": {"weightsGiB": "160", "kvBytesPerToken": 40_000}}
+    drafting, spread = {"method": "dspark", "numSpeculativeTokens": 7}, {"tensor": 4, "expert": True}
+    path = write("e.yaml", manifest("e", target=target, speculation=drafting, parallelism=spread))
+    result = specdecode("plan", path, "-o", "json")
+    (found,) = json.loads(result.stdout)["objects"]
+    assert found["models"][0]["knowledge"] == "assumed", result.output
+    assert found["candidates"][0]["expert"] is True
+
+
 def test_weights_alone_are_not_enough_for_an_unknown_model(specdecode: Specdecode, write: WriteObject) -> None:
     assert specdecode("plan", assuming(write, "my/new", weightsGiB="14.5")).exit_code == 5
 

@@ -164,9 +164,11 @@ def test_invalid_input_is_told_as_by_plan(specdecode: Specdecode, write: WriteOb
 def test_the_products_are_those_of_the_model(specdecode: Specdecode, write: WriteObject, tensor: int) -> None:
     """The rows of a step, what a layer is made of, and the drafter's graphs, each with its numbers."""
     spec = {"parallelism": {"tensor": tensor}, "accelerator": {"product": ["NVIDIA-H200"], "perNode": 8}}
+    # A step of so many tokens takes more than compiling does.
+    spec["serving"] = {"maxModelLen": 8192, "maxNumBatchedTokens": 16384}
     text = specdecode("explain", "-f", write("a.yaml", manifest("a", **spec))).stdout
     split = f" / {tensor}" if tensor > 1 else ""
-    assert f"8,192 tokens x (2 x 8,192 + 3 x 28,672{split}) x 2 bytes in the target's step" in text
+    assert f"16,384 tokens x (2 x 8,192 + 3 x 28,672{split}) x 2 bytes in the target's step" in text
     attention = (64 // tensor * 2 + 8 // tensor * 2) * 128 * 8192 * 2
     feed_forward = 3 * 8192 * 28672 // tensor * 2
     assert f"80 layers x ({attention:,} attention + {feed_forward:,} feed-forward + 32,768 norms)" in text

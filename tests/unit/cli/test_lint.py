@@ -168,7 +168,7 @@ def test_what_comes_with_a_correct_setting_is_a_note_and_blocks_nobody(
 
 
 def test_who_serves_adapters_has_nothing_to_mend(specdecode: Specdecode, write: WriteObject) -> None:
-    body = manifest("a", **only(H100), engine={"extraArgs": ["--enable-lora"]}, speculation=None)
+    body = manifest("a", **only("NVIDIA-H200"), engine={"extraArgs": ["--enable-lora"]}, speculation=None)
     path = write("a.yaml", body)
     (found,) = findings(specdecode, path, "--strict", code=0)
     assert (found["level"], found["rule"]) == ("note", "PlanNote")
@@ -179,7 +179,7 @@ def test_who_serves_adapters_has_nothing_to_mend(specdecode: Specdecode, write: 
 
 def test_strict_means_warnings_for_both_commands(specdecode: Specdecode, write: WriteObject) -> None:
     engine = {"version": "0.32", "image": "vllm/vllm-openai:v0.31.0"}
-    body = manifest("a", **only(H100), engine=engine, speculation=None)
+    body = manifest("a", **only("NVIDIA-H200"), engine=engine, speculation=None)
     path = write("a.yaml", body)
     (found,) = findings(specdecode, path, "--strict", code=3)
     assert found["level"] == "warning"

@@ -59,7 +59,7 @@ def test_vllm_is_started_with_the_plugin_and_its_end_is_told(
     done = _emulate(specdecode, model, "--plan", EXAMPLE, "--engine", engine, *options)
     assert done.exit_code == 7
     told = done.stderr.splitlines()
-    assert told[0] == "emulated: 2 x NVIDIA-H200, 14931 KV blocks, 238896 tokens, vLLM 0.31.0"
+    assert told[0] == "emulated: 2 x NVIDIA-H200, 14823 KV blocks, 237168 tokens, vLLM 0.31.0"
     assert told[1] == "warning: the plan is for vLLM 0.33: name an engine of that version with --engine"
     assert told[-1] == VERDICT
     arguments = (tmp_path / "arguments").read_text().splitlines()

@@ -127,7 +127,7 @@ def test_explain_keeps_to_the_width(
 @pytest.mark.parametrize(
     ("spec", "conclusion"),
     [
-        ({}, "Runs on 2 x H200, TP 2: 238,896 tokens (29.2 requests of 8192)"),
+        ({}, "Runs on 2 x H200, TP 2: 237,168 tokens (29.0 requests of 8192)"),
         (H100, "Does not fit on 2 x H100, TP 2; least change: target.quantization: FP8"),
         (
             {**H100, "parallelism": {"tensor": 1}},
@@ -139,7 +139,7 @@ def test_explain_keeps_to_the_width(
                 "target": {"model": "meta-llama/Llama-3.1-70B-Instruct", "quantization": "FP8"},
                 "serving": {"maxModelLen": 8192, "minConcurrency": 15},
             },
-            "Runs on 2 x H100, TP 2, but tight: 127,024 tokens (15.5 requests of 8192)",
+            "Runs on 2 x H100, TP 2, but tight: 125,280 tokens (15.3 requests of 8192)",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from specdecode_operator.sizing.memory.budget import Pair, estimate
 from specdecode_operator.sizing.pair.calibration import parse_calibration
 from specdecode_operator.vocabulary import Precision
 from tests.support.documents import DOCUMENTS, ROOT, fenced_blocks, relative, table
-from tests.support.llama import ARTICLE_LIMITS
+from tests.support.llama import ARTICLE_FIRST_START
 
 PRODUCTS = {"H100": "NVIDIA-H100-80GB-HBM3", "H200": "NVIDIA-H200"}
 GENERATED = {
@@ -100,8 +100,8 @@ def llama_pair(target: str, draft: str) -> Pair:
     geometry, draft_geometry = (find_geometry(f"meta-llama/Llama-3.1-{size}-Instruct") for size in ("70B", "8B"))
     assert geometry is not None
     if draft == "none":
-        return Pair(geometry, Precision(target), None, None, "none", 0, ARTICLE_LIMITS)
-    return Pair(geometry, Precision(target), draft_geometry, Precision(draft), "draft_model", 5, ARTICLE_LIMITS)
+        return Pair(geometry, Precision(target), None, None, "none", 0, ARTICLE_FIRST_START)
+    return Pair(geometry, Precision(target), draft_geometry, Precision(draft), "draft_model", 5, ARTICLE_FIRST_START)
 
 
 @pytest.mark.parametrize("row", table(ROOT / "docs/explanation/sizing.md", "GPU"), ids=" ".join)

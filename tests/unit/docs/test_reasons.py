@@ -241,6 +241,21 @@ def test_a_reason_is_found_by_its_condition(kind: str) -> None:
     assert {reason for leading in found.values() for reason in leading} == set(reasons(kind))
 
 
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("Invalid", "Accepted, Ready, Available if no engine serves, Stalled"),
+        ("DoesNotFit", "Planned, Ready, Available if no engine serves, Stalled"),
+        ("EngineReadyTimeout", "Ready, Available if no engine serves, Stalled"),
+        ("Starting", "Ready, Available"),
+        ("Serving", "Ready"),
+        ("EnginesServe", "Available"),
+    ],
+)
+def test_the_reference_says_what_available_is(reason: str, shown: str) -> None:
+    assert f"`{reason}` | {shown} |" in REFERENCE.read_text().partition("## Of a SpecDecodeCapture")[0]
+
+
 @pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
 def test_every_condition_leads_to_its_reasons(kind: str) -> None:
     told = {row[0].strip("`") for row in table(CONDITIONS[kind], "condition")}

@@ -91,7 +91,7 @@ def _role_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -
             f"is a draft head, and method {method} needs a model of its own: use method: {proposes_by}, or name one"
         )
         yield Problem(f"{DRAFT}.model", draft.name, message)
-    elif proposes_by not in (None, method):
+    elif proposes_by not in (None, method) and not draft.is_made_up:
         message = f"is a head for method {proposes_by}: use that, or name a head for {method}"
         yield Problem(f"{DRAFT}.model", draft.name, message)
 

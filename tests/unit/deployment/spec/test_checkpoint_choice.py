@@ -163,7 +163,7 @@ class TestReplanning:
         _, before = decide(parent(body), H100_NODE)
         grown = {**body, "target": {**target, "config": {**find_entry(LLAMA_70B).config}}}  # type: ignore[union-attr]
         assert planned(parent(body, status=as_json(before)), H100_NODE) == ("BF16", None, H100, 1)
-        assert planned(parent(grown, status=as_json(before)), H100_NODE) == ("BF16", None, H100, 2)
+        assert planned(parent(grown, status=as_json(before)), H100_NODE) == ("BF16", None, H100, 4)
 
 
 BAD = {
