@@ -163,6 +163,16 @@ def test_an_assumed_target_may_have_experts_and_stages_of_dspark(specdecode: Spe
     assert found["candidates"][0]["expert"] is True
 
 
+def test_a_class_that_vllm_serves_and_sizing_lacks_is_planned(specdecode: Specdecode, write: WriteObject) -> None:
+    """vllm-project/recipes MiniMax-M3, which an earlier catalogue had under a class that no vLLM has."""
+    spec = {"target": {"model": "MiniMaxAI/MiniMax-M3"}, "parallelism": {"tensor": 8}, "engine": {"version": "0.33"}}
+    path = write("f.yaml", manifest("f", speculation=None, serving={"maxModelLen": 32768}, **spec))
+    result = specdecode("plan", path, "-o", "json")
+    (found,) = json.loads(result.stdout)["objects"]
+    assert (found["verdict"], found["models"][0]["knowledge"]) == ("Fits", "estimated")
+    assert "MiniMaxM3Sparse" in result.stderr
+
+
 def test_weights_alone_are_not_enough_for_an_unknown_model(specdecode: Specdecode, write: WriteObject) -> None:
     assert specdecode("plan", assuming(write, "my/new", weightsGiB="14.5")).exit_code == 5
 
