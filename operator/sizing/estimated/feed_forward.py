@@ -29,6 +29,7 @@ _DENSE_FIRST: Final = (
     "num_dense_layers",
     "moe_layer_start_index",
     "moe_first_k_dense_replace",
+    "dense_mlp_idx",
 )
 """Names of one size in different files, the most specific first."""
 

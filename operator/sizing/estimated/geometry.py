@@ -159,7 +159,21 @@ def _decoder(fields: Fields, architecture: str, stored: StoredWeights | None, do
     )
     model = assemble(fields, architecture, decoder)
     doubts = (*doubts, *attention_doubts(fields, of_layers, architecture), *expert_doubts(fields, of_layers))
-    return replace(model, checkpoint=model.checkpoint if checkpoint is None else checkpoint, doubts=doubts)
+    stored_as = _with_experts(model.checkpoint if checkpoint is None else checkpoint, fields, architecture)
+    return replace(model, checkpoint=stored_as, doubts=doubts)
+
+
+def _with_experts(checkpoint: WeightFormat | None, fields: Fields, architecture: str) -> WeightFormat | None:
+    """Return the format of a checkpoint with that of its experts, if they are in 4 bits beside layers in FP8.
+
+    vLLM, models/deepseek_v41/quant_config.py, DeepseekV4FP8Config: files of DeepSeek V4 that do not say are so.
+    """
+    if checkpoint is None or checkpoint.precision is not Precision.FP8:
+        return checkpoint
+    default = "fp4" if architecture.startswith("DeepseekV4") else ""
+    if fields.text("expert_dtype", default=default) != "fp4":
+        return checkpoint
+    return replace(checkpoint, expert_format=DEFAULT_FORMATS[Precision.MXFP4])
 
 
 def _checkpoint(fields: Fields) -> tuple[WeightFormat | None, Fields]:

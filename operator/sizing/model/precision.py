@@ -61,6 +61,7 @@ class WeightFormat:
     method: Method = Method.NONE  # What of vLLM loads it
     static_inputs: bool = False  # Whether the scales of activations are stored too
     experts_only: bool = False  # Whether only the layers of experts are quantized
+    expert_format: "WeightFormat | None" = None  # How the experts are stored; None: as all linear layers are
     ordered_by_activation: bool = False  # Whether GPTQ sorted the inputs before it grouped them (desc_act)
     expert_kernel: ExpertKernel = ExpertKernel.MARLIN  # What runs experts in MXFP4, which decides how they are padded
 

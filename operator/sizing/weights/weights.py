@@ -299,7 +299,7 @@ def linear_format(linear: LinearLayer, layer: Layer, weight_format: WeightFormat
     """Return how one linear layer of a quantized model is stored."""
     if not linear.quantizable or linear.module in layer.unquantized or keeps_16_bits(weight_format, linear):
         return _SIXTEEN_BITS
-    return weight_format
+    return (weight_format.expert_format if linear.routed else None) or weight_format
 
 
 def _vocabulary_rows(geometry: ModelGeometry, stage: Stage, tables: Tables) -> int:

@@ -33,6 +33,7 @@ NEW: dict[str, Any] = {
     "max_position_embeddings": 131_072,
 }
 TABLE = 128_256 * 4096 * 2
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 2048, "num_experts_per_tok": 8}
 
 
 def stored(layers: int, **parts: int) -> StoredWeights:
@@ -91,6 +92,38 @@ def test_numbers_in_quotes_count() -> None:
     experts = {"moe_intermediate_size": 2048, "num_experts_per_tok": 8}
     as_number, as_text = (geometry_from_config("new", NEW | experts | {"num_experts": n}) for n in (128, "128"))
     assert bytes_on_one(as_text) == bytes_on_one(as_number)
+
+
+WITH_EXPERTS = NEW | EXPERTS | {"num_experts": 64}
+IN_FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+
+
+def expert_bytes(config: dict[str, Any]) -> int:
+    """What 64 experts more take."""
+    double = config | {"num_experts": 128}
+    return bytes_on_one(geometry_from_config("new", double)) - bytes_on_one(geometry_from_config("new", config))
+
+
+def test_experts_in_4_bits_beside_layers_in_fp8_take_half() -> None:
+    elements = 32 * 64 * 3 * 4096 * 2048
+    whole, halved = (expert_bytes(WITH_EXPERTS | IN_FP8 | more) for more in ({}, {"expert_dtype": "fp4"}))
+    assert whole == pytest.approx(elements, rel=1e-2)
+    # 4 bits, and a byte of scale for each 32.
+    assert halved == pytest.approx(elements * 17 / 32, rel=1e-2)
+
+
+def test_deepseek_v4_has_experts_in_4_bits_unless_its_file_says_otherwise() -> None:
+    v4 = WITH_EXPERTS | IN_FP8 | {"architectures": ["DeepseekV4ForCausalLM"]}
+    assert expert_bytes(v4) == expert_bytes(v4 | {"expert_dtype": "fp4"}) < expert_bytes(v4 | {"expert_dtype": "fp8"})
+
+
+def test_first_layers_without_experts_by_every_name() -> None:
+    by_name = {
+        bytes_on_one(geometry_from_config("new", WITH_EXPERTS | {key: 3}))
+        for key in ("first_k_dense_replace", "num_dense_layers", "dense_mlp_idx")
+    }
+    assert len(by_name) == 1
+    assert by_name != {bytes_on_one(geometry_from_config("new", WITH_EXPERTS))}
 
 
 def test_an_empty_pattern_of_windows_is_none() -> None:
@@ -239,9 +272,6 @@ def test_files_that_make_no_sense_stay_errors(changes: dict[str, Any], field: st
     with pytest.raises(GeometryError) as caught:
         geometry_from_config("new", NEW | changes)
     assert caught.value.field == field
-
-
-EXPERTS: dict[str, Any] = {"moe_intermediate_size": 2048, "num_experts_per_tok": 8}
 
 
 @pytest.mark.parametrize(
