@@ -43,7 +43,7 @@ class FactsFolder:
     """Follows a folder of facts files: changes count without a restart.
 
     The folder may be absent, because the ConfigMap that is mounted there is optional. A broken file is logged once.
-    It affects no other file, and what it held before stays in force.
+    It affects no other file, and its last valid facts stay in force.
     """
 
     def __init__(self, folder: Path | None = None, read_file: ReadFacts = lambda _: {}) -> None:
@@ -83,8 +83,8 @@ class FactsFolder:
                 break
             if size_bytes > min(MOST_FILE_BYTES, left_bytes):
                 yield (
-                    f"{path}: {size_bytes:,} bytes exceed the limit of {MOST_FILE_BYTES:,} per file or {MOST_BYTES:,} in"
-                    " total; create the file again with specdecode models add, or remove other files"
+                    f"{path}: {size_bytes:,} bytes exceed the limit of {MOST_FILE_BYTES:,} per file or"
+                    f" {MOST_BYTES:,} in total; create the file again with specdecode models add, or remove other files"
                 )
                 continue
             left_bytes -= size_bytes
