@@ -1,4 +1,4 @@
-"""The folder of facts files that the operator was given, as it is now."""
+"""Reads a folder of facts files and follows its changes."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ class FactsFolder:
     """Follows a folder of facts files: changes count without a restart.
 
     The folder may be absent, because the ConfigMap that is mounted there is optional. A broken file is logged once.
-    It affects no other file, and what it held before stays in force.
+    It affects no other file, and its last valid facts stay in force.
     """
 
     def __init__(self, folder: Path | None = None, read_file: ReadFacts = lambda _: {}) -> None:
@@ -62,12 +62,12 @@ class FactsFolder:
         try:
             signature = _signature(self._folder)
         except OSError as error:
-            self._tell([f"{self._folder}: {error.strerror}; facts that were read before stay in force"])
+            self._tell([f"{self._folder}: {error.strerror}; the last facts that were read stay in force"])
             return self._facts
         if signature != self._seen:
             self._seen = signature
             problems = list(self._take(self._folder, signature))
-            _logger.info("%s has facts about %d models", self._folder, len(self._facts))
+            _logger.info("%s: number of models with facts: %d", self._folder, len(self._facts))
             self._tell(problems)
         return self._facts
 
@@ -79,12 +79,12 @@ class FactsFolder:
         for number, (name, _, _, size_bytes) in enumerate(signature):
             path = folder / name
             if number >= MOST_FILES:
-                yield f"{folder}: {len(signature):,} files: only the first {MOST_FILES:,} are read: remove some"
+                yield f"{folder}: {len(signature):,} files; only the first {MOST_FILES:,} are read; remove some"
                 break
             if size_bytes > min(MOST_FILE_BYTES, left_bytes):
                 yield (
-                    f"{path}: {size_bytes:,} bytes: a facts file has at most {MOST_FILE_BYTES:,}, and all together"
-                    f" {MOST_BYTES:,}: write it again with specdecode models add, or remove others"
+                    f"{path}: {size_bytes:,} bytes exceed the limit of {MOST_FILE_BYTES:,} per file or"
+                    f" {MOST_BYTES:,} in total; create the file again with specdecode models add, or remove other files"
                 )
                 continue
             left_bytes -= size_bytes
@@ -94,7 +94,7 @@ class FactsFolder:
             except FactsFileError as error:
                 yield from self._kept(name, before, str(error))
             except Exception as error:  # noqa: BLE001  one file must not stop the operator
-                why = f"{path}: the operator failed to read it ({type(error).__name__}): please report it"
+                why = f"{path}: internal error ({type(error).__name__}) while reading it; please report it"
                 yield from self._kept(name, before, why)
             for model, given in self._by_file.get(name, {}).items():
                 if problem := _not_used(model, facts):
@@ -107,7 +107,7 @@ class FactsFolder:
         """Keep the last good content of a broken file, if there is one."""
         if name in before:
             self._by_file[name] = before[name]
-            why = f"{why}; what it held before stays in force"
+            why = f"{why}; its last valid facts stay in force"
         yield why
 
     def _tell(self, problems: list[str]) -> None:
@@ -118,7 +118,9 @@ class FactsFolder:
         for each in new[:_MOST_PROBLEMS]:
             _logger.warning("facts file not used: %s", clip(printable(each), _LONGEST_PROBLEM))
         if len(new) > _MOST_PROBLEMS:
-            _logger.warning("facts files not used: %d more have problems: fix these first", len(new) - _MOST_PROBLEMS)
+            _logger.warning(
+                "facts files not used: %d more problems are not shown; fix these first", len(new) - _MOST_PROBLEMS
+            )
 
 
 def _signature(folder: Path) -> _Signature:
@@ -143,9 +145,9 @@ def _signature(folder: Path) -> _Signature:
 def _not_used(model: str, facts: Mapping[str, SiteFacts]) -> str | None:
     """Return why facts about a model are not used; None if they are."""
     if find_entry(model) is not None:
-        return "the catalogue knows this model, and comes first: remove the file"
+        return "the catalogue takes precedence for this model; remove the file"
     if (other := facts.get(model.strip("/"))) is not None:
-        return f"{printable(other.file)} has facts about this model, too: remove one of the files"
+        return f"{printable(other.file)} has facts about this model too; remove one of the files"
     return None
 
 

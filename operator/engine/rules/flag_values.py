@@ -297,7 +297,7 @@ FLAG_CHECKS: Final = (
             flag,
             _no_object(flag),
             "",
-            f"must be a JSON object, such as '{example}'; correct it, or write {flag}.KEY VALUE",
+            f"must be a JSON object, such as '{example}'; correct it, or use {flag}.KEY VALUE",
         )
         for flag, example in (
             (_CC, '{"mode": 3}'),
@@ -327,8 +327,8 @@ FLAG_CHECKS: Final = (
         "env.PYTORCH_CUDA_ALLOC_CONF",
         _expands_segments,
         "is incompatible with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-        "vLLM takes expandable_segments with no KV connector, whose registered memory would move; remove it, or add"
-        " --enable-cumem-allocator to spec.engine.extraArgs",
+        "expandable_segments cannot be combined with a KV connector, because it moves memory that the connector"
+        " registers; remove it, or add --enable-cumem-allocator to spec.engine.extraArgs",
     ),
     FlagCheck(
         "config/vllm.py:1885",
@@ -343,7 +343,7 @@ FLAG_CHECKS: Final = (
         f"{_KV}.kv_connector",
         lambda given: _HISPARSE in _connectors(given) and given.settings.pipeline_parallel_size > 1,
         "HiSparse does not support pipeline parallelism",
-        "HiSparseConnector does not support pipeline stages; set spec.parallelism.pipeline to 1, or remove it",
+        "HiSparseConnector does not support pipeline parallelism; set spec.parallelism.pipeline to 1, or remove it",
         "0.30",
     ),
     FlagCheck(
@@ -351,7 +351,7 @@ FLAG_CHECKS: Final = (
         f"{_KV}.kv_connector",
         lambda given: _HISPARSE in _connectors(given) and given.settings.cudagraph_mode == "FULL",
         "HiSparse does not support cudagraph_mode=FULL",
-        "HiSparseConnector does not support CUDA graphs of mode FULL; set spec.serving.cudagraphMode to"
+        "HiSparseConnector does not support CUDA graph mode FULL; set spec.serving.cudagraphMode to"
         " FULL_AND_PIECEWISE, or remove it",
         "0.32",
     ),
@@ -360,7 +360,7 @@ FLAG_CHECKS: Final = (
         "--scheduler-reserve-full-isl",
         lambda given: _HISPARSE in _connectors(given) and given["--scheduler-reserve-full-isl"] is False,
         "HiSparse requires --scheduler-reserve-full-isl",
-        "HiSparseConnector needs --scheduler-reserve-full-isl, the default; remove --no-scheduler-reserve-full-isl",
+        "HiSparseConnector needs --scheduler-reserve-full-isl (the default); remove --no-scheduler-reserve-full-isl",
         "0.31",
     ),
     # Routed experts beside answers
@@ -369,7 +369,7 @@ FLAG_CHECKS: Final = (
         _ROUTED,
         lambda given: bool(given[_ROUTED]) and given.on_v1,
         "AuxOutput Connector requires Model Runner V2",
-        "needs vLLM's model runner V2, and V1 serves this; remove it",
+        "needs model runner V2, but this engine runs on V1; remove it",
         "0.31",
     ),
     FlagCheck(
@@ -377,7 +377,7 @@ FLAG_CHECKS: Final = (
         _ROUTED,
         lambda given: bool(given[_ROUTED]) and given["--enable-prefix-caching"] is False,
         "AuxOutput Connector requires prefix caching",
-        "needs prefix caching; remove --no-enable-prefix-caching, or this",
+        "needs prefix caching; remove --no-enable-prefix-caching or this flag",
         "0.31",
     ),
     FlagCheck(
@@ -385,14 +385,14 @@ FLAG_CHECKS: Final = (
         _ROUTED,
         lambda given: bool(given[_ROUTED]) and given.settings.pipeline_parallel_size > 1,
         "--enable-return-routed-experts is incompatible with pipeline parallelism",
-        "does not go with pipeline stages; set spec.parallelism.pipeline to 1, or remove it",
+        "does not support pipeline parallelism; set spec.parallelism.pipeline to 1, or remove it",
     ),
     FlagCheck(
         "config/vllm.py:1241",
         _ROUTED,
         lambda given: bool(given[_ROUTED]) and any(each in _POINT_TO_POINT for each in _connectors(given)),
         "--enable-return-routed-experts is incompatible with",
-        f"does not go with the KV connectors {', '.join(_POINT_TO_POINT)}; remove one of the two",
+        f"cannot be combined with the KV connectors {', '.join(_POINT_TO_POINT)}; remove one of the two",
     ),
     # Samples' distributions beside answers
     FlagCheck(
@@ -400,21 +400,21 @@ FLAG_CHECKS: Final = (
         _SAMPLING_MASK,
         lambda given: bool(given[_SAMPLING_MASK]) and given.on_v1,
         "sampling distribution replay requires Model Runner V2",
-        "needs vLLM's model runner V2, and V1 serves this; remove it",
+        "needs model runner V2, but this engine runs on V1; remove it",
     ),
     FlagCheck(
         "config/vllm.py:1325",
         _SAMPLING_MASK,
         lambda given: bool(given[_SAMPLING_MASK]) and given["--logits-processors"] is not None,
         "sampling distribution replay does not support custom logits processors",
-        "does not go with --logits-processors; remove one of the two",
+        "cannot be combined with --logits-processors; remove one of the two",
     ),
     FlagCheck(
         "config/vllm.py:1329",
         _SAMPLING_MASK,
         lambda given: bool(given[_SAMPLING_MASK]) and given["--logprobs-mode"] != "processed_logprobs",
         "sampling distribution replay requires logprobs_mode='processed_logprobs'",
-        "needs --logprobs-mode processed_logprobs; add it, or remove this",
+        "needs --logprobs-mode processed_logprobs; add it, or remove this flag",
     ),
     # Structured outputs
     FlagCheck(
@@ -425,7 +425,7 @@ FLAG_CHECKS: Final = (
             and given[f"{_OUTPUTS}.backend"] not in ("xgrammar", "guidance")
         ),
         "disable_any_whitespace is only supported for",
-        "needs backend xgrammar or guidance, by name; add it, or remove this",
+        'needs "backend": "xgrammar" or "guidance"; add one, or remove this key',
     ),
     FlagCheck(
         "config/structured_outputs.py:73",
@@ -434,7 +434,7 @@ FLAG_CHECKS: Final = (
             given[f"{_OUTPUTS}.disable_additional_properties"] is True and given[f"{_OUTPUTS}.backend"] != "guidance"
         ),
         "disable_additional_properties is only supported",
-        "needs backend guidance, by name; add it, or remove this",
+        'needs "backend": "guidance"; add it, or remove this key',
     ),
     # Models with states
     FlagCheck(
@@ -458,14 +458,14 @@ FLAG_CHECKS: Final = (
             given["--mamba-ssu-algorithm"] is not None and str(given["--mamba-backend"]).lower() != "flashinfer"
         ),
         "Mamba SSU algorithm selection is only supported with the FlashInfer backend",
-        "needs --mamba-backend flashinfer; add it, or remove this",
+        "needs --mamba-backend flashinfer; add it, or remove this flag",
     ),
     FlagCheck(
         "config/vllm.py:1599",
         "--mamba-ssm-cache-dtype",
         lambda given: bool(given[_ROUNDING]) and _outside(given["--mamba-ssm-cache-dtype"], ("auto", "float16")),
         "Stochastic rounding for Mamba cache requires",
-        f"{_ROUNDING} needs float16 here; write float16, or remove that flag",
+        f"{_ROUNDING} needs float16 here; set float16, or remove that flag",
     ),
     FlagCheck(
         "config/vllm.py:3449",
@@ -476,7 +476,7 @@ FLAG_CHECKS: Final = (
             and given["--mamba-block-size"] != given.settings.max_model_len
         ),
         "--mamba-block-size can only be set with --enable-prefix-caching",
-        "needs prefix caching; remove --no-enable-prefix-caching, or this",
+        "needs prefix caching; remove --no-enable-prefix-caching or this flag",
     ),
     # Weights on the host
     FlagCheck(
@@ -487,14 +487,14 @@ FLAG_CHECKS: Final = (
             and _number(given["--offload-num-in-group"], 1) > _number(given["--offload-group-size"], 0)
         ),
         "must be <= offload_group_size",
-        "must not be above --offload-group-size, the layers of a group; lower it, or raise that",
+        "must not exceed --offload-group-size, the number of layers per group; lower it, or raise --offload-group-size",
     ),
     FlagCheck(
         "config/offload.py:108",
         "--offload-prefetch-step",
         lambda given: _prefetches(given) and _below(given["--offload-prefetch-step"], 1),
         "must be >= 1 when prefetch offloading is enabled",
-        "must be 1 or more while layers are prefetched; raise it, or remove --offload-group-size",
+        "must be 1 or more if layers are prefetched; raise it, or remove --offload-group-size",
     ),
     # Experts
     FlagCheck(
@@ -502,7 +502,7 @@ FLAG_CHECKS: Final = (
         f"{_EPLB}.policy",
         lambda given: _outside(given[f"{_EPLB}.policy"], ("default",)) and given[f"{_EPLB}.use_async"] is not False,
         "",
-        "needs use_async false, which is true by default; add it, or use policy default",
+        'needs "use_async": false (default: true); add it, or use policy default',
     ),
     FlagCheck(
         "config/parallel.py:125",
@@ -511,7 +511,7 @@ FLAG_CHECKS: Final = (
             given[f"{_EPLB}.communicator"] in ("torch_nccl", "pynccl") and given[f"{_EPLB}.use_async"] is not False
         ),
         "communicator is incompatible with async EPLB",
-        "needs use_async false, which is true by default; add it, or use communicator torch_gloo or nixl",
+        'needs "use_async": false (default: true); add it, or use communicator torch_gloo or nixl',
     ),
     FlagCheck(
         "config/parallel.py:132",
@@ -525,7 +525,7 @@ FLAG_CHECKS: Final = (
         f"{_EPLB}.num_redundant_experts",
         lambda given: _above(given[f"{_EPLB}.num_redundant_experts"], 0) and not given["--enable-eplb"],
         "but EPLB is not enabled",
-        "needs --enable-eplb; add it, or remove this",
+        "needs --enable-eplb; add it, or remove this key",
     ),
     FlagCheck(
         "config/parallel.py:565",
@@ -539,14 +539,14 @@ FLAG_CHECKS: Final = (
         "--enable-elastic-ep",
         lambda given: bool(given["--enable-elastic-ep"]) and not given["--enable-eplb"],
         "Elastic EP is only supported with enable_eplb=True",
-        "needs --enable-eplb; add it, or remove this",
+        "needs --enable-eplb; add it, or remove this flag",
     ),
     FlagCheck(
         "config/parallel.py:978",
         "--enable-elastic-ep",
         lambda given: bool(given["--enable-elastic-ep"]) and given.settings.pipeline_parallel_size > 1,
         "Elastic EP is not supported with pipeline parallelism",
-        "does not go with pipeline stages; set spec.parallelism.pipeline to 1, or remove it",
+        "does not support pipeline parallelism; set spec.parallelism.pipeline to 1, or remove it",
     ),
     FlagCheck(
         "config/parallel.py:1043",
@@ -556,7 +556,7 @@ FLAG_CHECKS: Final = (
             and _below(given["--elastic-ep-max-dp-size"], given.settings.data_parallel_size)
         ),
         "--elastic-ep-max-dp-size must be greater than or equal to",
-        "must be at least spec.parallelism.data; raise it, or lower that",
+        "must be at least spec.parallelism.data; raise it, or lower spec.parallelism.data",
         "0.30",
     ),
     FlagCheck(
@@ -564,7 +564,7 @@ FLAG_CHECKS: Final = (
         "--enable-fault-tolerance",
         lambda given: bool(given["--enable-fault-tolerance"]) and _above(given["--api-server-count"], 1),
         "Fault tolerance requires a single API server",
-        "needs a single API server; write --api-server-count 1, or remove this",
+        "needs a single API server; set --api-server-count 1, or remove this flag",
     ),
     FlagCheck(
         "config/parallel.py:1184",
@@ -572,7 +572,7 @@ FLAG_CHECKS: Final = (
         _splits_small_batches,
         "dbo_decode_token_threshold and dbo_prefill_token_threshold must be at least",
         "needs --dbo-decode-token-threshold and --dbo-prefill-token-threshold of at least the number of microbatches;"
-        " raise them, or leave them out",
+        " raise them, or remove them",
         "0.30",
     ),
     FlagCheck(
@@ -580,14 +580,14 @@ FLAG_CHECKS: Final = (
         "--numa-bind-nodes",
         lambda given: given["--numa-bind-nodes"] is not None and not given["--numa-bind"],
         "numa_bind_nodes and numa_bind_cpus require numa_bind=True",
-        "needs --numa-bind; add it, or remove this",
+        "needs --numa-bind; add it, or remove this flag",
     ),
     FlagCheck(
         "config/parallel.py:559",
         "--numa-bind-cpus",
         lambda given: given["--numa-bind-cpus"] is not None and not given["--numa-bind"],
         "numa_bind_nodes and numa_bind_cpus require numa_bind=True",
-        "needs --numa-bind; add it, or remove this",
+        "needs --numa-bind; add it, or remove this flag",
     ),
     FlagCheck(
         "config/kernel.py:211",
@@ -597,7 +597,7 @@ FLAG_CHECKS: Final = (
             and _outside(given["--all2all-backend"], ("allgather_reducescatter",))
         ),
         "dispatches and combines itself and cannot be paired with",
-        "does not go with this --moe-backend, which sends tokens between experts itself; remove one of the two",
+        "cannot be combined with this --moe-backend, which has its own all-to-all; remove one of the two",
         "0.32",
     ),
     FlagCheck(
@@ -605,7 +605,7 @@ FLAG_CHECKS: Final = (
         "--moe-backend",
         lambda given: given["--moe-backend"] in _MEGA_BACKENDS and bool(given["--enable-lora"]),
         "LoRA is not supported with moe_backend",
-        "has no adapters; remove it or --enable-lora",
+        "does not support LoRA adapters; remove it or --enable-lora",
         "0.33",
     ),
     FlagCheck(
@@ -613,7 +613,7 @@ FLAG_CHECKS: Final = (
         "--all2all-backend",
         lambda given: given["--all2all-backend"] == _MOONEP and given.settings.online_quantization is not None,
         "moonep all2all backend currently supports unquantized",
-        "moonep serves unquantized BF16 models only; set spec.target.quantization to BF16, or use another one",
+        "moonep supports only unquantized BF16 models; set spec.target.quantization to BF16, or use another backend",
         "0.31",
     ),
     FlagCheck(
@@ -621,7 +621,7 @@ FLAG_CHECKS: Final = (
         "--all2all-backend",
         lambda given: given["--all2all-backend"] == _MOONEP and given.settings.dtype in (Dtype.FLOAT16, Dtype.FLOAT32),
         "moonep all2all backend currently supports BF16 models",
-        "moonep serves bfloat16 models only; set spec.serving.dtype to bfloat16, or use another one",
+        "moonep supports only bfloat16 models; set spec.serving.dtype to bfloat16, or use another backend",
         "0.31",
     ),
     FlagCheck(
@@ -629,7 +629,7 @@ FLAG_CHECKS: Final = (
         "--all2all-backend",
         lambda given: given["--all2all-backend"] == _MOONEP and bool(given["--enable-eplb"]),
         "moonep all2all backend does not support EPLB yet",
-        "moonep does not go with --enable-eplb; remove one of the two",
+        "moonep cannot be combined with --enable-eplb; remove one of the two",
         "0.31",
     ),
     FlagCheck(
@@ -639,7 +639,7 @@ FLAG_CHECKS: Final = (
             given["--all2all-backend"] == _MOONEP and _outside(given["--expert-placement-strategy"], ("linear",))
         ),
         "moonep all2all backend requires linear expert placement",
-        "moonep needs --expert-placement-strategy linear, the default; remove one of the two",
+        "moonep needs --expert-placement-strategy linear (the default); remove one of the two",
         "0.31",
     ),
     # Compilation
@@ -665,21 +665,21 @@ FLAG_CHECKS: Final = (
             for each in _texts(given[f"{_CC}.custom_ops"])
         ),
         "for custom op, must be 'all', 'none', '+op' or '-op'",
-        "must list all, none, +NAME or -NAME",
+        "each entry must be all, none, +NAME or -NAME",
     ),
     FlagCheck(
         "config/compilation.py:1023",
         f"{_CC}.custom_ops",
         lambda given: sum(each in ("all", "none") for each in _texts(given[f"{_CC}.custom_ops"])) > 1,
         "custom_ops can contain only one base mode",
-        "must list all or none once; remove one",
+        "must contain only one of all and none, and only once; remove the other entry",
     ),
     FlagCheck(
         "config/compilation.py:1031",
         f"{_CC}.custom_ops",
         _both_ways,
         "custom_ops cannot both enable and disable the same operation",
-        "turns an operation on and off; remove +NAME or -NAME",
+        "enables and disables the same operation; remove +NAME or -NAME",
     ),
     FlagCheck(
         "config/compilation.py:1044",
@@ -688,14 +688,14 @@ FLAG_CHECKS: Final = (
             given[f"{_CC}.mode"] in (3, "VLLM_COMPILE") and _outside(given[f"{_CC}.backend"], ("", "eager", "inductor"))
         ),
         "Invalid backend for piecewise compilation",
-        "must be eager or inductor with mode VLLM_COMPILE; correct it, or set another mode",
+        "must be eager or inductor with mode VLLM_COMPILE; change it, or set another mode",
     ),
     FlagCheck(
         "config/compilation.py:1049",
         f"{_CC}.decoder_replay_cudagraph_capture_sizes",
         lambda given: _any_below_one(given[f"{_CC}.decoder_replay_cudagraph_capture_sizes"]),
         "All decoder_replay_cudagraph_capture_sizes must be positive",
-        "must list sizes of 1 or more",
+        "each size must be 1 or more",
         "0.32",
     ),
     FlagCheck(
@@ -716,14 +716,14 @@ FLAG_CHECKS: Final = (
             and _below(given[f"{_CC}.encoder_cudagraph_max_frames_per_batch"], 0)
         ),
         "encoder_cudagraph_max_frames_per_batch must be",
-        "must be 0 or more; leave it out to let vLLM choose",
+        "must be 0 or more; remove it to let vLLM choose",
     ),
     FlagCheck(
         "config/compilation.py:1075",
         f"{_CC}.encoder_cudagraph_token_budgets",
         lambda given: _any_below_one(given[f"{_CC}.encoder_cudagraph_token_budgets"]),
         "All encoder_cudagraph_token_budgets must be positive",
-        "must list budgets of 1 token or more",
+        "each budget must be 1 token or more",
     ),
     # Profiler
     FlagCheck(
@@ -731,7 +731,7 @@ FLAG_CHECKS: Final = (
         f"{_PROFILER}.torch_profiler_activities",
         _unlike("torch", "torch_profiler_activities"),
         "torch_profiler_activities is only applicable",
-        "needs profiler torch; add it, or remove this",
+        "needs profiler torch; add it, or remove this key",
         "0.31",
     ),
     FlagCheck(
@@ -739,35 +739,35 @@ FLAG_CHECKS: Final = (
         f"{_PROFILER}.torch_profiler_dir",
         _unlike("torch", "torch_profiler_dir"),
         "torch_profiler_dir is only applicable",
-        "needs profiler torch; add it, or remove this",
+        "needs profiler torch; add it, or remove this key",
     ),
     FlagCheck(
         "config/profiler.py:240",
         f"{_PROFILER}.profiler",
         _without("torch", "torch_profiler_dir"),
         "torch_profiler_dir must be set when profiler is 'torch'",
-        "torch needs torch_profiler_dir, the folder for its traces; add it",
+        "torch needs torch_profiler_dir, the directory for its traces; add it",
     ),
     FlagCheck(
         "config/profiler.py:266",
         f"{_PROFILER}.proton_profiler_dir",
         _unlike("proton", "proton_profiler_dir"),
         "only applicable when profiler is set to 'proton'",
-        "needs profiler proton; add it, or remove this",
+        "needs profiler proton; add it, or remove this key",
     ),
     FlagCheck(
         "config/profiler.py:270",
         f"{_PROFILER}.profiler",
         _without("proton", "proton_profiler_dir"),
         "proton_profiler_dir must be set when profiler is 'proton'",
-        "proton needs proton_profiler_dir, the folder for its traces; add it",
+        "proton needs proton_profiler_dir, the directory for its traces; add it",
     ),
     FlagCheck(
         "config/profiler.py:302",
         f"{_PROFILER}.capture_torch_profiler",
         _unlike("torch", "capture_torch_profiler"),
         "capture_torch_profiler is only applicable",
-        "needs profiler torch; add it, or remove this",
+        "needs profiler torch; add it, or remove this key",
     ),
     # Others
     FlagCheck(
@@ -792,14 +792,14 @@ FLAG_CHECKS: Final = (
             and given["--ec-manager-config.encoder_cache_manager_cls"] is None
         ),
         "manager_config requires encoder_cache_manager_cls",
-        "needs encoder_cache_manager_cls, the class that reads it; add it, or remove this",
+        "needs encoder_cache_manager_cls, the class that reads it; add it, or remove this key",
     ),
     FlagCheck(
         "config/watermarking.py:61",
         "--watermark-config.key",
         lambda given: _above(given["--watermark-config.key"], 2**64 - 1),
         "philox keys must fit in 64 bits",
-        "must fit into 64 bits; use a smaller number",
+        "must fit in 64 bits; use a smaller number",
         "0.30",
     ),
     FlagCheck(
@@ -836,7 +836,7 @@ FLAG_CHECKS: Final = (
         "--enable-hc-sp",
         lambda given: _splits_heads(given) and given.settings.pipeline_parallel_size > 1,
         "",
-        "does not go with pipeline stages; set spec.parallelism.pipeline to 1, or remove it",
+        "does not support pipeline parallelism; set spec.parallelism.pipeline to 1, or remove it",
         "0.32",
     ),
     # Keys of --speculative-config
@@ -845,14 +845,14 @@ FLAG_CHECKS: Final = (
         "speculation.dspark_draft_topk",
         lambda given: given["speculation.dspark_draft_topk"] is not None and given.method in _READS_MAPPED,
         "dspark_draft_topk is only supported by DSpark",
-        "is for method dspark; remove it",
+        "applies only to method dspark; remove it",
     ),
     FlagCheck(
         "config/speculative.py:1706",
         "speculation.index_share_for_mtp_iteration",
         lambda given: given["speculation.index_share_for_mtp_iteration"] is not None and given.method is not Method.MTP,
         "index_share_for_mtp_iteration is only supported with",
-        "is for method mtp; remove it",
+        "applies only to method mtp; remove it",
         "0.29",
     ),
     FlagCheck(
@@ -865,8 +865,7 @@ FLAG_CHECKS: Final = (
             and given.method is not Method.DSPARK
         ),
         "Adaptive verification estimates per-position acceptance from the draft logits",
-        "leaves out the logits that spec.speculation.adaptiveVerification estimates acceptance from; remove one of the"
-        " two",
+        "omits the logits that spec.speculation.adaptiveVerification needs; remove one of the two",
         "0.30",
     ),
     FlagCheck(
@@ -878,7 +877,7 @@ FLAG_CHECKS: Final = (
             and given.settings.speculation.maps_vocabulary
         ),
         "use_heterogeneous_vocab is not compatible with",
-        "leaves out the logits that mapped vocabularies need; remove it, or useHeterogeneousVocab",
+        "omits the logits that spec.speculation.useHeterogeneousVocab needs; remove one of the two",
         "0.33",
     ),
 )

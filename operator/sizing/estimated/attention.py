@@ -78,19 +78,19 @@ def kinds(fields: Fields) -> tuple[str, ...]:
         found = tuple(_unlisted_kind(fields, index) for index in range(count))
     if set(found) <= set(NO_MIXER):
         key = next(key for key in (*LAYER_KINDS, _PATTERN) if fields.is_set(key))
-        raise fields.error(key, "names no layer with attention or a state, and a model needs one: correct the file")
+        raise fields.error(key, "lists no layer with attention or a state; correct the file")
     return found
 
 
 def attention_doubts(fields: Fields, kinds: tuple[str, ...], architecture: str) -> Iterator[str]:
-    """Yield a sentence for each saving of KV cache that the file claims, and that is unusual or does not happen."""
+    """Yield a warning for each KV cache saving in the file that is unusual or that vLLM does not implement."""
     shared = number(fields, (_SHARED_LAYERS,), 0)
     if shared and not _shares_layers(architecture):
         path = fields.path(_SHARED_LAYERS)
-        yield f"{path} {shared} is not used: no layer of {architecture} reads the KV cache of another layer in vLLM"
+        yield f"{path}: {shared} is ignored, because in vLLM no layer of {architecture} shares the KV cache of another"
     heads = next((key for key in HEADS[:-1] if fields.is_set(key)), None)
     if heads is not None and set(kinds) <= {LINEAR, *NO_MIXER}:
-        yield f"no layer keeps keys and values by its config.json, which sets {fields.path(heads)}: check its layers"
+        yield f"in its config.json, no layer has a KV cache, but {fields.path(heads)} is set; check its layers"
 
 
 def _shares_layers(architecture: str) -> bool:

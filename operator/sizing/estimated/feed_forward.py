@@ -85,15 +85,15 @@ def _experts(fields: Fields, *, gated: bool) -> Experts | None:
 
 
 def expert_doubts(fields: Fields, kinds: tuple[str, ...]) -> Iterator[str]:
-    """Yield a sentence for each part of the file that puts experts into layers that the model does not have."""
+    """Yield a warning for each key that puts experts into layers that the model does not have."""
     count = number(fields, EXPERTS, 0)
     if count <= 1 or set(kinds) & set(NO_MIXER):
         return
     if not _has_some(_named_experts(fields), len(kinds)):
-        yield f"its config.json has {count} experts and no layer for them: all layers are sized with experts"
+        yield f"its config.json has {count} experts but no layer for them; the plan counts experts in all layers"
     for key in filter(fields.is_set, _EXPERT_LAYERS):
         if beyond := [place for place in _places(fields, key) if place >= len(kinds)]:
-            yield f"{fields.path(key)} names layer {beyond[0]}, and the model has {len(kinds)}: check both"
+            yield f"{fields.path(key)} lists layer {beyond[0]}, but the last layer is {len(kinds) - 1}; check both"
 
 
 def _where_experts(fields: Fields, layers: int) -> Callable[[int], bool]:

@@ -27,7 +27,7 @@ LENGTH: Final = (
 """Names of one size in different files, the most specific first."""
 
 _ONE_SIZE: Final = (LAYERS, WIDTH, HEADS[:-1], HEAD_DIM[:-1], KV_HEADS, EXPERTS, EXPERTS_A_TOKEN)
-"""Names of one size, of which no file needs two: others fall back on each other, or mean a state's heads too."""
+"""Names of one size that a file needs only once. Other names have fallbacks, or also count the heads of a state."""
 
 _MOST_DIGITS: Final = 18
 """Of a number that a file writes as text."""
@@ -37,7 +37,7 @@ def settled(fields: Fields, levels: Iterable[Fields]) -> tuple[Fields, tuple[str
     """Return the fields with one value for each size, and a sentence for each size that has several values.
 
     ``levels`` are the sections of the file that may hold them. Which one the engine reads depends on its class, so the
-    larger is taken: it needs more memory. Of layers it is the number that a list of their kinds has.
+    larger one is used, because it needs more memory. For layers, the length of a list of layer types wins.
     """
     levels, values, names, doubts = tuple(levels), dict(fields.values), {}, []
     for keys in _ONE_SIZE:
@@ -50,7 +50,7 @@ def settled(fields: Fields, levels: Iterable[Fields]) -> tuple[Fields, tuple[str
         for key in filter(fields.is_set, keys):
             values[key], names[key] = taken, where
         told = " and ".join(f"{path} {size}" for path, size in found.items())
-        doubts.append(f"its config.json contradicts itself ({told}): {taken} is sized; correct the file")
+        doubts.append(f"its config.json contradicts itself ({told}); the plan uses {taken}; correct the file")
     return fields.having(values, names), tuple(doubts)
 
 
@@ -64,7 +64,7 @@ def _size(value: object) -> int | None:
 
 
 def number(fields: Fields, keys: tuple[str, ...], default: int) -> int:
-    """Return the size under the first key that is set and not zero; the largest of one that files write per layer."""
+    """Return the size under the first key that is set and not zero; the largest if it is a list with one per layer."""
     for key in keys:
         value = fields.values.get(key)
         size = _size(value)

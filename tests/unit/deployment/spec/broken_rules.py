@@ -380,14 +380,14 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "no `--per-request-spec-decode-metrics` without speculation": [
         (given("--per-request-spec-decode-metrics=summary"), "no speculation")
     ],
-    "values and pairs of flags that no version takes: each has a row in [startup checks](startup-checks.md)": [
+    "no flag values or combinations that vLLM rejects; [startup checks](startup-checks.md) lists them": [
         (
             drafting("ngram", QWEN, engine={"extraArgs": ["--kv-transfer-config.kv_connector=NixlConnector"]}),
             "needs kv_role",
         ),
         (drafting("ngram", QWEN, engine={"extraArgs": ["--compilation-config", "3"]}), "must be a JSON object"),
     ],
-    "no `PYTORCH_CUDA_ALLOC_CONF` with `expandable_segments:True` beside a KV connector": [
+    "no `PYTORCH_CUDA_ALLOC_CONF` with `expandable_segments:True` together with a KV connector": [
         (drafting("ngram", QWEN, engine={"extraArgs": CONNECTED, "env": [EXPANDING]}), "expandable_segments")
     ],
 }

@@ -334,7 +334,7 @@ def test_experts_in_a_layer_that_is_not_there_are_doubted() -> None:
     model = geometry_from_config("new", NEW | EXPERTS | {"num_experts": 64, "moe_layers_enum": "4,5,32"})
     assert sum(isinstance(layer.feed_forward, Experts) for layer in model.layers) == 2
     (doubt,) = model.doubts
-    assert "moe_layers_enum names layer 32" in doubt
+    assert "moe_layers_enum lists layer 32" in doubt
 
 
 @pytest.mark.parametrize(
