@@ -20,7 +20,7 @@ from specdecode_operator.sizing.families.catalogue import CatalogueEntry, find_e
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, Parallelism, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.stored import StoredWeights
-from specdecode_operator.sizing.weights.checkpoint_bytes import least_file_bytes
+from specdecode_operator.sizing.weights.checkpoint_bytes import expected_file_bytes
 from specdecode_operator.vocabulary import Knowledge, Method, Precision
 
 PRODUCT: Final = "NVIDIA-H200"
@@ -136,7 +136,7 @@ def headers_of(exact: ModelGeometry) -> StoredWeights:
     """Return what the headers of a model's files say, by its exact layout."""
     table = exact.vocab_size * exact.hidden_size * exact.dtype_bytes
     tower = (exact.tower.split_elements + exact.tower.whole_elements) * exact.dtype_bytes
-    total = least_file_bytes(exact, output_head=not exact.tie_word_embeddings)
+    total, _ = expected_file_bytes(exact, output_head=not exact.tie_word_embeddings)
     parts = {"model.embed_tokens": table, "lm_head": 0 if exact.tie_word_embeddings else table, "visual.blocks": tower}
     rest = total - sum(parts.values())
     kept = {name: size for name, size in {**parts, "model.layers": rest}.items() if size}

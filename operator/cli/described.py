@@ -15,6 +15,7 @@ from specdecode_operator.engine.profiles import UnknownEngineVersionError, find_
 from specdecode_operator.estimate.fields import CaseError
 from specdecode_operator.estimate.gpu_names import find_named_gpu
 from specdecode_operator.sizing.base.devices import product_of_memory
+from specdecode_operator.sizing.families.catalogue import drafts_by
 from specdecode_operator.vocabulary import Method
 
 _FOREIGN: Final = re.compile(r"[^a-z0-9]+")
@@ -92,7 +93,7 @@ class Description:
         if (self.method, self.draft, self.num_speculative_tokens) == (None, None, None):
             return {}
         return {
-            "method": self.method or Method.DRAFT_MODEL.value,
+            "method": self.method or drafts_by(self.draft or "") or str(Method.DRAFT_MODEL),
             "numSpeculativeTokens": self.num_speculative_tokens,
             "draft": None if self.draft is None else {"model": self.draft},
         }

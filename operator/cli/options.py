@@ -60,7 +60,7 @@ MethodOption = Annotated[
         "--method",
         metavar="METHOD",
         autocompletion=offered.methods,
-        help="Who proposes tokens. Absent: draft_model with --draft, none without.",
+        help="How tokens are proposed. Default: that of a known --draft, else draft_model; none without.",
     ),
 ]
 TokensOption = Annotated[

@@ -17,9 +17,10 @@ from specdecode_operator.resolver.read_model_facts import (
 )
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.units import format_gib
+from specdecode_operator.sizing.estimated.geometry import MORE_IN_FILES
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.families.heads import method_of_head
-from specdecode_operator.sizing.weights.checkpoint_bytes import least_file_bytes
+from specdecode_operator.sizing.weights.checkpoint_bytes import expected_file_bytes
 from specdecode_operator.vocabulary import Knowledge
 
 _KIND: Final = "ModelFacts"
@@ -134,10 +135,11 @@ def _contradiction(model: str, checkpoint: Checkpoint) -> str | None:
     if method_of_head(geometry) is not None:
         # Only the method says how it is read, and the plan compares then.
         return None
-    exact = geometry.knowledge is Knowledge.EXACT
+    exact = geometry.knowledge is Knowledge.EXACT or geometry.estimated_because == MORE_IN_FILES
     in_files, by_shape = geometry.layer_scale
     if exact:
-        in_files, by_shape = weights.total_bytes, least_file_bytes(geometry, output_head=weights.output_head)
+        by_shape, _ = expected_file_bytes(geometry, output_head=weights.output_head)
+        in_files = weights.total_bytes
     most = _MOST_TIMES_EXACT if exact else _MOST_TIMES
     if in_files > by_shape * most or by_shape > in_files * most:
         return (

@@ -113,6 +113,7 @@ def how_to_resolve(unknown: Sequence[UnknownModel], *, asked_hub: bool) -> str:
         [
             *lines,
             f"  {by_hand}, or",
+            "  --facts FILE, which specdecode models add writes where the model can be read, or",
             f"  the content of its config.json as {fields}, or",
             f"  weightsGiB and kvBytesPerToken in {assumed}, which nothing checks",
         ]

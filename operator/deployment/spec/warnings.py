@@ -25,6 +25,7 @@ from specdecode_operator.sizing.base.devices import MEMORY_FIELD, find_device, m
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.units import MIB, format_gib
 from specdecode_operator.sizing.estimated.assumed import Assumption
+from specdecode_operator.sizing.estimated.geometry import MORE_IN_FILES
 from specdecode_operator.sizing.families.catalogue import is_known_name, is_variant, made_for, published_heads
 from specdecode_operator.sizing.kv.model_cache import whole_cache
 from specdecode_operator.sizing.model.geometry import ModelGeometry, computed_in
@@ -151,9 +152,12 @@ def _estimated_warnings(facts: Facts) -> Iterator[str]:
         if model is None or model.knowledge is not Knowledge.ESTIMATED:
             continue
         lacks = model.architecture if model.estimated_because == "architectures" else f"its {model.estimated_because}"
+        why = f"sizing does not implement {lacks}"
+        if model.estimated_because == MORE_IN_FILES:
+            why = "its files hold more than its config.json describes"
         counted = "the bytes in its files" if model.stored else "the shapes in its config.json alone"
         yield (
-            f"the {role} {model.name} is estimated: sizing does not implement {lacks}; weights follow from {counted},"
+            f"the {role} {model.name} is estimated: {why}; weights follow from {counted},"
             " and a wider margin is kept back"
         )
         yield from (f"the {role} {model.name}: {doubt}" for doubt in model.doubts)
@@ -207,7 +211,9 @@ def _checkpoint_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
     draft = spec.speculation.draft if spec.speculation else None
     for model, geometry in ((spec.target, pair.target), (draft, pair.draft)):
         read = known.get(model_source(spec, model)) if model is not None else None
-        if geometry is None or read is None or geometry.knowledge is not Knowledge.EXACT:
+        if geometry is None or read is None:
+            continue
+        if geometry.knowledge is not Knowledge.EXACT and geometry.estimated_because != MORE_IN_FILES:
             continue
         disagreement = checkpoint_disagreement(
             # Of the files, whatever the engine computes in.

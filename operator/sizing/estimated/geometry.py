@@ -22,6 +22,7 @@ from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry, 
 from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS, WeightFormat
 from specdecode_operator.sizing.model.rope import RopeTable
 from specdecode_operator.sizing.model.stored import StoredWeights
+from specdecode_operator.sizing.weights.checkpoint_bytes import expected_file_bytes
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.stages import whole_model
 from specdecode_operator.sizing.weights.weights import weight_parts
@@ -42,6 +43,12 @@ _TOWER_PROJECTIONS: Final = 3
 """Encoders and the sizes in them; feed-forward layers are counted with a gate."""
 
 _PREDICTS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
+_MORE_IN_FILES_PERCENT: Final = 5
+"""By how much files may exceed what a config.json describes before the plan counts the files."""
+
+MORE_IN_FILES: Final = "weights"
+"""Why a model of a known class is estimated: what `ModelGeometry.estimated_because` says of `as_in_files`."""
+
 _NORMS: Final = 2
 _AUXILIARY_STATES: Final = 3
 
@@ -94,6 +101,19 @@ def estimated_geometry(
     if count and model.layers:
         model = replace(model, mtp_layers=count, mtp_block=(model.layers[-1],))
     return _estimated(model, because.field, stored)
+
+
+def as_in_files(model: ModelGeometry, stored: StoredWeights) -> ModelGeometry:
+    """Return a model of a known class, scaled to its files if these hold much more than its config.json describes.
+
+    Then one of both is wrong, or the model has parts that sizing does not know.
+    """
+    quantized = model.checkpoint is not None
+    loaded = stored.loaded_bytes(quantized=quantized) - stored.unused_bytes
+    _, most = expected_file_bytes(model, output_head=stored.output_head)
+    if loaded * 100 <= most * (100 + _MORE_IN_FILES_PERCENT):
+        return model
+    return _estimated(model, MORE_IN_FILES, stored)
 
 
 def with_estimated_encoders(model: ModelGeometry, fields: Fields, stored: StoredWeights | None) -> ModelGeometry:

@@ -209,6 +209,16 @@ def _method_of_draft(model_id: str) -> str | None:
     )
 
 
+def drafts_by(model_id: str) -> str | None:
+    """Return the method by which a draft with this hub id proposes; None if it is no head, or not known."""
+    try:
+        geometry = find_geometry(model_id)
+    except GeometryError:
+        return None
+    method = None if geometry is None else method_of_head(geometry)
+    return None if method is None else str(method)
+
+
 def _is_head(model_id: str) -> bool:
     try:
         geometry = find_geometry(model_id)

@@ -8,6 +8,7 @@ from specdecode_operator.sizing.base.errors import UnmodelledError
 from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.base.remembered import MadeOfContent
 from specdecode_operator.sizing.estimated.geometry import (
+    as_in_files,
     estimated_geometry,
     estimated_head,
     refuse_unserved,
@@ -214,7 +215,10 @@ def geometry_from_config(name: str, config: Mapping[str, object], stored: Stored
 def _exact_or_estimated(fields: Fields, method: str | None, stored: StoredWeights | None) -> ModelGeometry:
     """Return the geometry as its class describes it, or an estimate of one that sizing does not implement."""
     try:
-        return _geometry(fields, stored) if method is None else _head(fields, method)
+        if method is not None:
+            return _head(fields, method)
+        model = _geometry(fields, stored)
+        return model if stored is None or model.head is not None else as_in_files(model, stored)
     except UnmodelledError as because:
         architecture = _named_architecture(fields)
         refuse_unserved(fields, architecture)

@@ -1,6 +1,7 @@
 """Whether a checkpoint's bytes are those of the model that its config.json describes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from specdecode_operator.sizing.base.units import format_gib
@@ -44,7 +45,7 @@ def checkpoint_disagreement(
     if geometry.checkpoint is None:
         # The engine loads float32 as 16-bit (vllm/config/model.py, _resolve_auto_dtype).
         stored -= bytes_by_dtype.get("F32", 0) // 2
-    least, most = _expected_bytes(geometry, output_head=output_head)
+    least, most = expected_file_bytes(geometry, output_head=output_head)
     if least - _tolerance(least) <= stored <= most + _tolerance(most):
         return None
     described = most if stored > most else least
@@ -55,12 +56,16 @@ def checkpoint_disagreement(
     return (
         f"the safetensors files of {geometry.name} hold {format_gib(stored)} GiB as the engine loads them,"
         f" {percent:.1f} % {more} than the {format_gib(described)} GiB that its config.json describes"
-        " and the plan counts" + (f" (largest parts in GiB: {parts})" if parts else "")
+        + (f" (largest parts in GiB: {parts})" if parts else "")
     )
 
 
-def _expected_bytes(geometry: ModelGeometry, *, output_head: bool) -> tuple[int, int]:
-    """Least and most bytes of the files that hold this model, in the checkpoint's own precision."""
+def expected_file_bytes(geometry: ModelGeometry, *, output_head: bool) -> tuple[int, int]:
+    """Return the least and most bytes of the files that hold a model as its config.json describes it.
+
+    They are in the checkpoint's own precision. What an estimate scales to the files is not scaled here.
+    """
+    geometry = replace(geometry, layer_scale=(1, 1))
     precision = geometry.checkpoint_precision or Precision.BF16
     loaded = weight_bytes(geometry, precision, Split(1))
     table = geometry.vocab_size * geometry.hidden_size * geometry.dtype_bytes
@@ -75,11 +80,6 @@ def _expected_bytes(geometry: ModelGeometry, *, output_head: bool) -> tuple[int,
     # Layers for multi-token prediction come with tables of their own, or without.
     layer = at_rest // max(geometry.num_layers, 1)
     return at_rest, at_rest + geometry.mtp_layers * (layer + 2 * table)
-
-
-def least_file_bytes(geometry: ModelGeometry, *, output_head: bool) -> int:
-    """Return the least bytes of the files that hold a model in its checkpoint's own precision."""
-    return _expected_bytes(geometry, output_head=output_head)[0]
 
 
 def _tolerance(expected_bytes: int) -> int:

@@ -58,6 +58,15 @@ def test_every_option_reaches_the_manifest(specdecode: Specdecode) -> None:
     }
 
 
+def test_a_known_head_brings_its_method(specdecode: Specdecode) -> None:
+    result = specdecode("init", "--model", "Qwen/Qwen3-8B", "--draft", "AngelSlim/Qwen3-8B_eagle3", "-K", 3)
+    assert result.exit_code == 0, result.output
+    speculation = yaml.safe_load(result.stdout)["spec"]["speculation"]
+    assert speculation["method"] == "eagle3"
+    result = specdecode("init", "--model", "Qwen/Qwen3-8B", "--draft", "Qwen/Qwen3-0.6B", "-K", 3)
+    assert yaml.safe_load(result.stdout)["spec"]["speculation"]["method"] == "draft_model"
+
+
 def test_the_manifest_is_what_plan_plans(specdecode: Specdecode, tmp_path: Path) -> None:
     file = tmp_path / "new.yaml"
     result = specdecode("init", *PAIR, "--gpu", "H200", "--name", "chat", "-n", "models", "--out", file)

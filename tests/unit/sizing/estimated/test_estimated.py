@@ -75,6 +75,21 @@ def test_weights_are_those_in_the_files() -> None:
     assert bytes_on_one(model, 2) == pytest.approx((in_files + 2 * TABLE) / 2, rel=1e-3)
 
 
+KNOWN = NEW | {"architectures": ["LlamaForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    ("more_percent", "knowledge"), [(0, Knowledge.EXACT), (4, Knowledge.EXACT), (25, Knowledge.ESTIMATED)]
+)
+def test_files_that_hold_much_more_than_a_known_class_are_counted(more_percent: int, knowledge: Knowledge) -> None:
+    own = geometry_from_config("known", KNOWN)
+    layers = (bytes_on_one(own) - 2 * TABLE) * (100 + more_percent) // 100
+    model = geometry_from_config("known", KNOWN, stored(layers))
+    assert model.knowledge is knowledge
+    if knowledge is Knowledge.ESTIMATED:
+        assert bytes_on_one(model) == pytest.approx(layers + 2 * TABLE, rel=1e-4)
+
+
 def test_files_in_float32_are_loaded_in_16_bits() -> None:
     layers = 9 * GIB
     parts = {"model.embed_tokens": 2 * TABLE, "lm_head": 2 * TABLE, "model.layers": 2 * layers}
