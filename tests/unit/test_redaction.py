@@ -121,10 +121,11 @@ class TestClip:
     def test_masks_are_no_reason_to_cut(self) -> None:
         assert clip(f"401 for {'x' * 8} {HUB_TOKEN}", 40) == f"401 for xxxxxxxx {HIDDEN}"
 
+    @pytest.mark.parametrize("name", ["password in a URL", "token of GitHub"])
     @pytest.mark.parametrize("where", range(65_536 - 60, 65_536 + 2))
-    def test_the_bound_of_what_is_read_shows_no_part_of_a_secret(self, where: int) -> None:
+    def test_the_bound_of_what_is_read_shows_no_part_of_a_secret(self, where: int, name: str) -> None:
         """Masks may leave so little of a text that its end is shown."""
-        form = FORMS["password in a URL"]
+        form = FORMS[name]
         key = f"-----BEGIN PRIVATE KEY-----\n{'QUJD' * ((where - 60) // 4)}\n-----END PRIVATE KEY----- "
         assert form.leaks_in(clip(key.ljust(where) + form.text, 300)) is None
         assert form.leaks_in(clip_start(form.text + key.rjust(where), 300)) is None

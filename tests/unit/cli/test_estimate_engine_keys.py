@@ -135,6 +135,8 @@ def test_settings_that_no_engine_takes_are_one_error(estimate: Estimate, asked: 
     [
         (TEXT, {"decode_context_parallel_size": 2, "tp": 16}),
         ("deepseek-ai/DeepSeek-V3", {"decode_context_parallel_size": 8, "tp": 8}),
+        # Its full layers have 16 query heads for each KV head, those with a window have 8.
+        ("XiaomiMiMo/MiMo-V2-Flash", {"decode_context_parallel_size": 16, "tp": 64}),
         (TEXT, {"compilation_config": {"cudagraph_capture_sizes": [8, 1]}, "max_cudagraph_capture_size": 8}),
     ],
 )

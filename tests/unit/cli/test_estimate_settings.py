@@ -78,6 +78,12 @@ def test_the_precision_of_the_checkpoint_is_the_default(estimate: Estimate) -> N
 OTHER_VOCABULARY = {"method": "draft_model", "num_speculative_tokens": 3, "model": "Qwen/Qwen2.5-0.5B"}
 
 
+def test_as_many_tokens_as_vllm_verifies_are_sized(estimate: Estimate) -> None:
+    longest = {"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 128}
+    (result,) = estimate({**OF_8B, "vllm_version": "0.30", "speculative": longest})
+    assert result["error"] is None
+
+
 @pytest.mark.parametrize(
     ("change", "key"),
     [

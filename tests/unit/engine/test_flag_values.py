@@ -106,6 +106,15 @@ def test_a_connector_inside_another_counts() -> None:
     assert said_of(*line) == [("spec.engine.extraArgs[0]", "--enable-return-routed-experts")]
     odd = ("--enable-return-routed-experts", "--kv-transfer-config", inner + "[1, {}]}}")
     assert said_of(*odd) == []
+    other = (*line[:2], line[2].replace("MultiConnector", "OffloadingConnector"))
+    assert said_of(*other) == [], "no other connector reads the key"
+
+
+def test_absent_flags_have_the_defaults_of_vllm() -> None:
+    assert said_of("--offload-backend", "prefetch") == [("spec.engine.extraArgs", "--offload-num-in-group")]
+    small = ("--dbo-decode-token-threshold", "3", "--ubatch-size")
+    assert said_of(*small, "3") == []
+    assert said_of(*small, "4") == [("spec.engine.extraArgs", "--enable-dbo")]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """The operator's folder of facts files: each may come, change, break and go, and spoils no other."""
 
+import errno
 import json
 import logging
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -69,6 +72,8 @@ def test_files_are_followed_as_they_come_change_and_go(
         (json.dumps({**json.loads(facts_text("a/b")), "weights": 7}), "config or weights"),
         (facts_text("a/b", weights_bytes=2**60), f"weights.total_bytes: {2**60:,}"),
         (facts_text("a/b", weights_bytes=TINY_BYTES * 100), "weights: 0.5"),
+        (facts_text("a/b", weights_bytes=TINY_BYTES * 3), "weights: 0.0"),
+        (facts_text("a/b", weights_bytes=TINY_BYTES // 3), "weights: 0.0"),
         (facts_text("a/b", {**TINY_CONFIG, "num_hidden_layers": -1}), "config.num_hidden_layers"),
         (facts_text("a/b", {**TINY_CONFIG, "architectures": ["Strange"]}), "config.architectures"),
         (yaml.safe_dump({**json.loads(facts_text("a/b")), "config": {**TINY_CONFIG, 1: 2}}), "broken.json"),
@@ -125,6 +130,41 @@ def test_what_is_read_is_bounded(
     large, many = warnings(caplog)
     assert "b.json: 2," in large
     assert "3 files; only the first 2" in many
+
+
+def test_all_files_together_are_bounded(
+    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_facts(path, "a.json", "site/a")
+    write_facts(path, "b.json", "site/b")
+    monkeypatch.setattr(facts_folder, "MOST_BYTES", 2 * (path / "a.json").stat().st_size - 1)
+    assert set(folder.read()) == {"site/a"}
+    (warning,) = warnings(caplog)
+    assert str(path / "b.json") in warning
+
+
+def test_a_file_that_is_written_in_place_is_read_again(path: Path, folder: FactsFolder) -> None:
+    file = write_facts(path, "tiny.json", "site/tiny")
+    folder.read()
+    file.write_text(facts_text("site/tidy"))
+    os.utime(file, (0, 0))
+    assert set(folder.read()) == {"site/tidy"}, "neither inode nor size have changed"
+
+
+def test_a_folder_that_cannot_be_listed_changes_nothing(
+    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    write_facts(path, "tiny.json", "site/tiny")
+    before = folder.read()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "iterdir", fail)
+        assert [folder.read() for _ in range(2)] == [before, before]
+    (warning,) = warnings(caplog)
+    assert f"{path}: Permission denied; facts that were read before stay in force" in warning
+    assert folder.read() == before
 
 
 def test_a_reader_that_fails_stops_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -50,6 +50,13 @@ def missing(migration: Migration, names: Iterable[str]) -> list[str]:
     return [name for name in names if not accounted(migration, name)]
 
 
+@pytest.mark.parametrize(("cpu", "cores"), [("6500m", 6), ("6.5", 6), ("500m", 1), (6, 6)])
+def test_parts_of_a_core_are_left_out(cpu: object, cores: int) -> None:
+    amounts = {"limits": {"cpu": cpu, "memory": "64Gi"}}
+    body = engine(LLAMA_8B, image="my.io/vllm-cpu:v0.33.0", resources=amounts)
+    assert migrate(body).body["spec"]["accelerator"]["cpuCores"] == cores
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("version", [KNOWN_VERSIONS[0], KNOWN_VERSIONS[-1]])
 def test_each_key_of_the_speculative_config_is_accounted_for(version: str, method: str) -> None:

@@ -212,6 +212,16 @@ def test_engines_that_do_not_end_get_their_gpus_back() -> None:
     assert str(gpus.record.last_failure).startswith("WaitingForDeployment: ")
 
 
+def test_engines_may_take_their_grace_period_and_five_minutes_to_end() -> None:
+    """A node that does not answer keeps its pods for as long."""
+    gpus = Borrowed(loads)
+    gpus.run(15)
+    gpus._gone_at = gpus.now + timedelta(seconds=300)
+    gpus.run(300 + 2 * LOOK_S + 90)
+    assert gpus.condition("Ready")[1] == "Loading"
+    assert gpus.record.failed_attempts == 0
+
+
 class TestBeforeAnythingIsTaken:
     """What is missing is waited for with the deployment untouched."""
 
@@ -353,6 +363,20 @@ def test_what_it_cost_is_told_after_a_success_too() -> None:
     gpus.run(STARTING_S + 2 * LOOK_S)
     assert gpus.condition("Succeeded")[0] == "True"
     assert abs(gpus.record.seconds_without_serving - gpus.away_s) <= LOOK_S
+
+
+def test_what_it_cost_counts_each_time_even_if_no_engine_served_in_between() -> None:
+    gpus = Borrowed(loads)
+    gpus.run(600)
+    for suspend in (True, False, True):
+        gpus.body["spec"] = {**gpus.body["spec"], "suspend": suspend}
+        gpus.look()
+        gpus.run(STARTING_S // 2)
+        assert gpus.lends is not suspend
+        assert not gpus.serves
+    gpus.run(STARTING_S + 2 * LOOK_S)
+    assert gpus.serves
+    assert abs(gpus.record.seconds_without_serving - gpus.away_s) <= 3 * LOOK_S
 
 
 @pytest.mark.parametrize("deployment", [{"wants_engines": False}, {"lent_to": "other"}])

@@ -45,6 +45,7 @@ TO_ZERO = Readiness(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs")
         (rollout(0, 0, wanted=0, blocked=CRASHED), TO_ZERO, (FALSE, "ScaledToZero", TO_ZERO.message)),
         (rollout(2), STARTING, (TRUE, "EnginesServe", "2 of 2 engines ready")),
         (rollout(2, updated=1), STARTING, (TRUE, "EnginesServe", "2 of 2 engines ready")),
+        (rollout(3), STARTING, (TRUE, "EnginesServe", "3 of 2 engines ready")),
         (rollout(), STARTING, (TRUE, "SomeEnginesServe", "1 of 2 engines ready")),
         (
             rollout(blocked=CRASHED),
@@ -58,7 +59,17 @@ TO_ZERO = Readiness(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs")
             (FALSE, "EngineFailed", "0 of 2 engines ready: engine ended with exit code 1"),
         ),
     ],
-    ids=["zero", "zero, crashed before", "all", "all, rolling out", "some", "one crashed", "starting", "all crashed"],
+    ids=[
+        "zero",
+        "zero, crashed before",
+        "all",
+        "all, rolling out",
+        "more",
+        "some",
+        "one crashed",
+        "starting",
+        "all crashed",
+    ],
 )
 def test_available_is_whether_any_engine_serves(
     rollout: Rollout, readiness: Readiness, said: tuple[Any, str, str]
@@ -122,6 +133,10 @@ SUMMARIES = {
     ),
     "starting": (
         rollout(),
+        Readiness(UNKNOWN, "Starting", "1 of 2 engines of this spec ready", reconciling=True),
+    ),
+    "earlier engines serve, one new one": (
+        rollout(2, updated=1),
         Readiness(UNKNOWN, "Starting", "1 of 2 engines of this spec ready", reconciling=True),
     ),
     "given up, cause unknown": (

@@ -10,7 +10,9 @@ import time_machine
 from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.key import Key
+from specdecode_operator.capture.control.capture import read_capture
 from specdecode_operator.cluster.server_time import ServerTime
+from specdecode_operator.deployment.spec.parent import read_parent
 from specdecode_operator.handlers.metrics import EndedCaptures
 from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
 from specdecode_operator.kube.future_times import TIME_IN_FUTURE
@@ -29,9 +31,10 @@ from specdecode_operator.kube.resources import (
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
 )
+from tests.support.captures import capture as capture_with
 from tests.support.captures import capture_spec
 from tests.support.driven_clock import DrivenServerTime
-from tests.support.objects import pair_70b
+from tests.support.objects import pair_70b, parent
 from tests.unit.handlers.reconcile.reconciler_world import World
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -101,6 +104,24 @@ def told(world: World) -> list[str]:
 def status(world: World) -> Body:
     (found,) = world.object["status"]["captures"]
     return dict(found)
+
+
+class TestStatuses:
+    @pytest.mark.parametrize("zone", ["Z", "+00:00", ""])
+    def test_a_time_ahead_counts_as_now_with_a_zone_or_without(self, zone: str) -> None:
+        status = {"startedAt": f"2031-01-01T00:00:00{zone}"}
+        read = read_capture(capture_with(status=status), NOON)
+        assert read.status.started_at == text(NOON)
+        assert len(read.times_ahead) == 1
+
+    def test_each_time_of_a_list_counts_by_itself(self) -> None:
+        earlier, ahead = text(NOON - timedelta(hours=1)), text(NOON + timedelta(days=2))
+        policy: Body = {"mode": "Enforce", "action": "Keep", "outcome": "Kept", "reason": "Best", "message": ""}
+        policy["restarts"] = [earlier, ahead]
+        read = read_parent(parent(pair_70b(), status={"policy": policy}), now=NOON)
+        assert read.status.policy is not None
+        assert read.status.policy.restarts == [earlier, text(NOON)]
+        assert read.times_ahead[0].startswith("status.policy.restarts[1]: ")
 
 
 class TestSchedules:

@@ -86,6 +86,7 @@ def test_a_server_without_gpus_is_told_by_its_variables() -> None:
         *("my.io/vllm-cpu:v0.33.0", LLAMA_8B),
     ]
     assert spec_of(*words)["accelerator"] == {"type": "CPU", "cpuCores": 16, "memoryGiB": 64, "kvCacheGiB": 8}
+    assert spec_of(*words, "-tp", "2")["accelerator"]["kvCacheGiB"] == 16, "the variable says what each rank has"
 
 
 @pytest.mark.parametrize(

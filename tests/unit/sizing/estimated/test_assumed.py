@@ -72,10 +72,16 @@ def test_a_head_of_which_nothing_is_read_fits_its_target() -> None:
     assert kept(head) == {CacheKind.FULL: 4096}
 
 
+def test_a_target_of_which_nothing_is_read_fits_its_head() -> None:
+    head = head_from_config("head", NEW | {"num_hidden_layers": 1, "target_hidden_size": 5120}, "eagle3")
+    config = usual_config(Assumption(16 * GIB, 65_536), head)
+    assert (config["hidden_size"], config["vocab_size"]) == (5120, head.vocab_size)
+
+
 def test_a_state_that_no_layer_keeps() -> None:
     with pytest.raises(GeometryError) as caught:
         assumed_geometry(geometry_from_config("new", NEW), Assumption(state_bytes_per_request=2**20))
-    assert caught.value.field == "stateMiBPerRequest"
+    assert (caught.value.field, caught.value.value) == ("stateMiBPerRequest", 1)
 
 
 def test_a_token_that_no_layer_keeps() -> None:

@@ -190,6 +190,7 @@ def test_an_encoder_is_counted_and_kept_back_whole() -> None:
     plain = budget_of(geometry_from_config("new", NEW, stored(9 * GIB)))
     seeing = geometry_from_config("new", config, stored(9 * GIB, **{"vision_tower.blocks": 2 * GIB}))
     assert bytes_on_one(seeing) == pytest.approx(11 * GIB + 2 * TABLE, rel=1e-4)
+    assert seeing.tower.split_elements == GIB, "2 GiB in 16 bits"
     assert budget_of(seeing).estimated_margin_bytes - plain.estimated_margin_bytes >= 3.5 * GIB
 
 
@@ -225,6 +226,24 @@ def test_windows_and_states_are_kept_as_such() -> None:
     assert found == {"sliding": (8, 1024), "state": (8, 0), "chunked": (8, 512), "full": (8, 0)}
 
 
+@pytest.mark.parametrize(
+    ("changes", "state_bytes"),
+    [
+        ({}, 32 * 64 * 128 * 4 + 3 * (2 * 8 * 64 + 32 * 128) * 2),
+        ({"mamba_ssm_dtype": "float32"}, 32 * 64 * 128 * 4 + 3 * (2 * 8 * 64 + 32 * 128) * 2),
+        ({"mamba_ssm_dtype": "bfloat16"}, 32 * 64 * 128 * 2 + 3 * (2 * 8 * 64 + 32 * 128) * 2),
+        ({"mamba_ssm_cache_dtype": "float16"}, 32 * 64 * 128 * 2 + 3 * (2 * 8 * 64 + 32 * 128) * 2),
+    ],
+)
+def test_a_state_holds_its_heads_and_the_columns_of_its_convolution(changes: dict[str, Any], state_bytes: int) -> None:
+    config = NEW | {
+        "layer_types": ["linear_attention", "full_attention"] * 16, "linear_num_key_heads": 8,
+        "linear_num_value_heads": 32, "linear_key_head_dim": 64, "linear_value_head_dim": 128,
+    }  # fmt: skip
+    (runs,) = cached_layers(geometry_from_config("new", config | changes), None, 1, 1, None)
+    assert {run.layer.state_bytes for run in runs if run.layer.state_bytes} == {state_bytes}
+
+
 def test_experts_and_dense_layers_are_told_apart() -> None:
     config = NEW | {
         "n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1024, "first_k_dense_replace": 3,
@@ -234,6 +253,9 @@ def test_experts_and_dense_layers_are_told_apart() -> None:
     experts = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)]
     assert len(experts) == 29
     assert (experts[0].num_experts, experts[0].top_k, experts[0].shared_intermediate_size) == (64, 6, 2048)
+    own_width = geometry_from_config("new", config | {"shared_expert_intermediate_size": 512}).layers[-1].feed_forward
+    assert isinstance(own_width, Experts)
+    assert own_width.shared_intermediate_size == 2 * 512
 
 
 def test_a_sparse_model_has_indexers() -> None:
@@ -251,6 +273,7 @@ def test_a_head_of_a_new_class_shares_the_tables() -> None:
     assert (head.head.auxiliary_states, head.head.output_rows, head.head.shares_embedding) == (3, 32_000, True)
     assert isinstance(head.layers[0].mixer, SelfAttention)
     assert head.layers[0].input_multiple == 2
+    assert head.head.token_map_bytes == 32_000 * 8, "an int64 for each of its tokens"
 
 
 @pytest.mark.parametrize(
