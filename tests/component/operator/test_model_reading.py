@@ -67,7 +67,7 @@ def answer(kubectl: Kubectl, name: str, message: str, exit_code: int = 0) -> Non
 
 
 def facts(config: dict[str, Any] | None = None) -> str:
-    return pack_facts(Checkpoint(config or TINY_CONFIG, Weights(6_822_400, 39, True, {"BF16": 6_822_400}, {})))
+    return pack_facts(Checkpoint(config or TINY_CONFIG, Weights(5_771_776, 39, True, {"BF16": 5_771_776}, {})))
 
 
 def known(kubectl: Kubectl) -> list[str]:

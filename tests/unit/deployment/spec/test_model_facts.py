@@ -21,6 +21,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DRAFT_CONFIG = {**TINY_CONFIG, "num_hidden_layers": 1}
 WEIGHTS = Weights(5_771_776, 39, True, {"BF16": 5_771_776}, {})
 """Those of the tiny target."""
+DRAFT_WEIGHTS = Weights(2_229_760, 12, True, {"BF16": 2_229_760}, {})
 
 Body = dict[str, Any]
 
@@ -61,10 +62,10 @@ def pod(
     return {"metadata": {**template, "creationTimestamp": created}, "status": {"containerStatuses": [status]}}
 
 
-def answers(spec: Body) -> list[Body]:
+def answers(spec: Body, draft: Weights = DRAFT_WEIGHTS) -> list[Body]:
     """Pods that have read both models of the tiny pair."""
-    found = zip(jobs(spec), (TINY_CONFIG, DRAFT_CONFIG), strict=True)
-    return [pod(job, message=pack_facts(Checkpoint(config, WEIGHTS))) for job, config in found]
+    read = (Checkpoint(TINY_CONFIG, WEIGHTS), Checkpoint(DRAFT_CONFIG, draft))
+    return [pod(job, message=pack_facts(each)) for job, each in zip(jobs(spec), read, strict=True)]
 
 
 def outcome(desired: DesiredState, spec: Body) -> dict[str, tuple[str, str, str]]:
@@ -391,10 +392,11 @@ def test_what_is_wrong_without_the_model_is_told_before_it_is_read(change: Body,
 def test_files_of_another_model_are_told_beside_the_plan() -> None:
     spec = undescribed()
     owner = read_parent(parent(spec))
-    entries = newly_read_models(owner, {}, answers(spec))
+    entries = newly_read_models(owner, {}, answers(spec, draft=WEIGHTS))
     said = outcome(desired_state(owner, (), entries), spec)["Planned"]
     assert said[:2] == ("True", "Fits")
     assert "the safetensors files of pair/draft hold" in said[2], "it has the bytes of the target here"
+    assert "the draft pair/draft is estimated: its files hold more than its config.json describes" in said[2]
     assert "files of pair/target" not in said[2]
 
 
@@ -414,11 +416,14 @@ def test_entries_are_what_people_can_read() -> None:
     assert (body["model"], body["claim"], body["checkpoint"]["config"]) == ("pair/target", "tiny-models", TINY_CONFIG)
 
 
-def of_site(config: Body, file: str) -> SiteFacts:
-    return SiteFacts(file, str(config), Checkpoint(config, WEIGHTS))
+def of_site(config: Body, file: str, weights: Weights = WEIGHTS) -> SiteFacts:
+    return SiteFacts(file, str(config), Checkpoint(config, weights))
 
 
-SITE = {"pair/target": of_site(TINY_CONFIG, "target.json"), "pair/draft": of_site(DRAFT_CONFIG, "draft.json")}
+SITE = {
+    "pair/target": of_site(TINY_CONFIG, "target.json"),
+    "pair/draft": of_site(DRAFT_CONFIG, "draft.json", DRAFT_WEIGHTS),
+}
 
 
 def with_site_facts(spec: Body, site: dict[str, SiteFacts], **cluster: Any) -> DesiredState:
