@@ -160,10 +160,12 @@ def hub_ids() -> tuple[str, ...]:
 def similar_model(model_id: str, *, heads: bool) -> str | None:
     """Return the known id that a slip of the pen would have meant, of a draft head or of a model of its own; or None.
 
-    Numbers and words must be the same: another number is another model, another word another checkpoint.
+    Numbers and words must be the same: another number is another model, another word another checkpoint. Copies are
+    not suggested: their original is.
     """
     written, whole = _parts(model_id), "/" in model_id
-    close = [each for each in hub_ids() if _is_slip_of(written, _parts(each if whole else each.rpartition("/")[2]))]
+    ids = [each for each in hub_ids() if each not in _originals()]
+    close = [each for each in ids if _is_slip_of(written, _parts(each if whole else each.rpartition("/")[2]))]
     alike = difflib.get_close_matches(model_id, close, n=len(close) or 1, cutoff=0)
     return next((each for each in alike if _is_head(each) == heads), None)
 
@@ -172,16 +174,21 @@ def same_beginning(model_id: str, *, heads: bool) -> tuple[str, ...]:
     """Return the known ids whose own name is this one, or goes on after it with ``-`` or ``_``, whoever owns them.
 
     Where there are none, return the known builds of the same model, which differ from this one in precision alone.
+    Copies are left out: their original is there.
     """
     name = model_id.rpartition("/")[2].lower()
-    own = {each: each.rpartition("/")[2].lower() for each in hub_ids()}
+    own = {each: each.rpartition("/")[2].lower() for each in hub_ids() if each not in _originals()}
     found = [each for each, known in own.items() if known == name or known.startswith((f"{name}-", f"{name}_"))]
     found = found or [each for each in own if _base_name(each) == _base_name(model_id)]
     return tuple(each for each in found if name and _is_head(each) == heads)
 
 
 def known_drafts(target: str) -> tuple[KnownDraft, ...]:
-    """Return the drafts that are named for the model with exactly this hub id, recommended ones first."""
+    """Return the drafts that are named for the model with exactly this hub id, recommended ones first.
+
+    A copy has the drafts of its original.
+    """
+    target = _originals().get(target, target)
     named = [
         KnownDraft(each.get("draft"), each["method"], each.get("num_speculative_tokens"), each["source"])
         for each in read_data("drafts.json")["drafts"]
@@ -249,6 +256,19 @@ def _is_slip_of(written: "Counter[str]", known: "Counter[str]") -> bool:
 def _raw_entries() -> dict[str, dict[str, Any]]:
     listed = {entry["id"]: entry for name in data_files("models") for entry in read_data(name)["models"]}
     return {model_id: {**entry, "config": _whole_config(entry, listed)} for model_id, entry in listed.items()}
+
+
+@cache
+def _originals() -> dict[str, str]:
+    """Return the models that are copies of another entry: the same config and name under another owner or prefix."""
+    entries = _raw_entries()
+    return {
+        model_id: entry["base"]
+        for model_id, entry in entries.items()
+        if "base" in entry
+        and entry["config"] == entries[entry["base"]]["config"]
+        and _base_name(model_id) == _base_name(entry["base"])
+    }
 
 
 def _whole_config(entry: Mapping[str, Any], listed: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

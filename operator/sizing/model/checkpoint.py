@@ -40,6 +40,7 @@ _ALIASES = {
     "mlp.fc2_latent_proj": ("mixer.fc2_latent_proj",),
     "mlp.fc1_latent_proj": ("mixer.fc1_latent_proj",),
     "mamba.out_proj": ("mixer.out_proj",),
+    "linear_attn.in_proj_qkvz": ("linear_attn.in_proj_qkv",),
     "mamba.in_proj": ("mixer.in_proj",),
     "self_attn.o_proj": ("mixer.o_proj",),
     "self_attn.q_proj": ("self_attn.qkv_proj", "self_attn.q_b_proj", "self_attn", "mixer.q_proj"),

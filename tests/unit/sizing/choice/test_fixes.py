@@ -110,9 +110,12 @@ def test_a_precision_without_a_checkpoint_is_never_proposed(make_pair: PairFacto
 
 
 def test_of_heads_of_one_size_the_first_is_proposed() -> None:
-    """Three are published for Llama 3.1 8B, all of one size."""
-    (head,) = known_heads("meta-llama/Llama-3.1-8B-Instruct")
-    assert (head.method, head.geometry.name) == ("eagle3", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")
+    """Three EAGLE-3 heads are published for Llama 3.1 8B, all of one size, and an older EAGLE head."""
+    heads = [(head.method, head.geometry.name) for head in known_heads("meta-llama/Llama-3.1-8B-Instruct")]
+    assert heads == [
+        ("eagle3", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
+        ("eagle", "yuhuili/EAGLE-LLaMA3.1-Instruct-8B"),
+    ]
     assert known_heads("nobody/nothing") == ()
 
 

@@ -15,6 +15,7 @@ from specdecode_operator.sizing.families.catalogue import (
     PublishedHead,
     find_entry,
     find_geometry,
+    known_drafts,
     known_models,
     published_heads,
     same_beginning,
@@ -188,6 +189,12 @@ def test_a_build_has_the_config_of_its_base_but_for_what_it_lists() -> None:
         assert set(built) == {*base, *entry["config"]}
 
 
+def test_a_copy_has_the_drafts_of_its_original() -> None:
+    drafts = known_drafts("unsloth/Llama-3.1-8B-Instruct")
+    assert drafts
+    assert drafts == known_drafts("meta-llama/Llama-3.1-8B-Instruct")
+
+
 # Sizes of files in public reports: bytes of the head's file less its header, GB of a checkpoint.
 @pytest.mark.parametrize(
     ("model_id", "precision", "gigabytes"),
@@ -202,6 +209,13 @@ def test_an_entry_is_as_large_as_its_published_files(model_id: str, precision: P
     geometry = find_geometry(model_id)
     assert geometry is not None
     assert weight_bytes(geometry, precision, Split(1)) / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+def test_a_head_has_the_parameters_that_a_public_list_counts_in_its_file() -> None:
+    """The list counts the map from the target's vocabulary, too, which vLLM does not load (llama_eagle3.py)."""
+    geometry = find_geometry("RedHatAI/Qwen3-30B-A3B-Instruct-2507-speculator.eagle3")
+    assert geometry is not None
+    assert parameter_count(geometry) == 522_152_832 - geometry.vocab_size
 
 
 def test_an_id_that_is_not_listed_has_no_entry() -> None:
@@ -271,7 +285,7 @@ def test_the_document_gives_the_sizes_that_sizing_counts() -> None:
         ("zai-org/GLM-3.5", False, None),
         ("zai-org/GLM-3.5-FP8", False, None),
         ("deepseek-ai/DeepSeek-R1-0529", False, None),
-        ("Qwen/Qwen3-32B-AWQ", False, None),
+        ("Qwen/Qwen3-32B-GPTQ", False, None),
         ("AngelSlim/Qwen3-8B-eagle3", False, None),
         ("meta-llama/Llama-3.1-8B-Instuct", True, None),
         ("yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", True, None),
@@ -287,7 +301,15 @@ def test_only_a_slip_of_the_pen_is_taken_for_another_model(written: str, heads: 
 @pytest.mark.parametrize(
     ("written", "found"),
     [
-        ("llama-3.3-70b", ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "meta-llama/Llama-3.3-70B-Instruct")),
+        (
+            "llama-3.3-70b",
+            (
+                "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic",
+                "meta-llama/Llama-3.3-70B-Instruct",
+                "nvidia/Llama-3.3-70B-Instruct-FP8",
+                "nvidia/Llama-3.3-70B-Instruct-NVFP4",
+            ),
+        ),
         ("mirror/glm-5.1", ("nvidia/GLM-5.1-NVFP4", "zai-org/GLM-5.1", "zai-org/GLM-5.1-FP8")),
         # Another build of a known model: its base, and what else is stored of it.
         ("acme/Qwen3.8-27B-GPTQ-Int4", ("Qwen/Qwen3.8-27B", "Qwen/Qwen3.8-27B-FP8")),

@@ -71,6 +71,13 @@ def test_expressions_mean_what_they_mean_to_the_engine(expression: str) -> None:
     assert [name for name in NAMES if exclusions.hold(name)] == [name for name in NAMES if re.match(expression, name)]
 
 
+def test_a_projection_that_the_engine_merges_stays_in_16_bits_by_the_names_of_its_parts() -> None:
+    """Qwen3.5's files name its two parts, which vLLM merges into in_proj_qkvz (qwen3_5.py, packed_modules_mapping)."""
+    parts = [f"model.layers.2.linear_attn.in_proj_{part}" for part in ("qkv", "z")]
+    kept = left_out(*parts, key="modules_to_not_convert")
+    assert [sorted(layer) for layer in kept] == [[], [], ["linear_attn.in_proj_qkvz"], []]
+
+
 @given(
     st.lists(st.sampled_from(["a", "b", ".", "layers.1", "*"]), max_size=4).map("".join),
     st.sampled_from(["*", "*a", ".*"]),
