@@ -4,8 +4,9 @@ import hashlib
 import json
 import logging
 import stat
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -31,16 +32,26 @@ _logger = logging.getLogger(__name__)
 ReadFacts = Callable[[Path], Mapping[str, Checkpoint]]
 """Returns the facts in one file by model id; raises FactsFileError."""
 
-_Signature = tuple[tuple[str, int, int, int], ...]
-"""Name, inode, time of change in ns and size in bytes of each file."""
+_Stamp = tuple[str, int, int, int]
+"""Name, inode, time of change in ns and size in bytes of one file: what tells whether it has changed."""
 
 
 class FactsFileError(Exception):
     """A facts file that cannot be used: file, field, what is wrong and how to fix it, in one line."""
 
 
+@dataclass(frozen=True)
+class _File:
+    """What was last read of one file."""
+
+    stamp: _Stamp
+    facts: Mapping[str, SiteFacts] | None = None  # The last valid ones; None if there never were any
+    problem: str | None = None
+    try_again: bool = False  # Whether reading it failed for a cause that may pass
+
+
 class FactsFolder:
-    """Follows a folder of facts files: changes count without a restart.
+    """Follows a folder of facts files: changes count without a restart. Several threads may read it.
 
     The folder may be absent, because the ConfigMap that is mounted there is optional. A broken file is logged once.
     It affects no other file, and its last valid facts stay in force.
@@ -49,66 +60,81 @@ class FactsFolder:
     def __init__(self, folder: Path | None = None, read_file: ReadFacts = lambda _: {}) -> None:
         self._folder = folder
         self._read_file = read_file
-        self._seen: _Signature = ()
-        self._by_file: dict[str, Mapping[str, SiteFacts]] = {}
-        """The last good content of each file that is there."""
+        self._files: dict[str, _File] = {}
+        self._stamps: tuple[_Stamp, ...] = ()
         self._facts: Mapping[str, SiteFacts] = {}
         self._told: frozenset[str] = frozenset()
+        # The event loop and the thread of the admission webhook read it.
+        self._lock = threading.Lock()
 
     def read(self) -> Mapping[str, SiteFacts]:
         """Return the facts that the folder holds, by model id without outer slashes."""
         if self._folder is None:
             return self._facts
-        try:
-            signature = _signature(self._folder)
-        except OSError as error:
-            self._tell([f"{self._folder}: {error.strerror}; the last facts that were read stay in force"])
+        with self._lock:
+            self._follow(self._folder)
             return self._facts
-        if signature != self._seen:
-            self._seen = signature
-            problems = list(self._take(self._folder, signature))
-            _logger.info("%s: number of models with facts: %d", self._folder, len(self._facts))
-            self._tell(problems)
-        return self._facts
 
-    def _take(self, folder: Path, signature: _Signature) -> Iterator[str]:
-        """Read all files; yield what is wrong with each that is not used."""
-        before, self._by_file = self._by_file, {}
+    def _follow(self, folder: Path) -> None:
+        try:
+            stamps = _stamps(folder)
+        except OSError as error:
+            self._tell([f"{folder}: {error.strerror}; the last facts that were read stay in force"])
+            return
+        if stamps == self._stamps and not any(each.try_again for each in self._files.values()):
+            return
+        problems = list(self._take(folder, stamps))
+        if stamps != self._stamps:
+            _logger.info("%s: number of models with facts: %d", folder, len(self._facts))
+        self._stamps = stamps
+        self._tell(problems)
+
+    def _take(self, folder: Path, stamps: tuple[_Stamp, ...]) -> Iterator[str]:
+        """Read the files that have changed; yield what is wrong with each that is not used."""
+        files: dict[str, _File] = {}
         facts: dict[str, SiteFacts] = {}
         left_bytes = MOST_BYTES
-        for number, (name, _, _, size_bytes) in enumerate(signature):
+        for number, stamp in enumerate(stamps):
+            name, _, _, size_bytes = stamp
             path = folder / name
             if number >= MOST_FILES:
-                yield f"{folder}: {len(signature):,} files; only the first {MOST_FILES:,} are read; remove some"
+                yield f"{folder}: {len(stamps):,} files; only the first {MOST_FILES:,} are read; remove some"
                 break
-            if size_bytes > min(MOST_FILE_BYTES, left_bytes):
-                yield (
-                    f"{path}: {size_bytes:,} bytes exceed the limit of {MOST_FILE_BYTES:,} per file or"
-                    f" {MOST_BYTES:,} in total; create the file again with specdecode models add, or remove other files"
-                )
-                continue
-            left_bytes -= size_bytes
-            try:
-                found = self._read_file(path)
-                self._by_file[name] = {model: _site_facts(name, each) for model, each in found.items()}
-            except FactsFileError as error:
-                yield from self._kept(name, before, str(error))
-            except Exception as error:  # noqa: BLE001  one file must not stop the operator
-                why = f"{path}: internal error ({type(error).__name__}) while reading it; please report it"
-                yield from self._kept(name, before, why)
-            for model, given in self._by_file.get(name, {}).items():
+            file = self._read(path, stamp, left_bytes)
+            if size_bytes <= min(MOST_FILE_BYTES, left_bytes):
+                left_bytes -= size_bytes
+            files[name] = file
+            if file.problem is not None:
+                yield file.problem if file.facts is None else f"{file.problem}; its last valid facts stay in force"
+            for model, given in (file.facts or {}).items():
                 if problem := _not_used(model, facts):
                     yield f"{path}: model: {shown(model)}: {problem}"
                 else:
                     facts[model.strip("/")] = given
-        self._facts = facts
+        self._files, self._facts = files, facts
 
-    def _kept(self, name: str, before: Mapping[str, Mapping[str, SiteFacts]], why: str) -> Iterator[str]:
-        """Keep the last good content of a broken file, if there is one."""
-        if name in before:
-            self._by_file[name] = before[name]
-            why = f"{why}; its last valid facts stay in force"
-        yield why
+    def _read(self, path: Path, stamp: _Stamp, left_bytes: int) -> _File:
+        """Return what a file holds; its last valid facts where it is broken."""
+        before = self._files.get(path.name)
+        last = None if before is None else before.facts
+        if stamp[-1] > min(MOST_FILE_BYTES, left_bytes):
+            problem = (
+                f"{path}: {stamp[-1]:,} bytes exceed the limit of {MOST_FILE_BYTES:,} per file or"
+                f" {MOST_BYTES:,} in total; create the file again with specdecode models add, or remove other files"
+            )
+            # It may be small enough when others are removed.
+            return _File(("", 0, 0, 0), last, problem)
+        if before is not None and before.stamp == stamp and not before.try_again:
+            return before
+        try:
+            found = self._read_file(path)
+            return _File(stamp, {model: _site_facts(path.name, each) for model, each in found.items()})
+        except FactsFileError as error:
+            return _File(stamp, last, str(error), try_again=_may_pass(error))
+        except Exception as error:  # noqa: BLE001  one file must not stop the operator
+            return _File(
+                stamp, last, f"{path}: internal error ({type(error).__name__}) while reading it; please report it"
+            )
 
     def _tell(self, problems: list[str]) -> None:
         """Log problems that the folder did not have before."""
@@ -123,8 +149,14 @@ class FactsFolder:
             )
 
 
-def _signature(folder: Path) -> _Signature:
-    """Return what tells whether a file has changed; a mounted ConfigMap changes by links to new files."""
+def _may_pass(error: BaseException) -> bool:
+    """Whether a file could not be read, whatever it holds."""
+    causes = (error, error.__cause__, getattr(error.__cause__, "__cause__", None))
+    return any(isinstance(each, OSError) for each in causes)
+
+
+def _stamps(folder: Path) -> tuple[_Stamp, ...]:
+    """Return the files of a folder; a mounted ConfigMap changes by links to new files."""
     found = []
     try:
         names = sorted(path.name for path in folder.iterdir())
@@ -136,6 +168,10 @@ def _signature(folder: Path) -> _Signature:
         try:
             known = (folder / name).stat()
         except FileNotFoundError:  # removed meanwhile
+            continue
+        except OSError:
+            # Reading it tells what is wrong.
+            found.append((name, 0, 0, 0))
             continue
         if stat.S_ISREG(known.st_mode):
             found.append((name, known.st_ino, known.st_mtime_ns, known.st_size))

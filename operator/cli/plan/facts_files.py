@@ -107,7 +107,7 @@ def read_facts(files: Iterable[str]) -> dict[str, Checkpoint]:
 
 def _facts_of(body: Mapping[str, Any], place: str) -> tuple[str, Checkpoint]:
     model = body.get("model")
-    if body.get("kind") != _KIND or not isinstance(model, str) or not model:
+    if body.get("kind") != _KIND or not isinstance(model, str) or not model.strip("/"):
         raise DocumentError(f"{place}: is no facts file: write one with specdecode models add")
     try:
         checkpoint = checkpoint_of(body)

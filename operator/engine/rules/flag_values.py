@@ -271,8 +271,18 @@ def _both_ways(given: Given) -> bool:
 
 
 def _no_object(flag: str) -> Callable[[Given], bool]:
-    """Return a check for a whole JSON value that is a number, a list or a text that is no JSON."""
-    return lambda given: not isinstance(_read(given.text_of(flag) or "{}"), dict)
+    """Return a check for a whole JSON value that is a number, a list or a text that is no JSON.
+
+    Some flags take ``None`` and an empty text for no value (engine/arg_utils.py, optional_type).
+    """
+
+    def rejects(given: Given) -> bool:
+        option = given.option(flag)
+        if option is None or option.path or option.value in ("", "None"):
+            return False
+        return json_value([option]) is None
+
+    return rejects
 
 
 def _profiles_with(name: str) -> Callable[[Given], bool]:
@@ -473,6 +483,7 @@ FLAG_CHECKS: Final = (
         lambda given: (
             given["--enable-prefix-caching"] is False
             and isinstance(given["--mamba-block-size"], int)
+            and given.settings.max_model_len is not None
             and given["--mamba-block-size"] != given.settings.max_model_len
         ),
         "--mamba-block-size can only be set with --enable-prefix-caching",
@@ -594,7 +605,8 @@ FLAG_CHECKS: Final = (
         "--all2all-backend",
         lambda given: (
             given["--moe-backend"] in _EP_BACKENDS
-            and _outside(given["--all2all-backend"], ("allgather_reducescatter",))
+            # vLLM takes the last two for the first (config/parallel.py).
+            and _outside(given["--all2all-backend"], ("allgather_reducescatter", "naive", "pplx"))
         ),
         "dispatches and combines itself and cannot be paired with",
         "cannot be combined with this --moe-backend, which has its own all-to-all; remove one of the two",

@@ -164,9 +164,7 @@ def first_that_borrows(fields: Fields, kinds: Sequence[str], borrowers: int) -> 
     """
     first = len(kinds) - borrowers
     if set(kinds[max(first, 0) :]) - set(kinds[: max(first, 0)]):
-        most = next(
-            (count for count in range(borrowers, 0, -1) if set(kinds) <= set(kinds[: max(len(kinds) - count, 0)])), 0
-        )
+        most = len(kinds) - 1 - max(kinds.index(kind) for kind in set(kinds))
         raise fields.error("num_kv_shared_layers", f"leaves layers without one to read from; at most {most} can share")
     return first
 

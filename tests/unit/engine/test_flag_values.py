@@ -142,3 +142,18 @@ def test_memory_of_an_allocator_that_does_not_move_may_be_registered(allowed: st
     asked = settings(case.base, f"{case.bad} {allowed}")
     assert flag_value_problems(asked, NEWEST, case.env) == []
     assert flag_value_problems(asked, NEWEST, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '--kv-transfer-config {"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_role":"kv_both"}',
+        '--kv-transfer-config {"kv_role":"kv_both","kv_connector_extra_config":{"a":1e400}}',
+        "--kv-transfer-config None",
+        "--moe-backend flashinfer_moe_ep_cutedsl --all2all-backend naive",
+        "--moe-backend flashinfer_moe_ep_cutedsl --all2all-backend pplx",
+    ],
+)
+def test_what_vllm_takes_is_no_problem(line: str) -> None:
+    """The real vLLM 0.33 built its configuration from each of these."""
+    assert flag_value_problems(settings(cases.EXPERTS, line), NEWEST) == []

@@ -4,7 +4,9 @@ import errno
 import json
 import logging
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import yaml
 
 from specdecode_operator.cli.operator.command import read_facts_file
 from specdecode_operator.handlers import facts_folder
-from specdecode_operator.handlers.facts_folder import FactsFolder
+from specdecode_operator.handlers.facts_folder import FactsFileError, FactsFolder
 from specdecode_operator.resolver.read_model_facts import Checkpoint
 from tests.support.facts_files import TINY_BYTES, facts_text, write_facts
 from tests.support.objects import TINY_CONFIG
@@ -178,6 +180,74 @@ def test_a_reader_that_fails_stops_nothing(path: Path, caplog: pytest.LogCapture
     assert set(FactsFolder(path, read).read()) == {"site/tiny"}
     (warning,) = warnings(caplog)
     assert "ZeroDivisionError" in warning
+
+
+def test_a_file_that_could_not_be_read_is_read_again(path: Path) -> None:
+    failures = [OSError(errno.EMFILE, "Too many open files")]
+
+    def read(file: Path) -> dict[str, Checkpoint]:
+        if failures:
+            raise FactsFileError(f"{file}: Too many open files") from failures.pop()
+        return dict(read_facts_file(file))
+
+    write_facts(path, "tiny.json", "site/tiny")
+    folder = FactsFolder(path, read)
+    assert folder.read() == {}
+    assert set(folder.read()) == {"site/tiny"}
+
+
+def test_a_file_that_did_not_change_is_not_read_again(path: Path) -> None:
+    read_names = []
+
+    def read(file: Path) -> dict[str, Checkpoint]:
+        read_names.append(file.name)
+        return dict(read_facts_file(file))
+
+    folder = FactsFolder(path, read)
+    for name in ("one", "two"):
+        write_facts(path, f"{name}.json", f"site/{name}")
+        folder.read()
+    assert set(folder.read()) == {"site/one", "site/two"}
+    assert read_names == ["one.json", "two.json"]
+
+
+def test_a_second_thread_waits_for_the_first_to_have_read_all(path: Path) -> None:
+    """The admission webhook must not judge by half of the facts."""
+    reads, goes_on = threading.Event(), threading.Event()
+
+    def read(file: Path) -> dict[str, Checkpoint]:
+        reads.set()
+        assert goes_on.wait(60)
+        return dict(read_facts_file(file))
+
+    write_facts(path, "tiny.json", "site/tiny")
+    folder = FactsFolder(path, read)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(folder.read)
+        assert reads.wait(60)
+        second = threads.submit(folder.read)
+        goes_on.set()
+        assert set(first.result(60)) == set(second.result(60)) == {"site/tiny"}
+
+
+def test_a_link_that_leads_nowhere_spoils_no_other_file(
+    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_facts(path, "good.json", "site/good")
+    (path / "loop.json").symlink_to("loop.json")
+    assert [set(folder.read()) for _ in range(2)] == [{"site/good"}] * 2
+    (warning,) = warnings(caplog)
+    assert f"{path}/loop.json: " in warning
+
+
+def test_a_file_that_grows_too_large_keeps_its_facts(
+    path: Path, folder: FactsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_facts(path, "tiny.json", "site/tiny")
+    assert set(folder.read()) == {"site/tiny"}
+    monkeypatch.setattr(facts_folder, "MOST_FILE_BYTES", file.stat().st_size)
+    file.write_text(file.read_text() + "\n")
+    assert set(folder.read()) == {"site/tiny"}
 
 
 def test_a_mounted_config_map_is_followed_through_its_links(path: Path, folder: FactsFolder) -> None:

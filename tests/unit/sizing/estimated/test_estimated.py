@@ -288,6 +288,8 @@ def test_a_head_of_a_new_class_shares_the_tables() -> None:
         ({"quantization_config": {"quant_method": "mystery"}}, "quantization_config.quant_method"),
         ({"architectures": ["Gemma3nForCausalLM"], "num_kv_shared_layers": 32}, "num_kv_shared_layers"),
         ({"architectures": ["Gemma3nForCausalLM"], "num_kv_shared_layers": 33}, "num_kv_shared_layers"),
+        # This took a quarter of an hour once.
+        ({"architectures": ["Gemma3nForCausalLM"], "num_kv_shared_layers": 2**31 - 1}, "num_kv_shared_layers"),
         (
             {
                 "architectures": ["Gemma3nForCausalLM"],
