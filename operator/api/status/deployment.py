@@ -157,7 +157,7 @@ class PlanStatus(ApiModel):
     """What the plan chose by and from; a plan in force is kept while this stays the same and it fits."""
 
     fixes: list[Sentence] | None = Field(default=None, max_length=16)
-    """When it does not fit: what would help, least change first."""
+    """When it does not fit: what would help, smallest change first."""
 
     advice: list[Sentence] | None = Field(default=None, max_length=16)
     """What is worth knowing although it is no error; docs/explanation/advice.md tells where each rule comes from."""

@@ -42,7 +42,7 @@ def plan_text(answer: Answer, *, matrix: bool, width: int | None = None) -> str:
     if answer.candidates:
         parts[0] += folded(_conclusion(facts, answer.candidates[0]), width)
     remarks = [] if facts.on_cpu else _unconfirmed(answer.candidates, facts)
-    remarks += _kept_back(answer.candidates)
+    remarks += _margin_of_estimates(answer.candidates)
     remarks += [line for candidate in answer.candidates for line in _what_to_change(candidate)]
     remarks += [f"{candidate.label}: {phrase}" for candidate, phrase in _corrected(answer.candidates)]
     if answer.choice:
@@ -64,7 +64,7 @@ def _conclusion(facts: Facts, chosen: Candidate) -> str:
     if chosen.verdict != DOES_NOT_FIT:
         return f"Runs on {chosen.label}, but tight: {capacity}"
     least = least_change(chosen.fixes)
-    return f"Does not fit on {chosen.label}; {f'least change: {least.change}' if least else NO_CHANGE_HELPS}"
+    return f"Does not fit on {chosen.label}; {f'smallest change: {least.change}' if least else NO_CHANGE_HELPS}"
 
 
 def _folded_remark(remark: str, width: int | None) -> list[str]:
@@ -201,16 +201,16 @@ def _unconfirmed(candidates: Sequence[Candidate], facts: Facts) -> list[str]:
     ]
     if not margins:
         return []
-    kept = f"{gib(max(margins))} GiB per GPU are kept back as margin (docs/explanation/accuracy.md)"
-    return [f"Estimates for vLLM {facts.profile.version} are not confirmed by public logs: {kept}"]
+    kept = f"the plan keeps a margin of {gib(max(margins))} GiB per GPU (docs/explanation/accuracy.md)"
+    return [f"Estimates for vLLM {facts.profile.version} are not confirmed by public logs, so {kept}"]
 
 
-def _kept_back(candidates: Sequence[Candidate]) -> list[str]:
-    """Return what is kept back for models that sizing estimates."""
+def _margin_of_estimates(candidates: Sequence[Candidate]) -> list[str]:
+    """Return the part of the margin that is for models that sizing estimates."""
     kept = max((each.budget.estimated_margin_bytes for each in candidates), default=0)
     if not kept:
         return []
-    return [f"{gib(kept)} GiB per GPU of the margin are for estimated models (docs/explanation/accuracy.md)"]
+    return [f"{gib(kept)} GiB per GPU of this margin are for estimated models (docs/explanation/accuracy.md)"]
 
 
 def _corrected(candidates: Sequence[Candidate]) -> list[tuple[Candidate, str]]:
@@ -227,4 +227,4 @@ def _what_to_change(candidate: Candidate) -> list[str]:
     if not candidate.fixes:
         return [f"{reason}; {NO_CHANGE_HELPS}"]
     rows = [(fix.change, f"-> {fix.effect}") for fix in candidate.fixes]
-    return [f"{reason}. Least change first:", *aligned(rows, left=2)]
+    return [f"{reason}. Smallest change first:", *aligned(rows, left=2)]

@@ -126,7 +126,7 @@ def untested_version(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> 
         return None
     newest = KNOWN_VERSIONS[-1]
     more = format_gib(memory_coefficients().unknown_version_margin_bytes)
-    margin = "" if platform_of(spec) is Platform.CPU else f", with {more} GiB more kept back on each GPU"
+    margin = "" if platform_of(spec) is Platform.CPU else f", with {more} GiB more margin on each GPU"
     message = (
         f"is untested: it is launched and sized as {newest}, the newest vLLM that this operator knows{margin}; write"
         f" {newest}, or watch its first start"
@@ -158,7 +158,7 @@ def _estimated_warnings(facts: Facts) -> Iterator[str]:
         counted = "the bytes in its files" if model.stored else "the shapes in its config.json alone"
         yield (
             f"the {role} {model.name} is estimated: {why}; weights follow from {counted},"
-            " and a wider margin is kept back"
+            " and the plan keeps a wider margin"
         )
         yield from (f"the {role} {model.name}: {doubt}" for doubt in model.doubts)
 

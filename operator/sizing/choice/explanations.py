@@ -42,7 +42,7 @@ def uncalibrated_phrase(budget: Budget) -> str | None:
     """Return that no public log of the GPU confirms the figures, and the margin; None if one does, or a measurement."""
     if not budget.uncalibrated_gpu or budget.calibration is not None:
         return None
-    return f"uncalibrated GPU: {format_gib(budget.margin_bytes)} GiB per GPU are kept back as margin"
+    return f"uncalibrated GPU: the plan keeps a margin of {format_gib(budget.margin_bytes)} GiB per GPU"
 
 
 def cpu_sentence(budget: Budget, limits: EngineLimits, tensor: int) -> str:

@@ -111,7 +111,7 @@ def _plan(rows: tuple[Row, ...], fixes: tuple[Fix, ...], sentence: str) -> Plan:
     verdict = rows[0].budget.verdict
     least = least_change(fixes)
     if least is not None:
-        sentence += f"; least change: {least.sentence}"
+        sentence += f"; smallest change: {least.sentence}"
     elif verdict is Verdict.DOES_NOT_FIT:
         sentence += f"; {NO_CHANGE_HELPS}"
     return Plan(verdict, rows[0], rows, fixes, sentence)

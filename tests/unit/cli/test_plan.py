@@ -60,7 +60,7 @@ def test_the_articles_case_is_laid_out_by_term(specdecode: Specdecode, write: Wr
 def test_what_does_not_fit_gets_the_least_change_first(specdecode: Specdecode, write: WriteObject) -> None:
     result = specdecode("plan", "-f", write("a.yaml", manifest("a", **only(H100))))
     assert result.exit_code == 4
-    _, _, list_of_changes = result.stdout.partition("Least change first:\n")
+    _, _, list_of_changes = result.stdout.partition("Smallest change first:\n")
     changes = [line.partition("->")[0].strip() for line in list_of_changes.splitlines() if "->" in line]
     assert changes[0] == "target.quantization: FP8"
     assert "parallelism.tensor: 4" in changes
@@ -190,7 +190,7 @@ def test_products_that_are_there_already_are_no_fix(specdecode: Specdecode, writ
     path = write("a.yaml", manifest("a"))
     text = specdecode("plan", "-f", path).stdout
     assert "2 x H100" in text
-    assert "Least change first:" in text
+    assert "Smallest change first:" in text
     assert "accelerator.product:" not in text
     fixes = json.loads(specdecode("plan", "-f", path, "-o", "json").stdout)["objects"][0]["fixes"]
     assert not [fix for each in fixes.values() for fix in each if fix["change"].startswith("accelerator.product")]
@@ -199,7 +199,7 @@ def test_products_that_are_there_already_are_no_fix(specdecode: Specdecode, writ
 
 
 def test_it_says_where_estimates_are_not_confirmed(specdecode: Specdecode, write: WriteObject) -> None:
-    line = "Estimates for vLLM 0.33 are not confirmed by public logs: 1.50 GiB per GPU are kept back as margin"
+    line = "Estimates for vLLM 0.33 are not confirmed by public logs, so the plan keeps a margin of 1.50 GiB per GPU"
     path = write("a.yaml", manifest("a", **SMALL_TARGET))
     assert line in specdecode("plan", "-f", path).stdout
     (answer,) = json.loads(specdecode("plan", "-f", path, "-o", "json").stdout)["objects"]

@@ -63,7 +63,7 @@ def test_generated_parts_are_there(document: str) -> None:
 
 
 def test_the_refusal_in_the_readme_is_one() -> None:
-    assert "least change first:" in (ROOT / "README.md").read_text().lower()
+    assert "smallest change first:" in (ROOT / "README.md").read_text().lower()
 
 
 def test_documents_have_the_figures_of_bench() -> None:

@@ -67,7 +67,7 @@ class TestPlanning:
                 drafted(model=LLAMA_70B),
                 "ArmDoesNotFit",
                 "DoesNotFit",
-                "least change: speculation.draft.quantization: FP8",
+                "smallest change: speculation.draft.quantization: FP8",
             ),
             (
                 {"name": "drafted", "speculation": {**drafted()["speculation"], "method": "eagle3"}},

@@ -32,7 +32,7 @@ def test_bf16_pair_on_two_h100_does_not_fit_and_says_why(make_pair: PairFactory)
     assert plan.verdict is Verdict.DOES_NOT_FIT
     assert plan.explanation == (
         "2 x NVIDIA-H100-80GB-HBM3 per replica (TP 2) does not fit: weights take 73.2 of 72.9 GiB usable per GPU, "
-        "nothing is left for the KV cache; least change: target.quantization: FP8 gives 127,024 tokens "
+        "nothing is left for the KV cache; smallest change: target.quantization: FP8 gives 127,024 tokens "
         "(15.5 requests of 8192)"
     )
     assert [(fix.change, fix.tokens) for fix in plan.fixes] == [
@@ -320,7 +320,7 @@ def test_a_change_that_ends_tight_says_so_and_is_not_the_least_that_fits(make_pa
     draft = fixes["speculation.draft.quantization: FP8"]
     assert (draft.verdict, draft.sentence.endswith("(tight)")) == (Verdict.TIGHT, True)
     assert fixes["serving.kvCacheDtype: fp8"].verdict is Verdict.FITS
-    assert "least change: serving.kvCacheDtype: fp8 gives" in plan.explanation
+    assert "smallest change: serving.kvCacheDtype: fp8 gives" in plan.explanation
 
 
 def test_what_is_tight_outside_the_budget_is_told_so(make_pair: PairFactory) -> None:

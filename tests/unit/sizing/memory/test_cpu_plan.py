@@ -34,7 +34,7 @@ def test_too_little_memory_names_the_whole_gib_that_fits(pair: Pair) -> None:
     assert (plan.verdict, plan.chosen.budget.binding_term) == (Verdict.DOES_NOT_FIT, Term.MEMORY)
     assert [fix.change for fix in plan.fixes] == ["accelerator.memoryGiB: 7"]
     assert plan_on_cpu(pair, 7 * GIB, 1 * GIB).verdict is Verdict.FITS
-    assert "make 6.3 GiB; least change: accelerator.memoryGiB: 7" in plan.explanation
+    assert "make 6.3 GiB; smallest change: accelerator.memoryGiB: 7" in plan.explanation
 
 
 def test_memory_within_the_margin_is_tight(pair: Pair) -> None:
