@@ -112,11 +112,11 @@ def test_of_one_model_the_catalogue_comes_first_and_then_the_first_file(
     path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_facts(path, "a.json", "site/tiny")
-    write_facts(path, "b.json", "site/tiny")
+    write_facts(path, "b.json", "/site/tiny/")
     write_facts(path, "c.json", "meta-llama/Llama-3.1-8B-Instruct")
     assert {model: facts.file for model, facts in folder.read().items()} == {"site/tiny": "a.json"}
     twice, known = warnings(caplog)
-    assert "b.json: model: site/tiny: a.json has facts" in twice
+    assert "b.json: model: /site/tiny/: a.json has facts" in twice
     assert "c.json: model: meta-llama/Llama-3.1-8B-Instruct: the catalogue" in known
 
 

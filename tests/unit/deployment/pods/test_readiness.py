@@ -100,6 +100,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
     [
         ({}, "the expected end is known once its Job has started"),
         ({"latest_end": NOON}, "ends 2026-01-01 12:00 UTC at the latest"),
+        ({"latest_end": NOON + timedelta(seconds=1)}, "ends 2026-01-01 12:01 UTC at the latest"),
         ({"expected_end": NOON - timedelta(seconds=61)}, "expected end 2026-01-01 11:59 UTC"),
         (
             {"expected_end": NOON, "latest_end": NOON + timedelta(hours=1)},
@@ -112,7 +113,16 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
         ({"latest_end": NOON, "overdue_from": NOON}, "overdue, expected end was 2026-01-01 12:00 UTC"),
         ({"overdue_from": NOON}, "overdue, its Job has not started"),
     ],
-    ids=["not started", "bound only", "expected only", "both", "overdue", "past the bound", "never started"],
+    ids=[
+        "not started",
+        "bound only",
+        "a second more",
+        "expected only",
+        "both",
+        "overdue",
+        "past the bound",
+        "never started",
+    ],
 )
 def test_a_capture_with_the_gpus_is_named_with_its_end(times: dict[str, datetime], words: str) -> None:
     said = suspended_for_capture(Lending("nightly", **times), None, NOON)

@@ -215,6 +215,16 @@ def test_the_cache_follows_from_attention(changes: dict[str, Any], token_bytes: 
     assert sum(run.count * run.layer.token_bytes for run in runs) == token_bytes
 
 
+def test_the_last_layer_of_each_period_has_no_window() -> None:
+    config = NEW | {
+        "sliding_window": 1024, "sliding_window_pattern": 6, "swa_num_attention_heads": 16,
+        "swa_num_key_value_heads": 4,
+    }  # fmt: skip
+    mixers = [layer.mixer for layer in geometry_from_config("new", config).layers]
+    assert [isinstance(each, SelfAttention) and each.window_tokens for each in mixers[:7]] == [1024] * 5 + [None, 1024]
+    assert {each.num_kv_heads for each in mixers if isinstance(each, SelfAttention) and each.window_tokens} == {4}
+
+
 def test_windows_and_states_are_kept_as_such() -> None:
     kinds = ["sliding_attention", "mamba", "chunked_attention", "attention"] * 8
     config = NEW | {
