@@ -21,7 +21,7 @@ from tests.engine.contract_checks import Vllm
 from tests.engine.differences import assert_none
 from tests.engine.refusal_cases import adapting
 from tests.support import flag_value_cases as cases
-from tests.support.flag_value_cases import CASES
+from tests.support.flag_value_cases import CASES, settings
 
 EXPERTS = replace(GPU, model="own-layers", tensor_parallel_size=2, expert_parallel=True)
 BASES = {
@@ -43,15 +43,6 @@ BASES = {
 }
 
 
-def settings(base: str, line: str) -> EngineSettings:
-    """Return settings with further arguments, or with keys of extraConfig."""
-    found = BASES[base]
-    if line.startswith("{"):
-        assert found.speculation is not None
-        return replace(found, speculation=replace(found.speculation, extra_config=line))
-    return replace(found, extra_args=tuple(line.split()))
-
-
 def error_of(vllm: Vllm, asked: EngineSettings, environment: dict[str, str]) -> str | None:
     """Return how vLLM's configuration fails."""
     line = command_line(with_models_under(vllm.models, asked), vllm.profile)[2:]
@@ -62,7 +53,7 @@ def test_each_row_is_rejected_by_the_engine_in_its_words(vllm: Vllm) -> None:
     departures, asked = [], 0
     for check in FLAG_CHECKS:
         case = CASES[f"{check.source} {check.name}"]
-        bad = settings(case.base, case.bad)
+        bad = settings(BASES[case.base], case.bad)
         told = flag_value_problems(bad, vllm.profile, case.env)
         if not case.asked or check.fix not in [problem.message for problem in told]:
             continue
@@ -83,7 +74,7 @@ def test_each_row_is_rejected_by_the_engine_in_its_words(vllm: Vllm) -> None:
 def test_the_nearest_value_is_taken(vllm: Vllm) -> None:
     departures = {}
     for name, case in CASES.items():
-        good = settings(case.good_base or case.base, case.good)
+        good = settings(BASES[case.good_base or case.base], case.good)
         flags = {argument.partition("=")[0].partition(".")[0] for argument in good.extra_args}
         if case.asked and not flags & set(vllm.profile.later_flags):
             departures[name] = error_of(vllm, good, {}) or ""

@@ -4,9 +4,11 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
+
+from specdecode_operator.engine.settings import EngineSettings
 
 PLAIN: Final = "plain"
 STAGES: Final = "two pipeline stages of two GPUs, no speculation"
@@ -23,6 +25,14 @@ EAGLE3: Final = "method eagle3"
 ADAPTING: Final = "method eagle3 with adaptive verification"
 MAPPED: Final = "method draft_model with a mapped vocabulary"
 MTP: Final = "method mtp"
+
+
+def settings(base: EngineSettings, line: str) -> EngineSettings:
+    """Return settings with further arguments, or with keys of extraConfig."""
+    if line.startswith("{"):
+        assert base.speculation is not None
+        return replace(base, speculation=replace(base.speculation, extra_config=line))
+    return replace(base, extra_args=tuple(line.split()))
 
 
 @dataclass(frozen=True)

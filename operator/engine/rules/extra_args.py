@@ -128,14 +128,14 @@ def json_value(given: Sequence[Option]) -> Mapping[str, Any] | None:
     whole: Any = {}
     for option in given:
         if not option.path:
-            whole = _json(option.value)
+            whole = json_or_text(option.value)
             continue
         place = dotted
         *parents, last = option.path.split(".")[:_MOST_PARTS]
         for parent in parents:
             inner = place.setdefault(parent, {})
             place = inner if isinstance(inner, dict) else {}
-        place[last] = _json(option.value)
+        place[last] = json_or_text(option.value)
     found = dotted or whole
     return found if isinstance(found, dict) else None
 
@@ -150,7 +150,8 @@ def attention_backend(extra_args: Sequence[str], profile: EngineProfile) -> str 
     return backend.upper() if isinstance(backend, str) else None
 
 
-def _json(text: str) -> Any:
+def json_or_text(text: str) -> Any:
+    """Return what a value says as JSON; the text itself where it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

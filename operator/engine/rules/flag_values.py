@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile
-from specdecode_operator.engine.rules.extra_args import Option, json_value, options
+from specdecode_operator.engine.rules.extra_args import Option, json_or_text, json_value, options
 from specdecode_operator.engine.rules.extra_config import EXTRA_CONFIG
 from specdecode_operator.engine.rules.runners import runs_on_v1
 from specdecode_operator.engine.settings import EngineSettings, Platform
@@ -60,7 +60,7 @@ class Given:
         last = given[-1]
         if last.flag.values == "0":
             return not last.negated
-        return None if last.path else _read(last.value)
+        return None if last.path else json_or_text(last.value)
 
     def option(self, name: str) -> Option | None:
         """Return the last option that sets a flag; None if it is absent."""
@@ -174,13 +174,6 @@ def _place(name: str, given: Given) -> tuple[str, str]:
     if option is None:
         return "spec.engine.extraArgs", name
     return f"spec.engine.extraArgs[{option.index}]", f"{flag}.{path}" if path else option.shown
-
-
-def _read(text: str) -> Any:
-    try:
-        return parse_json(text)
-    except ValueError:
-        return text
 
 
 def _below(value: Any, least: float) -> bool:

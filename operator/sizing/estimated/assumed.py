@@ -104,7 +104,7 @@ def assumed_geometry(model: ModelGeometry, given: Assumption) -> ModelGeometry:
 def _layer_scale(model: ModelGeometry, weights_bytes: int | None) -> tuple[int, int]:
     if weights_bytes is None:
         return model.layer_scale
-    whole = replace(model, layer_scale=(1, 1))
+    whole = model.unscaled
     parts = weight_parts(whole, model.checkpoint_precision or Precision.BF16, Split(1), whole_model(whole))
     beside = sum(parts.values()) - parts["layers"]
     return max(weights_bytes - beside, 0), max(int(parts["layers"]), 1)

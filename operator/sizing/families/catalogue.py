@@ -218,20 +218,22 @@ def _method_of_draft(model_id: str) -> str | None:
 
 def drafts_by(model_id: str) -> str | None:
     """Return the method by which a draft with this hub id proposes; None if it is no head, or not known."""
-    try:
-        geometry = find_geometry(model_id)
-    except GeometryError:
-        return None
+    geometry = _sized(model_id)
     method = None if geometry is None else method_of_head(geometry)
     return None if method is None else str(method)
 
 
 def _is_head(model_id: str) -> bool:
-    try:
-        geometry = find_geometry(model_id)
-    except GeometryError:
-        return False
+    geometry = _sized(model_id)
     return geometry is not None and geometry.head is not None
+
+
+def _sized(model_id: str) -> ModelGeometry | None:
+    """Return the geometry of a known model that can be sized; None for any other."""
+    try:
+        return find_geometry(model_id)
+    except GeometryError:
+        return None
 
 
 def _parts(model_id: str) -> "Counter[str]":

@@ -145,6 +145,12 @@ class ModelGeometry:
         """Whether nothing is read of it: its user gives numbers, and its class is not known."""
         return self.architecture == MADE_UP_CLASS
 
+    @property
+    def unscaled(self) -> "ModelGeometry":
+        """The same with the layers that its shapes give, whatever its files hold."""
+        # The model itself where it can be: it is the key of caches.
+        return self if self.layer_scale == (1, 1) else replace(self, layer_scale=(1, 1))
+
     @cached_property
     def distinct_layers(self) -> tuple[tuple[Layer, int], ...]:
         """Layers that differ, each with how often it occurs."""

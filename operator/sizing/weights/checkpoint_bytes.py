@@ -1,7 +1,6 @@
 """Whether a checkpoint's bytes are those of the model that its config.json describes."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from specdecode_operator.sizing.base.units import format_gib
@@ -65,7 +64,7 @@ def expected_file_bytes(geometry: ModelGeometry, *, output_head: bool) -> tuple[
 
     They are in the checkpoint's own precision. What an estimate scales to the files is not scaled here.
     """
-    geometry = replace(geometry, layer_scale=(1, 1))
+    geometry = geometry.unscaled
     precision = geometry.checkpoint_precision or Precision.BF16
     loaded = weight_bytes(geometry, precision, Split(1))
     table = geometry.vocab_size * geometry.hidden_size * geometry.dtype_bytes

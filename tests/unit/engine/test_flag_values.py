@@ -7,11 +7,11 @@ import pytest
 from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.engine.rules.flag_values import FLAG_CHECKS, FlagCheck, flag_value_problems
-from specdecode_operator.engine.settings import EngineSettings, OnlineQuantization, SpeculationSettings
+from specdecode_operator.engine.settings import OnlineQuantization, SpeculationSettings
 from specdecode_operator.problems import Problem
 from specdecode_operator.vocabulary import Dtype, Method
 from tests.support import flag_value_cases as cases
-from tests.support.flag_value_cases import CASES, Case
+from tests.support.flag_value_cases import CASES, Case, settings
 from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, PLAIN
 
 NEWEST = find_profile(KNOWN_VERSIONS[-1])
@@ -36,15 +36,6 @@ BASES = {
 }
 
 
-def settings(base: str, line: str) -> EngineSettings:
-    """Return settings with further arguments, or with keys of extraConfig."""
-    found = BASES[base]
-    if line.startswith("{"):
-        assert found.speculation is not None
-        return replace(found, speculation=replace(found.speculation, extra_config=line))
-    return replace(found, extra_args=tuple(line.split()))
-
-
 def key(check: FlagCheck) -> str:
     """Return the name of the case of a row."""
     return f"{check.source} {check.name}"
@@ -52,7 +43,7 @@ def key(check: FlagCheck) -> str:
 
 def problems_of(case: Case, version: str) -> list[Problem]:
     """Return what is said of the bad settings of a case."""
-    return flag_value_problems(settings(case.base, case.bad), find_profile(version), case.env)
+    return flag_value_problems(settings(BASES[case.base], case.bad), find_profile(version), case.env)
 
 
 @pytest.mark.parametrize("check", FLAG_CHECKS, ids=key)
@@ -79,7 +70,7 @@ def test_a_row_tells_field_value_and_fix_from_its_version_on(check: FlagCheck) -
 @pytest.mark.parametrize("check", FLAG_CHECKS, ids=key)
 def test_what_vllm_takes_has_no_problem(check: FlagCheck) -> None:
     case = CASES[key(check)]
-    assert flag_value_problems(settings(case.good_base or case.base, case.good), NEWEST) == []
+    assert flag_value_problems(settings(BASES[case.good_base or case.base], case.good), NEWEST) == []
 
 
 def test_each_row_has_a_case_and_each_case_a_row() -> None:
@@ -139,7 +130,7 @@ def test_what_is_in_doubt_is_left_to_the_engine(line: str) -> None:
 @pytest.mark.parametrize("allowed", ["--enable-sleep-mode", "--enable-cumem-allocator"])
 def test_memory_of_an_allocator_that_does_not_move_may_be_registered(allowed: str) -> None:
     case = CASES["config/vllm.py:1291 env.PYTORCH_CUDA_ALLOC_CONF"]
-    asked = settings(case.base, f"{case.bad} {allowed}")
+    asked = settings(BASES[case.base], f"{case.bad} {allowed}")
     assert flag_value_problems(asked, NEWEST, case.env) == []
     assert flag_value_problems(asked, NEWEST, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}) == []
 
@@ -156,4 +147,4 @@ def test_memory_of_an_allocator_that_does_not_move_may_be_registered(allowed: st
 )
 def test_what_vllm_takes_is_no_problem(line: str) -> None:
     """The real vLLM 0.33 built its configuration from each of these."""
-    assert flag_value_problems(settings(cases.EXPERTS, line), NEWEST) == []
+    assert flag_value_problems(settings(BASES[cases.EXPERTS], line), NEWEST) == []
