@@ -1,10 +1,14 @@
 """What the catalogue lacks of vllm-project/recipes and of vLLM's registry, as the page of an issue.
 
-Both are read as data: YAML files, and the literals of registry.py without importing it.
+Both are read as data: YAML files, and the literals of registry.py without importing it. ``refreshed`` adds what a new
+version registers to operator/sizing/data/registry.json.
 """
 
 import argparse
 import ast
+import json
+import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -12,11 +16,15 @@ from typing import Any, Final
 
 import yaml
 
+from specdecode_operator.sizing.base.datafiles import read_data
 from specdecode_operator.sizing.families.catalogue import hub_ids
 from specdecode_operator.sizing.families.config import ARCHITECTURES
+from specdecode_operator.versions.table import release
 
 _TARGETS: Final = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
 _HEADS: Final = ("_SPECULATIVE_DECODING_MODELS",)
+_GENERATE: Final = (*_TARGETS, *_HEADS, "_TRANSFORMERS_SUPPORTED_MODELS")
+"""Tables of the classes in registry.json: models that generate text, and drafts."""
 _SPECULATION: Final = "--speculative-config"
 
 
@@ -82,11 +90,86 @@ def registered(registry: Path, tables: Iterable[str]) -> frozenset[str]:
     return frozenset(str(key) for name in tables for key in found[name])
 
 
-def page(recipes: Path, registry: Path, version: str) -> str:
+def refreshed(data: Mapping[str, Any], registry: Path, version: str, transformers: Path) -> dict[str, Any]:
+    """Return the content of registry.json with what a newer version registers, and what it no longer has.
+
+    Parameters
+    ----------
+    data
+        Content of registry.json; it is returned as it is if it has the version already.
+    registry
+        The version's registry.py.
+    transformers
+        The package transformers that runs beside it.
+    """
+    if release(version) <= release(data["newest"]):
+        return dict(data)
+    minor = ".".join(map(str, release(version)))
+    since, until = _by_name(data["since"]), _by_name(data["until"])
+    every, now = {*data["classes"], *since, *until}, registered(registry, _GENERATE)
+    new, gone = now - every, every - {*until} - now
+    since |= dict.fromkeys(new, minor)
+    # A class that is back loses its end: the versions between are not told apart.
+    until = {name: last for name, last in until.items() if name not in now} | dict.fromkeys(gone, data["newest"])
+    return {
+        **data,
+        "newest": minor,
+        "classes": sorted((every | now) - {*since, *until}),
+        "since": _by_version(since),
+        "until": _by_version(until),
+        "in_transformers": sorted({*data["in_transformers"], *((new | gone) & transformers_classes(transformers))}),
+    }
+
+
+def transformers_classes(package: Path) -> frozenset[str]:
+    """Return the names of the classes in the models of the package transformers."""
+    texts = (path.read_text(encoding="utf-8") for path in package.glob("models/*/modeling_*.py"))
+    return frozenset(name for text in texts for name in re.findall(r"^class (\w+)\(", text, re.MULTILINE))
+
+
+def _by_name(versions: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    return {name: version for version, names in versions.items() for name in names}
+
+
+def _by_version(names: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {version: [] for version in sorted({*names.values()}, key=release)}
+    for name in sorted(names):
+        found[names[name]].append(name)
+    return found
+
+
+def _changed(data: Mapping[str, Any], registry: Path) -> tuple[list[str], list[str]]:
+    """Return the classes that a registry has and the newest version of registry.json has not, and the other way."""
+    since, until = _by_name(data["since"]), _by_name(data["until"])
+    newest, now = {*data["classes"], *since} - {*until}, registered(registry, _GENERATE)
+    return sorted(now - newest), sorted(newest - now)
+
+
+def registry_text(data: Mapping[str, Any]) -> str:
+    """Return the content of registry.json as its text: lists of names in lines of 118 characters."""
+    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {_value(value, 2)}" for key, value in data.items()) + "\n}\n"
+
+
+def _value(value: Any, indent: int) -> str:
+    inner, outer = " " * (indent + 2), " " * indent
+    if isinstance(value, Mapping):
+        rows = (f"{inner}{json.dumps(key)}: {_value(each, indent + 2)}" for key, each in value.items())
+        return "{\n" + ",\n".join(rows) + f"\n{outer}}}"
+    if isinstance(value, str):
+        return json.dumps(value)
+    names = ", ".join(map(json.dumps, value))
+    lines = textwrap.fill(names, 118, initial_indent=inner, subsequent_indent=inner, break_on_hyphens=False)
+    return f"[\n{lines}\n{outer}]"
+
+
+def page(recipes: Path, registry: Path, version: str, data: Mapping[str, Any] | None = None) -> str:
     """Return the page: a title, models of recipes without an entry, and classes that sizing does not implement.
 
-    Empty if nothing is missing.
+    It also lists what the registry of the version changes of ``data``, the content of registry.json. Empty if nothing
+    is missing.
     """
+    classes = read_data("registry.json") if data is None else data
+    new, gone = _changed(classes, registry)
     known = set(hub_ids())
     lacking = {
         path: missing
@@ -95,7 +178,7 @@ def page(recipes: Path, registry: Path, version: str) -> str:
     }
     heads = sorted(registered(registry, _HEADS) - set(ARCHITECTURES))
     targets = sorted(registered(registry, _TARGETS) - set(ARCHITECTURES))
-    if not (lacking or heads or targets):
+    if not (lacking or heads or targets or new or gone):
         return ""
     count = sum(map(len, lacking.values()))
     lines = [
@@ -107,14 +190,18 @@ def page(recipes: Path, registry: Path, version: str) -> str:
         "",
         *(f"- {path}: {', '.join(f'`{model}`' for model in models)}" for path, models in lacking.items()),
         "",
-        *_classes("classes of drafts", heads),
-        *_classes("classes of targets", targets),
+        *_classes("classes of drafts are not implemented by sizing", heads),
+        *_classes("classes of targets are not implemented by sizing", targets),
+        *_classes(
+            f"classes are new since the registry.json of vLLM {classes['newest']}: `./just engine-new` adds them", new
+        ),
+        *_classes("classes are gone since then: `./just engine-new` writes their last version", gone),
     ]
     return "\n".join(lines)
 
 
 def _classes(what: str, names: list[str]) -> Iterator[str]:
-    yield f"## {len(names)} {what} are not implemented by sizing"
+    yield f"## {len(names)} {what}"
     yield ""
     yield from (f"- `{name}`" for name in names)
     yield ""

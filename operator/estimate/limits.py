@@ -10,6 +10,7 @@ from specdecode_operator.estimate.fields import CaseFields
 from specdecode_operator.sizing.base.eras import Runner, sizing_facts
 from specdecode_operator.sizing.choice.other_models import matching_drafts
 from specdecode_operator.sizing.choice.precision_rules import cache_dtype_problem, dtype_problem, served_precision
+from specdecode_operator.sizing.families.heads import unregistered_model
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import SelfAttention
 from specdecode_operator.sizing.pair.drafting import vocabulary_mismatch
@@ -31,6 +32,7 @@ _TOLD_LONGEST: Final = "model_max_length"
 
 def refuse_unstartable(fields: CaseFields, speculative: CaseFields | None, pair: Pair, product: str) -> None:
     """Raise CaseError with the first setting of a case that vLLM raises an error for on a GPU product."""
+    _refuse_class(fields, speculative, pair)
     _refuse_length(fields, pair)
     _refuse_dtype(fields, pair)
     _refuse_cache_dtype(fields, pair, product)
@@ -39,6 +41,15 @@ def refuse_unstartable(fields: CaseFields, speculative: CaseFields | None, pair:
     _refuse_context_ranks(fields, pair.target)
     if speculative is not None:
         _refuse_speculation(speculative, pair)
+
+
+def _refuse_class(fields: CaseFields, speculative: CaseFields | None, pair: Pair) -> None:
+    """model_executor/models/registry.py, _raise_for_unsupported."""
+    for where, model in ((fields, pair.target), (speculative, pair.draft)):
+        found = None if model is None else unregistered_model(model, pair.limits.engine_version)
+        if found is not None and found.refused and where is not None:
+            key = "model" if where.section("model_config") is None else "model_config"
+            raise where.error(key, f"its class {found.architecture} {found.why}")
 
 
 def _refuse_length(fields: CaseFields, pair: Pair) -> None:

@@ -28,6 +28,7 @@ from specdecode_operator.deployment.spec.model_sources import (
 )
 from specdecode_operator.deployment.spec.model_storage import downloads_in_pods
 from specdecode_operator.deployment.spec.pod_template_merge import pod_template_problems
+from specdecode_operator.deployment.spec.rules.classes import class_problems
 from specdecode_operator.deployment.spec.rules.pairing import pairing_problems
 from specdecode_operator.deployment.spec.rules.schedules import schedule_problems
 from specdecode_operator.engine.environment import allows_longer, env_problems
@@ -95,6 +96,7 @@ def facts_problems(facts: Facts) -> list[Problem]:
         *_item_problems(facts),
         *_dtype_problems(facts),
         *_cache_dtype_problems(facts),
+        *class_problems(spec, pair, profile),
         *pairing_problems(spec, pair, profile),
         *_spread_problems(facts),
         *_tensor_problems(facts),

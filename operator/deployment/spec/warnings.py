@@ -11,6 +11,7 @@ from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.deployment.spec.checkpoints import config_of
 from specdecode_operator.deployment.spec.facts import Facts, platform_of
 from specdecode_operator.deployment.spec.model_sources import NOTHING_ASSUMED, KnownModels, assumption_of, model_source
+from specdecode_operator.deployment.spec.rules.classes import class_doubts
 from specdecode_operator.deployment.spec.rules.pairing import GETS_LONGER
 from specdecode_operator.deployment.spec.rules.runner import runs_on_v1, schedule_notes
 from specdecode_operator.engine.environment import ALLOW_LONG_VARIABLE, allows_longer
@@ -73,6 +74,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
     return [
         *_replay_warnings(facts),
         *map(str, version_doubts(facts.spec, facts.profile)),
+        *map(str, class_doubts(facts.spec, facts.pair, facts.profile)),
         *_estimated_warnings(facts),
         *_assumed_warnings(facts),
         *_checkpoint_warnings(facts, known),

@@ -6,10 +6,8 @@ heads, an output head of its own. Layers are scaled to the bytes in the files if
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Final
 
-from specdecode_operator.sizing.base.datafiles import read_data
 from specdecode_operator.sizing.base.errors import GeometryError, UnmodelledError
 from specdecode_operator.sizing.base.fields import MAX_TOKENS, Fields
 from specdecode_operator.sizing.estimated.attention import attention_doubts, kinds, mixers
@@ -51,26 +49,6 @@ MORE_IN_FILES: Final = "weights"
 
 _NORMS: Final = 2
 _AUXILIARY_STATES: Final = 3
-
-
-@cache
-def _registry() -> tuple[frozenset[str], Mapping[str, str]]:
-    data = read_data("registry.json")
-    return frozenset(data["classes"]), data["ended"]
-
-
-def refuse_unserved(fields: Fields, architecture: str) -> None:
-    """Raise GeometryError if no vLLM that this operator knows generates text with a class.
-
-    Classes that vLLM does not register may still run through transformers' (registry.py, _try_resolve_transformers),
-    if they are decoders by their names.
-    """
-    classes, ended = _registry()
-    if architecture in ended:
-        raise fields.error("architectures", f"vLLM serves this class up to {ended[architecture]} only")
-    decodes = architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
-    if architecture not in classes and not decodes:
-        raise fields.error("architectures", "vLLM does not know this class and would not start")
 
 
 def estimated_geometry(

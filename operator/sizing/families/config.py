@@ -6,12 +6,12 @@ from typing import Final
 
 from specdecode_operator.sizing.base.errors import UnmodelledError
 from specdecode_operator.sizing.base.fields import Fields
+from specdecode_operator.sizing.base.registry import may_be_served
 from specdecode_operator.sizing.base.remembered import MadeOfContent
 from specdecode_operator.sizing.estimated.geometry import (
     as_in_files,
     estimated_geometry,
     estimated_head,
-    refuse_unserved,
     with_estimated_encoders,
 )
 from specdecode_operator.sizing.families import (
@@ -206,8 +206,8 @@ def geometry_from_config(name: str, config: Mapping[str, object], stored: Stored
     Raises
     ------
     GeometryError
-        When vLLM does not serve the architecture, or a value is missing, of the
-        wrong type, out of range, or contradicts another.
+        When a value is missing, of the wrong type, out of range, or contradicts another. Whether a version of vLLM
+        has the class is told by ``unregistered`` (sizing/base/registry.py).
     """
     return _MADE.get(config, (name, stored), lambda: _exact_or_estimated(Fields(name, config), None, stored))
 
@@ -221,10 +221,17 @@ def _exact_or_estimated(fields: Fields, method: str | None, stored: StoredWeight
         return model if stored is None or model.head is not None else as_in_files(model, stored)
     except UnmodelledError as because:
         architecture = _named_architecture(fields)
-        refuse_unserved(fields, architecture)
-        if method in METHODS_WITH_HIDDEN_STATES:
-            return estimated_head(fields, architecture, method, because, stored)
-        return estimated_geometry(fields, architecture, because, stored, _known_tower(fields, architecture))
+        try:
+            if method in METHODS_WITH_HIDDEN_STATES:
+                return estimated_head(fields, architecture, method, because, stored)
+            return estimated_geometry(fields, architecture, because, stored, _known_tower(fields, architecture))
+        except GeometryError:
+            if may_be_served(architecture):
+                raise
+            # Which key an unknown class lacks helps less than that the class is unknown.
+            raise fields.error(
+                "architectures", "is unknown to vLLM, which would not start: use another model"
+            ) from None
 
 
 def _known_tower(fields: Fields, architecture: str) -> Tower | None:

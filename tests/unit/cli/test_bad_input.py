@@ -175,7 +175,7 @@ def test_a_bad_field_is_told_with_its_fix(
         ({"vocab_size": "32000"}, 'vocab_size: "32000": must be a whole number'),
         ({"num_hidden_layers": None}, "num_hidden_layers: is missing; copy it from the model's config.json"),
         ({"torch_dtype": "float8"}, "torch_dtype: float8: must be bfloat16, float16 or float32"),
-        ({"architectures": ["Unheard"]}, 'architectures: ["Unheard"]: vLLM does not know this class'),
+        ({"architectures": ["Unheard"]}, "architectures: Unheard: is unknown to vLLM"),
         ({"architectures": None}, "architectures: is missing; copy it from the model's config.json"),
         (
             {"quantization_config": {"quant_method": "odd"}},
@@ -192,7 +192,9 @@ def test_geometry_that_contradicts_itself_is_told_by_its_key(
 def test_a_config_beside_the_file_is_judged_in_the_same_way(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a", target={"model": "my/model"}, speculation=None, parallelism={}))
     unknown = write("unknown.json", json.dumps({**SMALL_CONFIG, "architectures": ["Unheard"]}))
-    assert "vLLM does not know this class" in told(specdecode, path, "--model-config", f"my/model={unknown}")
+    assert "architectures: Unheard: is unknown to vLLM" in told(
+        specdecode, path, "--model-config", f"my/model={unknown}"
+    )
     huge = write(
         "huge.json", json.dumps({**SMALL_CONFIG, "hidden_size": 1}).replace('"hidden_size": 1', '"hidden_size": 1e400')
     )

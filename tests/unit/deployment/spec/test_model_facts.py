@@ -343,7 +343,7 @@ def test_a_shape_that_cannot_be_sized_is_named() -> None:
     entries = newly_read_models(read_parent(parent(spec)), {}, [found, answers(spec)[1]])
     said = outcome(desired_state(read_parent(parent(spec)), (), entries), spec)
     assert said["Accepted"][:2] == ("False", "Invalid")
-    assert said["Accepted"][2].startswith("spec.target.model: pair/target: in its config.json: architectures")
+    assert said["Accepted"][2].startswith("spec.target.model: pair/target: its class Unheard")
 
 
 def knowledge(spec: Body, desired: DesiredState) -> tuple[str | None, str | None]:

@@ -413,5 +413,5 @@ def test_no_published_model_is_doubted() -> None:
 
 def test_messages_list_no_classes() -> None:
     with pytest.raises(GeometryError) as caught:
-        geometry_from_config("new", NEW | {"architectures": ["Strange"]})
+        geometry_from_config("new", {"architectures": ["Strange"]})
     assert len(str(caught.value)) < 200

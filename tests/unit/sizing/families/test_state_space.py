@@ -284,11 +284,6 @@ def test_bad_files(name: str, changes: dict[str, Any], key: str) -> None:
     assert caught.value.field == key
 
 
-def test_bamba_is_no_longer_served() -> None:
-    with pytest.raises(GeometryError, match=r"up to 0\.23 only"):
-        geometry_from_config("bamba", {"architectures": ["BambaForCausalLM"]})
-
-
 def test_layers_are_named_the_old_way_or_the_new() -> None:
     newer = GRANITE | {
         "layer_types": ["linear_attention" if kind == "mamba" else "full_attention" for kind in GRANITE["layer_types"]]

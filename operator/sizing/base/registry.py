@@ -1,0 +1,94 @@
+"""Model classes that the registry of each vLLM version has, by the first and the last version (data/registry.json).
+
+vLLM, model_executor/models/registry.py, inspect_model_cls: a class that the registry lacks runs through transformers'
+class of that name if there is one, and else vLLM ends with an error.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from specdecode_operator.sizing.base.datafiles import read_data
+from specdecode_operator.versions.table import LAUNCHED_VERSIONS, release
+
+GENERATES: Final = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
+"""Endings that stand for each other: vLLM looks for the class with each of them (config/model.py,
+_SUFFIX_TO_DEFAULTS; registry.py, _normalize_arch). A class that no registry has is a decoder if it ends so."""
+
+
+@dataclass(frozen=True)
+class Unregistered:
+    """A class that the registry of a vLLM version does not have."""
+
+    architecture: str
+    why: str
+    """What is wrong and what helps, as the end of a sentence."""
+    refused: bool
+    """Whether vLLM ends with an error. Else it may run the model through transformers."""
+
+
+@dataclass(frozen=True)
+class _Registry:
+    classes: Mapping[str, tuple[str | None, str | None]]  # first and last version; None: no end is known
+    in_transformers: frozenset[str]
+    newest: str
+
+    def has(self, architecture: str, version: str) -> bool:
+        if architecture not in self.classes:
+            return False
+        since, until = self.classes[architecture]
+        return release(since or version) <= release(version) <= release(until or version)
+
+
+@cache
+def _registry() -> _Registry:
+    data = read_data("registry.json")
+    since = {name: version for version, names in data["since"].items() for name in names}
+    until = {name: version for version, names in data["until"].items() for name in names}
+    every = {*data["classes"], *since, *until}
+    spans = {name: (since.get(name), until.get(name)) for name in sorted(every)}
+    return _Registry(spans, frozenset(data["in_transformers"]), data["newest"])
+
+
+def is_registered(architecture: str) -> bool:
+    """Return whether the registry of any version that this operator knows has a class."""
+    return architecture in _registry().classes
+
+
+def may_be_served(architecture: str) -> bool:
+    """Return whether any version that this operator knows has a class, or transformers may."""
+    return is_registered(architecture) or architecture.endswith(GENERATES)
+
+
+def unregistered(architecture: str, version: str) -> Unregistered | None:
+    """Return why a vLLM version such as ``0.32`` does not have a class; None if it does.
+
+    None, too, for a decoder that no registry has: such a model runs through transformers. A version newer than those
+    known has what the newest has.
+    """
+    registry = _registry()
+    if any(registry.has(name, version) for name in _spellings(architecture)):
+        return None
+    since, until = registry.classes.get(architecture, (None, None))
+    if since is not None and release(version) < release(since):
+        why = f"needs vLLM {since} (registered since), and engine.version is {version}"
+    elif until is not None:
+        older = release(until) >= release(LAUNCHED_VERSIONS[0])
+        fix = f"use engine.version {until} or another model" if older else "use another model"
+        why = f"was served by vLLM up to {until}, and engine.version is {version}: {fix}"
+    elif architecture.endswith(GENERATES):
+        return None
+    elif release(version) > release(registry.newest):
+        why = f"is unknown to vLLM {registry.newest}, the newest that this operator knows; {version} may have it"
+        return Unregistered(architecture, why, refused=False)
+    else:
+        why = "is unknown to vLLM, which would not start: use another model"
+    return Unregistered(architecture, why, refused=architecture not in registry.in_transformers)
+
+
+def _spellings(architecture: str) -> tuple[str, ...]:
+    ending = next((each for each in GENERATES if architecture.endswith(each)), None)
+    if ending is None:
+        return (architecture,)
+    return (architecture, *(f"{architecture.removesuffix(ending)}{each}" for each in GENERATES))

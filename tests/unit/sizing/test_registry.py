@@ -1,0 +1,57 @@
+"""Classes by the vLLM versions whose registry has them."""
+
+import pytest
+
+from specdecode_operator.sizing.base.registry import unregistered
+
+
+@pytest.mark.parametrize(
+    ("architecture", "version", "words"),
+    [
+        ("AliceAIForCausalLM", "0.30", "needs vLLM 0.33 (registered since)"),
+        ("InklingMTPModel", "0.25", "needs vLLM 0.26 (registered since)"),
+        ("ArcticForCausalLM", "0.29", "up to 0.28, and engine.version is 0.29: use engine.version 0.28"),
+        ("XverseForCausalLM", "0.33", "up to 0.23, and engine.version is 0.33: use another model"),
+        ("XverseForCausalLM", "0.34", "up to 0.23"),
+        ("Phi3SmallForCausalLM", "0.33", "up to 0.9"),
+        ("BertModel", "0.33", "is unknown to vLLM"),
+    ],
+)
+def test_a_class_that_a_version_lacks_is_refused_with_the_versions_that_have_it(
+    architecture: str, version: str, words: str
+) -> None:
+    found = unregistered(architecture, version)
+    assert found is not None
+    assert (found.architecture, found.refused) == (architecture, True)
+    assert words in found.why
+
+
+@pytest.mark.parametrize(
+    ("architecture", "version"),
+    [
+        ("AliceAIForCausalLM", "0.33"),
+        ("AliceAIForCausalLM", "0.34"),
+        ("ArcticForCausalLM", "0.28"),
+        ("LlamaForCausalLM", "0.17"),
+        ("InventedForCausalLM", "0.33"),
+        # Registered since 0.30; before that vLLM finds DeepseekV4ForCausalLM by the other ending.
+        ("DeepseekV4ForConditionalGeneration", "0.28"),
+    ],
+)
+def test_a_class_that_a_version_has_or_transformers_may_have_is_no_problem(architecture: str, version: str) -> None:
+    assert unregistered(architecture, version) is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "version", "words"),
+    [
+        ("MiniMaxForCausalLM", "0.33", "up to 0.23"),
+        ("Glm5NextForConditionalGeneration", "0.29", "needs vLLM 0.30"),
+        ("BertModel", "0.34", "the newest that this operator knows"),
+    ],
+)
+def test_a_class_that_may_be_served_all_the_same_is_a_doubt(architecture: str, version: str, words: str) -> None:
+    found = unregistered(architecture, version)
+    assert found is not None
+    assert not found.refused
+    assert words in found.why
