@@ -834,7 +834,7 @@ FLAG_CHECKS: Final = (
         lambda given: _splits_heads(given) and given.on_cpu,
         "--enable-hc-sp currently requires CUDA",
         "needs GPUs; remove it",
-        "0.33",
+        "0.32",
     ),
     FlagCheck(
         "config/model.py:1555",

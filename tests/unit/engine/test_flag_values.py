@@ -73,6 +73,11 @@ def test_what_vllm_takes_has_no_problem(check: FlagCheck) -> None:
     assert flag_value_problems(settings(BASES[case.good_base or case.base], case.good), NEWEST) == []
 
 
+def test_a_row_counts_from_the_version_that_has_its_flag() -> None:
+    case = CASES["config/model.py:1551 --enable-hc-sp"]
+    assert [problem.value for problem in problems_of(case, "0.32")] == ["--enable-hc-sp"]
+
+
 def test_each_row_has_a_case_and_each_case_a_row() -> None:
     assert {key(check) for check in FLAG_CHECKS} == set(CASES)
     assert len({key(check) for check in FLAG_CHECKS}) == len(FLAG_CHECKS)
