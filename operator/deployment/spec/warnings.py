@@ -8,7 +8,7 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.models import ServedModel
 from specdecode_operator.api.replay import ReplayMode
 from specdecode_operator.api.values import CudagraphMode
-from specdecode_operator.deployment.spec.checkpoints import config_of
+from specdecode_operator.deployment.spec.checkpoints import config_of, stored_weights
 from specdecode_operator.deployment.spec.facts import Facts, platform_of
 from specdecode_operator.deployment.spec.model_sources import NOTHING_ASSUMED, KnownModels, assumption_of, model_source
 from specdecode_operator.deployment.spec.rules.classes import class_doubts
@@ -212,19 +212,13 @@ def _checkpoint_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
     spec, pair = facts.spec, facts.pair
     draft = spec.speculation.draft if spec.speculation else None
     for model, geometry in ((spec.target, pair.target), (draft, pair.draft)):
-        read = known.get(model_source(spec, model)) if model is not None else None
-        if geometry is None or read is None:
+        stored = stored_weights(known.get(model_source(spec, model))) if model is not None else None
+        if geometry is None or stored is None:
             continue
         if geometry.knowledge is not Knowledge.EXACT and geometry.estimated_because != MORE_IN_FILES:
             continue
-        disagreement = checkpoint_disagreement(
-            # Of the files, whatever the engine computes in.
-            computed_in(geometry, SIXTEEN_BIT_BYTES),
-            read.weights.total_bytes,
-            output_head=read.weights.output_head,
-            bytes_by_dtype=read.weights.bytes_by_dtype,
-            bytes_by_part=read.weights.bytes_by_part,
-        )
+        # Files do not depend on the type that the engine computes in.
+        disagreement = checkpoint_disagreement(computed_in(geometry, SIXTEEN_BIT_BYTES), stored)
         if disagreement is not None:
             yield disagreement
 

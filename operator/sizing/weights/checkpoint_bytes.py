@@ -1,10 +1,10 @@
 """Whether a checkpoint's bytes are those of the model that its config.json describes."""
 
-from collections.abc import Mapping
 from typing import Final
 
 from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.stored import StoredWeights
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import loaded_head_bytes, padded_vocabulary, weight_bytes
 from specdecode_operator.vocabulary import Precision
@@ -19,41 +19,22 @@ TOLERANCE_BYTES: Final = 64 * 1024
 _SHOWN_PARTS: Final = 4
 
 
-def checkpoint_disagreement(
-    geometry: ModelGeometry,
-    total_bytes: int,
-    *,
-    output_head: bool,
-    bytes_by_dtype: Mapping[str, int],
-    bytes_by_part: Mapping[str, int],
-) -> str | None:
-    """Return a sentence when safetensors files and geometry do not describe the same model, else None.
+def checkpoint_disagreement(geometry: ModelGeometry, stored: StoredWeights) -> str | None:
+    """Return a sentence if the tensors in a model's files and the geometry of its config.json differ, else None.
 
-    Parameters
-    ----------
-    geometry
-        What was made of the config.json.
-    total_bytes, bytes_by_dtype
-        Bytes of all tensors in the files, and the same by the type's name in safetensors.
-    output_head
-        Whether the files hold an output head of their own.
-    bytes_by_part
-        Bytes of the largest parts, to name those that may be too many; may be empty.
+    The sentence names the largest parts of the files if they are known.
     """
-    stored = total_bytes
-    if geometry.checkpoint is None:
-        # The engine loads float32 as 16-bit (vllm/config/model.py, _resolve_auto_dtype).
-        stored -= bytes_by_dtype.get("F32", 0) // 2
-    least, most = expected_file_bytes(geometry, output_head=output_head)
-    if least - _tolerance(least) <= stored <= most + _tolerance(most):
+    loaded = stored.loaded_bytes(quantized=geometry.checkpoint is not None)
+    least, most = expected_file_bytes(geometry, output_head=stored.output_head)
+    if least - _tolerance(least) <= loaded <= most + _tolerance(most):
         return None
-    described = most if stored > most else least
-    more = "more" if stored > described else "less"
-    percent = 100 * abs(stored - described) / max(described, 1)
-    largest = sorted(bytes_by_part.items(), key=lambda part: -part[1])[:_SHOWN_PARTS]
+    described = most if loaded > most else least
+    more = "more" if loaded > described else "less"
+    percent = 100 * abs(loaded - described) / max(described, 1)
+    largest = sorted(stored.bytes_by_part, key=lambda part: -part[1])[:_SHOWN_PARTS]
     parts = ", ".join(f"{name} {format_gib(part_bytes)}" for name, part_bytes in largest)
     return (
-        f"the safetensors files of {geometry.name} hold {format_gib(stored)} GiB as the engine loads them,"
+        f"the safetensors files of {geometry.name} hold {format_gib(loaded)} GiB as the engine loads them,"
         f" {percent:.1f} % {more} than the {format_gib(described)} GiB that its config.json describes"
         + (f" (largest parts in GiB: {parts})" if parts else "")
     )

@@ -14,6 +14,7 @@ from specdecode_operator.sizing.choice.node_placement import GpuPool, refuse_too
 from specdecode_operator.sizing.choice.plan import keep, plan_on_gpus
 from specdecode_operator.sizing.families.config import geometry_from_config
 from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.model.stored import StoredWeights
 from specdecode_operator.sizing.pair.calibration import CalibrationError, parse_calibration, serialize_calibration
 from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Pair, Parallelism
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
@@ -120,8 +121,7 @@ def test_files_are_told_against_the_nearer_bound() -> None:
     assert most > 2 * least
 
     def said(stored: int) -> str:
-        asked: dict[str, Any] = {"output_head": True, "bytes_by_dtype": {}, "bytes_by_part": {}}
-        return str(checkpoint_disagreement(head, stored, **asked))
+        return str(checkpoint_disagreement(head, StoredWeights.of(stored, {}, {}, output_head=True)))
 
     assert f"{100 * GIB / most:.1f} % more than" in said(most + GIB)
     assert "50.0 % less than" in said(least // 2)

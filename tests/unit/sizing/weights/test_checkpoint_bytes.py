@@ -6,7 +6,8 @@ import pytest
 
 from specdecode_operator.sizing.families.catalogue import find_geometry
 from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
+from specdecode_operator.sizing.model.stored import StoredWeights
+from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement, expected_file_bytes
 from tests.support.objects import TINY_CONFIG
 
 TABLE = 1024 * 256 * 2
@@ -21,9 +22,12 @@ LLAMA_8B = 16_060_522_496
 def doubt(total: int, *, head: bool = True, by_dtype: dict[str, int] | None = None, **changes: Any) -> str | None:
     geometry = geometry_from_config("tiny", {**TINY_CONFIG, **changes})
     parts = {"model.layers": 4 * LAYER, "model.visual": 3 * 2**30}
-    return checkpoint_disagreement(
-        geometry, total, output_head=head, bytes_by_dtype=by_dtype or {"BF16": total}, bytes_by_part=parts
-    )
+    stored = StoredWeights.of(total, by_dtype or {"BF16": total}, parts, output_head=head)
+    return checkpoint_disagreement(geometry, stored)
+
+
+def in_bf16(total: int) -> StoredWeights:
+    return StoredWeights.of(total, {"BF16": total}, {}, output_head=True)
 
 
 def test_the_files_of_the_described_model_raise_no_doubt() -> None:
@@ -33,13 +37,18 @@ def test_the_files_of_the_described_model_raise_no_doubt() -> None:
     assert doubt(2 * TINY, by_dtype={"F32": 2 * TINY}) is None, "float32 is loaded as 16-bit"
 
 
+def test_float32_of_a_quantized_checkpoint_is_loaded_as_it_is() -> None:
+    fp8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
+    total, _ = expected_file_bytes(geometry_from_config("tiny", {**TINY_CONFIG, **fp8}), output_head=True)
+    assert doubt(total, by_dtype={"F32": total}, **fp8) is None
+
+
 def test_a_published_size_is_met() -> None:
     geometry = find_geometry("meta-llama/Llama-3.1-8B-Instruct")
     assert geometry is not None
-    args: dict[str, Any] = {"output_head": True, "bytes_by_dtype": {"BF16": LLAMA_8B}, "bytes_by_part": {}}
-    assert checkpoint_disagreement(geometry, LLAMA_8B, **args) is None
-    assert checkpoint_disagreement(geometry, LLAMA_8B * 102 // 100, **args) is not None
-    assert checkpoint_disagreement(geometry, LLAMA_8B * 98 // 100, **args) is not None
+    assert checkpoint_disagreement(geometry, in_bf16(LLAMA_8B)) is None
+    assert checkpoint_disagreement(geometry, in_bf16(LLAMA_8B * 102 // 100)) is not None
+    assert checkpoint_disagreement(geometry, in_bf16(LLAMA_8B * 98 // 100)) is not None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +73,6 @@ def test_a_head_may_come_without_the_tables_that_it_shares() -> None:
     geometry = geometry_from_config("head", config)
     layer = LAYER + 2 * (256 * 256 + 2 * 256 * 128) + 2 * 256
     own = layer + 2 * 3 * 256 * 256 + TABLE + 2 * 256 + 8 * 1024
-    args: dict[str, Any] = {"output_head": True, "bytes_by_dtype": {}, "bytes_by_part": {}}
-    assert checkpoint_disagreement(geometry, own, **args) is None
-    assert checkpoint_disagreement(geometry, own + TABLE, **args) is None
-    assert checkpoint_disagreement(geometry, own - LAYER // 2, **args) is not None
+    assert checkpoint_disagreement(geometry, in_bf16(own)) is None
+    assert checkpoint_disagreement(geometry, in_bf16(own + TABLE)) is None
+    assert checkpoint_disagreement(geometry, in_bf16(own - LAYER // 2)) is not None

@@ -13,6 +13,7 @@ from specdecode_operator.sizing.memory.latent import on_product
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import LatentAttention, Layer, SelectiveScan
 from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS
+from specdecode_operator.sizing.model.stored import StoredWeights
 from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
 from specdecode_operator.sizing.weights.divisibility import tensor_problems
 from specdecode_operator.sizing.weights.linear_bytes import takes_marlin
@@ -69,10 +70,11 @@ def test_layers_that_are_left_out_take_more() -> None:
 def test_files_are_compared_in_the_checkpoints_own_precision() -> None:
     geometry = tiny(BLOCKS, hidden_size=2048, intermediate_size=8192, vocab_size=2048)
     eight_bits = stored(geometry)
-    asked: dict[str, Any] = {"output_head": True, "bytes_by_dtype": {}, "bytes_by_part": {}}
-    assert checkpoint_disagreement(geometry, eight_bits, **asked) is None
+    assert checkpoint_disagreement(geometry, StoredWeights.of(eight_bits, {}, {}, output_head=True)) is None
     sixteen_bits = weight_bytes(geometry, Precision.BF16, Split(1))
-    assert "more than" in str(checkpoint_disagreement(geometry, sixteen_bits, **asked))
+    assert "more than" in str(
+        checkpoint_disagreement(geometry, StoredWeights.of(sixteen_bits, {}, {}, output_head=True))
+    )
 
 
 @pytest.mark.parametrize(
