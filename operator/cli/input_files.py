@@ -1,7 +1,6 @@
 """Reads SpecDecodeDeployments, nodes, config.json and calibrations from files, folders and standard input."""
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from specdecode_operator.api.base import API_VERSION, GROUP, Body
 from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, first_errors, place_of, read_text
-from specdecode_operator.documents.json_text import parse_json_values
+from specdecode_operator.documents.json_text import parse_yaml_or_json
 from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.estimate.gpu_names import full_product
 from specdecode_operator.kube.nodes import NodeFacts, node_facts
@@ -26,7 +25,6 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN_OTHERS = 3
 _MOST_FILES = 50_000
 """Of a folder, whatever they are: no repository of manifests has so many, but homes and disks have."""
-_LOOKS_LIKE_JSON = re.compile(r'\s*(\{\s*"|\[\s*[\[{"])')
 _TEMPLATE = "is a template, not YAML: render it first (helm template CHART | specdecode plan -f -)"
 
 
@@ -415,7 +413,7 @@ def _documents_in(text: str, file: str) -> Iterator[Document | Other]:
     name = place_of(file)
     number = 0
     try:
-        for number, body in enumerate(_values(text, file), start=1):
+        for number, body in enumerate(parse_yaml_or_json(text, is_json=Path(file).suffix == ".json"), start=1):
             if isinstance(body, dict):
                 yield Document(file, body, number)
             elif body is not None:
@@ -427,18 +425,3 @@ def _documents_in(text: str, file: str) -> Iterator[Document | Other]:
             # What is missing at the end is missed in the line after the last.
             unreadable.line = max(1, min(error.line, len(text.splitlines())))
         raise unreadable from error
-
-
-def _values(text: str, file: str) -> Iterable[Any]:
-    """Return the values of a text: JSON is read, and found wrong, as JSON; YAML may begin as JSON does."""
-    named_json = Path(file).suffix == ".json" and "\n---" not in text
-    if named_json or _LOOKS_LIKE_JSON.match(text):
-        try:
-            return list(parse_json_values(text))
-        except UnreadableTextError:
-            if named_json:
-                raise
-    # PyYAML takes longer to load than JSON to be read.
-    from specdecode_operator.documents.yaml_text import parse_yaml  # noqa: PLC0415
-
-    return parse_yaml(text)

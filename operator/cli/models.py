@@ -133,8 +133,13 @@ def add_command(
     themselves, 5 when they cannot be read.
     """
     from specdecode_operator.cli.outputs.printing import json_text  # noqa: PLC0415
-    from specdecode_operator.cli.plan.facts_files import check_facts, facts_data, read_model  # noqa: PLC0415
-    from specdecode_operator.cli.text_files import DocumentError, replaced_whole  # noqa: PLC0415
+    from specdecode_operator.cli.plan.given_facts import read_model  # noqa: PLC0415
+    from specdecode_operator.cli.text_files import replaced_whole  # noqa: PLC0415
+    from specdecode_operator.deployment.models.facts_files import (  # noqa: PLC0415
+        FactsFileError,
+        check_facts,
+        facts_data,
+    )
     from specdecode_operator.problems import printable  # noqa: PLC0415
     from specdecode_operator.resolver.read_model_facts import CheckpointError  # noqa: PLC0415
 
@@ -144,7 +149,7 @@ def add_command(
     except CheckpointError as error:
         say_line(f"error: {printable(model)}: {printable(error.message)}", err=True)
         raise typer.Exit(ExitCode.UNKNOWN) from None
-    except DocumentError as error:
+    except FactsFileError as error:
         say_line(f"error: {error}", err=True)
         raise typer.Exit(ExitCode.INVALID) from None
     text = json_text(facts_data(name or model, found, source), indent=2)

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from specdecode_operator.documents.limits import (
@@ -17,6 +18,7 @@ from specdecode_operator.problems import shown
 from specdecode_operator.redaction import clip
 
 _SPACE: Final = " \t\r\n"
+_LOOKS_LIKE_JSON: Final = re.compile(r'\s*(\{\s*"|\[\s*[\[{"])')
 
 
 def parse_json(text: str | bytes, most_bytes: int = MAX_BYTES) -> Any:
@@ -59,6 +61,29 @@ def parse_json_values(text: str | bytes, most_bytes: int = MAX_BYTES) -> Iterato
         _check_depth(value)
         yield value
         position = _next(text, end)
+
+
+def parse_yaml_or_json(text: str, *, is_json: bool) -> Iterable[Any]:
+    """Return the documents of a text that is JSON or YAML.
+
+    ``is_json`` says that the file's name ends with .json: then errors are those of JSON. YAML may begin as JSON does.
+
+    Raises
+    ------
+    UnreadableTextError
+        As parse_json_values and parse_yaml.
+    """
+    named_json = is_json and "\n---" not in text
+    if named_json or _LOOKS_LIKE_JSON.match(text):
+        try:
+            return list(parse_json_values(text))
+        except UnreadableTextError:
+            if named_json:
+                raise
+    # PyYAML takes longer to load than JSON to be read.
+    from specdecode_operator.documents.yaml_text import parse_yaml  # noqa: PLC0415
+
+    return parse_yaml(text)
 
 
 def _decoded(text: bytes) -> str:

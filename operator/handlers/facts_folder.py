@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from specdecode_operator.deployment.models.facts_files import FactsFileError, facts_in
 from specdecode_operator.deployment.models.model_facts import SiteFacts
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.redaction import clip
@@ -30,14 +31,10 @@ _MOST_PROBLEMS: Final = 20
 _logger = logging.getLogger(__name__)
 
 ReadFacts = Callable[[Path], Mapping[str, Checkpoint]]
-"""Returns the facts in one file by model id; raises FactsFileError."""
+"""Returns the facts in one file by model id; raises FactsFileError, or OSError if the file cannot be read."""
 
 _Stamp = tuple[str, int, int, int]
 """Name, inode, time of change in ns and size in bytes of one file: what tells whether it has changed."""
-
-
-class FactsFileError(Exception):
-    """A facts file that cannot be used: file, field, what is wrong and how to fix it, in one line."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,26 @@ class _File:
     try_again: bool = False  # Whether reading it failed for a cause that may pass
 
 
+def read_facts_file(path: Path) -> Mapping[str, Checkpoint]:
+    """Return the facts in one file by the rules of ``specdecode plan --facts``.
+
+    Raises
+    ------
+    FactsFileError
+        If it holds no facts, or facts that cannot be used.
+    OSError
+        If it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FactsFileError(f"{path}: is not UTF-8 text: write it with specdecode models add") from error
+    found = facts_in(text, str(path), is_json=path.suffix == ".json")
+    if not found:
+        raise FactsFileError(f"{path}: holds no facts: write it with specdecode models add")
+    return found
+
+
 class FactsFolder:
     """Follows a folder of facts files: changes count without a restart. Several threads may read it.
 
@@ -57,7 +74,7 @@ class FactsFolder:
     It affects no other file, and its last valid facts stay in force.
     """
 
-    def __init__(self, folder: Path | None = None, read_file: ReadFacts = lambda _: {}) -> None:
+    def __init__(self, folder: Path | None = None, read_file: ReadFacts = read_facts_file) -> None:
         self._folder = folder
         self._read_file = read_file
         self._files: dict[str, _File] = {}
@@ -130,7 +147,9 @@ class FactsFolder:
             found = self._read_file(path)
             return _File(stamp, {model: _site_facts(path.name, each) for model, each in found.items()})
         except FactsFileError as error:
-            return _File(stamp, last, str(error), try_again=_may_pass(error))
+            return _File(stamp, last, str(error))
+        except OSError as error:
+            return _File(stamp, last, f"{path}: {error.strerror}", try_again=True)
         except Exception as error:  # noqa: BLE001  one file must not stop the operator
             return _File(
                 stamp, last, f"{path}: internal error ({type(error).__name__}) while reading it; please report it"
@@ -147,12 +166,6 @@ class FactsFolder:
             _logger.warning(
                 "facts files not used: %d more problems are not shown; fix these first", len(new) - _MOST_PROBLEMS
             )
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Whether a file could not be read, whatever it holds."""
-    causes = (error, error.__cause__, getattr(error.__cause__, "__cause__", None))
-    return any(isinstance(each, OSError) for each in causes)
 
 
 def _stamps(folder: Path) -> tuple[_Stamp, ...]:

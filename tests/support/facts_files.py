@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.cli.plan.facts_files import facts_data
+from specdecode_operator.deployment.models.facts_files import facts_data
 from specdecode_operator.resolver.read_model_facts import Checkpoint, Weights
 from tests.support.objects import TINY_CONFIG
 

@@ -72,7 +72,7 @@ def lint_command(  # noqa: PLR0913  each is an option
         refuse_unused,
     )
     from specdecode_operator.cli.lint.findings import find  # noqa: PLC0415
-    from specdecode_operator.cli.plan.facts_files import read_given  # noqa: PLC0415
+    from specdecode_operator.cli.plan.given_facts import read_given  # noqa: PLC0415
     from specdecode_operator.cli.render.answers import Options  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from specdecode_operator.attestation.keys import SigningKey
     from specdecode_operator.handlers.leadership.lease import LeaseName
     from specdecode_operator.kube.nodes import NodeFacts
-    from specdecode_operator.resolver.read_model_facts import Checkpoint
 
 _LEASE_S: Final = 6
 _SHORTEST_LEASE_S: Final = 4
@@ -118,7 +117,7 @@ def operator_command(  # noqa: PLR0913  each is an option
     _check_namespaces(namespaces, nodes)
     settings = Settings(
         calibration=calibration,
-        facts=None if facts is None else FactsFolder(facts, read_facts_file),
+        facts=None if facts is None else FactsFolder(facts),
         host_paths=allowed_paths(allow_host_path),
         pod_template=allowed_names(allow_pod_template),
         prometheus=None if prometheus is None else Prometheus(prometheus, prometheus_token_file),
@@ -132,27 +131,6 @@ def operator_command(  # noqa: PLR0913  each is an option
         reconciles_told_from_s=log_reconciles_from,
     )
     run_operator(settings, health_port=health_port, metrics_port=metrics_port, verbose=verbose)
-
-
-def read_facts_file(file: Path) -> "Mapping[str, Checkpoint]":
-    """Return the facts in a file by the rules of ``specdecode plan --facts``.
-
-    Raises
-    ------
-    FactsFileError
-        When it holds none, or others than it should.
-    """
-    from specdecode_operator.cli.plan.facts_files import read_facts  # noqa: PLC0415
-    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
-    from specdecode_operator.handlers.facts_folder import FactsFileError  # noqa: PLC0415
-
-    try:
-        found = read_facts([str(file)])
-    except DocumentError as error:
-        raise FactsFileError(str(error)) from error
-    if not found:
-        raise FactsFileError(f"{file}: holds no facts: write it with specdecode models add")
-    return found
 
 
 def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":

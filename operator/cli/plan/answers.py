@@ -15,7 +15,7 @@ from specdecode_operator.cli.input_files import (
     refuse_unused,
     with_configs,
 )
-from specdecode_operator.cli.plan.facts_files import read_given
+from specdecode_operator.cli.plan.given_facts import read_given
 from specdecode_operator.cli.plan.unknown import NONE_GIVEN, Models, UnknownModel, look_up
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.deployment.blocked import Blocked

@@ -17,7 +17,7 @@ from specdecode_operator.cli.input_files import (
     with_configs,
 )
 from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, FITS, INVALID, TIGHT, UNKNOWN, answer
-from specdecode_operator.cli.plan.facts_files import read_given
+from specdecode_operator.cli.plan.given_facts import read_given
 from specdecode_operator.cli.plan.unknown import Models, UnknownModel
 from specdecode_operator.cli.render.objects import (
     OPERATOR_IMAGE,

@@ -332,7 +332,7 @@ def test_facts_are_written_whole_or_not_at_all(
 
 def test_a_model_has_one_facts_file(specdecode: Specdecode, path: Path, facts: Path) -> None:
     result = specdecode("plan", path, "--facts", facts, "--facts", facts)
-    assert (result.exit_code, "another facts file holds it" in result.output) == (2, True)
+    assert (result.exit_code, "there are facts about it already" in result.output) == (2, True)
 
 
 def test_a_folder_without_a_model_has_no_facts(specdecode: Specdecode, tmp_path: Path) -> None:

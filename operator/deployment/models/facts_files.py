@@ -1,20 +1,15 @@
 """Files of facts: what config.json and the headers of a model's files say, to be shared with sites without a hub."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
-from specdecode_operator.cli.input_files import objects_in, read_models
-from specdecode_operator.cli.text_files import DocumentError, read_text
 from specdecode_operator.deployment.spec.checkpoints import stored_weights
+from specdecode_operator.documents.json_text import parse_yaml_or_json
+from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.resolver.answer import checkpoint_of
-from specdecode_operator.resolver.read_model_facts import (
-    Checkpoint,
-    FolderOfHeaders,
-    read_checkpoint,
-)
+from specdecode_operator.resolver.read_model_facts import Checkpoint
 from specdecode_operator.sizing.base.errors import SizingError
 from specdecode_operator.sizing.base.units import format_gib
 from specdecode_operator.sizing.estimated.geometry import MORE_IN_FILES
@@ -35,20 +30,8 @@ Precisions that it estimates may be 4 bits in the place of 16. A plan warns of w
 """
 
 
-def read_model(model: str, revision: str | None) -> tuple[Checkpoint, str]:
-    """Return the facts of a model in a folder or on the hub, and where they were read.
-
-    Raises
-    ------
-    CheckpointError
-        When they cannot be had.
-    """
-    if Path(model).is_dir():
-        return read_checkpoint(FolderOfHeaders(model)), "a folder"
-    from specdecode_operator.cli.hub.models import HubModels  # noqa: PLC0415  only the hub needs HTTP
-
-    found = HubModels().find(model, revision)
-    return found, f"the hub at commit {found.commit}"
+class FactsFileError(Exception):
+    """Facts that cannot be used: place, field, what is wrong and how to fix it, in one line."""
 
 
 def facts_data(model: str, checkpoint: Checkpoint, source: str) -> dict[str, Any]:
@@ -57,67 +40,59 @@ def facts_data(model: str, checkpoint: Checkpoint, source: str) -> dict[str, Any
 
 
 def check_facts(model: str, checkpoint: Checkpoint) -> None:
-    """Raise DocumentError if config.json and headers are not of one model, or name one that vLLM refuses."""
+    """Raise FactsFileError if config.json and headers are not of one model, or describe an impossible one."""
     if problem := _contradiction(model, checkpoint):
-        raise DocumentError(f"{model}: {printable(problem)}")
+        raise FactsFileError(f"{model}: {printable(problem)}")
 
 
-def read_given(
-    model_configs: Iterable[str], facts: Iterable[str]
-) -> tuple[dict[str, dict[str, Any]], dict[str, Checkpoint]]:
-    """Return the config.json of each ``ID=PATH``, and the facts of models in folders and files, by the models' ids.
+def facts_in(text: str, place: str, *, is_json: bool) -> dict[str, Checkpoint]:
+    """Return the facts in the text of a file, by the models' ids.
 
-    Raises
-    ------
-    DocumentError
-        As read_models and read_facts, and if both give one model other weights.
-    """
-    configs, folders = read_models(model_configs)
-    known = read_facts(facts)
-    for model, checkpoint in folders.items():
-        in_file = known.get(model, checkpoint)
-        if in_file.weights != checkpoint.weights:
-            total, other = in_file.weights.total_bytes, checkpoint.weights.total_bytes
-            said = f"weights of {total:,} bytes contradict {other:,} bytes"
-        elif in_file.config != checkpoint.config:
-            said = "its config contradicts that"
-        else:
-            continue
-        raise DocumentError(f"--facts: {printable(model)}: {said} in the folder of --model-config: give one of the two")
-    return configs, {**known, **folders}
-
-
-def read_facts(files: Iterable[str]) -> dict[str, Checkpoint]:
-    """Return the facts in some files, by the models' ids.
+    Parameters
+    ----------
+    place
+        The file as messages name it.
+    is_json
+        Whether its name says that it is JSON.
 
     Raises
     ------
-    DocumentError
-        When a file holds other than facts, two hold those of one model, or facts contradict themselves.
+    FactsFileError
+        If the text is neither JSON nor YAML, holds other than facts, holds a model twice, or contradicts itself.
     """
     found: dict[str, Checkpoint] = {}
-    for file in files:
-        for document in objects_in(read_text(file), file):
-            model, checkpoint = _facts_of(document.body, document.place)
+    number = 0
+    try:
+        for number, body in enumerate(parse_yaml_or_json(text, is_json=is_json), start=1):
+            if not isinstance(body, dict):
+                continue
+            model, checkpoint = _facts_of(body, f"{place}, document {number}")
             if model in found:
-                raise DocumentError(f"{document.place}: model: {shown(model)}: another facts file holds it: give one")
+                raise held_twice(f"{place}, document {number}", model)
             found[model] = checkpoint
+    except UnreadableTextError as error:
+        raise FactsFileError(f"{place}, document {number + 1}: {error}") from error
     return found
+
+
+def held_twice(place: str, model: str) -> FactsFileError:
+    """Return the error about facts of a model that were read before."""
+    return FactsFileError(f"{place}: model: {shown(model)}: there are facts about it already: give them once")
 
 
 def _facts_of(body: Mapping[str, Any], place: str) -> tuple[str, Checkpoint]:
     model = body.get("model")
     if body.get("kind") != _KIND or not isinstance(model, str) or not model.strip("/"):
-        raise DocumentError(f"{place}: is no facts file: write one with specdecode models add")
+        raise FactsFileError(f"{place}: is no facts file: write one with specdecode models add")
     try:
         checkpoint = checkpoint_of(body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DocumentError(f"{place}: config or weights are not those of a facts file: write it anew") from error
+        raise FactsFileError(f"{place}: config or weights are not those of a facts file: write it anew") from error
     if checkpoint.weights.total_bytes > _MOST_BYTES:
         total = f"{checkpoint.weights.total_bytes:,}"
-        raise DocumentError(f"{place}: weights.total_bytes: {total}: no model is so large: write it anew")
+        raise FactsFileError(f"{place}: weights.total_bytes: {total}: no model is so large: write it anew")
     if problem := _contradiction(model, checkpoint):
-        raise DocumentError(f"{place}: {printable(problem)}")
+        raise FactsFileError(f"{place}: {printable(problem)}")
     return model, checkpoint
 
 
