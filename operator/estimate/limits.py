@@ -49,7 +49,7 @@ def _refuse_class(fields: CaseFields, speculative: CaseFields | None, pair: Pair
         found = None if model is None else unregistered_model(model, pair.limits.engine_version)
         if found is not None and found.refused and where is not None:
             key = "model" if where.section("model_config") is None else "model_config"
-            raise where.error(key, f"its class {found.architecture} {found.why}")
+            raise where.error(key, f"its class {found.architecture} {found.why}: {found.fix}")
 
 
 def _refuse_length(fields: CaseFields, pair: Pair) -> None:

@@ -40,6 +40,7 @@ BASES = {
     cases.ADAPTING: adapting(Method.EAGLE3),
     cases.MAPPED: ANOTHER_VOCABULARY["gpu"],
     cases.MTP: METHODS[Method.MTP],
+    cases.EAGER: replace(GPU, enforce_eager=True),
 }
 
 

@@ -25,6 +25,7 @@ EAGLE3: Final = "method eagle3"
 ADAPTING: Final = "method eagle3 with adaptive verification"
 MAPPED: Final = "method draft_model with a mapped vocabulary"
 MTP: Final = "method mtp"
+EAGER: Final = "without CUDA graphs"
 
 
 def settings(base: EngineSettings, line: str) -> EngineSettings:
@@ -76,7 +77,89 @@ _ROUNDING = "--enable-mamba-cache-stochastic-rounding"
 _EC = "--ec-transfer-config"
 _ENCODER = f"{_CC}.cudagraph_mm_encoder=true {_CC}"
 
+_BUCKETS = "--custom-histogram-buckets"
+_BUCKETS_GOOD = f'{_BUCKETS} {{"iteration_tokens":[1,2.5]}}'
+_PROTON = f"{_PROFILER}.profiler=proton {_PROFILER}.proton_profiler_dir=/tmp/p"
+_PROTON_GOOD = f"{_PROTON} {_PROFILER}.proton_graph_attribution=true"
+_HISPARSE_TWICE = (
+    f'{_KV} {{"kv_connector":"MultiConnector","kv_role":"kv_both","kv_connector_extra_config":{{"connectors":['
+    '{"kv_connector":"HiSparseConnector","kv_connector_extra_config":{"host_pool_gib":1}},'
+    '{"kv_connector":"HiSparseConnector","kv_connector_extra_config":{"host_pool_gib":1}}]}}'
+)
+_ENGRAM = "--engram-config"
+
 CASES: Final = {
+    # The engine reads the pool when it plans the cache, after the model is loaded.
+    f"config/kv_transfer.py:38 {_KV}.kv_connector_extra_config": Case(_HISPARSE_TWICE, "--seed 1", asked=False),
+    f"config/kv_transfer.py:43 {_KV}.kv_connector_extra_config": Case(
+        f"{_KV}.kv_connector=HiSparseConnector {_KV}.kv_role=kv_both", _HISPARSE, asked=False
+    ),
+    f"config/kv_transfer.py:46 {_KV}.kv_connector_extra_config": Case(
+        _HISPARSE.replace("host_pool_gib=1", "host_pool_gib=0"), _HISPARSE, asked=False
+    ),
+    # The stubbed H100 has no allocator that sleep mode could use.
+    "config/vllm.py:1264 --enable-sleep-mode": Case(
+        f"--enable-sleep-mode {_KV}.kv_connector=NixlPushConnector {_KV}.kv_role=kv_both",
+        f"--enable-sleep-mode {_KV_GOOD}",
+        asked=False,
+    ),
+    f"config/profiler.py:225 {_PROFILER}.torch_profiler_activities": Case(
+        f'{_PROFILER} {{"profiler":"torch","torch_profiler_dir":"/tmp/p","torch_profiler_activities":["CPU","CPU"]}}',
+        f'{_PROFILER} {{"profiler":"torch","torch_profiler_dir":"/tmp/p","torch_profiler_activities":["CPU","CUDA"]}}',
+    ),
+    f"config/profiler.py:275 {_PROFILER}.proton_profiler_dir": Case(
+        _PROTON_GOOD.replace("/tmp/p", "s3://bucket/p"), _PROTON_GOOD
+    ),
+    f"config/profiler.py:283 {_PROFILER}.proton_graph_attribution": Case(
+        f"{_PROTON_GOOD} {_PROFILER}.proton_data=trace", f"{_PROTON_GOOD} {_PROFILER}.proton_data=tree"
+    ),
+    f"config/profiler.py:289 {_PROFILER}.proton_graph_attribution": Case(
+        f"{_PROTON_GOOD} {_PROFILER}.proton_mode=periodic_flushing:a", _PROTON_GOOD
+    ),
+    f"config/profiler.py:294 {_PROFILER}.proton_output_format": Case(
+        f"{_PROTON_GOOD} {_PROFILER}.proton_output_format=chrome_trace",
+        f"{_PROTON_GOOD} {_PROFILER}.proton_output_format=hatchet",
+    ),
+    f"config/profiler.py:299 {_PROFILER}.proton_output_format": Case(
+        f"{_PROTON} {_PROFILER}.proton_output_format=hatchet {_PROFILER}.proton_data=trace",
+        f"{_PROTON_GOOD} {_PROFILER}.proton_output_format=hatchet_msgpack",
+    ),
+    f"config/vllm.py:3271 {_PROFILER}.profiler": Case(_PROTON, "--seed 1", ON_CPU),
+    f"config/vllm.py:3276 {_PROFILER}.proton_graph_attribution": Case(_PROTON_GOOD, _PROTON_GOOD, ON_V1, PLAIN),
+    f"config/vllm.py:3291 {_PROFILER}.proton_mode": Case(
+        f"{_PROTON_GOOD} {_PROFILER}.proton_mode=pcsampling",
+        f"{_PROTON} {_PROFILER}.proton_mode=pcsampling",
+        PLAIN,
+        EAGER,
+    ),
+    f"config/vllm.py:3296 {_PROFILER}.profiler": Case(_PROTON, _PROTON_GOOD),
+    f"config/observability.py:177 {_BUCKETS}": Case(f'{_BUCKETS} {{"iteration_tokens":[1,true]}}', _BUCKETS_GOOD),
+    f"config/observability.py:194 {_BUCKETS}": Case(f'{_BUCKETS} {{"e2e_latency":[1,2]}}', _BUCKETS_GOOD),
+    f"config/observability.py:199 {_BUCKETS}": Case(f'{_BUCKETS} {{"iteration_tokens":[]}}', _BUCKETS_GOOD),
+    f"config/observability.py:205 {_BUCKETS}": Case(f'{_BUCKETS} {{"iteration_tokens":[0,1]}}', _BUCKETS_GOOD),
+    f"config/observability.py:210 {_BUCKETS}": Case(f'{_BUCKETS} {{"iteration_tokens":[1,1]}}', _BUCKETS_GOOD),
+    # The engine reads the variable when attention layers choose a layout.
+    "config/cache.py:38 env.VLLM_KV_CACHE_LAYOUT": Case(
+        "--seed 1", "--seed 1", env={"VLLM_KV_CACHE_LAYOUT": "NDH"}, asked=False
+    ),
+    f"config/engram.py:61 {_ENGRAM}.dp_shared_memory": Case(
+        f"{_ENGRAM}.dp_shared_memory=true {_ENGRAM}.cpu_offload=false", "--seed 1"
+    ),
+    f"config/engram.py:63 {_ENGRAM}.use_thp": Case(
+        f"{_ENGRAM}.use_thp=true {_ENGRAM}.dp_shared_memory=true", "--seed 1"
+    ),
+    "config/lora.py:129 env.VLLM_LORA_ENABLE_DUAL_STREAM": Case(
+        "--enable-lora", "--enable-lora", ON_CPU, env={"VLLM_LORA_ENABLE_DUAL_STREAM": "1"}
+    ),
+    "config/parallel.py:492 --numa-bind-nodes": Case(
+        "--numa-bind-nodes=-1 --numa-bind", "--numa-bind-nodes=0 --numa-bind"
+    ),
+    "config/parallel.py:507 --numa-bind-cpus": Case(
+        "--numa-bind-cpus 0:3 --numa-bind", "--numa-bind-cpus 0,2,4-7 --numa-bind"
+    ),
+    "config/parallel.py:516 --numa-bind-cpus": Case(
+        "--numa-bind-cpus 0,7-4 --numa-bind", "--numa-bind-cpus 0,4-4 --numa-bind"
+    ),
     "engine/arg_utils.py --compilation-config": Case(f"{_CC} 3", f"{_CC} {{}}"),
     "engine/arg_utils.py --kv-transfer-config": Case(f"{_KV} ExampleConnector", _KV_GOOD),
     "engine/arg_utils.py --structured-outputs-config": Case(f"{_OUTPUTS} xgrammar", f"{_OUTPUTS}.backend xgrammar"),

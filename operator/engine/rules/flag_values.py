@@ -4,10 +4,13 @@ Each row of `FLAG_CHECKS` stands for one ``raise`` of vLLM's configuration. A ro
 certainly rejects the value: a value of an unexpected type, or one that depends on the model, is left to the engine.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
+from specdecode_operator.api.values import CudagraphMode
 from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile
 from specdecode_operator.engine.rules.extra_args import Option, json_or_text, json_value, options
@@ -223,6 +226,18 @@ _POINT_TO_POINT: Final = (
     "MooncakeConnector",
 )
 _HISPARSE: Final = "HiSparseConnector"
+_KEEP_CACHE_PLACES: Final = ("NixlPushConnector", "MoRIIOConnector", "MooncakeStoreConnector")
+"""Connectors whose class says that it cannot follow a cache that sleep mode moves (supports_sleep_mode)."""
+_BUCKETS: Final = "--custom-histogram-buckets"
+_BUCKET_FAMILIES: Final = (
+    *("request_latency", "time_to_first_token", "inter_token_latency", "iteration_tokens"),
+    *("request_params_n", "request_num_preemptions", "request_tokens", "kv_cache_residency"),
+)
+"""vllm/v1/metrics/buckets.py, BucketFamilyKey."""
+_CPU_LIST: Final = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
+"""Form of an entry of --numa-bind-cpus."""
+_LAYOUTS: Final = ("LBNHC", "LBHNC", "LHBNC", "NHD", "HND", "BLHNC", "BLNHC", "BHLNC")
+_ENGRAM: Final = "--engram-config"
 _READS_MAPPED: Final = (Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3, Method.DFLASH, Method.MTP)
 """Methods with a draft whose keys config/speculative.py reads, other than dspark."""
 
@@ -236,6 +251,62 @@ def _connectors(given: Given) -> list[str]:
         else []
     )
     return _texts([name, *children])
+
+
+def _hisparse_pools(given: Given) -> list[Any]:
+    """Return the host memory of each HiSparseConnector as it is given (config/kv_transfer.py)."""
+    extra = given[f"{_KV}.kv_connector_extra_config"]
+    name, inner = given[f"{_KV}.kv_connector"], extra.get("connectors") if isinstance(extra, Mapping) else None
+    if name == _HISPARSE:
+        found = [extra]
+    elif name == "MultiConnector" and isinstance(inner, list):
+        same = [each for each in inner if isinstance(each, Mapping) and each.get("kv_connector") == _HISPARSE]
+        found = [each.get("kv_connector_extra_config") for each in same]
+    else:
+        found = []
+    return [each.get("host_pool_gib") if isinstance(each, Mapping) else None for each in found]
+
+
+def _buckets(given: Given) -> list[list[Any]]:
+    """Return the lists of bounds of histograms."""
+    families = given[_BUCKETS]
+    return [each for each in families.values() if isinstance(each, list)] if isinstance(families, Mapping) else []
+
+
+def _bounds(given: Given) -> list[list[float]]:
+    """Return the lists of bounds that hold numbers alone."""
+    return [each for each in _buckets(given) if all(type(bound) in (int, float) for bound in each)]
+
+
+def _cpu_list(given: Given) -> str:
+    return given.text_of("--numa-bind-cpus") or ""
+
+
+def _descends(given: Given) -> bool:
+    if _CPU_LIST.fullmatch(_cpu_list(given)) is None:
+        return False
+    ends = [part.split("-") for part in _cpu_list(given).split(",")]
+    return any(int(each[0]) > int(each[-1]) for each in ends)
+
+
+def _captures_graphs(given: Given) -> bool:
+    """Whether nothing that is given turns CUDA graphs off."""
+    settings, named = given.settings, (_CC, "--optimization-level", "--enforce-eager")
+    off = given.on_cpu or settings.enforce_eager or settings.cudagraph_mode is CudagraphMode.NONE
+    return not off and not any(given.option(name) for name in named)
+
+
+def _proton(given: Given, key: str) -> Any:
+    """Return a key of the Proton profiler; None if another one is asked for."""
+    return given[f"{_PROFILER}.{key}"] if _profiles_with("proton")(given) else None
+
+
+def _attributes_graphs(given: Given) -> bool:
+    return _proton(given, "proton_graph_attribution") is True
+
+
+def _proton_mode(given: Given) -> str:
+    return str(_proton(given, "proton_mode") or "").partition(":")[0].lower()
 
 
 def _expands_segments(given: Given) -> bool:
@@ -324,6 +395,42 @@ FLAG_CHECKS: Final = (
         lambda given: bool(_connectors(given)) and given[f"{_KV}.kv_role"] is None,
         "Please specify kv_role when kv_connector is set",
         f"needs kv_role; add it with one of {', '.join(_KV_ROLES)}",
+    ),
+    FlagCheck(
+        "config/kv_transfer.py:38",
+        f"{_KV}.kv_connector_extra_config",
+        lambda given: len(_hisparse_pools(given)) > 1,
+        "Only one HiSparseConnector may be configured",
+        "holds several HiSparseConnectors; keep one",
+        "0.30",
+    ),
+    FlagCheck(
+        "config/kv_transfer.py:43",
+        f"{_KV}.kv_connector_extra_config",
+        lambda given: None in _hisparse_pools(given),
+        "HiSparseConnector requires host_pool_gib",
+        "HiSparseConnector needs host_pool_gib, the host memory of its pool in GiB; add it",
+        "0.30",
+    ),
+    FlagCheck(
+        "config/kv_transfer.py:46",
+        f"{_KV}.kv_connector_extra_config",
+        lambda given: any(_below(each, 1e-300) for each in _hisparse_pools(given)),
+        "HiSparseConnector host_pool_gib must be positive",
+        "host_pool_gib must be above 0; raise it",
+        "0.30",
+    ),
+    FlagCheck(
+        "config/vllm.py:1264",
+        "--enable-sleep-mode",
+        lambda given: (
+            bool(given["--enable-sleep-mode"])
+            and not given.on_cpu
+            and any(each in _KEEP_CACHE_PLACES for each in _connectors(given))
+        ),
+        "does not support sleep mode.",
+        f"moves the KV cache, which {', '.join(_KEEP_CACHE_PLACES)} do not follow; remove one of the two",
+        "0.33",
     ),
     FlagCheck(
         "config/vllm.py:1291",
@@ -768,13 +875,202 @@ FLAG_CHECKS: Final = (
         "proton needs proton_profiler_dir, the directory for its traces; add it",
     ),
     FlagCheck(
+        "config/profiler.py:225",
+        f"{_PROFILER}.torch_profiler_activities",
+        lambda given: (
+            len(set(_texts(given[f"{_PROFILER}.torch_profiler_activities"])))
+            < len(_texts(given[f"{_PROFILER}.torch_profiler_activities"]))
+        ),
+        "torch_profiler_activities must not contain duplicates",
+        "names an activity twice; remove one",
+        "0.31",
+    ),
+    FlagCheck(
+        "config/profiler.py:275",
+        f"{_PROFILER}.proton_profiler_dir",
+        lambda given: (
+            len(str(_proton(given, "proton_profiler_dir")).partition("://")[0]) > 1
+            and "://" in str(_proton(given, "proton_profiler_dir"))
+        ),
+        "proton_profiler_dir must be a local directory",
+        "must be a local directory; Proton does not write to a URI",
+    ),
+    FlagCheck(
+        "config/profiler.py:283",
+        f"{_PROFILER}.proton_graph_attribution",
+        lambda given: _attributes_graphs(given) and _proton(given, "proton_data") == "trace",
+        "proton_graph_attribution requires proton_data='tree'",
+        "needs proton_data tree (the default); remove proton_data, or this key",
+        "0.30",
+    ),
+    FlagCheck(
+        "config/profiler.py:289",
+        f"{_PROFILER}.proton_graph_attribution",
+        lambda given: _attributes_graphs(given) and _proton_mode(given) == "periodic_flushing",
+        "proton_graph_attribution is incompatible with periodic_flushing",
+        "cannot be combined with proton_mode periodic_flushing; remove one of the two",
+        "0.30",
+    ),
+    FlagCheck(
+        "config/profiler.py:294",
+        f"{_PROFILER}.proton_output_format",
+        lambda given: (
+            _proton(given, "proton_output_format") == "chrome_trace" and _proton(given, "proton_data") in (None, "tree")
+        ),
+        "chrome_trace output requires proton_data='trace'",
+        "chrome_trace needs proton_data trace; add it, or use another format",
+    ),
+    FlagCheck(
+        "config/profiler.py:299",
+        f"{_PROFILER}.proton_output_format",
+        lambda given: (
+            _proton(given, "proton_output_format") in ("hatchet", "hatchet_msgpack")
+            and _proton(given, "proton_data") == "trace"
+        ),
+        "output requires proton_data='tree'",
+        "hatchet and hatchet_msgpack need proton_data tree (the default); remove proton_data, or use chrome_trace",
+    ),
+    FlagCheck(
+        "config/vllm.py:3271",
+        f"{_PROFILER}.profiler",
+        lambda given: _profiles_with("proton")(given) and given.on_cpu,
+        "The Proton profiler currently supports NVIDIA CUDA only",
+        "proton needs GPUs; use torch",
+    ),
+    FlagCheck(
+        "config/vllm.py:3276",
+        f"{_PROFILER}.proton_graph_attribution",
+        lambda given: _attributes_graphs(given) and given.on_v1,
+        "Proton CUDA graph attribution requires the V2 model runner",
+        "needs model runner V2, but this engine runs on V1; remove it, and set spec.serving.enforceEager to true",
+        "0.30",
+    ),
+    FlagCheck(
+        "config/vllm.py:3291",
+        f"{_PROFILER}.proton_mode",
+        lambda given: _proton_mode(given) == "pcsampling" and _captures_graphs(given),
+        "Proton PC sampling requires CUDA graphs to be disabled",
+        "pcsampling needs an engine without CUDA graphs; set spec.serving.enforceEager to true, or remove it",
+        "0.30",
+    ),
+    FlagCheck(
+        "config/vllm.py:3296",
+        f"{_PROFILER}.profiler",
+        lambda given: (
+            _profiles_with("proton")(given)
+            and _captures_graphs(given)
+            and _proton(given, "proton_graph_attribution") in (None, False)
+        ),
+        "Proton profiling with CUDA graphs requires",
+        "proton sees kernels in CUDA graphs only with proton_graph_attribution; set that to true, or set"
+        " spec.serving.enforceEager to true",
+        "0.30",
+    ),
+    FlagCheck(
         "config/profiler.py:302",
         f"{_PROFILER}.capture_torch_profiler",
         _unlike("torch", "capture_torch_profiler"),
         "capture_torch_profiler is only applicable",
         "needs profiler torch; add it, or remove this key",
     ),
+    # Buckets of histograms
+    FlagCheck(
+        "config/observability.py:177",
+        _BUCKETS,
+        lambda given: any(isinstance(bound, bool) for each in _buckets(given) for bound in each),
+        "must be a number, not a boolean",
+        "each bound must be a number; replace true and false",
+        "0.32",
+    ),
+    FlagCheck(
+        "config/observability.py:194",
+        _BUCKETS,
+        lambda given: isinstance(given[_BUCKETS], Mapping) and not set(given[_BUCKETS]) <= set(_BUCKET_FAMILIES),
+        "custom_histogram_buckets: unknown bucket family",
+        f"each key must be one of {', '.join(_BUCKET_FAMILIES)}",
+        "0.32",
+    ),
+    FlagCheck(
+        "config/observability.py:199",
+        _BUCKETS,
+        lambda given: [] in _buckets(given),
+        "bucket list must not be empty",
+        "each list must hold a bound; add one, or remove the key",
+        "0.32",
+    ),
+    FlagCheck(
+        "config/observability.py:205",
+        _BUCKETS,
+        lambda given: any(bound <= 0 for each in _bounds(given) for bound in each),
+        "must be finite and greater than 0",
+        "each bound must be above 0; raise it, or remove it",
+        "0.32",
+    ),
+    FlagCheck(
+        "config/observability.py:210",
+        _BUCKETS,
+        lambda given: any(first >= second for each in _bounds(given) for first, second in pairwise(each)),
+        "must be strictly increasing",
+        "bounds must increase from one to the next; sort them, and write each once",
+        "0.32",
+    ),
     # Others
+    FlagCheck(
+        "config/cache.py:38",
+        "env.VLLM_KV_CACHE_LAYOUT",
+        lambda given: _outside(given["env.VLLM_KV_CACHE_LAYOUT"], _LAYOUTS),
+        "for VLLM_KV_CACHE_LAYOUT. Valid options",
+        f"must be one of {', '.join(_LAYOUTS)}",
+    ),
+    FlagCheck(
+        "config/engram.py:61",
+        f"{_ENGRAM}.dp_shared_memory",
+        lambda given: given[f"{_ENGRAM}.dp_shared_memory"] is True and given[f"{_ENGRAM}.cpu_offload"] is False,
+        "dp_shared_memory requires cpu_offload=True",
+        "needs cpu_offload true (the default); remove cpu_offload, or this key",
+        "0.30",
+    ),
+    FlagCheck(
+        "config/engram.py:63",
+        f"{_ENGRAM}.use_thp",
+        lambda given: (
+            given[f"{_ENGRAM}.use_thp"] is True
+            and (given[f"{_ENGRAM}.cpu_offload"] is False or given[f"{_ENGRAM}.dp_shared_memory"] is True)
+        ),
+        "use_thp requires cpu_offload=True",
+        "needs cpu_offload true and dp_shared_memory false (the defaults); remove them, or this key",
+        "0.31",
+    ),
+    FlagCheck(
+        "config/lora.py:129",
+        "env.VLLM_LORA_ENABLE_DUAL_STREAM",
+        lambda given: (
+            given["env.VLLM_LORA_ENABLE_DUAL_STREAM"] == "1" and bool(given["--enable-lora"]) and given.on_cpu
+        ),
+        "Dual CUDA streams are only supported on CUDA platforms",
+        "needs GPUs; remove it",
+    ),
+    FlagCheck(
+        "config/parallel.py:492",
+        "--numa-bind-nodes",
+        lambda given: _below(given["--numa-bind-nodes"], 0),
+        "numa_bind_nodes must contain non-negative integers",
+        "each NUMA node must be 0 or more",
+    ),
+    FlagCheck(
+        "config/parallel.py:507",
+        "--numa-bind-cpus",
+        lambda given: bool(_cpu_list(given)) and _CPU_LIST.fullmatch(_cpu_list(given)) is None,
+        "numa_bind_cpus entries must use numactl CPU list syntax",
+        "each entry must be a list of CPUs, such as 0-3 or 0,2,4-7",
+    ),
+    FlagCheck(
+        "config/parallel.py:516",
+        "--numa-bind-cpus",
+        _descends,
+        "numa_bind_cpus ranges must be ascending",
+        "each range must begin with its lower CPU, such as 0-3",
+    ),
     FlagCheck(
         "config/ec_transfer.py:85",
         f"{_EC}.ec_role",

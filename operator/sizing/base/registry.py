@@ -23,7 +23,9 @@ class Unregistered:
 
     architecture: str
     why: str
-    """What is wrong and what helps, as the end of a sentence."""
+    """What is wrong, as the end of a sentence that begins with the class."""
+    fix: str
+    """What helps if vLLM refuses the model."""
     refused: bool
     """Whether vLLM ends with an error. Else it may run the model through transformers."""
 
@@ -71,20 +73,22 @@ def unregistered(architecture: str, version: str) -> Unregistered | None:
     if any(registry.has(name, version) for name in _spellings(architecture)):
         return None
     since, until = registry.classes.get(architecture, (None, None))
+    fix = "use another model"
     if since is not None and release(version) < release(since):
-        why = f"needs vLLM {since} (registered since), and engine.version is {version}"
+        why = f"needs vLLM {since} (registered since), and vLLM is {version} here"
+        fix = f"use vLLM {since} or newer, or another model"
     elif until is not None:
-        older = release(until) >= release(LAUNCHED_VERSIONS[0])
-        fix = f"use engine.version {until} or another model" if older else "use another model"
-        why = f"was served by vLLM up to {until}, and engine.version is {version}: {fix}"
+        why = f"was registered by vLLM up to {until}, and vLLM is {version} here"
+        if release(until) >= release(LAUNCHED_VERSIONS[0]):
+            fix = f"use vLLM {until}, or another model"
     elif architecture.endswith(GENERATES):
         return None
     elif release(version) > release(registry.newest):
         why = f"is unknown to vLLM {registry.newest}, the newest that this operator knows; {version} may have it"
-        return Unregistered(architecture, why, refused=False)
+        return Unregistered(architecture, why, fix, refused=False)
     else:
-        why = "is unknown to vLLM, which would not start: use another model"
-    return Unregistered(architecture, why, refused=architecture not in registry.in_transformers)
+        why = "is unknown to vLLM, which would not start"
+    return Unregistered(architecture, why, fix, refused=architecture not in registry.in_transformers)
 
 
 def _spellings(architecture: str) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ BASES = {
     cases.ADAPTING: replace(PLAIN, speculation=replace(EAGLE3, adaptive_verification=True)),
     cases.MAPPED: replace(PLAIN, speculation=replace(DRAFT_MODEL, maps_vocabulary=True)),
     cases.MTP: replace(PLAIN, speculation=SpeculationSettings(Method.MTP, 1)),
+    cases.EAGER: replace(PLAIN, enforce_eager=True),
 }
 
 

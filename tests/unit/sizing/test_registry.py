@@ -10,8 +10,8 @@ from specdecode_operator.sizing.base.registry import unregistered
     [
         ("AliceAIForCausalLM", "0.30", "needs vLLM 0.33 (registered since)"),
         ("InklingMTPModel", "0.25", "needs vLLM 0.26 (registered since)"),
-        ("ArcticForCausalLM", "0.29", "up to 0.28, and engine.version is 0.29: use engine.version 0.28"),
-        ("XverseForCausalLM", "0.33", "up to 0.23, and engine.version is 0.33: use another model"),
+        ("ArcticForCausalLM", "0.29", "up to 0.28, and vLLM is 0.29 here: use vLLM 0.28"),
+        ("XverseForCausalLM", "0.33", "up to 0.23, and vLLM is 0.33 here: use another model"),
         ("XverseForCausalLM", "0.34", "up to 0.23"),
         ("Phi3SmallForCausalLM", "0.33", "up to 0.9"),
         ("BertModel", "0.33", "is unknown to vLLM"),
@@ -23,7 +23,7 @@ def test_a_class_that_a_version_lacks_is_refused_with_the_versions_that_have_it(
     found = unregistered(architecture, version)
     assert found is not None
     assert (found.architecture, found.refused) == (architecture, True)
-    assert words in found.why
+    assert words in f"{found.why}: {found.fix}"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def class_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EnginePr
     """Yield the models whose class the engine refuses."""
     for found, problem in _unregistered(spec, pair, profile):
         if _is_refused(spec, found, profile):
-            yield problem
+            yield replace(problem, message=f"{problem.message}: {found.fix}")
 
 
 def class_doubts(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> Iterator[Problem]:

@@ -30,7 +30,7 @@ def told(architecture: str, version: str, *extra_args: str) -> tuple[list[Proble
     ("architecture", "version", "words"),
     [
         (NEW, "0.30", "needs vLLM 0.33 (registered since)"),
-        ("ArcticForCausalLM", "0.30", "use engine.version 0.28 or another model"),
+        ("ArcticForCausalLM", "0.30", "use vLLM 0.28, or another model"),
         ("BertModel", "0.33", "is unknown to vLLM"),
     ],
 )
