@@ -177,6 +177,22 @@ def test_files_that_a_person_has_worked_on_stay(tmp_path: Path) -> None:
     assert (tmp_path / "data/0.34.json").read_text() == "[1]"
 
 
+def test_classes_of_the_version_are_written_beside_those_that_are_known(tmp_path: Path) -> None:
+    tables = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_SPECULATIVE_DECODING_MODELS")
+    text = (
+        "".join(f"{name} = {{}}\n" for name in tables) + '_TRANSFORMERS_SUPPORTED_MODELS = {"BrandNew": ("a", "B")}\n'
+    )
+    engine = package(tmp_path / "vllm", model_executor__models__registry=text)
+    classes = tmp_path / "registry.json"
+    classes.write_text(profile.CLASSES.read_text())
+    newest = json.loads(classes.read_text())["newest"]
+    assert profile.write_classes(newest, engine, tmp_path, classes) == [], "a version that is known changes nothing"
+    assert profile.write_classes("9.1.2", engine, tmp_path, classes) == [str(classes)]
+    now = json.loads(classes.read_text())
+    assert (now["newest"], now["since"]["9.1"]) == ("9.1", ["BrandNew"])
+    assert "LlamaForCausalLM" in now["until"][newest]
+
+
 def test_an_engine_that_does_not_start_any_more_is_one_difference() -> None:
     before = {
         "configuration of an engine": {"experts, runner": "V2", "experts, --dtype": "auto", "plain, runner": "V1"}

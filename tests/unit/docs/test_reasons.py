@@ -58,6 +58,7 @@ OTHER_WORDS = {
         "Normal",
         "Warning",
         "Event",
+        "ModelFacts",  # the kind of facts files
     ),
     # What a policy may do, and what came of it.
     *("BestInForce", "Observe", "Advise", "Enforce", "Keep", "Change", "TurnOff", "TryAgain", "Restart"),
