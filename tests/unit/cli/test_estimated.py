@@ -238,6 +238,32 @@ def test_facts_that_make_no_sense_are_one_error(
     assert result.output.count("error:") == 1
 
 
+@pytest.mark.parametrize(
+    ("layers_bytes", "warns"), [(0.5, True), (0.79, True), (0.82, False), (1.24, False), (1.3, True)]
+)
+def test_weights_in_a_facts_file_are_compared_with_its_config(
+    specdecode: Specdecode, path: Path, facts: Path, layers_bytes: float, warns: bool
+) -> None:
+    """Its config.json describes 8 layers of 15,206,400 elements, and tables."""
+    tables = 2 * 32_000 * 1024 * 2
+    layers = int(8 * 15_206_400 * 2 * layers_bytes)
+    total = {"total_bytes": tables + layers, "bytes_by_dtype": {"BF16": tables + layers}}
+    parts = {"model.embed_tokens": tables // 2, "lm_head": tables // 2, "model.layers": layers}
+    given = changed(facts, weights={**total, "bytes_by_part": parts})
+    plan, lint = specdecode("plan", path, "--facts", given), specdecode("lint", path, "--facts", given)
+    assert (plan.exit_code, lint.exit_code) == (0, 0)
+    assert ("by its config.json, more than 25 % apart" in plan.stderr, "more than 25 %" in lint.output) == (
+        warns,
+        warns,
+    )
+
+
+def test_weights_that_a_user_assumes_are_not_compared(specdecode: Specdecode, write: WriteObject, facts: Path) -> None:
+    target = {"model": "my/new", "assume": {"weightsGiB": "5"}}
+    spec = write("spec.yaml", manifest("a", target=target, speculation=None, parallelism={}))
+    assert "apart" not in specdecode("plan", spec, "--facts", facts).stderr
+
+
 def test_facts_that_contradict_the_spec_or_the_catalogue(
     specdecode: Specdecode, write: WriteObject, facts: Path
 ) -> None:
