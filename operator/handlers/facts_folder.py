@@ -37,7 +37,7 @@ _Stamp = tuple[str, int, int, int]
 
 
 class FactsFileError(Exception):
-    """A facts file that cannot be used: file, field, what is wrong and how to fix it, in one line."""
+    """A facts file that cannot be used: field, what is wrong and how to fix it, in one line without the file."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class FactsFolder:
         left_bytes = MOST_BYTES
         for number, stamp in enumerate(stamps):
             name, _, _, size_bytes = stamp
-            path = folder / name
+            place = _place(folder / name)
             if number >= MOST_FILES:
                 yield f"{folder}: {len(stamps):,} files; only the first {MOST_FILES:,} are read; remove some"
                 break
-            file = self._read(path, stamp, left_bytes)
+            file = self._read(folder / name, stamp, left_bytes)
             if size_bytes <= min(MOST_FILE_BYTES, left_bytes):
                 left_bytes -= size_bytes
             files[name] = file
@@ -108,7 +108,7 @@ class FactsFolder:
                 yield file.problem if file.facts is None else f"{file.problem}; its last valid facts stay in force"
             for model, given in (file.facts or {}).items():
                 if problem := _not_used(model, facts):
-                    yield f"{path}: model: {shown(model)}: {problem}"
+                    yield f"{place}: model: {shown(model)}: {problem}"
                 else:
                     facts[model.strip("/")] = given
         self._files, self._facts = files, facts
@@ -119,7 +119,7 @@ class FactsFolder:
         last = None if before is None else before.facts
         if stamp[-1] > min(MOST_FILE_BYTES, left_bytes):
             problem = (
-                f"{path}: {stamp[-1]:,} bytes exceed the limit of {MOST_FILE_BYTES:,} per file or"
+                f"{_place(path)}: {stamp[-1]:,} bytes exceed the limit of {MOST_FILE_BYTES:,} per file or"
                 f" {MOST_BYTES:,} in total; create the file again with specdecode models add, or remove other files"
             )
             # It may be small enough when others are removed.
@@ -130,10 +130,12 @@ class FactsFolder:
             found = self._read_file(path)
             return _File(stamp, {model: _site_facts(path.name, each) for model, each in found.items()})
         except FactsFileError as error:
-            return _File(stamp, last, str(error), try_again=_may_pass(error))
+            return _File(stamp, last, f"{_place(path)}: {error}", try_again=_may_pass(error))
         except Exception as error:  # noqa: BLE001  one file must not stop the operator
             return _File(
-                stamp, last, f"{path}: internal error ({type(error).__name__}) while reading it; please report it"
+                stamp,
+                last,
+                f"{_place(path)}: internal error ({type(error).__name__}) while reading it; please report it",
             )
 
     def _tell(self, problems: list[str]) -> None:
@@ -147,6 +149,14 @@ class FactsFolder:
             _logger.warning(
                 "facts files not used: %d more problems are not shown; fix these first", len(new) - _MOST_PROBLEMS
             )
+
+
+def _place(path: Path) -> str:
+    """Return how the log names a file.
+
+    The folder comes last: a file may be called ``password``, and what follows that and a colon is masked as a secret.
+    """
+    return f"{path.name} in {path.parent}"
 
 
 def _may_pass(error: BaseException) -> bool:

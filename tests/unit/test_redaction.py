@@ -141,7 +141,8 @@ class TestClip:
 @pytest.mark.parametrize(
     "part",
     [
-        "://a:", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----", "password", "password=", "password: [", "[ ", "(<{",
+        "://a:", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----", "password", "password=",
+        "password: [", "[ ", "(<{",
         "token=a", "secret='", 'password=\\"a', "--api-key", "-a", "-", "%3a%2f%2f%3a", "http://a:", "hf_", "eyJ",
         "name: TOKEN value ", "input_value=", "basic aaaaaaa", "cookie: a=", "[?&;]token", "A", "\\", " ", "\x1b[0",
         "bearer ", "a",

@@ -143,15 +143,15 @@ def read_facts_file(file: Path) -> "Mapping[str, Checkpoint]":
         When it holds none, or others than it should.
     """
     from specdecode_operator.cli.plan.facts_files import read_facts  # noqa: PLC0415
-    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
+    from specdecode_operator.cli.text_files import DocumentError, place_of  # noqa: PLC0415
     from specdecode_operator.handlers.facts_folder import FactsFileError  # noqa: PLC0415
 
     try:
         found = read_facts([str(file)])
     except DocumentError as error:
-        raise FactsFileError(str(error)) from error
+        raise FactsFileError(str(error).removeprefix(place_of(str(file))).lstrip(",: ")) from error
     if not found:
-        raise FactsFileError(f"{file}: holds no facts: write it with specdecode models add")
+        raise FactsFileError("holds no facts: write it with specdecode models add")
     return found
 
 
