@@ -1,5 +1,6 @@
 """Reads a folder of facts files and follows its changes."""
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -53,6 +54,8 @@ class _File:
 class FactsFolder:
     """Follows a folder of facts files: changes count without a restart. Several threads may read it.
 
+    The event loop looks at it in a thread, because files of 8 MiB may take seconds to parse, and takes what it found.
+
     The folder may be absent, because the ConfigMap that is mounted there is optional. A broken file is logged once.
     It affects no other file, and its last valid facts stay in force.
     """
@@ -64,11 +67,21 @@ class FactsFolder:
         self._stamps: tuple[_Stamp, ...] = ()
         self._facts: Mapping[str, SiteFacts] = {}
         self._told: frozenset[str] = frozenset()
-        # The event loop and the thread of the admission webhook read it.
+        # The threads of event loop and admission webhook read it.
         self._lock = threading.Lock()
 
+    @property
+    def known(self) -> Mapping[str, SiteFacts]:
+        """Facts that the last look found, by model id without outer slashes; reads nothing."""
+        return self._facts
+
+    async def look(self) -> None:
+        """Look at the folder in another thread."""
+        if self._folder is not None:
+            await asyncio.to_thread(self.read)
+
     def read(self) -> Mapping[str, SiteFacts]:
-        """Return the facts that the folder holds, by model id without outer slashes."""
+        """Look at the folder, and return the facts that it holds, by model id without outer slashes."""
         if self._folder is None:
             return self._facts
         with self._lock:
