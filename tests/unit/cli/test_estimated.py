@@ -357,3 +357,26 @@ def test_a_model_has_one_facts_file(specdecode: Specdecode, path: Path, facts: P
 def test_a_folder_without_a_model_has_no_facts(specdecode: Specdecode, tmp_path: Path) -> None:
     result = specdecode("models", "add", tmp_path)
     assert (result.exit_code, "there is no config.json" in result.output) == (5, True)
+
+
+def test_a_folder_without_weights_says_what_sizes_it(
+    specdecode: Specdecode, path: Path, tmp_path: Path, headers: Path
+) -> None:
+    (headers / "model.safetensors").unlink()
+    result = specdecode("models", "add", headers, "--id", "my/new")
+    assert (result.exit_code, "there is no safetensors file" in result.output) == (5, True)
+    assert f"--model-config my/new={headers}/config.json" in result.output
+    assert f"--model-config ID={headers}/config.json" in specdecode("models", "add", headers).output
+    assert specdecode("plan", path, "--model-config", f"my/new={headers}/config.json").exit_code == 0
+    result = specdecode("plan", path, "--model-config", f"my/new={headers}")
+    assert (result.exit_code, "name its config.json" in result.output) == (2, True)
+
+
+def test_the_model_of_a_facts_file_is_shown(specdecode: Specdecode, facts: Path) -> None:
+    shown = json.loads(specdecode("models", "show", "my/new", "--facts", facts, "-o", "json").stdout)
+    assert (shown["knowledge"], shown["source"]) == ("estimated", "a facts file")
+    assert shown["weights"]["bytes"] == pytest.approx((2 * 32_000 + 8 * 40_960) * 1024 * 2, rel=0.01), "of its files"
+    other = specdecode("models", "show", "my/other", "--facts", facts)
+    assert (other.exit_code, "or the facts files" in other.stderr) == (5, True)
+    broken = specdecode("models", "show", "my/new", "--facts", changed(facts, weights={"tensors": -1}))
+    assert (broken.exit_code, "write it anew" in broken.stderr) == (2, True)
