@@ -275,6 +275,10 @@ def test_facts_that_contradict_the_spec_or_the_catalogue(
     spec = write("known.yaml", manifest("a", target={"model": known}, speculation=None, parallelism={}))
     result = specdecode("plan", spec, "--facts", changed(facts, model=known))
     assert (result.exit_code, "hidden_size 1024" in result.output) == (2, True)
+    other = write("other.yaml", manifest("b", target={"model": known}, serving={"maxModelLen": "x"}))
+    lint = json.loads(specdecode("lint", spec, other, "--facts", facts, "-o", "json").stdout)
+    found = {each["field"] for each in lint["findings"] if each["level"] == "error"}
+    assert {"spec.target.model", "spec.serving.maxModelLen"} <= found
 
 
 @pytest.mark.parametrize(
