@@ -41,14 +41,16 @@ _WORDS: Final = (
     r"|true|undefined|unknown|unset|use|was|were|when|where|which|with|without|write|wrong)"
 )
 _REFERENCE: Final = (
-    rf"\(a\b|[<\[{_ELLIPSIS}]|[,;:.)\]}}]{{1,8}}(?:\s|$)|\*\*|WITHHELD|\$[({{A-Z_]|\{{"
+    rf"[<\[{{(]|{_ELLIPSIS}(?!\w)|[,;:.)\]}}>]{{1,8}}(?:\s|$)|\*{{2,64}}(?![\w*])|WITHHELD\b|\$[({{A-Z_]"
     r"|[/~](?:[\w.-]{1,64}/|run\b|etc\b)|\./|name [\w.-]{1,253}, key "
+    r"|\.[A-Z][a-z]{1,16}\.[A-Za-z]|\|[a-z_]{1,64}\|>|class '|type=|secretKeyRef\b|valueFrom\b"
+    r"|(?<=[<\[{(])(?i:filtered|hidden|masked|omitted|redacted)\b"
 )
 _OF_ENGINE: Final = (
     r"vLLM (?:\d{1,4}\.\d{1,4} )?(?:can|does|has|is|knows|needs|no longer|reads|refuses|serves|takes|verifies|would) "
 )
-_NO_SECRET: Final = rf"(?!{_REFERENCE}|{_OF_ENGINE}|{_WORDS}(?=[\s\"',.;:)\]}}]|$))"
-_NO_SECRET_IN_QUOTES: Final = rf"(?!{_REFERENCE}|{_WORDS}\\?[\"'])"
+_NO_SECRET: Final = rf"(?!{_REFERENCE}|{_OF_ENGINE}|{_WORDS}(?=[\s\"',.;:)\]}}>]|$))"
+_NO_SECRET_IN_QUOTES: Final = rf"(?!{_REFERENCE}|{_WORDS}[>)\]}}]{{0,8}}\\?[\"'])"
 """What follows a key and is no secret: a variable, a placeholder, a path, and the words of a sentence about the key.
 
 A sentence without quotes may begin with vLLM: "--password: vLLM 0.33 has no such flag".
@@ -61,6 +63,10 @@ _KEY: Final = (
     r"|(?:TOKEN|SECRET|CREDENTIALS?|_KEY|_PASS|_PWD)(?:_[0-9]{1,3})?"
 )
 """How variables, fields and parameters are called whose value is a secret."""
+
+_OPEN: Final = r"(?:[\[({<]{1,8}\s{0,8}(?!\\{0,4}[\"'\s\[({<]|a\b))?"
+"""Opening brackets of a value. They stay, and what follows is judged as a value without brackets; not before a quote,
+which opens a list or an object, and not of "(a secret)"."""
 
 _PERHAPS_KEY: Final = r"(?<![A-Za-z_-])(?i:token|secret|credentials?)"
 """Words that name a secret, or something else: their value must look like one."""
@@ -79,13 +85,13 @@ def _values(key: str, between: str, looks: str = "", least: int = 1) -> Iterator
     """Return the patterns of a key with its value: in quotes, in quotes that are escaped, and without quotes."""
     start = rf"(?P<before>(?:{key})(?:\\{{0,4}}[\"'])?{between}"
     yield (
-        rf"{start}(?P<quote>[\"'])){_NO_SECRET_IN_QUOTES}{looks}"
+        rf"{start}(?P<quote>[\"']){_OPEN}){_NO_SECRET_IN_QUOTES}{looks}"
         rf"(?:\\.|(?!(?P=quote))[^\\\n]){{{least},}}"
     )
-    yield rf"{start}\\{{1,4}}[\"']){_NO_SECRET_IN_QUOTES}{looks}[^\"'\\\n]{{{least},}}"
+    yield rf"{start}\\{{1,4}}[\"']{_OPEN}){_NO_SECRET_IN_QUOTES}{looks}[^\"'\\\n]{{{least},}}"
     # A comma or a semicolon may be part of it; a full stop at its end belongs to the sentence.
     more = r"(?:[^\s\"']+(?<![,;:.)\]}]))?" if least == 1 else rf"[^\s\"']{{{least - 1},}}(?<![,;:.)\]}}])"
-    yield rf"{start}){_NO_SECRET}{looks}[^\s\"'\\]{more}"
+    yield rf"{start}{_OPEN}){_NO_SECRET}{looks}[^\s\"'\\]{more}"
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ _FORMS: Final = (
     _form(
         ":/ :\\",
         r"(?P<before>:\\{0,4}/\\{0,4}/)(?!\[)(?:[^\s/:@\"'<>(]*:(?!\d{1,5}(?:[/,?#;\"')\]}\s]|$))"
-        r"(?:[^\s/\"'<>]+(?=@)|(?:(?!:\\{0,4}/\\{0,4}/)[^\s\"'<>])+(?=@))|[^\s/:@\"'<>(]{16,}(?=@))",
+        r"(?:<?[^\s/\"'<>]+>?(?=@)|(?:(?!:\\{0,4}/\\{0,4}/)[^\s\"'<>])+(?=@))|[^\s/:@\"'<>(]{16,}(?=@))",
     ),
     _form(
         "http:// https:// redis:// rediss:// postgres:// postgresql:// mysql:// mongodb:// amqp:// socks5:// ftp://",
@@ -157,12 +163,12 @@ _FORMS: Final = (
     _form(
         "authorization",
         rf"(?P<before>(?i:authorization)(?:\\{{0,4}}[\"'])?{_IS}(?:\\{{0,4}}[\"'])?"
-        r"(?:(?i:token|apikey|api-key|negotiate|ntlm|aws4-hmac-sha256)\s{1,4})?)"
+        rf"(?:(?i:token|apikey|api-key|negotiate|ntlm|aws4-hmac-sha256)\s{{1,4}})?{_OPEN})"
         rf"{_NO_SECRET}(?!(?i:bearer|basic|digest|header|negotiate|ntlm|token)\b)[^\s\"'\\]{{6,}}",
     ),
     _form(
         "cookie",
-        rf"(?P<before>(?i:cookie)(?:\\{{0,4}}[\"'])?{_IS}(?:\\{{0,4}}[\"'])?){_NO_SECRET}[\w.-]{{1,64}}=[^\n\"'\\]+",
+        rf"(?P<before>(?i:cookie)(?:\\{{0,4}}[\"'])?{_IS}(?:\\{{0,4}}[\"'])?{_OPEN}){_NO_SECRET}[\w.-]{{1,64}}=[^\n\"'\\]+",
     ),
     # By which a URL is good for a while, such as those that hubs send downloads to: of S3, GCS, Azure and CloudFront.
     _form(

@@ -4,7 +4,7 @@ Only the object counts, and what whoever runs the operator allows: two who ask g
 ask and whatever nodes there are at the moment.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -106,9 +106,9 @@ def deployment_remarks(
     for schedule in spec.captures:
         where = f"spec.captures[name={schedule.name}].template.storage"
         yield from _of_storage(schedule.template.storage, where, terms)
+    yield from _refused(lambda: refuse_host_paths(spec, terms.host_paths))
+    yield from _refused(lambda: refuse_pod_template(spec, terms.pod_template, key.namespace))
     try:
-        refuse_host_paths(spec, terms.host_paths)
-        refuse_pod_template(spec, terms.pod_template, key.namespace)
         known = {**known, **known_checkpoints(spec, {}, site_facts_of(spec, terms.site_facts))}
         if unknown is None:
             unknown = {field: source for field, source in undescribed_models(spec).items() if source not in known}
@@ -139,6 +139,13 @@ def _of_storage(storage: Storage, where: str, terms: Terms) -> Iterator[Remark]:
         value = storage.storage_class_name or "not set"
         problem = Problem(f"{where}.storageClassName", value, f"{missing}: {fix}")
         yield Remark(Level.WARNING, "StorageClassNotFound", problem)
+
+
+def _refused(check: Callable[[], None]) -> Iterator[Remark]:
+    try:
+        check()
+    except InvalidSpecError as error:
+        yield from refusals(error)
 
 
 def refusals(error: InvalidSpecError) -> Iterator[Remark]:

@@ -218,7 +218,8 @@ def _model_folder(path: str) -> "Checkpoint":
     try:
         return read_checkpoint(FolderOfHeaders(path))
     except CheckpointError as error:
-        raise DocumentError(f"{path}: {printable(error.message)}") from error
+        fix = ": name its config.json to size the model by that alone" if error.reason == "WeightsNotFound" else ""
+        raise DocumentError(f"{path}: {printable(error.message)}{fix}") from error
 
 
 def with_configs(spec: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:

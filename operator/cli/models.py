@@ -1,5 +1,6 @@
 """`specdecode models`: what ships with the command line is known of models, and of others on the hub."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -7,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from specdecode_operator.cli.application import application
-from specdecode_operator.cli.options import ExitCode, HubOption, TextOrJson, hub_models
+from specdecode_operator.cli.options import ExitCode, FactsOption, HubOption, TextOrJson, fail, hub_models
 from specdecode_operator.cli.outputs.printing import print_json
 from specdecode_operator.cli.terminal import say, say_line
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.hub.models import HubModels
+    from specdecode_operator.resolver.read_model_facts import Checkpoint
     from specdecode_operator.sizing.families.catalogue import CatalogueEntry, KnownDraft
     from specdecode_operator.sizing.model.geometry import ModelGeometry
 
@@ -47,6 +49,7 @@ def list_command(
 def show_command(
     model: Annotated[str, typer.Argument(help="Id on the hub, such as meta-llama/Llama-3.1-8B-Instruct.")],
     *,
+    facts: FactsOption = None,
     revision: Annotated[str | None, typer.Option(help="Revision on the hub, with --hub.")] = None,
     hub: HubOption = False,
     output: Output = TextOrJson.TEXT,
@@ -58,15 +61,20 @@ def show_command(
     from specdecode_operator.cli.plan.tables import aligned  # noqa: PLC0415
     from specdecode_operator.sizing.families.catalogue import find_entry  # noqa: PLC0415
 
-    entry = find_entry(model)
-    if entry is None and (models := hub_models(wanted=hub)):
-        entry = _on_hub(models, model, revision)
+    entry, read = find_entry(model), _in_files(model, facts or [])
     if entry is None:
-        _fail_unknown(model, asked_hub=hub)
+        source = "a facts file"
+        if read is None and (models := hub_models(wanted=hub)):
+            read = _on_hub(models, model, revision)
+            source = f"the hub at commit {read.commit}"
+        if read is None:
+            _fail_unknown(model, asked_hub=hub, asked_files=bool(facts))
+        entry = _entry(model, read, source)
+    known = list(_facts(entry, read))
     if output is TextOrJson.JSON:
-        print_json({**dict(_facts(entry)), "config": entry.config})
+        print_json({**dict(known), "config": entry.config})
         return
-    rows = [(name, each) for name, value in _facts(entry) for each in _lines(name, value)]
+    rows = [(name, each) for name, value in known for each in _lines(name, value)]
     shown = [
         (name if index == 0 or rows[index - 1][0] != name else "", text) for index, (name, text) in enumerate(rows)
     ]
@@ -147,7 +155,13 @@ def add_command(
         found, source = read_model(model, revision)
         check_facts(name or model, found)
     except CheckpointError as error:
-        say_line(f"error: {printable(model)}: {printable(error.message)}", err=True)
+        fix = ""
+        if error.reason == "WeightsNotFound" and Path(model).is_dir():
+            fix = (
+                ": add them, or their headers alone; without them, plan and lint size the model by its config.json with"
+                f" --model-config {shlex.quote(name or 'ID')}={shlex.quote(str(Path(model, 'config.json')))}"
+            )
+        say_line(f"error: {printable(model)}: {printable(error.message)}{printable(fix)}", err=True)
         raise typer.Exit(ExitCode.UNKNOWN) from None
     except FactsFileError as error:
         say_line(f"error: {error}", err=True)
@@ -164,24 +178,42 @@ def add_command(
         raise typer.Exit(ExitCode.INVALID) from None
 
 
-def _on_hub(models: "HubModels", model: str, revision: str | None) -> "CatalogueEntry":
-    from specdecode_operator.resolver.read_model_facts import CheckpointError  # noqa: PLC0415
-    from specdecode_operator.sizing.families.catalogue import CatalogueEntry  # noqa: PLC0415
+def _in_files(model: str, files: list[str]) -> "Checkpoint | None":
+    """Return what facts files say of a model; None if none of them holds it."""
+    if not files:
+        return None
+    from specdecode_operator.cli.plan.given_facts import read_facts  # noqa: PLC0415
+    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
 
     try:
-        found = models.find(model, revision)
+        return read_facts(files).get(model)
+    except DocumentError as error:
+        fail(error)
+
+
+def _on_hub(models: "HubModels", model: str, revision: str | None) -> "Checkpoint":
+    from specdecode_operator.resolver.read_model_facts import CheckpointError  # noqa: PLC0415
+
+    try:
+        return models.find(model, revision)
     except CheckpointError as error:
         say_line(f"error: {model}: {error.message}", err=True)
         raise typer.Exit(ExitCode.UNKNOWN) from None
-    config = found.config
+
+
+def _entry(model: str, read: "Checkpoint", source: str) -> "CatalogueEntry":
+    """Return a model that was read as an entry of the catalogue."""
+    from specdecode_operator.sizing.families.catalogue import CatalogueEntry  # noqa: PLC0415
+
+    config = read.config
     inner = config.get("text_config")
     sections = [each.get("quantization_config") for each in (config, inner) if isinstance(each, dict)]
     section = next((each for each in sections if isinstance(each, dict)), None)
     stored = "none" if section is None else str(section.get("quant_method") or "modelopt")
-    return CatalogueEntry(model, f"the hub at commit {found.commit}", config, stored, "config.json")
+    return CatalogueEntry(model, source, config, stored, "config.json")
 
 
-def _fail_unknown(model: str, *, asked_hub: bool) -> NoReturn:
+def _fail_unknown(model: str, *, asked_hub: bool, asked_files: bool) -> NoReturn:
     from specdecode_operator.cli.plan.unknown import others_named  # noqa: PLC0415
     from specdecode_operator.sizing.families.catalogue import similar_model  # noqa: PLC0415
 
@@ -189,7 +221,8 @@ def _fail_unknown(model: str, *, asked_hub: bool) -> NoReturn:
     others = others_named(model, heads=False) or others_named(model, heads=True)
     fix = "" if asked_hub else ": add --hub to read it there"
     or_meant = f", did you mean {meant}?" if meant else f"{others}{fix}"
-    say_line(f"error: {model}: is not in the catalogue{or_meant}", err=True)
+    or_files = " or the facts files" if asked_files else ""
+    say_line(f"error: {model}: is not in the catalogue{or_files}{or_meant}", err=True)
     raise typer.Exit(ExitCode.UNKNOWN)
 
 
@@ -205,14 +238,14 @@ def _row(entry: "CatalogueEntry") -> dict[str, Any]:
     }
 
 
-def _facts(entry: "CatalogueEntry") -> Iterator[tuple[str, Any]]:
-    """What is known, in the order in which it is shown."""
+def _facts(entry: "CatalogueEntry", read: "Checkpoint | None" = None) -> Iterator[tuple[str, Any]]:
+    """Yield what is known of a model, in the order in which it is shown; ``read`` is what its files say."""
     from specdecode_operator.sizing.families.catalogue import known_drafts, published_heads  # noqa: PLC0415
     from specdecode_operator.sizing.weights.rank_layers import Split  # noqa: PLC0415
     from specdecode_operator.sizing.weights.weights import parameter_count, weight_bytes  # noqa: PLC0415
     from specdecode_operator.vocabulary import Precision  # noqa: PLC0415
 
-    geometry, why = _geometry(entry)
+    geometry, why = _geometry(entry, read)
     yield "id", entry.model_id
     yield "kind", _kind(entry, geometry)
     yield "architecture", ", ".join(_named(entry.config.get("architectures")))
@@ -243,15 +276,16 @@ def _named(architectures: Any) -> list[str]:
     return list(map(str, architectures)) if isinstance(architectures, list) and architectures else ["-"]
 
 
-def _geometry(entry: "CatalogueEntry") -> "tuple[ModelGeometry | None, str]":
+def _geometry(entry: "CatalogueEntry", read: "Checkpoint | None" = None) -> "tuple[ModelGeometry | None, str]":
     """Return the shape of a model, or why sizing does not know it."""
+    from specdecode_operator.deployment.spec.checkpoints import stored_weights  # noqa: PLC0415
     from specdecode_operator.sizing.base.errors import SizingError  # noqa: PLC0415
     from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry  # noqa: PLC0415
     from specdecode_operator.sizing.families.config import geometry_from_config  # noqa: PLC0415
 
     try:
         if find_entry(entry.model_id) is None:
-            return geometry_from_config(entry.model_id, entry.config), ""
+            return geometry_from_config(entry.model_id, entry.config, stored_weights(read)), ""
         return find_geometry(entry.model_id), ""
     except SizingError as error:
         return None, f"{error.field}: {error.message}"

@@ -1,5 +1,6 @@
 """Reads a folder of facts files and follows its changes."""
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -60,15 +61,17 @@ def read_facts_file(path: Path) -> Mapping[str, Checkpoint]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FactsFileError(f"{path}: is not UTF-8 text: write it with specdecode models add") from error
-    found = facts_in(text, str(path), is_json=path.suffix == ".json")
+        raise FactsFileError(f"{_place(path)}: is not UTF-8 text: write it with specdecode models add") from error
+    found = facts_in(text, _place(path), is_json=path.suffix == ".json")
     if not found:
-        raise FactsFileError(f"{path}: holds no facts: write it with specdecode models add")
+        raise FactsFileError(f"{_place(path)}: holds no facts: write it with specdecode models add")
     return found
 
 
 class FactsFolder:
     """Follows a folder of facts files: changes count without a restart. Several threads may read it.
+
+    The event loop looks at it in a thread, because files of 8 MiB may take seconds to parse, and takes what it found.
 
     The folder may be absent, because the ConfigMap that is mounted there is optional. A broken file is logged once.
     It affects no other file, and its last valid facts stay in force.
@@ -81,11 +84,21 @@ class FactsFolder:
         self._stamps: tuple[_Stamp, ...] = ()
         self._facts: Mapping[str, SiteFacts] = {}
         self._told: frozenset[str] = frozenset()
-        # The event loop and the thread of the admission webhook read it.
+        # The threads of event loop and admission webhook read it.
         self._lock = threading.Lock()
 
+    @property
+    def known(self) -> Mapping[str, SiteFacts]:
+        """Facts that the last look found, by model id without outer slashes; reads nothing."""
+        return self._facts
+
+    async def look(self) -> None:
+        """Look at the folder in another thread."""
+        if self._folder is not None:
+            await asyncio.to_thread(self.read)
+
     def read(self) -> Mapping[str, SiteFacts]:
-        """Return the facts that the folder holds, by model id without outer slashes."""
+        """Look at the folder, and return the facts that it holds, by model id without outer slashes."""
         if self._folder is None:
             return self._facts
         with self._lock:
@@ -113,11 +126,11 @@ class FactsFolder:
         left_bytes = MOST_BYTES
         for number, stamp in enumerate(stamps):
             name, _, _, size_bytes = stamp
-            path = folder / name
+            place = _place(folder / name)
             if number >= MOST_FILES:
                 yield f"{folder}: {len(stamps):,} files; only the first {MOST_FILES:,} are read; remove some"
                 break
-            file = self._read(path, stamp, left_bytes)
+            file = self._read(folder / name, stamp, left_bytes)
             if size_bytes <= min(MOST_FILE_BYTES, left_bytes):
                 left_bytes -= size_bytes
             files[name] = file
@@ -125,7 +138,7 @@ class FactsFolder:
                 yield file.problem if file.facts is None else f"{file.problem}; its last valid facts stay in force"
             for model, given in (file.facts or {}).items():
                 if problem := _not_used(model, facts):
-                    yield f"{path}: model: {shown(model)}: {problem}"
+                    yield f"{place}: model: {shown(model)}: {problem}"
                 else:
                     facts[model.strip("/")] = given
         self._files, self._facts = files, facts
@@ -136,7 +149,7 @@ class FactsFolder:
         last = None if before is None else before.facts
         if stamp[-1] > min(MOST_FILE_BYTES, left_bytes):
             problem = (
-                f"{path}: {stamp[-1]:,} bytes exceed the limit of {MOST_FILE_BYTES:,} per file or"
+                f"{_place(path)}: {stamp[-1]:,} bytes exceed the limit of {MOST_FILE_BYTES:,} per file or"
                 f" {MOST_BYTES:,} in total; create the file again with specdecode models add, or remove other files"
             )
             # It may be small enough when others are removed.
@@ -149,10 +162,12 @@ class FactsFolder:
         except FactsFileError as error:
             return _File(stamp, last, str(error))
         except OSError as error:
-            return _File(stamp, last, f"{path}: {error.strerror}", try_again=True)
+            return _File(stamp, last, f"{_place(path)}: {error.strerror}", try_again=True)
         except Exception as error:  # noqa: BLE001  one file must not stop the operator
             return _File(
-                stamp, last, f"{path}: internal error ({type(error).__name__}) while reading it; please report it"
+                stamp,
+                last,
+                f"{_place(path)}: internal error ({type(error).__name__}) while reading it; please report it",
             )
 
     def _tell(self, problems: list[str]) -> None:
@@ -166,6 +181,14 @@ class FactsFolder:
             _logger.warning(
                 "facts files not used: %d more problems are not shown; fix these first", len(new) - _MOST_PROBLEMS
             )
+
+
+def _place(path: Path) -> str:
+    """Return how the log names a file.
+
+    The folder comes last: a file may be called ``password``, and what follows that and a colon is masked as a secret.
+    """
+    return f"{path.name} in {path.parent}"
 
 
 def _stamps(folder: Path) -> tuple[_Stamp, ...]:

@@ -147,6 +147,7 @@ class OperatorState:
         async def reconcile(key: Key) -> None:
             if not claims.serves(key.namespace):
                 return
+            await self.facts.look()
             asked = Attention()
             try:
                 with self.reconcile_times.measured(key):
@@ -276,7 +277,7 @@ class OperatorState:
 
     async def _resync(self, cluster: Cluster, claims: Claims) -> None:
         """One task for all objects: kopf's timers and daemons would put finalizers on them."""
-        shared = self._shared()
+        shared = await self._shared()
         for round_ in itertools.count():
             await asyncio.sleep(RESYNC_S)
             if self._leads or not self.namespaces:
@@ -285,7 +286,7 @@ class OperatorState:
                 await self.relist.in_round(round_, cluster)
             except ClusterError as error:
                 _logger.warning("a list is put off: %s", error)
-            before, shared = shared, self._shared()
+            before, shared = shared, await self._shared()
             if before != shared:
                 self.add_all()
             # In parts through the round: what others change meanwhile need not wait for all of them.
@@ -297,9 +298,10 @@ class OperatorState:
     def _next_keys(self) -> list[Key]:
         return self.turns.next(self.cache.parents(), self.time.now().timestamp())
 
-    def _shared(self) -> tuple[Calibration, Mapping[str, SiteFacts], bool]:
+    async def _shared(self) -> tuple[Calibration, Mapping[str, SiteFacts], bool]:
         """Return what decisions depend on and no watch tells of."""
-        return self.calibration.read(), self.facts.read(), self.cache.has_groups
+        await self.facts.look()
+        return self.calibration.read(), self.facts.known, self.cache.has_groups
 
     def _asked_by_capture(self, key: Key) -> Attention:
         """Return when a capture is to be looked at again without an event."""

@@ -43,51 +43,71 @@ RELEASE: Final = "specdecode-operator"
 """Name of what is installed; the chart puts that of its release in its place."""
 
 OPERATOR_RIGHTS: Final = (
-    Right("specdecodedeployments.specdecode.io", ("list", "watch"), "what people ask for"),
-    Right("specdecodedeployments.specdecode.io/status", ("patch",), "what came of it"),
+    Right("specdecodedeployments.specdecode.io", ("list", "watch"), "read SpecDecodeDeployments"),
+    Right("specdecodedeployments.specdecode.io/status", ("patch",), "write conditions, plan and what was observed"),
     Right(
         "specdecodecaptures.specdecode.io",
         ("list", "watch", "create", "patch", "delete"),
-        "captures; those of schedules and gates are made, cancelled (`spec.suspend`) and deleted, and those whose"
+        "read captures; create, cancel (`spec.suspend`) and delete those of schedules and gates; delete those whose"
         " `ttlSecondsAfterFinished` is over",
     ),
-    Right("specdecodecaptures.specdecode.io/status", ("patch",), "what came of them"),
-    Right("configmaps", _CHILD, "plan, last good template, facts of models, what captures need; a capture's dataset"),
-    Right("services", _CHILD[:-1], "how engines are reached; each goes with its object"),
-    Right("deployments.apps", _CHILD, "engines"),
-    Right("leaderworkersets.leaderworkerset.x-k8s.io", _CHILD, "engines over several nodes, where this kind exists"),
-    Right("jobs.batch", _CHILD, "captures, and reading and downloading of models"),
+    Right("specdecodecaptures.specdecode.io/status", ("patch",), "write phase, results and conditions of captures"),
+    Right(
+        "configmaps",
+        _CHILD,
+        "keep plans, last good templates, facts about models and input of captures; read the dataset of a capture",
+    ),
+    Right("services", _CHILD[:-1], "create the Service in front of engines; it is deleted with its owner"),
+    Right("deployments.apps", _CHILD, "run engines"),
+    Right(
+        "leaderworkersets.leaderworkerset.x-k8s.io", _CHILD, "run engines over several nodes, if this kind is installed"
+    ),
+    Right("jobs.batch", _CHILD, "run captures, and read and download models"),
     Right(
         "persistentvolumeclaims",
         _CHILD,
-        "what captures write to; a kept one is deleted by the retention of its schedule alone",
+        "create the claims that captures write to; delete kept ones only by the retention of their schedule",
     ),
-    Right("poddisruptionbudgets.policy", _CHILD, "of several engines not all are evicted at once"),
-    Right("pods", ("list", "watch"), "how engines and Jobs are"),
+    Right("poddisruptionbudgets.policy", _CHILD, "keep several engines from being evicted at once"),
+    Right("pods", ("list", "watch"), "read the state of engines and Jobs"),
     Right(
         "pods",
         ("create",),
-        "whether the pod of a capture would be accepted, asked as a dry run before the capture borrows GPUs; it makes"
-        " none",
+        "check by a dry run that the pod of a capture would be accepted before the capture borrows GPUs; no pod is"
+        " created",
     ),
-    Right("pods/eviction", ("create",), "a policy may start an engine anew whose drafter decayed"),
-    Right("events", ("create",), "what it tells people"),
-    Right("pods", ("get",), "its own pod names the image that captures run", Scope.OWN),
-    Right("leases.coordination.k8s.io", ("create",), "the Lease of the replica that works, once", Scope.OWN),
-    Right("leases.coordination.k8s.io", ("get", "patch"), "who works, and that it does", Scope.OWN, (RELEASE,)),
-    Right("leases.coordination.k8s.io", ("get", "patch"), "that it serves this namespace", Scope.NAMED, (SERVES,)),
-    Right("leases.coordination.k8s.io", ("list",), "who serves single namespaces", Scope.CLUSTER, (SERVES,)),
-    Right("nodes", ("list", "watch"), "which GPUs there are", Scope.CLUSTER),
+    Right("pods/eviction", ("create",), "restart an engine whose drafter decayed, if a policy asks for it"),
+    Right("events", ("create",), "report changes and problems as Events"),
+    Right("pods", ("get",), "read the image of its own pod, which Jobs run", Scope.OWN),
+    Right("leases.coordination.k8s.io", ("create",), "create the Lease for leader election", Scope.OWN),
+    Right(
+        "leases.coordination.k8s.io",
+        ("get", "patch"),
+        "take and renew the Lease for leader election",
+        Scope.OWN,
+        (RELEASE,),
+    ),
+    Right(
+        "leases.coordination.k8s.io", ("get", "patch"), "claim the namespace for this operator", Scope.NAMED, (SERVES,)
+    ),
+    Right(
+        "leases.coordination.k8s.io",
+        ("list",),
+        "find namespaces that another operator has claimed",
+        Scope.CLUSTER,
+        (SERVES,),
+    ),
+    Right("nodes", ("list", "watch"), "read which GPUs the nodes have", Scope.CLUSTER),
     Right(
         "storageclasses.storage.k8s.io",
         ("list",),
-        "whether the volume of a capture would be there before the capture borrows GPUs",
+        "check that the volume of a capture can be created before the capture borrows GPUs",
         Scope.CLUSTER,
     ),
     Right(
         "customresourcedefinitions.apiextensions.k8s.io",
         ("list", "watch"),
-        "kinds that are installed while it runs, and of which version ours are",
+        "notice kinds that are installed while it runs, and the version of its own CRDs",
         Scope.CLUSTER,
     ),
 )

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from specdecode_operator.documents.json_text import parse_json
+from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.engine.profiles import EngineProfile, Flag
 from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
 from specdecode_operator.migration.older_settings import FLAGS, OlderSetting
 from specdecode_operator.migration.server_command import ServerCommand
+from specdecode_operator.problems import shown, some_of
 
 SECRET_FLAGS: Final = frozenset({"--api-key", "--hf-token"})
 """Flags whose value belongs into a Secret."""
@@ -194,21 +197,49 @@ def _successor(given: Argument, older: OlderSetting, builder: SpecBuilder, profi
 
 
 def last_of_each(arguments: Sequence[Argument], builder: SpecBuilder) -> list[Argument]:
-    """Return the arguments that count: of a flag that stands there twice, vLLM's parser takes the last.
+    """Return the arguments that count, and report those that do not.
 
-    Dotted paths are one JSON value to it, which stands behind all others.
+    Of a repeated flag, vLLM's parser takes the last. It joins the dotted paths under one spelling of a flag into one
+    JSON value and appends these values, in the order in which the spellings first appear. They replace a whole JSON
+    value of that flag wherever it stands, and the paths under an earlier spelling (vllm/utils/argparse_utils.py,
+    parse_args).
     """
     kept: list[Argument] = []
-    dotted = {given.name for given in arguments if given.path}
+    spelling = dict(list(dict.fromkeys((given.name, _spelled(given)) for given in arguments if given.path)))
     later: set[tuple[str, tuple[str, ...]]] = set()
     for given in reversed(arguments):
         same = (given.name, given.path)
-        if given.name in _SEVERAL or (same not in later and (given.path or given.name not in dotted)):
-            kept.append(given)
-        else:
+        in_force = spelling.get(given.name)
+        if given.path and _spelled(given) != in_force:
+            other = ".".join((_spelled(given), *given.path))
+            builder.drop(other, f"vLLM takes the paths under one spelling of a flag, which is {in_force} here")
+            continue
+        if given.name not in _SEVERAL and same in later:
             builder.drop(given.shown, "is said again behind it, and vLLM takes what is said last")
+        elif given.name not in _SEVERAL and not given.path and in_force is not None:
+            builder.drop(given.shown, _replaced(given, in_force, arguments))
+        else:
+            kept.append(given)
         later.add(same)
     return kept[::-1]
+
+
+def _spelled(given: Argument) -> str:
+    """Return the flag of an argument as vLLM's parser tells spellings apart."""
+    spelled = given.words[0].partition("=")[0].partition(".")[0]
+    return spelled.replace("_", "-") if spelled.startswith("--") else spelled
+
+
+def _replaced(whole: Argument, spelled: str, arguments: Iterable[Argument]) -> str:
+    """Return why a whole JSON value does not count, and which of its keys are lost."""
+    why = f"vLLM takes {spelled}.… in its place, wherever they stand"
+    again = {given.path[0] for given in arguments if given.path and given.name == whole.name}
+    try:
+        value = parse_json(whole.value)
+    except UnreadableTextError:
+        return why
+    lost = [shown(key) for key in value if key not in again] if isinstance(value, dict) else []
+    return f"{why}; lost with it: {some_of(lost)}" if lost else why
 
 
 def without_group(arguments: Iterable[Argument], nodes: int, builder: SpecBuilder) -> list[Argument]:

@@ -62,6 +62,9 @@ class TestEachForm:
         "the draft's eos_token='<|im_end|>' differs from the target's pad_token: <|endoftext|>",
         "token: 151643 is outside of the vocabulary",
         "hf_token=None, token: null, password=, api_key: ''",
+        "password: <unset>, hf_token: [], api_key: {}, password=[redacted], token: <|endoftext|>, secret: [151643, 2]",
+        "password: {{ .Values.password }}, api_key: {'secretKeyRef': {'name': 'hub'}}, hf_token: {secretKeyRef: hub}",
+        "hf_token [type=string_type], api_key: <class 'str'>, password: …, hub_token: ********",
         "references non-existent secret key: api-token",
         "couldn't find key token in Secret team/hub",
         'MountVolume.SetUp failed for volume "hub": secret "hub-2" not found',
@@ -139,6 +142,7 @@ class TestClip:
     "part",
     [
         "://a:", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----", "password", "password=",
+        "password: [", "[ ", "(<{",
         "token=a", "secret='", 'password=\\"a', "--api-key", "-a", "-", "%3a%2f%2f%3a", "http://a:", "hf_", "eyJ",
         "name: TOKEN value ", "input_value=", "basic aaaaaaa", "cookie: a=", "[?&;]token", "A", "\\", " ", "\x1b[0",
         "bearer ", "a",

@@ -1,78 +1,78 @@
 {{/* Generated of operator/kube/rights.py: ./just docs */}}
 {{- define "specdecode.rights.served" -}}
-# What people ask for.
+# Read SpecDecodeDeployments.
 - apiGroups: [specdecode.io]
   resources: [specdecodedeployments]
   verbs: [list, watch]
-# What came of it.
+# Write conditions, plan and what was observed.
 - apiGroups: [specdecode.io]
   resources: [specdecodedeployments/status]
   verbs: [patch]
-# Captures; those of schedules and gates are made, cancelled (`spec.suspend`) and deleted, and those whose
+# Read captures; create, cancel (`spec.suspend`) and delete those of schedules and gates; delete those whose
 # `ttlSecondsAfterFinished` is over.
 - apiGroups: [specdecode.io]
   resources: [specdecodecaptures]
   verbs: [list, watch, create, patch, delete]
-# What came of them.
+# Write phase, results and conditions of captures.
 - apiGroups: [specdecode.io]
   resources: [specdecodecaptures/status]
   verbs: [patch]
-# Plan, last good template, facts of models, what captures need; a capture's dataset.
+# Keep plans, last good templates, facts about models and input of captures; read the dataset of a capture.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch, delete]
-# How engines are reached; each goes with its object.
+# Create the Service in front of engines; it is deleted with its owner.
 - apiGroups: [""]
   resources: [services]
   verbs: [get, list, watch, create, patch]
-# Engines.
+# Run engines.
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
-# Engines over several nodes, where this kind exists.
+# Run engines over several nodes, if this kind is installed.
 - apiGroups: [leaderworkerset.x-k8s.io]
   resources: [leaderworkersets]
   verbs: [get, list, watch, create, patch, delete]
-# Captures, and reading and downloading of models.
+# Run captures, and read and download models.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
-# What captures write to; a kept one is deleted by the retention of its schedule alone.
+# Create the claims that captures write to; delete kept ones only by the retention of their schedule.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, create, patch, delete]
-# Of several engines not all are evicted at once.
+# Keep several engines from being evicted at once.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
-# How engines and Jobs are.
+# Read the state of engines and Jobs.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# Whether the pod of a capture would be accepted, asked as a dry run before the capture borrows GPUs; it makes none.
+# Check by a dry run that the pod of a capture would be accepted before the capture borrows GPUs; no pod is created.
 - apiGroups: [""]
   resources: [pods]
   verbs: [create]
-# A policy may start an engine anew whose drafter decayed.
+# Restart an engine whose drafter decayed, if a policy asks for it.
 - apiGroups: [""]
   resources: [pods/eviction]
   verbs: [create]
-# What it tells people.
+# Report changes and problems as Events.
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
 {{- end -}}
 
 {{- define "specdecode.rights.own" -}}
-# Its own pod names the image that captures run.
+# Read the image of its own pod, which Jobs run.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get]
-# The Lease of the replica that works, once.
+# Create the Lease for leader election.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [create]
-# Who works, and that it does.
+# Take and renew the Lease for leader election.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   resourceNames: [{{ include "specdecode.name" . }}]
@@ -80,7 +80,7 @@
 {{- end -}}
 
 {{- define "specdecode.rights.named" -}}
-# That it serves this namespace.
+# Claim the namespace for this operator.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   resourceNames: [specdecode-serves]
@@ -88,20 +88,20 @@
 {{- end -}}
 
 {{- define "specdecode.rights.cluster" -}}
-# Who serves single namespaces.
+# Find namespaces that another operator has claimed.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   resourceNames: [specdecode-serves]
   verbs: [list]
-# Which GPUs there are.
+# Read which GPUs the nodes have.
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list, watch]
-# Whether the volume of a capture would be there before the capture borrows GPUs.
+# Check that the volume of a capture can be created before the capture borrows GPUs.
 - apiGroups: [storage.k8s.io]
   resources: [storageclasses]
   verbs: [list]
-# Kinds that are installed while it runs, and of which version ours are.
+# Notice kinds that are installed while it runs, and the version of its own CRDs.
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   verbs: [list, watch]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -26,11 +26,15 @@ def refusals(spec: ApiModel, metadata: Any = None) -> list[Problem]:
 
     ``metadata`` is the object's; a name that it lacks is none of our business.
     """
-    problems = list(broken_rules(spec, "spec"))
-    if isinstance(metadata, dict) and isinstance(metadata.get("name"), str):
-        rule = JOB_NAME if isinstance(spec, SpecDecodeCaptureSpec) else SERVICE_NAME
-        problems += _judged({"metadata": metadata}, (rule,), "")
-    return problems
+    return [*broken_rules(spec, "spec"), *name_refusals(type(spec), metadata)]
+
+
+def name_refusals(kind: type[ApiModel], metadata: Any) -> list[Problem]:
+    """Return what the API server refuses in the name of an object with a spec of this kind."""
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+        return []
+    rule = JOB_NAME if issubclass(kind, SpecDecodeCaptureSpec) else SERVICE_NAME
+    return list(_judged({"metadata": metadata}, (rule,), ""))
 
 
 def metadata_problems(metadata: Any) -> list[Problem]:
@@ -96,10 +100,15 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def broken_rules(model: ApiModel, place: str) -> Iterator[Problem]:
-    """Return what a model breaks of the CRD's rules, then its parts; ``place`` is its path in the object."""
+def broken_rules(model: ApiModel, place: str, left_out: Collection[str] = ()) -> Iterator[Problem]:
+    """Return what a model breaks of the CRD's rules, then its parts; ``place`` is its path in the object.
+
+    ``left_out`` are fields that were left out of the model itself because they are wrong: rules that read one are not
+    judged.
+    """
     # Of a capture's own rules the others are about changes.
-    if rules := RUN if isinstance(model, SpecDecodeCaptureSpec) else DEPLOYMENT_RULES.get(type(model)):
+    rules = RUN if isinstance(model, SpecDecodeCaptureSpec) else DEPLOYMENT_RULES.get(type(model), ())
+    if rules := [rule for rule in rules if not any(rule.reads(field) for field in left_out)]:
         yield from _judged(as_stored(model), rules, f"{place}.")
     for name, field in type(model).model_fields.items():
         value, path = getattr(model, name), f"{place}.{field.alias or name}"

@@ -42,6 +42,10 @@ class Rule:
             validation["messageExpression"] = f"'{self.message}'.format([{', '.join(self.values)}])"
         return validation
 
+    def reads(self, field: str) -> bool:
+        """Return whether the rule depends on a field of its model, or on what is in that field."""
+        return any(re.search(rf"\bself\.{re.escape(field)}\b", text) for text in (self.holds, *self.values))
+
     def words(self, values: Iterable[str]) -> str:
         """Return the message with these values in it."""
         return "".join(chain.from_iterable(zip(re.split("%[sd]", self.message), [*values, ""], strict=True)))

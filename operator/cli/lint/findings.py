@@ -89,7 +89,11 @@ def _in_deployment(
         return
     if policies is not None:
         yield from policies.remarks({**document.body, "spec": as_stored(spec)}, deployment.PLURAL)
-    known, unknown = look_up(spec, options.models, options.given)
+    try:
+        known, unknown = look_up(spec, options.models, options.given)
+    except InvalidSpecError as error:
+        yield from refusals(error)
+        return
     for each in unknown:
         yield Remark(Level.WARNING, MODEL_UNKNOWN, replace(each.problem, message=f"{each.why}; {_LATER}"))
     key = Key(document.namespace or "default", document.name)

@@ -26,7 +26,8 @@ _MOST_TIMES: Final = 8
 _MOST_TIMES_EXACT: Final = 2
 """By how much the files may differ from what config.json describes, if sizing estimates the model or knows it exactly.
 
-Precisions that it estimates may be 4 bits in the place of 16. A plan warns of what differs by less.
+Precisions that it estimates may be 4 bits in the place of 16. A plan warns if they differ by less than that, and by
+more than the tolerances of `deployment/spec/warnings.py`.
 """
 
 

@@ -22,7 +22,9 @@ _SHOWN_CHARACTERS: Final = 64
 _MOST_PROBLEMS: Final = 50
 """Nobody reads more, and what is close to a misspelt name takes a while to find."""
 
-_UNKNOWN_FIELD: Final = "extra_forbidden"
+UNKNOWN_FIELD: Final = "extra_forbidden"
+"""Pydantic's type of the error about a field that a model does not have."""
+
 _NOT_TEXT: Final = ("bool_type", "int_type", "float_type")
 
 _WORDS: Final = {
@@ -85,7 +87,7 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
         # Pydantic hands over the object that lacks the field.
         return Problem(field, MISSING, MISSING)
     value = shown_or_missing(detail["input"], _SHOWN_CHARACTERS)
-    if detail["type"] == _UNKNOWN_FIELD:
+    if detail["type"] == UNKNOWN_FIELD:
         return Problem(field, value, _unknown_field(place, spec))
     return Problem(field, value, _quotes_problem(detail, _field_at(place, spec)) or _message(detail))
 
@@ -155,12 +157,13 @@ def _fields_of(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str
 def _model_at(model: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:
     # The number of an entry stands in the place of a list, whose model has been found already.
     for name in filter(lambda part: isinstance(part, str), place):
-        inner = _inner_model(model, str(name))
+        inner = inner_model(model, str(name))
         model = model if inner is None else inner
     return model
 
 
-def _inner_model(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+def inner_model(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """Return the model of the object in a field, or of the entries of its list; None for other fields."""
     for info in model.model_fields.values():
         if info.alias == name:
             return next((each for each in _types_in(info.annotation) if issubclass(each, BaseModel)), None)

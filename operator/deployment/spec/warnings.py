@@ -26,7 +26,7 @@ from specdecode_operator.sizing.base.devices import MEMORY_FIELD, find_device, m
 from specdecode_operator.sizing.base.eras import sizing_facts
 from specdecode_operator.sizing.base.units import MIB, format_gib
 from specdecode_operator.sizing.estimated.assumed import Assumption
-from specdecode_operator.sizing.estimated.geometry import MORE_IN_FILES
+from specdecode_operator.sizing.estimated.geometry import MORE_IN_FILES, SCALE_TOLERANCE_PERCENT
 from specdecode_operator.sizing.families.catalogue import is_known_name, is_variant, made_for, published_heads
 from specdecode_operator.sizing.kv.model_cache import whole_cache
 from specdecode_operator.sizing.model.geometry import ModelGeometry, computed_in
@@ -77,6 +77,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *map(str, class_doubts(facts.spec, facts.pair, facts.profile)),
         *_estimated_warnings(facts),
         *_assumed_warnings(facts),
+        *_scale_warnings(facts),
         *_checkpoint_warnings(facts, known),
         *_rope_warnings(facts, known),
         *_draft_tensor_warnings(facts, tensor),
@@ -167,18 +168,37 @@ def _estimated_warnings(facts: Facts) -> Iterator[str]:
 
 def _assumed_warnings(facts: Facts) -> Iterator[str]:
     """Numbers that the user gives: nothing checks them, and a model that is known exactly does without."""
-    draft = facts.spec.speculation.draft if facts.spec.speculation else None
-    for field, served, model in (
-        ("target", facts.spec.target, facts.pair.target),
-        ("speculation.draft", draft, facts.pair.draft),
-    ):
-        if served is None or model is None or (given := assumption_of(served)) == NOTHING_ASSUMED:
+    for field, served, model in _roles(facts):
+        if (given := assumption_of(served)) == NOTHING_ASSUMED:
             continue
         if model.knowledge is Knowledge.EXACT:
             compared = _compared(model, given)
             yield f"{field}.assume is not used, for sizing knows {model.name} exactly: {compared}; remove it"
         else:
             yield f"{field}.assume: figures of {model.name} follow from numbers that nothing checks: {_told(given)}"
+
+
+def _scale_warnings(facts: Facts) -> Iterator[str]:
+    """Yield the estimated models whose layers take other bytes in the files than their config.json describes."""
+    for field, served, model in _roles(facts):
+        if model.estimated_because == MORE_IN_FILES or assumption_of(served).weights_bytes is not None:
+            continue
+        in_files, by_shape = model.layer_scale
+        larger, smaller = max(in_files, by_shape), min(in_files, by_shape)
+        if larger * 100 > smaller * (100 + SCALE_TOLERANCE_PERCENT):
+            yield (
+                f"{field}: layers of {model.name} take {format_gib(in_files)} GiB in its files and about"
+                f" {format_gib(by_shape)} GiB by its config.json, more than {SCALE_TOLERANCE_PERCENT} % apart: the plan"
+                " counts the files; check that both are of this model, and write its facts file again"
+            )
+
+
+def _roles(facts: Facts) -> Iterator[tuple[str, ServedModel, ModelGeometry]]:
+    """Yield target and draft: the field that names each, what it says, and the geometry."""
+    draft = facts.spec.speculation.draft if facts.spec.speculation else None
+    yield "target", facts.spec.target, facts.pair.target
+    if draft is not None and facts.pair.draft is not None:
+        yield "speculation.draft", draft, facts.pair.draft
 
 
 def _compared(model: ModelGeometry, given: Assumption) -> str:

@@ -245,7 +245,7 @@ class Reconciler:
 
     def _site_facts(self, parent: Parent) -> dict[ModelSource, SiteFacts]:
         """Return what the operator's facts files say of an object's models."""
-        return {} if isinstance(parent.spec, InvalidSpecError) else site_facts_of(parent.spec, self._facts.read())
+        return {} if isinstance(parent.spec, InvalidSpecError) else site_facts_of(parent.spec, self._facts.known)
 
     def _kept(self, parent: Parent, desired: DesiredState, model_facts: Mapping[str, str]) -> dict[str, str]:
         """Return the digests of all that is kept for an object now, as far as it will be read again."""

@@ -245,6 +245,32 @@ def test_facts_of_a_class_that_vllm_does_not_know_are_told_at_the_model(
     assert "spec.target.model: my/new: its class Strange is unknown to vLLM" in result.output
 
 
+@pytest.mark.parametrize(
+    ("layers_bytes", "warns"), [(0.5, True), (0.79, True), (0.82, False), (1.24, False), (1.3, True)]
+)
+def test_weights_in_a_facts_file_are_compared_with_its_config(
+    specdecode: Specdecode, path: Path, facts: Path, layers_bytes: float, warns: bool
+) -> None:
+    """Its config.json describes 8 layers of 15,206,400 elements, and tables."""
+    tables = 2 * 32_000 * 1024 * 2
+    layers = int(8 * 15_206_400 * 2 * layers_bytes)
+    total = {"total_bytes": tables + layers, "bytes_by_dtype": {"BF16": tables + layers}}
+    parts = {"model.embed_tokens": tables // 2, "lm_head": tables // 2, "model.layers": layers}
+    given = changed(facts, weights={**total, "bytes_by_part": parts})
+    plan, lint = specdecode("plan", path, "--facts", given), specdecode("lint", path, "--facts", given)
+    assert (plan.exit_code, lint.exit_code) == (0, 0)
+    assert ("by its config.json, more than 25 % apart" in plan.stderr, "more than 25 %" in lint.output) == (
+        warns,
+        warns,
+    )
+
+
+def test_weights_that_a_user_assumes_are_not_compared(specdecode: Specdecode, write: WriteObject, facts: Path) -> None:
+    target = {"model": "my/new", "assume": {"weightsGiB": "5"}}
+    spec = write("spec.yaml", manifest("a", target=target, speculation=None, parallelism={}))
+    assert "apart" not in specdecode("plan", spec, "--facts", facts).stderr
+
+
 def test_facts_that_contradict_the_spec_or_the_catalogue(
     specdecode: Specdecode, write: WriteObject, facts: Path
 ) -> None:
@@ -256,6 +282,10 @@ def test_facts_that_contradict_the_spec_or_the_catalogue(
     spec = write("known.yaml", manifest("a", target={"model": known}, speculation=None, parallelism={}))
     result = specdecode("plan", spec, "--facts", changed(facts, model=known))
     assert (result.exit_code, "hidden_size 1024" in result.output) == (2, True)
+    other = write("other.yaml", manifest("b", target={"model": known}, serving={"maxModelLen": "x"}))
+    lint = json.loads(specdecode("lint", spec, other, "--facts", facts, "-o", "json").stdout)
+    found = {each["field"] for each in lint["findings"] if each["level"] == "error"}
+    assert {"spec.target.model", "spec.serving.maxModelLen"} <= found
 
 
 @pytest.mark.parametrize(
@@ -338,3 +368,26 @@ def test_a_model_has_one_facts_file(specdecode: Specdecode, path: Path, facts: P
 def test_a_folder_without_a_model_has_no_facts(specdecode: Specdecode, tmp_path: Path) -> None:
     result = specdecode("models", "add", tmp_path)
     assert (result.exit_code, "there is no config.json" in result.output) == (5, True)
+
+
+def test_a_folder_without_weights_says_what_sizes_it(
+    specdecode: Specdecode, path: Path, tmp_path: Path, headers: Path
+) -> None:
+    (headers / "model.safetensors").unlink()
+    result = specdecode("models", "add", headers, "--id", "my/new")
+    assert (result.exit_code, "there is no safetensors file" in result.output) == (5, True)
+    assert f"--model-config my/new={headers}/config.json" in result.output
+    assert f"--model-config ID={headers}/config.json" in specdecode("models", "add", headers).output
+    assert specdecode("plan", path, "--model-config", f"my/new={headers}/config.json").exit_code == 0
+    result = specdecode("plan", path, "--model-config", f"my/new={headers}")
+    assert (result.exit_code, "name its config.json" in result.output) == (2, True)
+
+
+def test_the_model_of_a_facts_file_is_shown(specdecode: Specdecode, facts: Path) -> None:
+    shown = json.loads(specdecode("models", "show", "my/new", "--facts", facts, "-o", "json").stdout)
+    assert (shown["knowledge"], shown["source"]) == ("estimated", "a facts file")
+    assert shown["weights"]["bytes"] == pytest.approx((2 * 32_000 + 8 * 40_960) * 1024 * 2, rel=0.01), "of its files"
+    other = specdecode("models", "show", "my/other", "--facts", facts)
+    assert (other.exit_code, "or the facts files" in other.stderr) == (5, True)
+    broken = specdecode("models", "show", "my/new", "--facts", changed(facts, weights={"tensors": -1}))
+    assert (broken.exit_code, "write it anew" in broken.stderr) == (2, True)

@@ -255,6 +255,50 @@ def test_the_mode_of_graphs_goes_to_its_field_and_the_rest_is_spelled_alike(
     assert spec.get("engine", {}).get("extraArgs") == extra
 
 
+@pytest.mark.parametrize(
+    ("flags", "extra", "dropped"),
+    [
+        (
+            ["-cc", '{"mode": 3, "cudagraph_mode": "NONE"}', "-cc.mode", "2"],
+            ["-cc.mode", "2"],
+            "lost with it: cudagraph_mode",
+        ),
+        (
+            ["-cc.mode=2", '--compilation-config={"mode": 3, "cudagraph_mode": "NONE"}'],
+            ["-cc.mode=2"],
+            "cudagraph_mode",
+        ),
+        (["-cc.mode=2", "-cc", '{"mode": 3}'], ["-cc.mode=2"], "vLLM takes -cc.… in its place, wherever they stand\n"),
+        (["-cc.mode=2", "-cc", "3"], ["-cc.mode=2"], "vLLM takes -cc.… in its place, wherever they stand\n"),
+        (
+            ["-cc.mode=2", "--compilation_config.level", "3"],
+            ["--compilation_config.level", "3"],
+            "-cc.mode: vLLM takes",
+        ),
+        (
+            ["--compilation-config.level=3", "-cc.mode=2", "--compilation-config.backend=eager"],
+            ["-cc.mode=2"],
+            "config.backend: ",
+        ),
+        (["-cc.mode=2", "-cc.mode=3"], ["-cc.mode=3"], "is said again behind it"),
+    ],
+)
+def test_dotted_paths_replace_a_whole_value_and_another_spelling_as_in_vllm(
+    specdecode: Specdecode, write: WriteObject, flags: list[str], extra: list[str], dropped: str
+) -> None:
+    spec, said = imported(specdecode, write("d.yaml", engine(LLAMA_8B, *flags)))
+    assert spec["engine"]["extraArgs"] == extra
+    assert dropped in said
+
+
+def test_a_method_that_is_lost_with_a_whole_value_is_reported(specdecode: Specdecode, write: WriteObject) -> None:
+    whole = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}'
+    flags = ["--speculative-config", whole, "--speculative-config.num_speculative_tokens", "3"]
+    result = specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, *flags)))
+    assert "--speculative-config: vLLM takes --speculative-config.…" in result.stderr
+    assert "lost with it: method, prompt_lookup_max" in result.stderr
+
+
 STARTS = {
     "args of the image": {"command": None, "args": ["--model", LLAMA_8B]},
     "positional arg of the image": {"command": None, "args": [LLAMA_8B]},

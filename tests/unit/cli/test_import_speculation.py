@@ -11,7 +11,7 @@ SPECULATIVE = {
     "JSON": ["--speculative-config", '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":2}'],
     "JSON after =": ['--speculative-config={"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":2}'],
     "alias": ["-sc", '{"model":"ngram","num-speculative-tokens":3,"prompt-lookup-min":2}'],
-    "dotted": ["--speculative-config.method=ngram", "-sc.num_speculative_tokens", "3", "-sc.prompt_lookup_min=2"],
+    "dotted": ["-sc.method=ngram", "-sc.num_speculative_tokens", "3", "-sc.prompt_lookup_min=2"],
     "short flags": ["--spec-method", "ngram", "--spec-tokens", "3", "-sc.prompt_lookup_min=2"],
     "2024": ["--speculative-model", "[ngram]", "--num_speculative_tokens=3", "--ngram-prompt-lookup-min", "2"],
 }

@@ -91,7 +91,7 @@ def test_a_broken_file_is_logged_once_and_spoils_no_other(
     write_facts(path, "more.json", "site/more")
     assert set(folder.read()) == {"site/tiny", "site/more"}
     (warning,) = warnings(caplog)
-    assert str(path / "broken.json") in warning
+    assert f"broken.json in {path}" in warning
     assert told in warning
     assert len(warning) < 600
 
@@ -117,8 +117,8 @@ def test_of_one_model_the_catalogue_comes_first_and_then_the_first_file(
     write_facts(path, "c.json", "meta-llama/Llama-3.1-8B-Instruct")
     assert {model: facts.file for model, facts in folder.read().items()} == {"site/tiny": "a.json"}
     twice, known = warnings(caplog)
-    assert "b.json: model: /site/tiny/: a.json has facts" in twice
-    assert "c.json: model: meta-llama/Llama-3.1-8B-Instruct: the catalogue" in known
+    assert f"b.json in {path}: model: /site/tiny/: a.json has facts" in twice
+    assert f"c.json in {path}: model: meta-llama/Llama-3.1-8B-Instruct: the catalogue" in known
 
 
 def test_what_is_read_is_bounded(
@@ -131,8 +131,31 @@ def test_what_is_read_is_bounded(
     write_facts(path, "c.json", "site/c")
     assert set(folder.read()) == {"site/a"}
     large, many = warnings(caplog)
-    assert "b.json: 2," in large
+    assert f"b.json in {path}: 2," in large
     assert "3 files; only the first 2" in many
+
+
+@pytest.mark.parametrize("name", ["password", "hf_token", "--api-key", "HF_TOKEN", "a.token", "x_secret"])
+def test_a_file_may_be_called_like_a_secret(
+    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its name is the key of a ConfigMap, and what follows it is no secret."""
+    monkeypatch.setattr(facts_folder, "MOST_FILE_BYTES", 2_000)
+    told = {
+        facts_text("site/a") + " " * 2_000: ": 2,",
+        facts_text("meta-llama/Llama-3.1-8B-Instruct"): "model: meta-llama/Llama-3.1-8B-Instruct: the catalogue",
+        "a: [b": "did not find expected",
+        '{"kind": "ModelFacts"}': "is no facts file",
+        "": "holds no facts",
+    }
+    path.mkdir()
+    for content in told:
+        (path / name).write_text(content)
+        assert folder.read() == {}
+    for problem, warning in zip(told.values(), warnings(caplog), strict=True):
+        assert f"{name} in {path}" in warning
+        assert problem in warning
+        assert "(a secret)" not in warning
 
 
 def test_all_files_together_are_bounded(
@@ -143,7 +166,7 @@ def test_all_files_together_are_bounded(
     monkeypatch.setattr(facts_folder, "MOST_BYTES", 2 * (path / "a.json").stat().st_size - 1)
     assert set(folder.read()) == {"site/a"}
     (warning,) = warnings(caplog)
-    assert str(path / "b.json") in warning
+    assert f"b.json in {path}" in warning
 
 
 def test_a_file_that_is_written_in_place_is_read_again(path: Path, folder: FactsFolder) -> None:
@@ -238,7 +261,7 @@ def test_a_link_that_leads_nowhere_spoils_no_other_file(
     (path / "loop.json").symlink_to("loop.json")
     assert [set(folder.read()) for _ in range(2)] == [{"site/good"}] * 2
     (warning,) = warnings(caplog)
-    assert f"{path}/loop.json: " in warning
+    assert f"loop.json in {path}" in warning
 
 
 def test_a_file_that_grows_too_large_keeps_its_facts(

@@ -1,7 +1,8 @@
 """What the operator sees later, whatever watches miss."""
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from specdecode_operator.deployment.attention import Attention
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.handlers import queue, turns, watch
 from specdecode_operator.handlers import state as module
+from specdecode_operator.handlers.facts_folder import FactsFolder, read_facts_file
 from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.state import OperatorState
 from specdecode_operator.kube.manifests import child_labels
@@ -25,11 +27,14 @@ from specdecode_operator.kube.resources import (
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
 )
+from specdecode_operator.resolver.read_model_facts import Checkpoint
 from specdecode_operator.sizing.pair.calibration import Calibration, serialize_calibration
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import until
+from tests.support.facts_files import write_facts
 from tests.support.objects import Body, tiny_cpu
+from tests.support.waiting import DEADLINE_S
 from tests.unit.handlers.state.resync_rounds import GROUPS, LLAMA, Rounds, add, add_node, reason, stop
 from tests.unit.handlers.test_watch import event
 from tests.unit.sizing.memory.test_calibration import ENTRY
@@ -338,6 +343,30 @@ class TestResync:
             await until(lambda: set(looked) == set(names), lambda: f"estimates changed: {looked}")
         finally:
             await stop(state)
+
+    async def test_facts_files_that_come_are_news_for_all_and_are_parsed_beside_the_event_loop(
+        self, api: ApiServer, tmp_path: Path, rounds: Rounds, looked: list[str]
+    ) -> None:
+        turned, in_time = threading.Event(), []
+        loop = asyncio.get_running_loop()
+
+        def read(file: Path) -> Mapping[str, Checkpoint]:
+            loop.call_soon_threadsafe(turned.set)
+            in_time.append(turned.wait(DEADLINE_S))
+            return read_facts_file(file)
+
+        state = OperatorState(Settings(facts=FactsFolder(tmp_path / "facts", read)))
+        add(api)
+        try:
+            await state.start()
+            await until(lambda: set(looked) == {"llama"}, lambda: f"it is looked at after the start: {looked}")
+            looked.clear()
+            write_facts(tmp_path / "facts", "tiny.json", "site/tiny")
+            await rounds.go()
+            await until(lambda: set(looked) == {"llama"}, lambda: f"facts came: {looked}")
+        finally:
+            await stop(state)
+        assert in_time == [True], "the event loop turned while the file was read"
 
 
 class TestRelations:
