@@ -91,6 +91,22 @@ def test_a_value_is_found_however_the_flag_is_spelled() -> None:
     assert said_of("--mamba-back", "Cuda") == [("spec.engine.extraArgs[0]", "--mamba-back")]
 
 
+def test_the_last_of_several_values_counts() -> None:
+    bad, good = ("--scheduling-policy", "lifo"), ("--scheduling-policy", "fcfs")
+    assert said_of(*good, *bad) == [("spec.engine.extraArgs[2]", "--scheduling-policy")]
+    assert said_of(*bad, *good) == []
+
+
+def test_a_name_has_one_problem_at_a_time() -> None:
+    line = ("--enable-return-routed-experts", "--no-enable-prefix-caching")
+    staged = replace(BASES[cases.STAGES], extra_args=line)
+    (problem,) = flag_value_problems(staged, NEWEST)
+    assert problem.field == "spec.engine.extraArgs[0]"
+    assert "prefix caching" in problem.message
+    (problem,) = flag_value_problems(replace(staged, extra_args=line[:1]), NEWEST)
+    assert "spec.parallelism.pipeline" in problem.message
+
+
 def test_a_connector_inside_another_counts() -> None:
     inner = '{"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"connectors": '
     line = ("--enable-return-routed-experts", "--kv-transfer-config", inner + '[{"kv_connector": "NixlConnector"}]}}')
