@@ -194,6 +194,9 @@ def test_an_encoder_is_counted_and_kept_back_whole() -> None:
     assert budget_of(seeing).estimated_margin_bytes - plain.estimated_margin_bytes >= 3.5 * GIB
 
 
+WINDOWED: dict[str, Any] = {"layer_types": ["sliding_attention"] * 32, "sliding_window": 1024}
+
+
 @pytest.mark.parametrize(
     ("changes", "token_bytes"),
     [
@@ -202,7 +205,16 @@ def test_an_encoder_is_counted_and_kept_back_whole() -> None:
         ({"multi_query": True, "num_key_value_heads": None}, 32 * 256 * 2),
         ({"head_dim": 64}, 32 * 8 * 128 * 2),
         ({"v_head_dim": 64}, 32 * 8 * (128 + 64) * 2),
+        (WINDOWED | {"v_head_dim": 64}, 32 * 8 * (128 + 64) * 2),
+        (WINDOWED | {"v_head_dim": 64, "swa_v_head_dim": 32}, 32 * 8 * (128 + 32) * 2),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"] * 16, "num_global_key_value_heads": 2,
+             "global_head_dim": 256},
+            16 * 2 * 512 * 2 + 16 * 8 * 256 * 2,
+        ),
         ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, 32 * 576 * 2),
+        ({"layer_group_size": 8, "group_norm_size": 4}, 4 * 8 * 256 * 2),
+        ({"layer_group_size": 8}, 32 * 8 * 256 * 2),
         ({"num_kv_shared_layers": 8}, 32 * 8 * 256 * 2),
         ({"num_kv_shared_layers": 8, "architectures": ["Gemma3nForCausalLM"]}, 24 * 8 * 256 * 2),
         ({"layer_types": ["linear_attention", "full_attention"] * 16}, 16 * 8 * 256 * 2),
@@ -223,6 +235,28 @@ def test_the_last_layer_of_each_period_has_no_window() -> None:
     mixers = [layer.mixer for layer in geometry_from_config("new", config).layers]
     assert [isinstance(each, SelfAttention) and each.window_tokens for each in mixers[:7]] == [1024] * 5 + [None, 1024]
     assert {each.num_kv_heads for each in mixers if isinstance(each, SelfAttention) and each.window_tokens} == {4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "window_tokens"),
+    [
+        ({"sliding_window": 131_072}, 131_072),
+        ({"sliding_window": 131_072, "use_sliding_window": True}, 131_072),
+        ({"sliding_window": 131_072, "use_sliding_window": False}, None),
+        ({"sliding_window": 131_071}, None),
+    ],
+)
+def test_a_window_that_no_sequence_fills_is_used_unless_the_file_turns_it_off(
+    changes: dict[str, Any], window_tokens: int | None
+) -> None:
+    attentions = geometry_from_config("new", NEW | changes).attentions
+    assert {each.window_tokens for each in attentions if isinstance(each, SelfAttention)} == {window_tokens}
+
+
+def test_the_rotary_table_is_as_wide_as_the_widest_head() -> None:
+    model = geometry_from_config("new", NEW | {"global_head_dim": 256})
+    assert [table.rotary_dim for table in model.ropes] == [256]
+    assert [table.rotary_dim for table in geometry_from_config("new", NEW).ropes] == [128]
 
 
 def test_windows_and_states_are_kept_as_such() -> None:
@@ -266,6 +300,38 @@ def test_experts_and_dense_layers_are_told_apart() -> None:
     own_width = geometry_from_config("new", config | {"shared_expert_intermediate_size": 512}).layers[-1].feed_forward
     assert isinstance(own_width, Experts)
     assert own_width.shared_intermediate_size == 2 * 512
+
+
+def test_a_token_asks_for_no_more_experts_than_there_are() -> None:
+    asks, has = (
+        geometry_from_config("new", NEW | EXPERTS | {"num_experts": 4, "num_experts_per_tok": number})
+        for number in (8, 4)
+    )
+    assert asks.layers == has.layers
+
+
+def test_experts_behind_a_projection_have_its_width() -> None:
+    latent = expert_bytes(WITH_EXPERTS | {"moe_latent_size": 1024})
+    assert latent == pytest.approx(expert_bytes(WITH_EXPERTS) / 4, rel=1e-2)
+
+
+def test_experts_of_a_layer_with_a_state_need_no_dense_width() -> None:
+    config = {key: value for key, value in WITH_EXPERTS.items() if key != "intermediate_size"}
+    model = geometry_from_config("new", config | {"layer_types": ["mamba", "attention"] * 16, "mamba_d_state": 128})
+    assert sum(isinstance(layer.feed_forward, Experts) for layer in model.layers) == 32
+
+
+@pytest.mark.parametrize("key", ["hidden_act", "mlp_hidden_act", "activation_function"])
+def test_an_activation_without_a_gate_spares_a_projection(key: str) -> None:
+    gated, plain = (bytes_on_one(geometry_from_config("new", NEW | {key: each})) for each in ("silu", "relu2"))
+    assert gated - plain == 32 * 4096 * 14336 * 2
+
+
+def test_a_bias_of_queries_keys_and_values_is_not_one_of_the_output() -> None:
+    of_all, of_queries = (
+        bytes_on_one(geometry_from_config("new", NEW | {key: True})) for key in ("attention_bias", "qkv_bias")
+    )
+    assert of_all - of_queries == 32 * 4096 * 2
 
 
 def test_a_sparse_model_has_indexers() -> None:
