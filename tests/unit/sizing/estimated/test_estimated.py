@@ -341,6 +341,82 @@ def test_a_sparse_model_has_indexers() -> None:
     assert all(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.attentions)
 
 
+@pytest.mark.parametrize(
+    ("method", "section", "states"),
+    [("eagle3", "eagle_config", 3), ("dflash", "dflash_config", 5), ("dspark", "dflash_config", 5)],
+)
+def test_a_head_of_a_new_class_joins_the_states_that_its_file_names(method: str, section: str, states: int) -> None:
+    key = "eagle_aux_hidden_state_layer_ids" if method == "eagle3" else "target_layer_ids"
+    head = head_from_config("head", NEW | {"num_hidden_layers": 1, section: {key: list(range(states))}}, method).head
+    assert head is not None
+    assert head.auxiliary_states == states
+    assert head.whole_elements == (states * 4096 + 2) * 4096
+
+
+def test_a_head_without_an_output_head_uses_the_target_s() -> None:
+    config = NEW | {"architectures": ["Eagle3BrandNewForCausalLM"], "num_hidden_layers": 1}
+    own, target_s = (
+        head_from_config("head", config, "eagle3", replace(stored(GIB), output_head=has)).head for has in (True, False)
+    )
+    assert own is not None
+    assert target_s is not None
+    assert (own.shares_output, target_s.shares_output) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("section", "precision"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, Precision.INT4),
+        ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}, Precision.INT4),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, Precision.FP8),
+        ({"quant_method": "quark", "bits": 4}, Precision.INT4),
+        ({"quant_method": "auto-round", "bits": 8}, Precision.FP8),
+    ],
+)
+def test_a_format_that_sizing_lacks_is_guessed_by_its_bits(section: dict[str, Any], precision: Precision) -> None:
+    assert geometry_from_config("new", NEW | {"quantization_config": section}).checkpoint_precision is precision
+
+
+def test_tables_are_tied_if_the_file_says_so() -> None:
+    tied, apart = (
+        bytes_on_one(geometry_from_config("new", NEW | {"tie_word_embeddings": tied})) for tied in (True, False)
+    )
+    assert apart - tied == TABLE
+
+
+def test_layers_of_prediction_are_counted() -> None:
+    assert geometry_from_config("new", NEW | {"num_nextn_predict_layers": 2}).mtp_layers == 2
+
+
+def test_parts_that_are_not_loaded_make_no_estimate_of_a_known_class() -> None:
+    own = geometry_from_config("known", KNOWN)
+    headers = stored(bytes_on_one(own) - 2 * TABLE, **{"mtp.layers": 3 * GIB})
+    assert geometry_from_config("known", KNOWN, headers).knowledge is Knowledge.EXACT
+
+
+def test_parts_in_float32_that_are_not_loaded_are_not_counted() -> None:
+    def loaded(**more: int) -> int:
+        parts = {"model.embed_tokens": 2 * TABLE, "lm_head": 2 * TABLE, "model.layers": 18 * GIB, **more}
+        total = sum(parts.values())
+        return bytes_on_one(
+            geometry_from_config("new", NEW, StoredWeights.of(total, {"F32": total}, parts, output_head=True))
+        )
+
+    assert loaded(**{"mtp.layers": 3 * GIB}) == pytest.approx(loaded(), rel=1e-6)
+
+
+def test_an_encoder_follows_from_its_section_if_the_headers_name_no_parts() -> None:
+    config = NEW | {
+        "architectures": ["BrandNewForConditionalGeneration"],
+        "vision_config": {"hidden_size": 1024, "depth": 24},
+    }
+    total = 18 * GIB
+    headers = StoredWeights.of(total, {"BF16": total}, {}, output_head=True)
+    tower = geometry_from_config("new", config, headers).tower
+    assert tower == geometry_from_config("new", config).tower
+    assert tower.split_elements == 24 * 1024 * (4 * 1024 + 3 * 4096)
+
+
 def test_a_head_of_a_new_class_shares_the_tables() -> None:
     config = NEW | {"architectures": ["Eagle3BrandNewForCausalLM"], "num_hidden_layers": 1, "draft_vocab_size": 32_000}
     head = head_from_config("head", config, "eagle3")
