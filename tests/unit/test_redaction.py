@@ -124,6 +124,13 @@ class TestClip:
     def test_masks_are_no_reason_to_cut(self) -> None:
         assert clip(f"401 for {'x' * 8} {HUB_TOKEN}", 40) == f"401 for xxxxxxxx {HIDDEN}"
 
+    @pytest.mark.parametrize("length", [100, 1000, 8000])
+    def test_a_secret_is_masked_however_far_behind_the_limit_it_ends(self, length: int) -> None:
+        """A password in a URL is known by the sign behind it."""
+        password = ("Sw0rdf1sh" * length)[:length]
+        text = f"cannot reach postgres://admin:{password}@db:5432/x after three attempts"
+        assert clip(text, LIMIT) == f"cannot reach postgres://{HIDDEN}@db:5432/x after three attempts"
+
     @pytest.mark.parametrize("name", ["password in a URL", "token of GitHub"])
     @pytest.mark.parametrize("where", range(65_536 - 60, 65_536 + 2))
     def test_the_bound_of_what_is_read_shows_no_part_of_a_secret(self, where: int, name: str) -> None:

@@ -35,7 +35,7 @@ def read_given(
     Raises
     ------
     DocumentError
-        As read_models and read_facts, and if both give one model other weights.
+        As read_models and read_facts, and if both give one model with different weights or configs.
     """
     configs, folders = read_models(model_configs)
     known = read_facts(facts)

@@ -46,7 +46,7 @@ def site_facts_of(spec: SpecDecodeDeploymentSpec, facts: Mapping[str, SiteFacts]
     """
     if not facts:
         return {}
-    found = {source: facts.get(source.model.strip("/")) for source in sources_without_config(spec)}
+    found = {source: facts.get(source.model) for source in sources_without_config(spec)}
     return {source: each for source, each in found.items() if each is not None}
 
 

@@ -60,7 +60,7 @@ def parsed_spec(kind: type[_Spec], document: Any, *, newer: bool = False) -> _Sp
     InvalidSpecError
         With what is wrong with it.
     """
-    if newer and isinstance(document, dict) and TOO_LARGE in document:
+    if isinstance(document, dict) and TOO_LARGE in document:
         message = f"has more than {MOST_VALUES:,} values: leave out what is not needed"
         raise InvalidSpecError([Problem("the object", document[TOO_LARGE], message)])
     try:

@@ -92,8 +92,8 @@ class Given:
 
     @staticmethod
     def _key(given: list[Option], path: list[str]) -> Any:
-        """Return a key of a JSON value; None if vLLM would keep only one of several ways in which it is written."""
-        if len({(option.spelled, bool(option.path)) for option in given}) > 1 or (not given[0].path and given[1:]):
+        """Return a key of a JSON value; None if it is written in several ways, of which vLLM would keep only one."""
+        if len({(option.spelled, bool(option.path)) for option in given}) > 1:
             return None
         value: Any = json_value(given)
         for key in path:

@@ -58,7 +58,7 @@ def _size(value: object) -> int | None:
     """Return a size as files write it: a number, one in quotes, or the largest of one for each layer; else None."""
     if isinstance(value, list):
         return max((each for each in value if type(each) is int), default=None)
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS:
+    if isinstance(value, str) and value.isdecimal() and len(value) <= _MOST_DIGITS:
         return int(value)
     return value if type(value) is int else None
 

@@ -91,6 +91,14 @@ def test_what_cannot_be_compared_says_why_and_writes_nothing(text: str, words: s
     assert not out.exists()
 
 
+@pytest.mark.parametrize("percent", [57, 58, 90])
+def test_a_share_in_a_log_is_the_nearest_percent(percent: int) -> None:
+    """100 * 0.57 is 56.99999999999999."""
+    text = LOG.replace("0.9, 'quant", f"{percent / 100}, 'quant").replace("memory: 78.5 GiB", "memory: 31 GiB")
+    terms = {term.name: term.predicted_bytes for term in measure(read_startup_log(text), Given(product=H200)).terms}
+    assert terms["requested"] == pytest.approx(terms["device total"] * percent / 100, abs=1)
+
+
 def test_bad_input_is_refused(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "calibration.json"
     assert "is a MIG slice" in calibrate(out, "--from-log", str(log), product=f"{H200}-MIG-1g.18gb").output

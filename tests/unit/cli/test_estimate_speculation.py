@@ -78,15 +78,41 @@ def test_a_lossy_check_takes_memory_where_the_version_has_it(estimate: Estimate)
     speculative = {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B", "num_speculative_tokens": 8}
     block, fly = ({**speculative, "rejection_sample_method": way} for way in ("block", "fly"))
     full = {"max_num_seqs": 1024, "max_num_batched_tokens": 16_384, "gpu_memory_utilization": 0.95}
-    exact, lossy, early, single, unknown = estimate(
+    exact, lossy, early, single, two, unknown = estimate(
         {**OF_8B, **full, "max_model_len": 8192, "vllm_version": "0.33", "speculative": block},
         {**OF_8B, **full, "max_model_len": 8192, "vllm_version": "0.33", "speculative": {**fly, "fly_window_size": 3}},
         {**OF_8B, "vllm_version": "0.32", "speculative": fly},
         {**OF_8B, "vllm_version": "0.33", "speculative": {**fly, "num_speculative_tokens": 1}},
+        {**OF_8B, "vllm_version": "0.33", "speculative": {**fly, "num_speculative_tokens": 2}},
         {**OF_8B, "vllm_version": "0.33", "speculative": {**fly, "rejection_sample_method": "typical"}},
     )
     assert (exact["error"], lossy["error"]) == (None, None)
     assert (exact["verdict"], lossy["verdict"]) == ("Fits", "Tight"), "what runs beside the KV cache is 1 GiB more"
     assert "vLLM 0.32 does not have it" in early["error"]
     assert "use 2 or more" in single["error"]
+    assert two["error"] is None, "one token comes after a rejected one"
     assert "use one of standard, block, fly" in unknown["error"]
+
+
+def test_runner_v1_alone_verifies_at_most_128_tokens(estimate: Estimate) -> None:
+    draft = {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B"}
+    v2, v1, v1_at_its_limit = estimate(
+        {**OF_8B, "speculative": {**draft, "num_speculative_tokens": 129}},
+        {**OF_8B, "speculative": {**draft, "num_speculative_tokens": 129, "parallel_drafting": True}},
+        {**OF_8B, "speculative": {**draft, "num_speculative_tokens": 128, "parallel_drafting": True}},
+    )
+    assert v1["error"].startswith("speculative.num_speculative_tokens: 129: ")
+    assert (v2["error"], v1_at_its_limit["error"]) == (None, None)
+
+
+def test_the_element_type_is_judged_by_the_precision_of_each_model(estimate: Estimate) -> None:
+    draft = {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B", "num_speculative_tokens": 4}
+    case = {**OF_8B, "dtype": "float32"}
+    plain, quantized_draft, quantized_target = estimate(
+        {**case, "speculative": draft},
+        {**case, "speculative": {**draft, "quantization": "fp8"}},
+        {**case, "quantization": "fp8", "speculative": draft},
+    )
+    assert plain["error"] is None
+    assert quantized_draft["error"].startswith("dtype: float32: meta-llama/Llama-3.2-1B ")
+    assert quantized_target["error"].startswith("dtype: float32: meta-llama/Llama-3.1-8B-Instruct ")

@@ -326,6 +326,36 @@ def test_facts_and_folder_of_one_model_do_not_contradict_each_other(
     assert (result.exit_code, "in the folder of --model-config" in result.output) == (2, True)
 
 
+def test_facts_and_folder_of_one_model_hold_the_same_config(
+    specdecode: Specdecode, path: Path, facts: Path, headers: Path
+) -> None:
+    changed(facts, config={"num_key_value_heads": 2})
+    result = specdecode("plan", path, "--facts", facts, "--model-config", f"my/new={headers}")
+    assert result.exit_code == 2
+    assert "--facts: my/new: " in result.output
+    assert "in the folder of --model-config" in result.output
+
+
+def test_a_head_may_lack_the_tables_of_the_class_that_it_is_published_as(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path
+) -> None:
+    """Only the method says that a layer of Llama's is a head of EAGLE's, and no file of facts says the method."""
+    layer = {"q": 1024, "k": 256, "v": 256, "o": 1024, "gate": 4096, "up": 4096, "down": 4096, "fc": 2048}
+    shapes: Shapes = {f"layers.0.{name}_proj.weight": ("BF16", [rows, 1024]) for name, rows in layer.items()}
+    (folder := tmp_path / "head").mkdir()
+    (folder / "config.json").write_text(
+        json.dumps(CONFIG | {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1})
+    )
+    (folder / "model.safetensors").write_bytes(safetensors(header(shapes)[0], 0))
+    added = specdecode("models", "add", folder, "--id", "my/eagle", "--file", tmp_path / "head.json")
+    assert added.exit_code == 0, added.output
+    draft = {"method": "eagle", "numSpeculativeTokens": 3, "draft": {"model": "my/eagle"}}
+    target = {"model": "my/target", "config": CONFIG | {"architectures": ["LlamaForCausalLM"]}}
+    spec = write("e.yaml", manifest("e", target=target, speculation=draft, parallelism={}))
+    result = specdecode("plan", spec, "--facts", tmp_path / "head.json")
+    assert result.exit_code == 0, result.output
+
+
 def test_an_assumed_model_needs_a_length(specdecode: Specdecode, write: WriteObject) -> None:
     target = {"model": "my/new", "assume": {"weightsGiB": "14.5", "kvBytesPerToken": 131_072}}
     asked = {"target": target, "speculation": None, "parallelism": {}}

@@ -46,6 +46,9 @@ def test_memory_that_is_given_for_a_known_product_is_warned_of(specdecode: Specd
     accelerator = {"product": ["NVIDIA-H100-80GB-HBM3"], "memoryGiBPerGPU": 14}
     path = write("a.yaml", manifest("a", **SMALL, accelerator=accelerator))
     assert "accelerator.memoryGiBPerGPU 14 is ignored" in specdecode("lint", path).output
+    unknown = {"product": ["NVIDIA-T1000"], "memoryGiBPerGPU": 48}
+    path = write("b.yaml", manifest("b", **SMALL, accelerator=unknown))
+    assert "is ignored" not in specdecode("lint", path).output
 
 
 def test_a_product_without_figures_needs_its_memory(specdecode: Specdecode, write: WriteObject) -> None:

@@ -371,6 +371,29 @@ def test_a_key_without_effect_is_told(key: dict[str, Any]) -> None:
     assert any(next(iter(key)) in setting.name for setting in migration.settings)
 
 
+@pytest.mark.parametrize(
+    ("share", "percent", "remark"),
+    [
+        ("0.29", 29, ""),
+        ("0.855", 85, "rounded down"),
+        ("0.8599", 85, "rounded down"),
+        ("0.57", 57, ""),
+        ("8.5e-1", 85, ""),
+    ],
+)
+def test_a_share_of_the_memory_becomes_whole_percent_rounded_down(share: str, percent: int, remark: str) -> None:
+    migration = migrate(engine(LLAMA_8B, "--gpu-memory-utilization", share))
+    assert spec_of(migration)["serving"]["memoryUtilizationPercent"] == percent
+    (setting,) = (each for each in migration.settings if "--gpu-memory-utilization" in each.name)
+    assert (remark in setting.result, "rounded" in setting.result) == (True, bool(remark))
+
+
+@pytest.mark.parametrize(("port", "kept"), [(1023, None), (1024, 1024), (1, None)])
+def test_a_port_is_kept_if_it_needs_no_root(port: int, kept: int | None) -> None:
+    spec = spec_of(migrate(engine(LLAMA_8B, "--port", str(port))))
+    assert spec.get("serving", {}).get("port") == kept
+
+
 WORDS = {
     "a": ["a"],
     "'a  $X' \"b '$X'\"": ["a  $X", "b 'one two'"],

@@ -1,5 +1,6 @@
 """Values of flags, variables and extraConfig that vLLM rejects, told before it starts."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -95,6 +96,49 @@ def test_a_value_is_found_however_the_flag_is_spelled() -> None:
     assert said_of(*whole) == [("spec.engine.extraArgs[2]", "--kv-transfer-config.kv_connector")]
     assert said_of("-cc.mode=FAST") == [("spec.engine.extraArgs[0]", "--compilation-config.mode")]
     assert said_of("--mamba-back", "Cuda") == [("spec.engine.extraArgs[0]", "--mamba-back")]
+
+
+def test_one_microbatch_needs_no_threshold() -> None:
+    small = ("--dbo-decode-token-threshold", "0", "--ubatch-size")
+    assert said_of(*small, "1") == []
+    assert said_of(*small, "2") == [("spec.engine.extraArgs", "--enable-dbo")]
+
+
+def test_groups_of_one_layer_are_prefetched() -> None:
+    step = ("--offload-prefetch-step", "0", "--offload-group-size")
+    assert said_of(*step, "0") == []
+    assert said_of(*step, "1") == [("spec.engine.extraArgs[0]", "--offload-prefetch-step")]
+
+
+def test_heads_are_split_only_over_several_ranks() -> None:
+    asked = replace(PLAIN, pipeline_parallel_size=2, extra_args=("--enable-hc-sp",))
+    assert [each.value for each in flag_value_problems(asked, NEWEST)] == ["--enable-hc-sp"]
+    assert flag_value_problems(replace(asked, tensor_parallel_size=1), NEWEST) == []
+
+
+@pytest.mark.parametrize("operation", ["", "+", "-", "rms_norm"])
+def test_an_operation_has_a_sign_and_a_name(operation: str) -> None:
+    line = ("--compilation-config", json.dumps({"custom_ops": ["none", operation]}))
+    assert said_of(*line) == [("spec.engine.extraArgs[0]", "--compilation-config.custom_ops")]
+
+
+def test_the_last_of_several_values_counts() -> None:
+    bad, good = ("--scheduling-policy", "lifo"), ("--scheduling-policy", "fcfs")
+    assert said_of(*good, *bad) == [("spec.engine.extraArgs[2]", "--scheduling-policy")]
+    assert said_of(*bad, *good) == []
+    bad, good = ("--compilation-config", '{"mode": "FAST"}'), ("--compilation-config", '{"backend": "eager"}')
+    assert said_of(*good, *bad) == [("spec.engine.extraArgs[2]", "--compilation-config.mode")]
+    assert said_of(*bad, *good) == []
+
+
+def test_a_name_has_one_problem_at_a_time() -> None:
+    line = ("--enable-return-routed-experts", "--no-enable-prefix-caching")
+    staged = replace(BASES[cases.STAGES], extra_args=line)
+    (problem,) = flag_value_problems(staged, NEWEST)
+    assert problem.field == "spec.engine.extraArgs[0]"
+    assert "prefix caching" in problem.message
+    (problem,) = flag_value_problems(replace(staged, extra_args=line[:1]), NEWEST)
+    assert "spec.parallelism.pipeline" in problem.message
 
 
 def test_a_connector_inside_another_counts() -> None:

@@ -96,6 +96,31 @@ def test_a_broken_file_is_logged_once_and_spoils_no_other(
     assert len(warning) < 600
 
 
+def test_a_problem_that_comes_back_is_logged_again(
+    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_facts(path, "tiny.json", "site/tiny")
+    good = file.read_text()
+    for text in (good, "{", good, "{"):
+        file.write_text(text)
+        folder.read()
+    first, second = warnings(caplog)
+    assert first == second
+
+
+@pytest.mark.parametrize(("files", "lines"), [(20, 20), (21, 21), (23, 21)])
+def test_at_most_20_problems_are_logged_at_a_time(
+    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture, files: int, lines: int
+) -> None:
+    path.mkdir()
+    for number in range(files):
+        (path / f"{number}.json").write_text("{")
+    folder.read()
+    told = warnings(caplog)
+    assert len(told) == lines
+    assert (f" {files - 20} more problems" in told[-1]) is (files > 20)
+
+
 def test_what_a_file_held_before_it_broke_stays_until_it_goes(
     path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,6 +192,41 @@ def test_all_files_together_are_bounded(
     assert set(folder.read()) == {"site/a"}
     (warning,) = warnings(caplog)
     assert f"b.json in {path}" in warning
+
+
+def test_a_file_that_is_too_large_takes_nothing_of_the_total(
+    path: Path, folder: FactsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = write_facts(path, "a.json", "site/a")
+    size_bytes = write_facts(path, "b.json", "site/b").stat().st_size
+    large.write_text(large.read_text() + "\n")
+    monkeypatch.setattr(facts_folder, "MOST_FILE_BYTES", size_bytes)
+    monkeypatch.setattr(facts_folder, "MOST_BYTES", size_bytes)
+    assert set(folder.read()) == {"site/b"}, "as large as it may be"
+
+
+def test_a_file_that_had_no_room_is_read_once_others_are_removed(
+    path: Path, folder: FactsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = write_facts(path, "a.json", "site/a")
+    write_facts(path, "b.json", "site/b")
+    monkeypatch.setattr(facts_folder, "MOST_BYTES", first.stat().st_size)
+    assert set(folder.read()) == {"site/a"}
+    first.unlink()
+    assert set(folder.read()) == {"site/b"}
+
+
+def test_a_file_is_read_again_after_an_error_of_the_machine(
+    path: Path, folder: FactsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    write_facts(path, "tiny.json", "site/tiny")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", fail)
+        assert folder.read() == {}
+    assert set(folder.read()) == {"site/tiny"}
 
 
 def test_a_file_that_is_written_in_place_is_read_again(path: Path, folder: FactsFolder) -> None:

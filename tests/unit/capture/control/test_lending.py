@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from specdecode_operator.capture.control.borrowing import MOST_ATTEMPTS
+from specdecode_operator.capture.control.capture import read_capture
+from specdecode_operator.capture.control.decision import not_observed
 from specdecode_operator.capture.control.lending import serves
 from specdecode_operator.capture.control.outcome import Decision
+from specdecode_operator.deployment.blocked import Blocked
 from specdecode_operator.kube.storage_classes import StorageClasses
 from tests.support.borrowed_gpus import (
     ENDING_S,
@@ -137,6 +140,19 @@ def test_the_bound_is_the_spec_s() -> None:
     gpus.run(ENDING_S + 30 + 2 * LOOK_S)
     assert gpus.record.failed_attempts == 1
     assert gpus.longest_away_s <= ENDING_S + 30 + LOOK_S
+
+
+@pytest.mark.parametrize(("timeout_s", "back_off_s"), [(300, 600), (2000, 3600), ("soon", 0)])
+def test_a_capture_that_cannot_be_read_stays_away_by_its_own_bound(timeout_s: object, back_off_s: int) -> None:
+    gpus = Borrowed(loads)
+    gpus.run(15)
+    assert gpus.lends
+    spec = {**gpus.body["spec"], "borrowTimeoutSeconds": timeout_s}
+    decision = not_observed(read_capture({**gpus.body, "spec": spec}, gpus.now), Blocked("Forbidden", "no"), gpus.now)
+    assert decision.borrow is not None
+    assert decision.borrow.returned_at is not None
+    next_attempt = gpus.now + timedelta(seconds=back_off_s)
+    assert decision.borrow.next_attempt_at == next_attempt.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class TestTryingAgain:

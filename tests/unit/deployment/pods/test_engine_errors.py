@@ -250,7 +250,8 @@ def test_an_engine_that_ends_without_a_word_says_where_to_look() -> None:
 @pytest.mark.parametrize("check", [check for check in FLAG_CHECKS if check.words], ids=lambda check: check.source)
 def test_a_value_that_vllm_rejects_is_explained(check: FlagCheck) -> None:
     wrapped = f"1 validation error for VllmConfig\n  Value error, a {check.words} b. [type=value_error]"
-    for said in (f"ValueError: {check.words}", f"vllm serve: error: argument --x: {wrapped}"):
+    broken = check.words.replace(" ", "\n  ", 1)
+    for said in (f"ValueError: {check.words}", f"ValueError: {broken}", f"vllm serve: error: argument --x: {wrapped}"):
         found = find_error(said)
         assert found is not None
         assert found[0].reason == "EngineRefusesArguments"

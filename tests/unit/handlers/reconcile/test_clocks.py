@@ -283,6 +283,13 @@ class TestRetention:
         await looks(world, clock, 2 * HOUR_S)
         assert claims(world) == {}
 
+    async def test_a_claim_made_a_few_seconds_ahead_is_newer_than_one_made_in_the_future(self, world: World) -> None:
+        clock = scheduled(world, line="0 0 1 1 *", retention={"count": 1})
+        add_claim(world, "ahead", NOON + timedelta(days=400))
+        add_claim(world, "later", clock.now() + timedelta(seconds=20))
+        await look(world)
+        assert claims(world) == {"later": {}}
+
     async def test_what_was_noted_counts_only_while_the_time_lies_in_the_future(self, world: World) -> None:
         clock = scheduled(world, line="0 0 1 1 *", retention={"days": 30})
         add_claim(world, "claim", NOON, **{COUNTED_FROM: text(NOON - timedelta(days=90))})

@@ -190,6 +190,19 @@ def test_a_draft_of_kserve_on_a_claim_is_on_the_claim() -> None:
     assert found["models"]["volume"] == {"persistentVolumeClaim": {"claimName": "weights"}}
 
 
+@pytest.mark.parametrize("uri", ["pvc://weights", "pvc://weights/"])
+def test_a_model_at_the_root_of_a_claim_is_a_decision(uri: str) -> None:
+    """A model is named by its folder of the claim, and the root has none."""
+    template = {"containers": [{"name": "main", "image": "vllm/vllm-openai:v0.33.0", "resources": ONE_GPU}]}
+    config = {"method": "draft_model", "num_speculative_tokens": 3}
+    target, draft = {"uri": uri}, {"model": {"uri": "pvc://weights/draft"}, "config": config}
+    (decision,) = migrate(LLMISVC | {"spec": {"model": target, "template": template, "speculator": draft}}).decisions
+    assert (decision.field, "folder" in decision.message) == ("spec.target.model", True)
+    target, draft = {"uri": "pvc://weights/target"}, {"model": {"uri": uri}, "config": config}
+    (decision,) = migrate(LLMISVC | {"spec": {"model": target, "template": template, "speculator": draft}}).decisions
+    assert (decision.field, "folder" in decision.message) == ("spec.speculation.draft.model", True)
+
+
 def test_a_key_of_kserve_that_nothing_reads_is_asked_for() -> None:
     spec = {
         "model": {"uri": f"hf://{LLAMA_8B}"},

@@ -72,6 +72,29 @@ def test_a_head_of_which_nothing_is_read_fits_its_target() -> None:
     assert kept(head) == {CacheKind.FULL: 4096}
 
 
+@pytest.mark.parametrize(
+    ("weights_bytes", "width"),
+    [(4 * GIB, 2048), (4 * GIB + 1, 4096), (32 * GIB, 4096), (256 * GIB, 8192), (256 * GIB + 1, 16_384)],
+)
+def test_the_width_follows_from_the_weights(weights_bytes: int, width: int) -> None:
+    assert usual_config(Assumption(weights_bytes, 65_536))["hidden_size"] == width
+
+
+def test_weights_are_at_least_those_of_the_tables() -> None:
+    given = Assumption(GIB // 2, 65_536)
+    model = assumed_geometry(geometry_from_config("new", usual_config(given)), given)
+    assert weight_bytes(model, Precision.BF16, Split(1)) >= 262_144 * 2048 * 2
+
+
+def test_a_head_of_which_nothing_is_read_keeps_no_state() -> None:
+    given = Assumption(GIB, 4096, 2**20)
+    target = find_geometry(KNOWN)
+    head = head_from_config("head", usual_config(given, target, is_head=True, is_draft=True), "eagle3")
+    with pytest.raises(GeometryError) as caught:
+        assumed_geometry(head, given)
+    assert caught.value.field == "stateMiBPerRequest"
+
+
 def test_a_target_of_which_nothing_is_read_fits_its_head() -> None:
     head = head_from_config("head", NEW | {"num_hidden_layers": 1, "target_hidden_size": 5120}, "eagle3")
     config = usual_config(Assumption(16 * GIB, 65_536), head)

@@ -11,10 +11,9 @@ from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.base.errors import GeometryError
 from specdecode_operator.sizing.families.catalogue import find_geometry, hub_ids
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
-from specdecode_operator.sizing.kv.model_cache import cached_layers
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.layers import Experts, LatentAttention, SelfAttention
+from specdecode_operator.sizing.model.layers import SelfAttention
 from specdecode_operator.sizing.model.stored import StoredWeights
 from specdecode_operator.sizing.weights.rank_layers import Split
 from specdecode_operator.sizing.weights.weights import weight_bytes
@@ -109,44 +108,6 @@ def test_numbers_in_quotes_count() -> None:
     assert bytes_on_one(as_text) == bytes_on_one(as_number)
 
 
-WITH_EXPERTS = NEW | EXPERTS | {"num_experts": 64}
-IN_FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-
-
-def expert_bytes(config: dict[str, Any]) -> int:
-    """What 64 experts more take."""
-    double = config | {"num_experts": 128}
-    return bytes_on_one(geometry_from_config("new", double)) - bytes_on_one(geometry_from_config("new", config))
-
-
-def test_experts_in_4_bits_beside_layers_in_fp8_take_half() -> None:
-    elements = 32 * 64 * 3 * 4096 * 2048
-    whole, halved = (expert_bytes(WITH_EXPERTS | IN_FP8 | more) for more in ({}, {"expert_dtype": "fp4"}))
-    assert whole == pytest.approx(elements, rel=1e-2)
-    # 4 bits, and a byte of scale for each 32.
-    assert halved == pytest.approx(elements * 17 / 32, rel=1e-2)
-
-
-def test_deepseek_v4_has_experts_in_4_bits_unless_its_file_says_otherwise() -> None:
-    v4 = WITH_EXPERTS | IN_FP8 | {"architectures": ["DeepseekV4ForCausalLM"]}
-    assert expert_bytes(v4) == expert_bytes(v4 | {"expert_dtype": "fp4"}) < expert_bytes(v4 | {"expert_dtype": "fp8"})
-
-
-def test_first_layers_without_experts_by_every_name() -> None:
-    by_name = {
-        bytes_on_one(geometry_from_config("new", WITH_EXPERTS | {key: 3}))
-        for key in ("first_k_dense_replace", "num_dense_layers", "dense_mlp_idx")
-    }
-    assert len(by_name) == 1
-    assert by_name != {bytes_on_one(geometry_from_config("new", WITH_EXPERTS))}
-
-
-def test_an_empty_pattern_of_windows_is_none() -> None:
-    windowed = NEW | {"sliding_window": 4096}
-    model = geometry_from_config("new", windowed | {"sliding_window_pattern": "", "_sliding_window_pattern": ""})
-    assert model.layers == geometry_from_config("new", windowed).layers
-
-
 def test_weights_without_headers_are_those_of_the_shapes() -> None:
     llama = geometry_from_config("known", NEW | {"architectures": ["LlamaForCausalLM"]})
     assert bytes_on_one(geometry_from_config("new", NEW)) == pytest.approx(bytes_on_one(llama), rel=1e-3)
@@ -195,84 +156,79 @@ def test_an_encoder_is_counted_and_kept_back_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "token_bytes"),
-    [
-        ({}, 32 * 8 * 256 * 2),
-        ({"num_key_value_heads": None}, 32 * 32 * 256 * 2),
-        ({"multi_query": True, "num_key_value_heads": None}, 32 * 256 * 2),
-        ({"head_dim": 64}, 32 * 8 * 128 * 2),
-        ({"v_head_dim": 64}, 32 * 8 * (128 + 64) * 2),
-        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, 32 * 576 * 2),
-        ({"num_kv_shared_layers": 8}, 32 * 8 * 256 * 2),
-        ({"num_kv_shared_layers": 8, "architectures": ["Gemma3nForCausalLM"]}, 24 * 8 * 256 * 2),
-        ({"layer_types": ["linear_attention", "full_attention"] * 16}, 16 * 8 * 256 * 2),
-        ({"hybrid_override_pattern": "M*-E" * 8}, 8 * 8 * 256 * 2),
-        ({"linear_attn_config": {"kda_layers": [1, 2, 3], "num_heads": 32, "head_dim": 128}}, 29 * 8 * 256 * 2),
-    ],
-)  # fmt: skip
-def test_the_cache_follows_from_attention(changes: dict[str, Any], token_bytes: int) -> None:
-    (runs,) = cached_layers(geometry_from_config("new", NEW | changes), None, 1, 1, None)
-    assert sum(run.count * run.layer.token_bytes for run in runs) == token_bytes
+    ("method", "section", "states"),
+    [("eagle3", "eagle_config", 3), ("dflash", "dflash_config", 5), ("dspark", "dflash_config", 5)],
+)
+def test_a_head_of_a_new_class_joins_the_states_that_its_file_names(method: str, section: str, states: int) -> None:
+    key = "eagle_aux_hidden_state_layer_ids" if method == "eagle3" else "target_layer_ids"
+    head = head_from_config("head", NEW | {"num_hidden_layers": 1, section: {key: list(range(states))}}, method).head
+    assert head is not None
+    assert head.auxiliary_states == states
+    assert head.whole_elements == (states * 4096 + 2) * 4096
 
 
-def test_the_last_layer_of_each_period_has_no_window() -> None:
-    config = NEW | {
-        "sliding_window": 1024, "sliding_window_pattern": 6, "swa_num_attention_heads": 16,
-        "swa_num_key_value_heads": 4,
-    }  # fmt: skip
-    mixers = [layer.mixer for layer in geometry_from_config("new", config).layers]
-    assert [isinstance(each, SelfAttention) and each.window_tokens for each in mixers[:7]] == [1024] * 5 + [None, 1024]
-    assert {each.num_kv_heads for each in mixers if isinstance(each, SelfAttention) and each.window_tokens} == {4}
-
-
-def test_windows_and_states_are_kept_as_such() -> None:
-    kinds = ["sliding_attention", "mamba", "chunked_attention", "attention"] * 8
-    config = NEW | {
-        "layer_types": kinds, "sliding_window": 1024, "attention_chunk_size": 512, "mamba_d_state": 128,
-        "mamba_n_heads": 64,
-    }  # fmt: skip
-    (runs,) = cached_layers(geometry_from_config("new", config), None, 1, 1, None)
-    found = {run.layer.kind.value: (run.count, run.layer.reach_tokens) for run in runs}
-    assert found == {"sliding": (8, 1024), "state": (8, 0), "chunked": (8, 512), "full": (8, 0)}
+def test_a_head_without_an_output_head_uses_the_target_s() -> None:
+    config = NEW | {"architectures": ["Eagle3BrandNewForCausalLM"], "num_hidden_layers": 1}
+    own, target_s = (
+        head_from_config("head", config, "eagle3", replace(stored(GIB), output_head=has)).head for has in (True, False)
+    )
+    assert own is not None
+    assert target_s is not None
+    assert (own.shares_output, target_s.shares_output) == (False, True)
 
 
 @pytest.mark.parametrize(
-    ("changes", "state_bytes"),
+    ("section", "precision"),
     [
-        ({}, 32 * 64 * 128 * 4 + 3 * (2 * 8 * 64 + 32 * 128) * 2),
-        ({"mamba_ssm_dtype": "float32"}, 32 * 64 * 128 * 4 + 3 * (2 * 8 * 64 + 32 * 128) * 2),
-        ({"mamba_ssm_dtype": "bfloat16"}, 32 * 64 * 128 * 2 + 3 * (2 * 8 * 64 + 32 * 128) * 2),
-        ({"mamba_ssm_cache_dtype": "float16"}, 32 * 64 * 128 * 2 + 3 * (2 * 8 * 64 + 32 * 128) * 2),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, Precision.INT4),
+        ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}, Precision.INT4),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, Precision.FP8),
+        ({"quant_method": "quark", "bits": 4}, Precision.INT4),
+        ({"quant_method": "auto-round", "bits": 8}, Precision.FP8),
     ],
 )
-def test_a_state_holds_its_heads_and_the_columns_of_its_convolution(changes: dict[str, Any], state_bytes: int) -> None:
+def test_a_format_that_sizing_lacks_is_guessed_by_its_bits(section: dict[str, Any], precision: Precision) -> None:
+    assert geometry_from_config("new", NEW | {"quantization_config": section}).checkpoint_precision is precision
+
+
+def test_tables_are_tied_if_the_file_says_so() -> None:
+    tied, apart = (
+        bytes_on_one(geometry_from_config("new", NEW | {"tie_word_embeddings": tied})) for tied in (True, False)
+    )
+    assert apart - tied == TABLE
+
+
+def test_layers_of_prediction_are_counted() -> None:
+    assert geometry_from_config("new", NEW | {"num_nextn_predict_layers": 2}).mtp_layers == 2
+
+
+def test_parts_that_are_not_loaded_make_no_estimate_of_a_known_class() -> None:
+    own = geometry_from_config("known", KNOWN)
+    headers = stored(bytes_on_one(own) - 2 * TABLE, **{"mtp.layers": 3 * GIB})
+    assert geometry_from_config("known", KNOWN, headers).knowledge is Knowledge.EXACT
+
+
+def test_parts_in_float32_that_are_not_loaded_are_not_counted() -> None:
+    def loaded(**more: int) -> int:
+        parts = {"model.embed_tokens": 2 * TABLE, "lm_head": 2 * TABLE, "model.layers": 18 * GIB, **more}
+        total = sum(parts.values())
+        return bytes_on_one(
+            geometry_from_config("new", NEW, StoredWeights.of(total, {"F32": total}, parts, output_head=True))
+        )
+
+    assert loaded(**{"mtp.layers": 3 * GIB}) == pytest.approx(loaded(), rel=1e-6)
+
+
+def test_an_encoder_follows_from_its_section_if_the_headers_name_no_parts() -> None:
     config = NEW | {
-        "layer_types": ["linear_attention", "full_attention"] * 16, "linear_num_key_heads": 8,
-        "linear_num_value_heads": 32, "linear_key_head_dim": 64, "linear_value_head_dim": 128,
-    }  # fmt: skip
-    (runs,) = cached_layers(geometry_from_config("new", config | changes), None, 1, 1, None)
-    assert {run.layer.state_bytes for run in runs if run.layer.state_bytes} == {state_bytes}
-
-
-def test_experts_and_dense_layers_are_told_apart() -> None:
-    config = NEW | {
-        "n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1024, "first_k_dense_replace": 3,
-        "n_shared_experts": 2,
-    }  # fmt: skip
-    model = geometry_from_config("new", config)
-    experts = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)]
-    assert len(experts) == 29
-    assert (experts[0].num_experts, experts[0].top_k, experts[0].shared_intermediate_size) == (64, 6, 2048)
-    own_width = geometry_from_config("new", config | {"shared_expert_intermediate_size": 512}).layers[-1].feed_forward
-    assert isinstance(own_width, Experts)
-    assert own_width.shared_intermediate_size == 2 * 512
-
-
-def test_a_sparse_model_has_indexers() -> None:
-    latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "q_lora_rank": 1536}
-    model = geometry_from_config("new", NEW | latent | {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128})
-    assert model.has_sparse_attention
-    assert all(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.attentions)
+        "architectures": ["BrandNewForConditionalGeneration"],
+        "vision_config": {"hidden_size": 1024, "depth": 24},
+    }
+    total = 18 * GIB
+    headers = StoredWeights.of(total, {"BF16": total}, {}, output_head=True)
+    tower = geometry_from_config("new", config, headers).tower
+    assert tower == geometry_from_config("new", config).tower
+    assert tower.split_elements == 24 * 1024 * (4 * 1024 + 3 * 4096)
 
 
 def test_a_head_of_a_new_class_shares_the_tables() -> None:
@@ -325,6 +281,31 @@ def test_files_that_make_no_sense_stay_errors(changes: dict[str, Any], field: st
 
 
 @pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"architectures": ["MPTForCausalLM"]}, "0.28"),
+        ({"architectures": ["JAISLMHeadModel"]}, "0.22"),
+        ({"architectures": ["GritLM"]}, "0.28"),
+        ({"architectures": ["SomethingElse"]}, "would not start"),
+    ],
+)
+def test_a_class_that_vllm_no_longer_serves_is_refused_with_its_last_version(
+    changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(GeometryError) as caught:
+        geometry_from_config("new", NEW | changes)
+    assert caught.value.field == "architectures"
+    assert told in caught.value.message
+
+
+def test_what_a_section_leaves_open_is_said_by_the_file_around_it() -> None:
+    inner = {"num_key_value_heads": None, "intermediate_size": None, "vocab_size": None, "hidden_act": "silu"}
+    found = geometry_from_config("new", NEW | {"text_config": inner})
+    assert found.layers == geometry_from_config("new", NEW).layers
+    assert found.doubts == ()
+
+
+@pytest.mark.parametrize(
     ("changes", "like"),
     [
         (EXPERTS | {"num_experts": 8, "n_routed_experts": 256}, EXPERTS | {"num_experts": 256}),
@@ -359,46 +340,6 @@ def test_a_contradiction_shows_both_fields_and_values() -> None:
 def test_a_size_with_one_value_twice_is_no_contradiction() -> None:
     config = NEW | {"n_layer": 32, "text_config": {"num_hidden_layers": 32, "num_kv_heads": "8"}}
     assert geometry_from_config("new", config).doubts == ()
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        {"moe_layers_enum": "999"},
-        {"moe_layers": [32]},
-        {"mlp_only_layers": list(range(32))},
-        {"first_k_dense_replace": 32},
-        {"moe_layer_freq": [0] * 32},
-        {"decoder_sparse_step": 33},
-        {"expert_layer_period": 2, "expert_layer_offset": 2},
-    ],
-)
-def test_experts_in_no_layer_are_sized_in_all(where: dict[str, Any]) -> None:
-    everywhere = geometry_from_config("new", NEW | EXPERTS | {"num_experts": 64})
-    found = geometry_from_config("new", NEW | EXPERTS | {"num_experts": 64} | where)
-    assert found.layers == everywhere.layers
-    assert any("no layer for them" in doubt for doubt in found.doubts)
-
-
-def test_experts_in_a_layer_that_is_not_there_are_doubted() -> None:
-    model = geometry_from_config("new", NEW | EXPERTS | {"num_experts": 64, "moe_layers_enum": "4,5,32"})
-    assert sum(isinstance(layer.feed_forward, Experts) for layer in model.layers) == 2
-    (doubt,) = model.doubts
-    assert "moe_layers_enum lists layer 32" in doubt
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"linear_attn_config": {"kda_layers": list(range(1, 33)), "num_heads": 1, "head_dim": 1}},
-        {"layer_types": ["linear_attention"] * 32},
-        {"attn_layer_period": 8, "attn_layer_offset": 8},
-        {"num_kv_shared_layers": 31},
-    ],
-)
-def test_extreme_savings_of_the_cache_are_doubted(changes: dict[str, Any]) -> None:
-    assert len(geometry_from_config("new", NEW | changes).doubts) == 1
-    assert geometry_from_config("new", NEW).doubts == ()
 
 
 def test_no_published_model_is_doubted() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.sizing.base.errors import GeometryError
-from specdecode_operator.sizing.families.catalogue import find_geometry, is_variant
+from specdecode_operator.sizing.families.catalogue import find_geometry, is_variant, made_for, published_heads
 from specdecode_operator.sizing.families.config import head_from_config
 from specdecode_operator.sizing.families.heads import DRAFT_CLASSES, method_of_head, missing_class
 from specdecode_operator.sizing.kv.model_cache import cached_layers
@@ -168,6 +168,8 @@ def test_layers_of_prediction_of_another_checkpoint_are_in_its_sizes(limits: Eng
         ("nvidia/Qwen3-8B-NVFP4", "Qwen/Qwen3-8B", True),
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", True),
         ("RedHatAI/Llama-3.1-8B-Instruct-quantized.w4a16", "meta-llama/Llama-3.1-8B-Instruct", True),
+        ("me/qwen3-8b-chat", "Qwen/Qwen3-8B", True),
+        ("me/Qwen3-8B_chat", "Qwen/Qwen3-8B", True),
         ("Qwen/Qwen3-8B", "Qwen/Qwen3-8", False),
         ("Qwen/Qwen3-14B", "Qwen/Qwen3-8B", False),
         ("Qwen/Qwen3.5-27B", "Qwen/Qwen3.6-27B", False),
@@ -175,3 +177,16 @@ def test_layers_of_prediction_of_another_checkpoint_are_in_its_sizes(limits: Eng
 )
 def test_variants_of_a_model_go_by_its_name(model: str, of: str, is_one: bool) -> None:
     assert is_variant(model, of) is is_one
+
+
+def test_what_a_head_was_made_for_is_named_once() -> None:
+    published = published_heads()[0]
+    head = find_geometry("RedHatAI/Qwen3-14B-speculator.eagle3")
+    assert head is not None
+    assert head.head is not None
+    target, other = published.targets[0], "org/other"
+    told, also = (
+        replace(head, name=published.head, head=replace(head.head, verifier=verifier)) for verifier in (target, other)
+    )
+    assert made_for(told) == published.targets
+    assert made_for(also) == (*published.targets, other)
