@@ -211,7 +211,7 @@ def _checkpoint_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
     draft = spec.speculation.draft if spec.speculation else None
     for model, geometry in ((spec.target, pair.target), (draft, pair.draft)):
         read = known.get(model_source(spec, model)) if model is not None else None
-        if geometry is None or read is None:
+        if geometry is None or read is None or not read.weights.tensors:
             continue
         if geometry.knowledge is not Knowledge.EXACT and geometry.estimated_because != MORE_IN_FILES:
             continue
