@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True}
 
 def test_modules_that_gptqmodel_skips_stay_in_16_bits() -> None:
     """As in the GPTQ builds of Qwen3.5: keys without settings say nothing, those with ``-:`` leave modules out."""
-    skips = {"dynamic": {"lm_head": {}, "-:.*attn.*": {}, "-:.*mtp.*": {}}}
+    skips: dict[str, Any] = {"dynamic": {"lm_head": {}, "-:.*attn.*": {}, "-:.*mtp.*": {}}}
     listed = {"modules_to_not_convert": ["self_attn.q_proj", "self_attn.o_proj"]}
     made = [geometry_from_config("gptq", LLAMA | {"quantization_config": GPTQ | more}) for more in (skips, listed, {})]
     skipped, left_out, whole = (weight_bytes(each, Precision.INT4, Split(1)) for each in made)
