@@ -189,6 +189,8 @@ def read_models(named: Iterable[str]) -> tuple[dict[str, dict[str, Any]], dict[s
     DocumentError
         As read_model_configs, and when headers cannot be read or contradict themselves.
     """
+    from specdecode_operator.resolver.read_model_facts import shortened  # noqa: PLC0415  only a config.json needs it
+
     configs: dict[str, dict[str, Any]] = {}
     folders: dict[str, Checkpoint] = {}
     for text in named:
@@ -204,7 +206,7 @@ def read_models(named: Iterable[str]) -> tuple[dict[str, dict[str, Any]], dict[s
         content = list(_documents(file))
         if len(content) != 1 or not isinstance(content[0], Document):
             raise DocumentError(f"{file}: must hold one object, the content of a model's config.json")
-        configs[model] = content[0].body
+        configs[model] = shortened(content[0].body)
     return configs, folders
 
 

@@ -15,6 +15,7 @@ import gzip
 import json
 import math
 import os
+import re
 import signal
 import sys
 from collections import Counter
@@ -27,7 +28,8 @@ from typing import Any, Protocol
 MESSAGE_LIMIT_BYTES = 4096
 """Kubernetes keeps no more of a termination message (kubernetes.io/docs, "Determine the reason for pod failure")."""
 
-CONFIG_LIMIT_BYTES = 64 * 1024
+CONFIG_LIMIT_BYTES = 8 * 1024 * 1024
+"""The largest published file has 3.1 MB: nvidia/MiniMax-M3-NVFP4 names the format of each expert."""
 HEADER_LIMIT_BYTES = 100_000_000
 """The safetensors library itself takes no larger header (safetensors/src/tensor.rs, MAX_HEADER_SIZE)."""
 QUANTIZATION = "hf_quant_config.json"
@@ -52,6 +54,16 @@ _NEEDED_THOUGH_LONG = {
 """Parts of the model, lists by layer and what quantization leaves out decide about bytes."""
 _MOST_SPACE = 2**60
 _MOST_DIMENSIONS = 16
+
+_QUANTIZATION_SECTIONS = ("quantization_config", "compression_config")
+_OTHER_EXPERTS = re.compile(r"experts\.[1-9]\d*(\.|$)")
+"""Names of modules of all experts but the first: the experts of a layer have one format (vLLM, FusedMoE)."""
+
+_PICKLES = (".bin", ".pt")
+_OF_TRAINING = {"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
+"""Pickles that vLLM loads in the absence of safetensors files, and those that it never loads (weight_utils.py,
+filter_files_not_needed_for_inference).
+"""
 
 _DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
@@ -85,7 +97,8 @@ class CheckpointError(Exception):
 class Weights:
     """What the safetensors headers say: bytes and number of all tensors, and the bytes by type and by part.
 
-    A model without an output head uses its embedding. Small parts are under ``other``.
+    A model without an output head uses its embedding. Small parts are under ``other``. A model stored as pickles has no
+    headers, so it has no tensors here.
     """
 
     total_bytes: int
@@ -181,15 +194,17 @@ def read_checkpoint(files: Files) -> Checkpoint:
 
 
 def _tensors(files: Files, sizes: Mapping[str, int | None]) -> dict[str, tuple[str, int]]:
-    """Type and bytes of each tensor, of the files that vLLM would load."""
+    """Type and bytes of each tensor, of the files that vLLM would load; empty if these are pickles."""
     named = _index(files) if INDEX in sizes else None
     if named is not None:
         names = sorted(set(named.values()))
     else:
         # Mistral's own format lies beside the usual one and holds everything once more.
         names = sorted(n for n in sizes if n.endswith(".safetensors") and not n.startswith("consolidated"))
+    if not names and any(name.endswith(_PICKLES) for name in sizes.keys() - _OF_TRAINING):
+        return {}
     if not names:
-        raise CheckpointError("WeightsNotFound", f"there is no safetensors file in {files.where}; no other is opened")
+        raise CheckpointError("WeightsNotFound", f"there are no weights in {files.where}")
     # Only what the listing has is opened, so no name in an index leads elsewhere.
     if lacking := [name for name in names if name not in sizes or not name.endswith(".safetensors")]:
         message = f"{len(lacking)} of {len(names)} files that {INDEX} names are not in {files.where}, such as"
@@ -293,15 +308,42 @@ def _relevant(value: Any, levels: int = 64) -> Any:
     if not levels:
         raise CheckpointError("ConfigUnreadable", "config.json is nested more than 64 deep")
     if isinstance(value, dict):
-        kept = {key: inner for key, inner in value.items() if key not in _IRRELEVANT and inner is not None}
+        kept = {key: inner for key, inner in shortened(value).items() if key not in _IRRELEVANT and inner is not None}
         return {key: _relevant(inner, levels - 1) for key, inner in kept.items()}
     return [_relevant(inner, levels - 1) for inner in value] if isinstance(value, list) else value
+
+
+def shortened(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json with short lists of modules in what it says about quantization.
+
+    Left out are names of experts other than the first, the modules that a scheme targets, and layers with the format
+    of a layer before them: no size depends on them, and files may name 150,000 modules.
+    """
+    sections = {key: _shorter(config[key]) for key in _QUANTIZATION_SECTIONS if isinstance(config.get(key), dict)}
+    return {**config, **sections}
+
+
+def _shorter(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_shorter(each) for each in value if not (isinstance(each, str) and _OTHER_EXPERTS.search(each))]
+    if not isinstance(value, dict):
+        return value
+    kept: dict[str, Any] = {}
+    for key, inner in value.items():
+        if key == "targets" and isinstance(inner, list):
+            kept[key] = inner[:1]
+        elif key == "quantized_layers" and isinstance(inner, dict):
+            first = {json.dumps(layer, sort_keys=True): name for name, layer in reversed(inner.items())}
+            kept[key] = {name: inner[name] for name in first.values()}
+        elif not _OTHER_EXPERTS.search(key):
+            kept[key] = _shorter(inner)
+    return kept
 
 
 def _json_file(files: Files, name: str, limit_bytes: int, reason: str) -> dict[str, Any]:
     text = files.read(name, 0, limit_bytes + 1)
     if len(text) > limit_bytes:
-        raise CheckpointError(reason, f"{name} in {files.where} has more than {limit_bytes // 1024} KiB")
+        raise CheckpointError(reason, f"{name} in {files.where} has more than {limit_bytes // 2**20} MiB")
     return _json_object(text, f"{name} in {files.where}", reason)
 
 

@@ -16,17 +16,20 @@ class Hub(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
+    def __init__(self, files: Mapping[str, bytes], others: Mapping[str, Mapping[str, bytes]] | None = None) -> None:
         super().__init__(("127.0.0.1", 0), HubHandler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.files = files
+        """Of acme/open and acme/gated."""
+        self.others = others or {}
+        """Files of other models, by id."""
         self.asked: list[str] = []
         self.sent: list[tuple[str, int]] = []
         """Content that was sent: the file, and how many bytes of it."""
 
 
 class HubHandler(Quiet, BaseHTTPRequestHandler):
-    """Answers for acme/open (anybody), acme/gated (the token's owner) and nothing else."""
+    """Answers for acme/open (anybody), acme/gated (the token's owner), the hub's others (anybody) and nothing else."""
 
     server: Hub
 
@@ -40,7 +43,10 @@ class HubHandler(Quiet, BaseHTTPRequestHandler):
         self.server.asked.append(self.path)
         path = self.path.partition("?")[0]
         gated = "acme/gated" in path
-        if "acme/open" not in path and not gated:
+        other = next((model for model in self.server.others if f"/{model}/" in f"{path}/"), None)
+        if other is not None:
+            self._answer_for(other, path, with_content=with_content)
+        elif "acme/open" not in path and not gated:
             self._refuse(404, "RepoNotFound")
         elif "/resolve/" in path and gated and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._refuse(403, "GatedRepo")
@@ -54,6 +60,13 @@ class HubHandler(Quiet, BaseHTTPRequestHandler):
             siblings = [{"rfilename": name, "size": len(content)} for name, content in self.server.files.items()]
             model = "acme/gated" if gated else "acme/open"
             self._send({"_id": "1", "id": model, "sha": COMMIT, "siblings": siblings, "private": False})
+
+    def _answer_for(self, model: str, path: str, *, with_content: bool) -> None:
+        files = self.server.others[model]
+        if "/resolve/" in path:
+            self._send_content(files[path.partition(f"/resolve/{COMMIT}/")[2]], with_content=with_content)
+        else:
+            self._send({"id": model, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]})
 
     def _entry(self, name: str) -> dict[str, object]:
         content = self.server.files[name]
@@ -74,8 +87,13 @@ class HubHandler(Quiet, BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _send_file(self, name: str, *, with_content: bool) -> None:
-        """Send a file, or as much of it as is asked for."""
-        whole = content = self.server.files[name]
+        sent_bytes = self._send_content(self.server.files[name], with_content=with_content)
+        if with_content:
+            self.server.sent.append((name, sent_bytes))
+
+    def _send_content(self, whole: bytes, *, with_content: bool) -> int:
+        """Send a file, or as much of it as is asked for; return how many bytes."""
+        content = whole
         wanted = self.headers.get("Range")
         if wanted:
             first, last = map(int, wanted.removeprefix("bytes=").split("-"))
@@ -89,5 +107,5 @@ class HubHandler(Quiet, BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if with_content:
-            self.server.sent.append((name, len(content)))
             self.wfile.write(content)
+        return len(content)

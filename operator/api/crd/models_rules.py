@@ -84,7 +84,8 @@ def _source_of(model: str, absent: str) -> tuple[Rule, ...]:
         Rule(
             field=f"{model}.model",
             holds=f"{absent}({_HAS_VOLUME}) || {name}.matches('{_HUB_ID}')",
-            message="is %s, which is no hub id: write OWNER/NAME, or give models.volume for a path in a volume",
+            message="is %s, which is not a hub ID: write OWNER/NAME,"
+            " or copy the folder to a volume and set models.volume",
             values=(name,),
         ),
         Rule(
@@ -113,7 +114,8 @@ def _checkpoints_of(model: str, absent: str) -> tuple[Rule, ...]:
         Rule(
             field=f"{model}.checkpoints",
             holds=f"{none} || {_HAS_VOLUME} || {checkpoints}.all(c, c.model.matches('{_HUB_ID}'))",
-            message="a model in it is no hub id: write OWNER/NAME, or give models.volume for paths in a volume",
+            message="a model in it is not a hub ID: write OWNER/NAME,"
+            " or copy the folder to a volume and set models.volume",
         ),
         Rule(
             field=f"{model}.checkpoints",

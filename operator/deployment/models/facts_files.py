@@ -108,8 +108,8 @@ def _contradiction(model: str, checkpoint: Checkpoint) -> str | None:
         geometry = geometry_from_config(model, checkpoint.config, stored)
     except SizingError as error:
         return f"config.{error.field}: {error.message}"
-    if method_of_head(geometry) is not None:
-        # Only the method says how it is read, and the plan compares then.
+    if stored is None or method_of_head(geometry) is not None:
+        # Nothing to compare with; or only the method says how the config is read, and the plan compares then.
         return None
     exact = geometry.knowledge is Knowledge.EXACT or geometry.estimated_because == MORE_IN_FILES
     in_files, by_shape = geometry.layer_scale

@@ -25,7 +25,7 @@ _REMEDIES: Final = {
     "ModelNotReadable": "make it readable, or set runAsUser or fsGroup in spec.podTemplate.spec.securityContext",
     "ConfigUnreadable": "mend the file, or put its content into {field}.config",
     "ConfigTooLong": "put what describes the model's shape into {field}.config",
-    "WeightsNotFound": "complete the model; pickles (.bin, .pt) are never opened, convert them to safetensors",
+    "WeightsNotFound": "complete the model: put its safetensors files there",
     "WeightsUnreadable": "copy or download the file anew",
     "HubRefused": "check the name, the model's licence and spec.models.hubTokenSecret",
     "HubUnreachable": "let pods reach the hub, name a volume in spec.models, or put config.json into {field}.config",

@@ -71,8 +71,8 @@ def _told_geometry(name: str, config: str, told: str, stored: StoredWeights | No
 
 
 def stored_weights(read: Checkpoint | None) -> StoredWeights | None:
-    """Return what the headers of a model's files say; None if they were not read."""
-    if read is None:
+    """Return what the headers of a model's files say; None if they were not read, or if the files have none."""
+    if read is None or not read.weights.tensors:
         return None
     weights = read.weights
     return StoredWeights.of(

@@ -15,7 +15,7 @@ from specdecode_operator.sizing.estimated.feed_forward import expert_doubts, fee
 from specdecode_operator.sizing.estimated.keys import LENGTH, VOCABULARY, WIDTH, number, required, settled
 from specdecode_operator.sizing.families.decoder import Decoder, assemble, model_rope
 from specdecode_operator.sizing.families.heads import TOKEN_ID_BYTES
-from specdecode_operator.sizing.model.checkpoint import read_checkpoint
+from specdecode_operator.sizing.model.checkpoint import in_16_bits_for_prediction, read_checkpoint
 from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry, Tower
 from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS, WeightFormat
 from specdecode_operator.sizing.model.rope import RopeTable
@@ -84,7 +84,8 @@ def estimated_geometry(
     model = replace(model, tower=tower or _tower(fields, stored, model.dtype_bytes))
     count = number(text, _PREDICTS, 0)
     if count and model.layers:
-        model = replace(model, mtp_layers=count, mtp_block=(model.layers[-1],))
+        block = model.layers[-1] if model.checkpoint is None else in_16_bits_for_prediction(model.layers[-1], text)
+        model = replace(model, mtp_layers=count, mtp_block=(block,))
     return _estimated(model, because.field, stored)
 
 
@@ -95,7 +96,9 @@ def as_in_files(model: ModelGeometry, stored: StoredWeights) -> ModelGeometry:
     """
     quantized = model.checkpoint is not None
     loaded = stored.loaded_bytes(quantized=quantized) - stored.unused_bytes
-    _, most = expected_file_bytes(model, output_head=stored.output_head)
+    without_prediction, most = expected_file_bytes(model, output_head=stored.output_head)
+    if stored.unused_bytes:
+        most = without_prediction
     if loaded * 100 <= most * (100 + _MORE_IN_FILES_PERCENT):
         return model
     return _estimated(model, MORE_IN_FILES, stored)
@@ -314,6 +317,21 @@ def _scaled(model: ModelGeometry, stored: StoredWeights | None) -> ModelGeometry
     beside = parts["encoder"] + parts.get("joining layers", 0)
     unused = stored.unused_bytes * loaded // stored.total_bytes
     in_files = loaded - tables - beside - unused
+    model = replace(model, stored=stored, mtp_scale=_prediction_scale(model, stored))
     if by_shape <= 0 or in_files <= 0:
-        return replace(model, stored=stored)
-    return replace(model, stored=stored, layer_scale=(in_files, int(by_shape)))
+        return model
+    return replace(model, layer_scale=(in_files, int(by_shape)))
+
+
+def _prediction_scale(model: ModelGeometry, stored: StoredWeights) -> tuple[int, int]:
+    """Return the bytes of layers for multi-token prediction in the files, and as their shapes give them.
+
+    Files often hold them in 16 bits beside quantized layers, and their experts may have other sizes.
+    """
+    projections = model.mtp_layers * 2 * model.hidden_size**2 * model.dtype_bytes
+    in_files = stored.prediction_bytes - projections
+    if not model.mtp_block or in_files <= 0:
+        return (1, 1)
+    layers = replace(model, layers=model.mtp_block * model.mtp_layers, final_norms=0, layer_scale=(1, 1))
+    precision = model.checkpoint_precision or Precision.BF16
+    return in_files, int(weight_parts(layers, precision, Split(1), whole_model(layers))["layers"])

@@ -1,5 +1,6 @@
 """Draft heads that propose a whole block in one pass: DFlash, with XPress or without, and DSpark."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -32,6 +33,49 @@ _MLP_WIDTH: Final = 512
 _CANDIDATES: Final = 512
 _STEPS: Final = 15
 """What files of XPress heads mean that do not say (vLLM, qwen3_xpress.py, Qwen3XPressModel)."""
+
+
+_SPECULATORS: Final[Mapping[str, str]] = {
+    "dflash": "DFlashDraftModel",
+    "dflash2": "DFlash2DraftModel",
+    "dspark": "Qwen3DSparkModel",
+}
+"""Class of the block heads in the format of vLLM's speculators library, by their ``speculators_model_type``."""
+
+_OUTSIDE_THE_LAYERS: Final = (
+    *("draft_vocab_size", "target_hidden_size", "speculators_config"),
+    *("markov_rank", "block_size", "enable_confidence_head", "confidence_head_with_markov"),
+)
+_OPTIONS: Final = ("sample_from_anchor", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+"""Keys of that format beside the section of the layers, and those that vLLM moves to dflash_config."""
+
+
+def as_engine_reads(fields: Fields) -> Fields:
+    """Return the config.json of a block head in the speculators library's format as vLLM rewrites it; others as is.
+
+    vLLM, transformers_utils/configs/speculators/algos.py, update_dflash, update_dflash2 and update_dspark.
+    """
+    kind = _SPECULATORS.get(fields.text("speculators_model_type", default=""))
+    section = fields.section("transformer_layer_config")
+    if kind is None or section is None:
+        return fields
+    layers = fields.values.get("aux_hidden_state_layer_ids")
+    if not isinstance(layers, list | tuple) or not layers:
+        raise fields.error("aux_hidden_state_layer_ids", "must list layers of the target; copy the head's config.json")
+    outer = {key: fields.values[key] for key in _OUTSIDE_THE_LAYERS if fields.is_set(key)}
+    if kind != _SPECULATORS["dspark"]:
+        # Only DSpark is bound to the blocks that it was trained with.
+        outer.pop("block_size", None)
+    options = {key: fields.values[key] for key in _OPTIONS if fields.is_set(key)}
+    values = {
+        **section.values,
+        **outer,
+        "architectures": [kind],
+        "dflash_config": options,
+        "eagle_aux_hidden_state_layer_ids": layers,
+    }
+    paths = {key: section.path(key) for key in section.values if key not in outer}
+    return fields.having(values, {**paths, **{key: key for key in outer}})
 
 
 def dflash(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:

@@ -214,6 +214,7 @@ def geometry_from_config(name: str, config: Mapping[str, object], stored: Stored
 
 def _exact_or_estimated(fields: Fields, method: str | None, stored: StoredWeights | None) -> ModelGeometry:
     """Return the geometry as its class describes it, or an estimate of one that sizing does not implement."""
+    fields = block_heads.as_engine_reads(fields)
     try:
         if method is not None:
             return _head(fields, method)

@@ -121,6 +121,7 @@ def mtp_head(target: ModelGeometry) -> ModelGeometry:
         target,
         name=f"MTP layers of {target.name}",
         layers=target.mtp_block * target.mtp_layers,
+        layer_scale=target.layer_scale if target.mtp_scale == (1, 1) else target.mtp_scale,
         ropes=(),
         tower=Tower(),
         mtp_layers=0,

@@ -17,6 +17,7 @@ from specdecode_operator.sizing.families.decoder import (
     model_rope,
     with_defaults,
 )
+from specdecode_operator.sizing.model.checkpoint import read_checkpoint
 from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
 from specdecode_operator.sizing.model.layers import (
     DenseMlp,
@@ -93,7 +94,16 @@ def nemotron_h(fields: Fields, architecture: str, tower: Tower | None = None) ->
     predicts = _kinds(fields, "mtp_layers_block_type", "mtp_hybrid_override_pattern") or (FULL, _EXPERTS)
     if not set(predicts) <= {FULL, _EXPERTS}:
         raise fields.error("mtp_layers_block_type", f"sizing knows {FULL} and {_EXPERTS} here, and so does the engine")
-    block = tuple(Layer(mixers.get(kind), others.get(kind), norms=1) for kind in predicts)
+    stored = read_checkpoint(fields)
+    block = tuple(
+        Layer(
+            mixers.get(kind),
+            others.get(kind),
+            norms=1,
+            unquantized=stored.unquantized_prediction_modules(model.num_layers, index),
+        )
+        for index, kind in enumerate(predicts)
+    )
     return replace(model, mtp_block=block)
 
 

@@ -21,6 +21,7 @@ from specdecode_operator.sizing.kv.pages import (
     is_uniform,
     keep_all_tokens,
     layer_pages,
+    padded_pages,
 )
 from specdecode_operator.sizing.kv.settings import (
     KvSettings,
@@ -102,15 +103,22 @@ def stage_groups(stages: tuple[Layers, ...], settings: KvSettings) -> tuple[KvGr
     counts = [run.count for run, _ in runs]
     if is_uniform(pages):
         return _single_group(pages, counts, stage_of_layer, len(stages), settings)
+    of_draft = [run.layer.of_draft for run, _ in runs]
     raised = equal_pages(pages, settings)
-    if raised is not None:
-        of_draft = [run.layer.of_draft for run, _ in runs]
-        return _several_groups(raised, counts, stage_of_layer, of_draft, len(stages), settings)
-    kept = keep_all_tokens(pages) if falls_back_to_full(pages, settings) else None
-    if kept is None:
-        kinds = ", ".join(sorted({page.layer.kind for page in pages}))
-        raise SizingError("layers", kinds, f"vLLM {settings.version} cannot give these layers blocks of one size")
-    return _single_group(kept, counts, stage_of_layer, len(stages), settings)
+    kept = keep_all_tokens(pages) if raised is None and falls_back_to_full(pages, settings) else None
+    if kept is not None:
+        return _single_group(kept, counts, stage_of_layer, len(stages), settings)
+    if raised is None and settings.layout_known:
+        raise _unequal_blocks(pages, settings, drafts=any(of_draft))
+    return _several_groups(raised or padded_pages(pages), counts, stage_of_layer, of_draft, len(stages), settings)
+
+
+def _unequal_blocks(pages: Sequence[Page], settings: KvSettings, *, drafts: bool) -> SizingError:
+    """Return the error for layers between which the engine cannot divide one pool."""
+    kinds = ", ".join(sorted({page.layer.kind for page in pages}))
+    field, remedy = ("speculation.draft", "another draft") if drafts else ("target.model", "another model")
+    message = f"vLLM {settings.version} cannot give layers of these kinds ({kinds}) blocks of one size: use {remedy}"
+    return SizingError(field, kinds, message)
 
 
 def _manages_hybrids(runs: Sequence[tuple[LayerRun, int]], settings: KvSettings) -> bool:

@@ -27,7 +27,7 @@ from specdecode_operator.sizing.weights.weights import (
     quantized_head_bytes,
     weight_parts,
 )
-from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Precision
+from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Knowledge, Precision
 
 ALLOCATOR: Final = "allocator"
 """Part of the target's weights that only a GPU has."""
@@ -226,6 +226,7 @@ def cache_pages(pair: Pair, tensor: int) -> tuple[tuple[LayerRun, Page], ...]:
 
 def _kv_settings(pair: Pair, pipeline: int) -> KvSettings:
     target, limits = pair.target, pair.limits
+    models = (target, *(loaded_draft(pair) or ())[:1])
     return KvSettings(
         block_size=round_up(limits.block_size, BLOCK_TOKENS) if target.has_sparse_attention else limits.block_size,
         max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -238,6 +239,7 @@ def _kv_settings(pair: Pair, pipeline: int) -> KvSettings:
         num_speculative_tokens=pair.num_speculative_tokens,
         draft_reads_hidden_states=pair.method in METHODS_WITH_HIDDEN_STATES,
         prediction_modules=pair.prediction_modules,
+        layout_known=all(model.knowledge is Knowledge.EXACT for model in models),
     )
 
 

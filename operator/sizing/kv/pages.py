@@ -114,6 +114,12 @@ def equal_pages(pages: list[Page], settings: KvSettings) -> list[Page] | None:
     return raised
 
 
+def padded_pages(pages: Sequence[Page]) -> list[Page]:
+    """Return the pages padded to the largest, which is the most that any layout of equal blocks takes."""
+    largest = max(page.page_bytes for page in pages)
+    return [replace(page, page_bytes=largest) for page in pages]
+
+
 def _can_be_padded(kind: CacheKind, settings: KvSettings) -> bool:
     """Decide whether a page may be longer than what its layer keeps."""
     rules = kv_rules(settings.version)

@@ -49,6 +49,8 @@ class KvSettings(NamedTuple):
     prediction_modules: int = 0  # Modules of an MTP draft that predict one after the other; zero for other methods
     # False with ``--disable-hybrid-kv-cache-manager``, or with a KV connector that needs that
     hybrid_manager: bool = True
+    # False if the layers of target or draft are estimated, so that the engine may lay them out otherwise
+    layout_known: bool = True
     chunked_hybrid: bool = True  # VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, which is on unless set to 0
 
 

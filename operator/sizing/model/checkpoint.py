@@ -1,11 +1,13 @@
 """What a config.json's quantization_config says about the stored weights."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from specdecode_operator.sizing.base.fields import Fields
 from specdecode_operator.sizing.model.checkpoint_formats import read_format
 from specdecode_operator.sizing.model.exclusions import Exclusions, read_exclusions
+from specdecode_operator.sizing.model.layers import Layer
 from specdecode_operator.sizing.model.precision import Method, WeightFormat
 from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES
 
@@ -13,6 +15,12 @@ _HEAD = "lm_head"
 
 
 _EXCLUSION_KEYS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
+
+_DYNAMIC = "dynamic"
+_SKIPPED = "-:"
+"""GPTQModel's settings by module, and what its patterns of modules in 16 bits begin with (vLLM, gptq_utils.py,
+get_dynamic_override).
+"""
 
 _QUANTIZABLE = (
     "self_attn.q_proj",
@@ -69,8 +77,10 @@ _ALIASES = {
 
 _PREFIXES = ("model.layers", "backbone.layers", "language_model.model.layers", "model.language_model.layers")
 
-_PREDICTION_LAYER = "mtp.layers.0"
-"""What Qwen3.5's files call their first layer for multi-token prediction."""
+_PREDICTION_LAYERS = "mtp.layers"
+"""What the files of Qwen3.5 and Nemotron 3 call their layers for multi-token prediction."""
+
+_PREDICTION = re.compile(r"\bmtp(\b|_)")
 
 
 @dataclass(frozen=True)
@@ -86,12 +96,13 @@ class Checkpoint:
         """Return the modules of one layer that stay in 16 bits."""
         return self._unquantized([f"{prefix}.{layer_index}" for prefix in _PREFIXES]) if self.excluded else frozenset()
 
-    def unquantized_prediction_modules(self, num_layers: int) -> frozenset[str]:
+    def unquantized_prediction_modules(self, num_layers: int, index: int = 0) -> frozenset[str]:
         """Return the modules of a layer for multi-token prediction that stay in 16 bits.
 
-        Files number it after the last layer, or apart (Qwen3.5).
+        Files number it after the last layer, or apart (Qwen3.5, Nemotron 3).
         """
-        return self._unquantized([*(f"{prefix}.{num_layers}" for prefix in _PREFIXES), _PREDICTION_LAYER])
+        after = (f"{prefix}.{num_layers + index}" for prefix in _PREFIXES)
+        return self._unquantized([*after, f"{_PREDICTION_LAYERS}.{index}"]) if self.excluded else frozenset()
 
     def _unquantized(self, layers: Sequence[str]) -> frozenset[str]:
         return frozenset(
@@ -121,8 +132,31 @@ def read_checkpoint(config: Fields) -> Checkpoint:
         section = inner.having({"quant_method": "modelopt", **inner.values})
     num_layers = config.size("num_hidden_layers", default=1)
     excluded = tuple(read_exclusions(section, key, num_layers) for key in _EXCLUSION_KEYS if section.is_set(key))
+    if section.is_set(_DYNAMIC):
+        excluded = (*excluded, read_exclusions(_skipped(section), _DYNAMIC, num_layers))
     _refuse_quantized_head(config, section)
     return Checkpoint(read_format(section), excluded, _cache_element_bytes(section))
+
+
+def in_16_bits_for_prediction(layer: Layer, config: Fields) -> Layer:
+    """Return a layer for multi-token prediction of a checkpoint in a format that sizing does not implement.
+
+    It is in 16 bits if the file names such layers among what it does not quantize.
+    """
+    section = config.values.get("quantization_config")
+    inner = section.get("quantization", section) if isinstance(section, Mapping) else {}
+    named = [inner.get(key) for key in (*_EXCLUSION_KEYS, _DYNAMIC)] if isinstance(inner, Mapping) else []
+    excluded = any(_PREDICTION.search(str(each)) for each in named if each)
+    return replace(layer, unquantized=frozenset(_QUANTIZABLE)) if excluded else layer
+
+
+def _skipped(section: Fields) -> Fields:
+    """Return the section with patterns of the modules that GPTQModel left in 16 bits under its key."""
+    rules = section.section(_DYNAMIC) or section.having({})
+    if any(value for key, value in rules.values.items() if not key.startswith(_SKIPPED)):
+        raise section.unmodelled(_DYNAMIC, "modules with settings of their own cannot be sized yet")
+    patterns = [f"re:{key.removeprefix(_SKIPPED)}" for key in rules.values if key.startswith(_SKIPPED)]
+    return section.having({_DYNAMIC: patterns})
 
 
 def _refuse_quantized_head(config: Fields, section: Fields) -> None:

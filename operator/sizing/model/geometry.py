@@ -136,6 +136,8 @@ class ModelGeometry:
     stored: StoredWeights | None = None
     # Bytes of its layers in the files, and as their shapes give them: the layers are scaled by it
     layer_scale: tuple[int, int] = (1, 1)
+    # The same of the layers for multi-token prediction; (1, 1) if these are scaled as all layers
+    mtp_scale: tuple[int, int] = (1, 1)
     # Bytes of a token in the KV cache, and of a request's states, on one GPU, if the user gives them
     assumed_token_bytes: int | None = None
     assumed_state_bytes: int | None = None

@@ -24,6 +24,10 @@ _UNUSED: Final = re.compile(r"(^|\.)(mtp|talker|code2wav|token2wav|tts)(\.|_|$)"
 """Parts that the engine does not load for text: modules for multi-token prediction, speech that comes out."""
 
 
+_PREDICTION: Final = re.compile(r"(^|\.)mtp(\.|$)")
+"""Parts that hold modules for multi-token prediction."""
+
+
 @dataclass(frozen=True)
 class StoredWeights:
     """Bytes of all tensors in the files, and the same by the type's name in safetensors and by part."""
@@ -49,6 +53,11 @@ class StoredWeights:
     def unused_bytes(self) -> int:
         """Bytes of what the engine does not load to answer with text."""
         return sum(size for part, size in self.bytes_by_part if _UNUSED.search(part))
+
+    @property
+    def prediction_bytes(self) -> int:
+        """Bytes of modules for multi-token prediction."""
+        return sum(size for part, size in self.bytes_by_part if _PREDICTION.search(part))
 
     @property
     def table_bytes(self) -> int | None:

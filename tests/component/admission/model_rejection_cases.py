@@ -15,7 +15,7 @@ MODELS = {
         "greater than or equal to 1",
     ),
     "target is a path without a volume": Bad(
-        "target: {model: /models/llama}", "spec.target.model", "or give models.volume"
+        "target: {model: /models/llama}", "spec.target.model", "set models.volume"
     ),
     "draft is a path without a volume": Bad(
         "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: ../draft}}",
@@ -42,6 +42,11 @@ MODELS = {
         f"models: {{volume: {VOLUME}}}",
         "spec.speculation.draft.revision",
         "remove one",
+    ),
+    "draft is a folder inside a repository": Bad(
+        "speculation: {method: dflash, numSpeculativeTokens: 5, draft: {model: org/m/dflash}}",
+        "spec.speculation.draft.model",
+        "copy the folder to a volume",
     ),
     "checkpoint that is no hub id": Bad(
         "target: {model: org/m, checkpoints: [{quantization: INT4, model: a/b/c}]}",

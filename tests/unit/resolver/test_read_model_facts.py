@@ -110,8 +110,44 @@ def test_mistrals_second_copy_is_not_counted(folder: Path) -> None:
 def test_pickles_are_not_opened(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "model.safetensors")  # would hang whoever opens it
-    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 7'\ntR.")
     assert refusal(folder).reason == "WeightsNotFound"
+    (folder / "training_args.bin").write_bytes(b"")
+    assert refusal(folder).reason == "WeightsNotFound"
+    os.mkfifo(folder / "pytorch_model.bin")
+    assert refusal(folder).reason == "WeightsNotFound"
+
+
+def test_a_model_that_is_stored_as_pickles_is_known_by_its_config(folder: Path) -> None:
+    """As yuhuili/EAGLE3-LLaMA3.3-Instruct-70B, which vLLM serves."""
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 7'\ntR.")
+    found = read_checkpoint_directory(str(folder))
+    assert (found.config, found.weights) == (TINY_CONFIG, Weights(0, 0, False, {}, {}))
+    assert unpack(pack_facts(found)) == found
+
+
+def test_a_config_that_names_each_expert_fits_the_message(folder: Path) -> None:
+    """As those of nvidia/MiniMax-M3-NVFP4 (3.1 MB) and nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4."""
+    modules = [
+        f"model.layers.{layer}.mlp.experts.{expert}.{name}_proj"
+        for layer in range(60)
+        for expert in range(128)
+        for name in ("gate", "up", "down")
+    ]
+    quantization = {
+        "quant_algo": "MIXED_PRECISION",
+        "ignore": ["lm_head", *modules],
+        "config_groups": {"group_0": {"weights": {"num_bits": 4}, "targets": modules}},
+        "quantized_layers": {name: {"quant_algo": "FP8" if name in modules[:9] else "NVFP4"} for name in modules},
+    }
+    (folder / "config.json").write_text(json.dumps({**TINY_CONFIG, "quantization_config": quantization}))
+    assert (folder / "config.json").stat().st_size > 2**21
+    found = read_checkpoint_directory(str(folder))
+    assert unpack(pack_facts(found)) == found
+    kept = found.config["quantization_config"]
+    assert kept["ignore"] == ["lm_head", *(name for name in modules if ".experts.0." in name)]
+    assert kept["config_groups"]["group_0"] == {"weights": {"num_bits": 4}, "targets": modules[:1]}
+    assert [layer["quant_algo"] for layer in kept["quantized_layers"].values()] == ["NVFP4", "FP8"]
 
 
 TENSOR = {"dtype": "BF16", "shape": [4], "data_offsets": [0, 8]}
@@ -157,7 +193,7 @@ def test_hostile_headers_end_in_a_sentence(folder: Path, case: str) -> None:
         (b'{"a":' * 300 + b"{}" + b"}" * 300, "ConfigUnreadable", "nested more than 64 deep"),
         (b'{"a":' + b"[" * 300 + b"]" * 300 + b"}", "ConfigUnreadable", "nested more than 64 deep"),
         (b'{"a":' * 5000 + b"{}" + b"}" * 5000, "ConfigUnreadable", "not JSON"),
-        (b"{" + b" " * CONFIG_LIMIT_BYTES + b"}", "ConfigUnreadable", "more than 64 KiB"),
+        (b"{" + b" " * CONFIG_LIMIT_BYTES + b"}", "ConfigUnreadable", "more than 8 MiB"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_told(folder: Path, content: bytes, reason: str, words: str) -> None:

@@ -21,7 +21,7 @@ from tests.unit.cli.hub.conftest import FILES, SHARDS, alone
 DEEP = b'{"a":' * 900 + b"1" + b"}" * 900
 HOSTILE: dict[str, tuple[dict[str, bytes], str]] = {
     "no config": ({"config.json": None}, "no config.json"),
-    "a large config": ({"config.json": b" " * 2**20}, "more than 64 KiB"),
+    "a large config": ({"config.json": b" " * 9 * 2**20}, "more than 8 MiB"),
     "a deep config": ({"config.json": DEEP}, "nested more than"),
     "a very deep config": ({"config.json": b"[" * 60_000}, "is not JSON"),
     "a config that is a list": ({"config.json": b"[]"}, "not an object"),

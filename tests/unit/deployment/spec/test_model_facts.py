@@ -273,7 +273,7 @@ def test_an_entry_for_another_model_is_not_taken() -> None:
 FAILURES: dict[str, tuple[str, str, str]] = {
     "ModelNotFound": ("Unknown", "True", "put the model there"),
     "ModelNotReadable": ("Unknown", "True", "runAsUser"),
-    "WeightsNotFound": ("Unknown", "True", "never opened"),
+    "WeightsNotFound": ("Unknown", "True", "safetensors files"),
     "WeightsUnreadable": ("Unknown", "True", "anew"),
     "HubRefused": ("Unknown", "True", "hubTokenSecret"),
     "HubUnreachable": ("Unknown", "True", "name a volume"),

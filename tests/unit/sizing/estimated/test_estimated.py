@@ -11,12 +11,13 @@ from specdecode_operator.sizing.base.devices import find_device
 from specdecode_operator.sizing.base.errors import GeometryError
 from specdecode_operator.sizing.families.catalogue import find_geometry, hub_ids
 from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
+from specdecode_operator.sizing.families.prediction import mtp_head
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, estimate
 from specdecode_operator.sizing.model.geometry import ModelGeometry
 from specdecode_operator.sizing.model.layers import SelfAttention
 from specdecode_operator.sizing.model.stored import StoredWeights
 from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import weight_bytes
+from specdecode_operator.sizing.weights.weights import loaded_head_bytes, weight_bytes
 from specdecode_operator.vocabulary import Knowledge, Precision
 
 GIB = 2**30
@@ -356,3 +357,37 @@ def test_messages_list_no_classes() -> None:
     with pytest.raises(GeometryError) as caught:
         geometry_from_config("new", {"architectures": ["Strange"]})
     assert len(str(caught.value)) < 200
+
+
+PREDICTING: dict[str, Any] = NEW | {"num_nextn_predict_layers": 1}
+
+
+def test_layers_for_prediction_are_those_in_the_files() -> None:
+    """As NVIDIA's Puzzle 75B: they are in 16 bits, with larger experts than the last layer."""
+    parts = {"mtp.layers": 5 * GIB}
+    draft = mtp_head(geometry_from_config("new", PREDICTING, stored(9 * GIB, **parts)))
+    assert loaded_head_bytes(draft, Precision.BF16, Split(1)) == pytest.approx(5 * GIB, rel=1e-4)
+    without = mtp_head(geometry_from_config("new", PREDICTING, stored(9 * GIB)))
+    assert loaded_head_bytes(without, Precision.BF16, Split(1)) < GIB
+
+
+def test_files_of_a_known_class_are_compared_without_layers_for_prediction() -> None:
+    known = KNOWN | {"architectures": ["Glm4MoeForCausalLM"], **EXPERTS, "n_routed_experts": 16, "n_shared_experts": 1}
+    known |= {"first_k_dense_replace": 1, "num_nextn_predict_layers": 1}
+    own = geometry_from_config("known", known)
+    layers = (bytes_on_one(own) - 2 * TABLE) * 110 // 100
+    model = geometry_from_config("known", known, stored(layers, **{"model.layers.mtp": 3 * GIB}))
+    assert (own.knowledge, model.knowledge) == (Knowledge.EXACT, Knowledge.ESTIMATED)
+
+
+NVFP4_MIXED: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "note": "NVFP4"}
+
+
+@pytest.mark.parametrize("excluded", [{"ignore": ["lm_head", "mtp*"]}, {"exclude_modules": ["mtp.layers.0"]}])
+def test_layers_for_prediction_that_a_file_excludes_are_in_16_bits(excluded: dict[str, Any]) -> None:
+    def drafted_bytes(quantization: dict[str, Any]) -> int:
+        draft = mtp_head(geometry_from_config("new", PREDICTING | {"quantization_config": quantization}))
+        return loaded_head_bytes(draft, Precision.NVFP4, Split(1))
+
+    everywhere = drafted_bytes(NVFP4_MIXED | {"ignore": ["lm_head"]})
+    assert 2.5 * everywhere < drafted_bytes(NVFP4_MIXED | excluded) < 4 * everywhere

@@ -2,13 +2,19 @@
 
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from specdecode_operator.sizing.base.errors import GeometryError
+from specdecode_operator.sizing.families.catalogue import find_entry
 from specdecode_operator.sizing.families.config import geometry_from_config
+from specdecode_operator.sizing.families.prediction import mtp_head
 from specdecode_operator.sizing.model.checkpoint import Checkpoint
 from specdecode_operator.sizing.model.exclusions import Exclusions
+from specdecode_operator.sizing.weights.rank_layers import Split
+from specdecode_operator.sizing.weights.weights import loaded_head_bytes, weight_bytes
+from specdecode_operator.vocabulary import Precision
 
 MIB = 2**20
 LLAMA = {
@@ -56,3 +62,34 @@ def test_more_layers_than_any_model_has_are_refused() -> None:
     assert geometry_from_config("x", LLAMA).num_layers == 1024
     with pytest.raises(GeometryError, match="between 1 and 1,024"):
         geometry_from_config("x", LLAMA | {"num_hidden_layers": 1025})
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True}
+
+
+def test_modules_that_gptqmodel_skips_stay_in_16_bits() -> None:
+    """As in the GPTQ builds of Qwen3.5: keys without settings say nothing, those with ``-:`` leave modules out."""
+    skips: dict[str, Any] = {"dynamic": {"lm_head": {}, "-:.*attn.*": {}, "-:.*mtp.*": {}}}
+    listed = {"modules_to_not_convert": ["self_attn.q_proj", "self_attn.o_proj"]}
+    made = [geometry_from_config("gptq", LLAMA | {"quantization_config": GPTQ | more}) for more in (skips, listed, {})]
+    skipped, left_out, whole = (weight_bytes(each, Precision.INT4, Split(1)) for each in made)
+    assert skipped == left_out > whole
+
+
+def test_modules_with_settings_of_their_own_are_estimated() -> None:
+    mixed = GPTQ | {"dynamic": {"+:.*down_proj.*": {"bits": 8}}}
+    model = geometry_from_config("gptq", LLAMA | {"quantization_config": mixed})
+    assert model.estimated_because == "quantization_config.dynamic"
+
+
+def test_layers_for_prediction_of_nemotron_stay_in_16_bits() -> None:
+    """As nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4, which excludes ``mtp*``."""
+    entry = find_entry("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4")
+    assert entry is not None
+    quantization = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "mtp*"]}
+    quantized, excluded = (
+        mtp_head(geometry_from_config("nemotron", {**entry.config, "quantization_config": each}))
+        for each in (quantization | {"ignore": ["lm_head"]}, quantization)
+    )
+    sizes = [loaded_head_bytes(draft, Precision.NVFP4, Split(1)) for draft in (quantized, excluded)]
+    assert sizes[1] > 3 * sizes[0]

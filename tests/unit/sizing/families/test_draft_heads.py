@@ -1,7 +1,7 @@
 """Draft heads and MTP layers as vLLM 0.32 makes them: figures of its own classes on the meta device."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -406,3 +406,76 @@ def test_a_head_of_speculators_keeps_the_targets_output_head(version: str, draft
     without = replace(head, head=replace(head.head, shares_output=True)) if head.head else head
     loaded, least = (loaded_head_bytes(each, Precision.BF16, Split(1)) for each in (head, without))
     assert loaded - least == tables * 4096 * 2
+
+
+KIMI_LAYERS: dict[str, Any] = {
+    "hidden_size": 7168,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 16,
+    "head_dim": 64,
+    "vocab_size": 163_840,
+    "max_position_embeddings": 131_072,
+    "model_type": "qwen3",
+    "sliding_window": 2048,
+    "layer_types": ["sliding_attention"] * 5,
+    "rope_theta": 10_000.0,
+}
+KIMI_DSPARK: dict[str, Any] = {
+    "architectures": ["DSparkDraftModel"],
+    "speculators_model_type": "dspark",
+    "draft_vocab_size": 163_840,
+    "block_size": 8,
+    "markov_rank": 256,
+    "mask_token_id": 163_837,
+    "sample_from_anchor": True,
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+    "aux_hidden_state_layer_ids": [24, 48, 72, 88, 92],
+    "speculators_config": {"algorithm": "dspark", "verifier": {"name_or_path": "moonshotai/Kimi-K3"}},
+    "transformer_layer_config": KIMI_LAYERS,
+}
+"""RedHatAI/Kimi-K3-speculator.dspark as published, which the catalogue has as vLLM rewrites it."""
+
+
+def test_a_dspark_head_of_speculators_is_read_as_the_engine_reads_it() -> None:
+    name = "RedHatAI/Kimi-K3-speculator.dspark"
+    published, known = head_from_config(name, KIMI_DSPARK, "dspark"), find_geometry(name)
+    assert known is not None
+    assert published.head is not None
+    assert published.head.verifier == "moonshotai/Kimi-K3"
+    assert asdict(replace(published, head=replace(published.head, verifier=None))) == asdict(known)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "architecture"),
+    [
+        ("dflash", {}, "DFlashDraftModel"),
+        (
+            "dflash2",
+            {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
+            "DFlash2DraftModel",
+        ),
+    ],
+)
+def test_a_dflash_head_of_speculators_is_read_as_the_engine_reads_it(
+    kind: str, more: dict[str, Any], architecture: str
+) -> None:
+    outside = {"aux_hidden_state_layer_ids": [2, 20, 40], "mask_token_id": 7, "block_size": 8, **more}
+    saved = {"speculators_model_type": kind, **outside, "transformer_layer_config": KIMI_LAYERS}
+    rewritten = {
+        **KIMI_LAYERS,
+        "architectures": [architecture],
+        "eagle_aux_hidden_state_layer_ids": [2, 20, 40],
+        "dflash_config": {"mask_token_id": 7, **more},
+    }
+    read, wanted = (head_from_config("head", config, "dflash") for config in (saved, rewritten))
+    assert asdict(read) == asdict(wanted)
+    with pytest.raises(GeometryError) as caught:
+        head_from_config("head", {**saved, "aux_hidden_state_layer_ids": []}, "dflash")
+    assert caught.value.field == "aux_hidden_state_layer_ids"
+    broken = {**saved, "transformer_layer_config": {**KIMI_LAYERS, "hidden_size": 0}}
+    with pytest.raises(GeometryError) as caught:
+        head_from_config("head", broken, "dflash")
+    assert caught.value.field == "transformer_layer_config.hidden_size"

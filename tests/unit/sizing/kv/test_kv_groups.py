@@ -144,8 +144,21 @@ def test_a_window_beside_latent_caches_that_cannot_be_padded_is_kept_whole() -> 
     layers = runs((61, latent()), (5, sliding(8, 128, 2048)))
     grouping = kv_groups(layers, NEWEST)
     assert [(group.kind, group.num_layers) for group in grouping.groups] == [(CacheKind.LATENT, 66)]
-    with pytest.raises(SizingError, match=r"vLLM 0\.26\.0 cannot give these layers blocks of one size"):
+    with pytest.raises(SizingError, match=r"vLLM 0\.26\.0 cannot give layers of these kinds") as refused:
         kv_groups(layers, NEWEST._replace(version="0.26.0"))
+    assert (refused.value.field, refused.value.value) == ("target.model", "latent, sliding")
+
+
+def test_estimated_layers_are_padded_in_the_place_of_a_refusal() -> None:
+    """As GLM-5.3-Flash (states beside latent caches) with a DFlash 2 head, which people serve."""
+    states, windows = linear(4_194_304, 65_536), sliding(8, 128, 2048)
+    layers = runs((34, states), (11, latent()), (5, windows))
+    with pytest.raises(SizingError):
+        kv_groups(layers, NEWEST)
+    grouping = kv_groups(layers, NEWEST._replace(layout_known=False))
+    widths = {group.block_bytes // group.num_layers for group in grouping.groups}
+    assert len(widths) == 1
+    assert {group.kind for group in grouping.groups} == {CacheKind.STATE, CacheKind.LATENT, CacheKind.SLIDING}
 
 
 def test_latent_pages_are_padded_in_0_28_alone() -> None:
