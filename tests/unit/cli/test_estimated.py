@@ -405,7 +405,7 @@ def test_a_folder_without_weights_says_what_sizes_it(
 ) -> None:
     (headers / "model.safetensors").unlink()
     result = specdecode("models", "add", headers, "--id", "my/new")
-    assert (result.exit_code, "there is no safetensors file" in result.output) == (5, True)
+    assert (result.exit_code, "there are no weights" in result.output) == (5, True)
     assert f"--model-config my/new={headers}/config.json" in result.output
     assert f"--model-config ID={headers}/config.json" in specdecode("models", "add", headers).output
     assert specdecode("plan", path, "--model-config", f"my/new={headers}/config.json").exit_code == 0

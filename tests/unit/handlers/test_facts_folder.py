@@ -219,7 +219,7 @@ def test_a_file_that_had_no_room_is_read_once_others_are_removed(
 def test_a_file_is_read_again_after_an_error_of_the_machine(
     path: Path, folder: FactsFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     write_facts(path, "tiny.json", "site/tiny")

@@ -281,24 +281,6 @@ def test_files_that_make_no_sense_stay_errors(changes: dict[str, Any], field: st
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"architectures": ["MPTForCausalLM"]}, "0.28"),
-        ({"architectures": ["JAISLMHeadModel"]}, "0.22"),
-        ({"architectures": ["GritLM"]}, "0.28"),
-        ({"architectures": ["SomethingElse"]}, "would not start"),
-    ],
-)
-def test_a_class_that_vllm_no_longer_serves_is_refused_with_its_last_version(
-    changes: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(GeometryError) as caught:
-        geometry_from_config("new", NEW | changes)
-    assert caught.value.field == "architectures"
-    assert told in caught.value.message
-
-
 def test_what_a_section_leaves_open_is_said_by_the_file_around_it() -> None:
     inner = {"num_key_value_heads": None, "intermediate_size": None, "vocab_size": None, "hidden_act": "silu"}
     found = geometry_from_config("new", NEW | {"text_config": inner})
