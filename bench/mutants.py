@@ -1,6 +1,6 @@
 """How many small wrong changes the tests of an area let pass: mutmut over the areas of `[tool.mutants]`.
 
-    ./just mutants [--sample 200 | --all] [--seed TEXT] [--tests PATH] [operator/sizing/kv/capacity.py …]
+    ./just mutants [--sample 200 | --all] [--seed TEXT] [--tests PATH] [operator/sizing/memory/kv_cache.py …]
 
 It works in a folder of its own, which goes away. A sample stays the same until its functions or the seed change.
 """

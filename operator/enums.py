@@ -1,4 +1,7 @@
-"""Values of fields that users write, where both our kinds and sizing work with them: each is defined here alone."""
+"""Enumerations and value tables shared by the API, vLLM and sizing: methods, precisions, dtypes.
+
+Defined once, without pydantic, because sizing imports this module and stays free of the API models.
+"""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -157,3 +160,141 @@ KV_ELEMENT_BYTES: Final[Mapping[str, int | None]] = {
     KvCacheDtype.FP8_E5M2: FP8_ELEMENT_BYTES,
 }
 """Bytes of a number in the KV cache; None is what the checkpoint asks for, or else the model's own type."""
+
+
+class Mode(StrEnum):
+    """What a policy may do."""
+
+    OBSERVE = "Observe"
+    ADVISE = "Advise"
+    ENFORCE = "Enforce"
+
+
+class Action(StrEnum):
+    """What is to be done."""
+
+    KEEP = "Keep"
+    CHANGE = "Change"
+    """Speculate otherwise: another K, K by batch size, adaptive verification, another method."""
+
+    TURN_OFF = "TurnOff"
+    TRY_AGAIN = "TryAgain"
+    """Speculate again, after it was off."""
+
+    RESTART = "Restart"
+    """Start the engine anew whose acceptance decayed."""
+
+
+class Outcome(StrEnum):
+    """What became of an action."""
+
+    KEPT = "Kept"
+    PAUSED = "Paused"
+    COOLING_DOWN = "CoolingDown"
+    BUDGET_SPENT = "BudgetSpent"
+    OBSERVED = "Observed"
+    ADVISED = "Advised"
+    REFUSED = "Refused"
+    """The API server did not let it happen; it is tried again."""
+
+    DONE = "Done"
+
+
+class Quantization(StrEnum):
+    """Precision in which a model's linear layers are held in GPU memory."""
+
+    AS_CHECKPOINT = "AsCheckpoint"
+    BF16 = "BF16"
+    FP8 = "FP8"
+    INT8 = "INT8"
+    INT4 = "INT4"
+    AUTO = "Auto"
+
+
+METHODS_WITH_LAYERS = (*METHODS_WITH_DRAFT, Method.MTP)
+"""Methods whose draft has layers, which are split over GPUs."""
+
+METHODS_WITH_LOOKUP = (Method.NGRAM, Method.NGRAM_GPU)
+"""Methods that look the proposal up in the prompt."""
+
+METHODS_OF_FREE_LENGTH = (*METHODS_WITH_LOOKUP, Method.SUFFIX)
+"""Methods that propose as many tokens as they find, in some steps none."""
+
+METHODS_WITH_SAMPLING = (Method.DRAFT_MODEL, *METHODS_WITH_HIDDEN_STATES)
+"""Methods whose draft has a distribution of its own to sample from."""
+
+
+class RejectionSampling(StrEnum):
+    """How drafted tokens are checked, in vLLM's words. One that is left out, synthetic, makes answers up."""
+
+    STANDARD = "standard"
+    BLOCK = "block"
+    FLY = "fly"
+    """Alone loses what the target would have answered."""
+
+
+class Loss(StrEnum):
+    """Whether answers may be others than the target's own."""
+
+    ACCEPTED = "Accepted"
+
+
+class DraftSampling(StrEnum):
+    """How a draft picks its tokens, in vLLM's words."""
+
+    GREEDY = "greedy"
+    PROBABILISTIC = "probabilistic"
+
+
+class DraftHeadQuantization(StrEnum):
+    """Precision of a draft's copy of the output head, in vLLM's words."""
+
+    FP8 = "fp8"
+    NVFP4 = "nvfp4"
+
+
+METHODS_WITH_TARGETS_HEAD = (Method.EAGLE, Method.MTP)
+"""Methods whose draft uses the target's output head: heads of eagle3 have one of their own."""
+
+
+class AcceleratorType(StrEnum):
+    """What the engine computes on."""
+
+    GPU = "GPU"
+    CPU = "CPU"
+
+
+class RopeType(StrEnum):
+    """How rotary positions are stretched, in vLLM's words."""
+
+    YARN = "yarn"
+    LINEAR = "linear"
+    DYNAMIC = "dynamic"
+
+    @property
+    def has_original_length(self) -> bool:
+        """Whether it starts from the length that the model was trained with, whatever its file says."""
+        return self is RopeType.YARN
+
+
+class CudagraphMode(StrEnum):
+    """Which steps run as CUDA graphs, in vLLM's words."""
+
+    NONE = "NONE"
+    PIECEWISE = "PIECEWISE"
+    FULL = "FULL"
+    FULL_DECODE_ONLY = "FULL_DECODE_ONLY"
+    FULL_AND_PIECEWISE = "FULL_AND_PIECEWISE"
+
+
+class Planning(StrEnum):
+    """What an override asks the operator to pass over."""
+
+    IGNORE = "Ignore"
+
+
+class RolloutStrategy(StrEnum):
+    """Which engine goes first when the engines are replaced."""
+
+    REPLACE = "Replace"
+    SURGE = "Surge"

@@ -1,8 +1,10 @@
-"""What is wrong with an input, and untrusted text as messages show it."""
+"""Problems of an input, and untrusted text made safe for messages and log lines."""
 
 import json
+import logging
 import math
 import re
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -101,3 +103,19 @@ def some_of(names: Iterable[str], most: int = 6) -> str:
 def sentence(field: str, value: str, message: str) -> str:
     """Return field, value and what to do; what is missing is said once, whoever says it."""
     return f"{field}: {message}" if message.startswith(value) and value == MISSING else f"{field}: {value}: {message}"
+
+
+class OneLine(logging.Filter):
+    """Escapes control characters and masks secrets, so that no value ends a line of the log and begins another."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Rewrite the record in place, and let every record pass."""
+        try:
+            record.msg, record.args = printable(record.getMessage()), None
+        except Exception:  # noqa: BLE001  a library's slip: the handler tells of it, and whoever logged goes on
+            return True
+        if record.exc_info and not record.exc_text:
+            # A private key has several lines: it is masked before the lines are taken apart.
+            lines = redact("".join(traceback.format_exception(*record.exc_info))).splitlines()
+            record.exc_text = "\n".join(f"  {printable(line)}" for line in lines)
+        return True

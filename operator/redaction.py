@@ -1,9 +1,4 @@
-"""Keeps secrets out of messages: masks what has the form of a secret, and only then shortens.
-
-A secret is recognized by its whole form: the ``@`` behind a password in a URL, the length of a token, the header of a
-key. A text that is shortened first no longer has that form, and shows the part of the secret that is left. So every
-message is shortened by `clip` or `clip_start`, and never by a slice.
-"""
+"""Mask secrets in messages, then shorten them."""
 
 import re
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Reads YAML that others wrote, as Kubernetes does: what comes out is what JSON can say.
+"""Strict parser for untrusted YAML: the result is always valid JSON data, as in Kubernetes.
 
-PyYAML composes by recursion in C, which deep nesting ends with a signal, and lets a few aliases stand for more than
-memory holds. So the events of each document are counted first.
+PyYAML composes recursively in C, so deep nesting ends the process with a signal, and a few aliases expand to more
+than memory holds. The parser therefore counts the events of each document first.
 """
 
 import math
@@ -11,16 +11,17 @@ from typing import Any, Final
 
 import yaml
 
-from specdecode_operator.documents.limits import (
+from specdecode_operator.problems import shown
+from specdecode_operator.redaction import clip
+from specdecode_operator.untrusted import (
     BYTES_PER_VALUE,
     MANY_VALUES,
     MAX_DEPTH,
     MAX_DIGITS,
     UnreadableTextError,
     check_size,
+    parse_json_values,
 )
-from specdecode_operator.problems import shown
-from specdecode_operator.redaction import clip
 
 _TAG: Final = "tag:yaml.org,2002:"
 _TEXT: Final = f"{_TAG}str"
@@ -202,3 +203,29 @@ def _why(error: yaml.YAMLError) -> str:
         place = f" at character {position + 1}"
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
     return f"is no YAML{place}: {problem}"
+
+
+_LOOKS_LIKE_JSON: Final = re.compile(r'\s*(\{\s*"|\[\s*[\[{"])')
+
+
+def parse_yaml_or_json(text: str, *, is_json: bool) -> Iterable[Any]:
+    """Return the documents of a text that is JSON or YAML.
+
+    ``is_json`` says that the file's name ends with .json: then errors are those of JSON. YAML may begin as JSON does.
+
+    Raises
+    ------
+    UnreadableTextError
+        As parse_json_values and parse_yaml.
+    """
+    named_json = is_json and "\n---" not in text
+    if named_json or _LOOKS_LIKE_JSON.match(text):
+        try:
+            return list(parse_json_values(text))
+        except UnreadableTextError:
+            if named_json:
+                raise
+    # PyYAML takes longer to load than JSON to be read.
+    from specdecode_operator.untrusted_yaml import parse_yaml  # noqa: PLC0415
+
+    return parse_yaml(text)

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from bench.figures import Figure, growth
 from bench.replay.speed import go_first, naps, p99, replay_command, server_process, write_trace
+from specdecode_operator.capture.load.run_settings import read_settings
 from specdecode_operator.capture.load.runner import run_load
-from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.capture.load.workload import read_settings
+from specdecode_operator.capture.load.shutdown import Stop
 
 MOST_ERROR_MS: Final = 1.0
 RATES: Final = (50, 200, 800)

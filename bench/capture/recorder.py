@@ -20,13 +20,10 @@ from typing import Any, Final
 from bench.figures import Figure, at_most, growth
 from devcluster.host.paths import engine_environment
 from specdecode_operator.capture.recorder.block_hashes import block_hashes
-from specdecode_operator.capture.recorder.bounded_queue import BoundedQueue
-from specdecode_operator.capture.recorder.collector import Collector
-from specdecode_operator.capture.recorder.engine import find_classes
+from specdecode_operator.capture.recorder.collector import BoundedQueue, Collector
 from specdecode_operator.capture.recorder.hooks import Hooks
-from specdecode_operator.capture.recorder.segment import Segment
-from specdecode_operator.capture.recorder.shapes import EngineClasses
-from specdecode_operator.capture.recorder.writer import Writer
+from specdecode_operator.capture.recorder.vllm_internals import EngineClasses, find_classes
+from specdecode_operator.capture.recorder.writer import Segment, Writer
 from tests.support import engine_standins
 
 BATCHES: Final = (1, 8, 64, 256)

@@ -23,7 +23,7 @@ from typing import Final
 from bench.figures import Figure, at_most
 from devcluster.host.errors import ClusterError
 from devcluster.images.engine_environment import install_engine_environment
-from specdecode_operator.evidence.student import student_quantile
+from specdecode_operator.stats.verdict import student_quantile
 from tests.engine.engine_process import Engine
 from tests.engine.engine_versions import SERVED
 from tests.engine.recorder_clients import ask_all, repetitive

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from specdecode_operator.api.crd.definitions import capture_crd, deployment_crd
+from specdecode_operator.api.crds import capture_crd, deployment_crd
 
 Schema = Mapping[str, Any]
 

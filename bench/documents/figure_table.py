@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from specdecode_operator.monitoring.figures import FIGURES, Figure
+from specdecode_operator.stats.figures import FIGURES, Figure
 
 
 def figure_table() -> str:

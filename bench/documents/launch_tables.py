@@ -3,11 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from specdecode_operator.engine.arguments import ARGUMENTS
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.engine.rules.extra_config import EXTRA_CONFIG
-from specdecode_operator.engine.settings import Platform
-from specdecode_operator.engine.speculative_config import SPECULATIVE_KEYS
+from specdecode_operator.vllm.arguments import ARGUMENTS
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.vllm.settings import Platform
+from specdecode_operator.vllm.speculative_config import EXTRA_CONFIG, SPECULATIVE_KEYS
 
 NEWEST = find_profile(KNOWN_VERSIONS[-1])
 _TABLE = r"(\| {column} \|.*\n\| --- .*\n)(?:\|.*\n)*"

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import yaml
 
-from specdecode_operator.engine.settings_watch import LABEL, METRIC
-from specdecode_operator.monitoring.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT, Figure, find_figure
-from specdecode_operator.monitoring.measures import DEPLOYMENT_LABEL, DEPLOYMENT_LEVEL, Scope
+from specdecode_operator.stats.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT, Figure, find_figure
+from specdecode_operator.stats.measures import DEPLOYMENT_LABEL, DEPLOYMENT_LEVEL, Scope
+from specdecode_operator.vllm.settings_watch import LABEL, METRIC
 
 FOLDER: Final = Path(__file__).parents[2] / "charts/specdecode-operator/files"
-_HEAD: Final = "# Written by ./just docs from operator/monitoring/figures.py, which says what each figure means.\n"
+_HEAD: Final = "# Written by ./just docs from operator/stats/figures.py, which says what each figure means.\n"
 _WIDTH: Final = 24
 _HEIGHT: Final = 8
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}

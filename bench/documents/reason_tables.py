@@ -41,7 +41,7 @@ def read_conditions(kind: str) -> dict[str, str]:
 def shown_conditions(kind: str, reason: str) -> str:
     """Return the conditions that have a reason, as the reference shows them.
 
-    Available has the reason of a Ready that is not True if no engine serves (deployment/pods/readiness.py,
+    Available has the reason of a Ready that is not True if no engine serves (deployment/rollout/readiness.py,
     available_condition).
     """
     conditions = read_conditions(kind)[reason]

@@ -27,10 +27,10 @@ from bench.documents.version_table import method_table, version_table
 from bench.site import architecture
 from bench.sizing.accuracy import report
 from specdecode_operator.cli.main import app
-from specdecode_operator.cli.outputs.schema import Printed, schema_text
-from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, published_heads
-from specdecode_operator.sizing.weights.weights import parameter_count
+from specdecode_operator.cli.schema import Printed, schema_text
+from specdecode_operator.sizing.catalogue import find_entry, find_geometry, published_heads
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.weights import parameter_count
 
 ROOT: Final = Path(__file__).parents[2]
 MODELS: Final = ROOT / "operator/sizing/data/models"

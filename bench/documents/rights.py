@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from specdecode_operator.kube.rights import OPERATOR_RIGHTS, RELEASE, Right, Scope
+from specdecode_operator.cluster.rights import OPERATOR_RIGHTS, RELEASE, Right, Scope
 
 TEMPLATE: Final = Path(__file__).parents[2] / "charts/specdecode-operator/templates/_rights.tpl"
 _NAME: Final = '{{ include "specdecode.name" . }}'
@@ -14,7 +14,7 @@ _WIDTH: Final = 120
 
 def rights_template() -> str:
     """Return the rules of the roles, a named template for each scope."""
-    return "{{/* Generated of operator/kube/rights.py: ./just docs */}}\n" + "\n".join(
+    return "{{/* Generated of operator/cluster/rights.py: ./just docs */}}\n" + "\n".join(
         map("".join, map(_define, Scope))
     )
 

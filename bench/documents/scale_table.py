@@ -6,10 +6,10 @@ from typing import Final
 
 from bench.documents.bench_table import FILE
 from bench.figures import number, read_runs, table_lines
-from specdecode_operator.api.key import Key
-from specdecode_operator.deployment.attention import Attention
-from specdecode_operator.handlers.state import RESYNC_S
-from specdecode_operator.handlers.turns import Turns
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.deployment.requeue import Requeue
+from specdecode_operator.handlers.operator import RESYNC_S
+from specdecode_operator.handlers.resync import ResyncOrder
 
 MEASURED: Final = (100, 1000, 5000)
 BETWEEN: Final = (2000, 3000)
@@ -65,9 +65,9 @@ def _times() -> Iterator[tuple[str, ...]]:
 
 def _asked() -> tuple[str, ...]:
     """Return how often engines are asked: a rule of the code, whatever was measured."""
-    turns, asked = Turns(RESYNC_S), []
+    turns, asked = ResyncOrder(RESYNC_S), []
     for size in range(1, max(MEASURED) + 1):
-        turns.looked(Key("team", str(size)), Attention())
+        turns.looked(Key("team", str(size)), Requeue())
         if size in (*MEASURED, *BETWEEN):
             asked.append(f"{turns.interval_s:.0f} s")
     return "each engine is asked every", *asked, ""

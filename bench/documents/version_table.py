@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.enums import Method
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
 from tests.engine.engine_versions import SERVED
 from tests.engine.test_recorder_methods import METHODS, REFUSALS
 

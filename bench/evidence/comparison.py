@@ -13,14 +13,13 @@ from typing import Final
 
 import msgspec
 
-from specdecode_operator.capture.comparison.compare import compare_capture
-from specdecode_operator.capture.comparison.judged import Measured, judge
-from specdecode_operator.capture.comparison.reading.blocks import paired_blocks
-from specdecode_operator.capture.comparison.reading.client_side import Sent, read_client_side
-from specdecode_operator.capture.comparison.reading.folders import ArmManifest, Repetition
+from specdecode_operator.capture.comparison.arm_folders import ArmManifest, Repetition
+from specdecode_operator.capture.comparison.arm_verdict import Measured, judge
+from specdecode_operator.capture.comparison.client_requests import Sent, paired_blocks, read_client_side
+from specdecode_operator.capture.comparison.compare_arms import compare_capture
 from specdecode_operator.capture.comparison.result import LoadVerdict, Slo
 from specdecode_operator.capture.files.formats import MANIFEST
-from specdecode_operator.evidence.student import student_quantile
+from specdecode_operator.stats.verdict import student_quantile
 from tests.support.compared_captures import MadeCapture, of_equal_arms
 
 RUNS: Final = 1000

@@ -8,13 +8,13 @@ from random import Random
 from statistics import quantiles
 from typing import Final
 
-from specdecode_operator.deployment.proof.decay import (
+from specdecode_operator.deployment.observed.decay import (
     LEARNED_WINDOWS,
     REASONS,
     WINDOWS_BETWEEN_FALSE_ALARMS,
+    Decline,
     Usual,
 )
-from specdecode_operator.evidence.decline import Decline
 
 WINDOWS: Final = 200_000
 RUNS: Final = 30

@@ -5,7 +5,8 @@ Goodput of each setting at each load is measured on replay engines in virtual ti
 
 from collections.abc import Iterator
 
-from specdecode_operator.policy.decision import Action, Mode, Rules
+from specdecode_operator.deployment.policy_decision import Rules
+from specdecode_operator.enums import Action, Mode
 from tests.support.policy_loads import SCRIPTS, live, measured
 
 _ROUND_S = 15.0

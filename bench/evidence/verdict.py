@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from bench.evidence.block_series import goodput
 from bench.evidence.verdict_methods import METHODS, first_decided
 from specdecode_operator.cli.main import app
-from specdecode_operator.evidence.series import PairedSeries, Verdict
+from specdecode_operator.stats.verdict import PairedSeries, Verdict
 from tests.support.paired_blocks import autocorrelated, normal
 
 RUNS: Final = 1000

@@ -9,9 +9,9 @@ from typing import Any, Final
 import yaml
 
 from bench.figures import Figure
-from specdecode_operator.admission.judgement import Terms
-from specdecode_operator.admission.review import answer
 from specdecode_operator.api.deployment import KIND
+from specdecode_operator.handlers.static_checks import Terms
+from specdecode_operator.handlers.webhook import answer
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 ROUNDS: Final = 200

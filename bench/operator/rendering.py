@@ -9,14 +9,12 @@ from typing import Any, Final
 import yaml
 
 from bench.figures import Figure
-from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
-from specdecode_operator.api.key import Key
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.objects.children import render_children
-from specdecode_operator.deployment.objects.plan_config_map import plan_data
-from specdecode_operator.deployment.plan.planning import full_matrix, make_plan
-from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.api.deployment import KIND, Key, SpecDecodeDeploymentSpec
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.deployment.children import plan_data, render_children
+from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.planning import full_matrix, make_plan
+from specdecode_operator.deployment.validation import valid_facts
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 NODES: Final = (

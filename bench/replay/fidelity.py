@@ -36,21 +36,16 @@ from bench.replay.real_captures import (
     place_below,
 )
 from specdecode_operator.capture.files.formats import TraceMeta
-from specdecode_operator.replay.emulated.acceptance import acceptance_from_json
+from specdecode_operator.capture.recording import RecordedRequest, Recording, read_recording
+from specdecode_operator.replay.emulated.engine_model import acceptance_from_json, step_time_from_json
 from specdecode_operator.replay.emulated.settings import KEY
-from specdecode_operator.replay.emulated.step_time import step_time_from_json
-from specdecode_operator.replay.engines.behaviour import Behaviour
-from specdecode_operator.replay.engines.modelled import ModelledBehaviour
-from specdecode_operator.replay.fitted.fit import fit
-from specdecode_operator.replay.fitted.model import FittedModel
-from specdecode_operator.replay.launch.emulation import PLUGIN
-from specdecode_operator.replay.recording.read import read_recording
-from specdecode_operator.replay.recording.recording import RecordedRequest, Recording
-from specdecode_operator.replay.synth.arrivals import parse_arrivals
-from specdecode_operator.replay.synth.given import GivenBehaviour
-from specdecode_operator.replay.synth.lengths import Lengths
-from specdecode_operator.replay.synth.prompts import Prompts
-from specdecode_operator.replay.synth.run import VirtualRun
+from specdecode_operator.replay.emulation import PLUGIN
+from specdecode_operator.replay.fit import fit
+from specdecode_operator.replay.model_file import FittedModel
+from specdecode_operator.replay.modelled_engine import ModelledBehaviour
+from specdecode_operator.replay.stepped_engine import Behaviour
+from specdecode_operator.replay.synthetic_load import Lengths, Prompts, parse_arrivals
+from specdecode_operator.replay.virtual_run import GivenBehaviour, VirtualRun
 
 BLOCK_TOKENS: Final = 32
 TOKEN_BYTES: Final = 2 * 2 * 64 * 2

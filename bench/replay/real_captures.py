@@ -28,10 +28,10 @@ from typing import Any, Final
 
 from bench.replay.turns import Turns
 from devcluster.images.engine_environment import install_engine_environment
-from specdecode_operator.capture.job.main import Job
+from specdecode_operator.capture.files.summary import summary_text
+from specdecode_operator.capture.job.entrypoint import Job
+from specdecode_operator.capture.load.run_settings import WARMUP_PHASE
 from specdecode_operator.capture.load.runner import run_load
-from specdecode_operator.capture.load.workload import WARMUP_PHASE
-from specdecode_operator.capture.validation.summary import summary_text
 from tests.engine.engine_process import Engine
 from tests.engine.recorder_server import REPOSITORY, serving
 

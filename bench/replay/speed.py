@@ -242,7 +242,7 @@ def _serve_bare(tokens: Sequence[int], bursts: int) -> None:
     from starlette.responses import StreamingResponse  # noqa: PLC0415
     from starlette.routing import Route, Router  # noqa: PLC0415
 
-    from specdecode_operator.replay.server.events import DONE, Events, Head  # noqa: PLC0415
+    from specdecode_operator.replay.server.completion_answers import DONE, Events, Head  # noqa: PLC0415
     from specdecode_operator.replay.server.serve import http_server, listen_at  # noqa: PLC0415
 
     form = Events(Head("cmpl-" + 32 * "0", 0, "bench", chat=False), 0)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
-from specdecode_operator.api.capture_workload import Phase
+from specdecode_operator.api.capture import Phase
 
 _LONGEST_WAIT_S: Final = 1200
 

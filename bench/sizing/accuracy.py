@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.figures import Figure, at_most
-from specdecode_operator.estimate.estimate import read_case
-from specdecode_operator.sizing.base.devices import Device, find_device
-from specdecode_operator.sizing.base.eras import NEWEST_VERSION
-from specdecode_operator.sizing.base.units import GIB, ceil_div, gib_to_bytes
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.kv.capacity import pool_blocks
-from specdecode_operator.sizing.kv.groups import stage_groups
-from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
-from specdecode_operator.sizing.kv.settings import KvSettings
+from specdecode_operator.enums import DTYPE_BYTES, Dtype, Precision
+from specdecode_operator.sizing.arithmetic import GIB, ceil_div, gib_to_bytes
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.devices import Device, find_device
+from specdecode_operator.sizing.estimate import read_case
+from specdecode_operator.sizing.families.architectures import geometry_from_config
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, Parallelism, estimate
-from specdecode_operator.vocabulary import DTYPE_BYTES, Dtype, Precision
+from specdecode_operator.sizing.memory.kv_cache import pool_blocks, stage_groups
+from specdecode_operator.sizing.memory.kv_pages import CacheKind, KvLayer, KvSettings, LayerRun
+from specdecode_operator.sizing.version_rules import NEWEST_VERSION
 from tests.support.kv_logs import printed_tokens
 
 LOGS: Final = Path(__file__).parents[2] / "tests/unit/sizing/groundtruth"

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import yaml
 
-from specdecode_operator.sizing.base.datafiles import read_data
-from specdecode_operator.sizing.families.catalogue import hub_ids
-from specdecode_operator.sizing.families.config import ARCHITECTURES
-from specdecode_operator.versions.table import release
+from specdecode_operator.sizing.catalogue import hub_ids
+from specdecode_operator.sizing.data_files import read_data
+from specdecode_operator.sizing.families.architectures import ARCHITECTURES
+from specdecode_operator.vllm.versions import release
 
 _TARGETS: Final = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
 _HEADS: Final = ("_SPECULATIVE_DECODING_MODELS",)

@@ -12,16 +12,15 @@ from functools import cache
 from typing import Final
 
 from bench.figures import Figure, at_least, at_most
-from specdecode_operator.sizing.base.devices import Device, find_device
-from specdecode_operator.sizing.base.errors import SizingError, UnmodelledError
-from specdecode_operator.sizing.base.fields import Fields
-from specdecode_operator.sizing.estimated.geometry import estimated_geometry
-from specdecode_operator.sizing.families.catalogue import CatalogueEntry, find_entry, find_geometry, known_models
+from specdecode_operator.enums import Knowledge, Method, Precision
+from specdecode_operator.sizing.catalogue import CatalogueEntry, find_entry, find_geometry, known_models
+from specdecode_operator.sizing.config_fields import Fields
+from specdecode_operator.sizing.devices import Device, find_device
+from specdecode_operator.sizing.errors import SizingError, UnmodelledError
+from specdecode_operator.sizing.families.estimated import estimated_geometry
+from specdecode_operator.sizing.geometry import ModelGeometry, StoredWeights
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, Parallelism, estimate
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.stored import StoredWeights
-from specdecode_operator.sizing.weights.checkpoint_bytes import expected_file_bytes
-from specdecode_operator.vocabulary import Knowledge, Method, Precision
+from specdecode_operator.sizing.weights import expected_file_bytes
 
 PRODUCT: Final = "NVIDIA-H200"
 _TENSORS: Final = (1, 2, 4, 8)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from bench.figures import Figure, at_least, at_most, growth
 from bench.processes import Used, run_command
 from bench.sizing.speed import NEW_REQUESTS, PRODUCTS, estimates_per_second
-from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.sizing.catalogue import find_entry
 
 TARGET: Final = "meta-llama/Llama-3.1-70B-Instruct"
 DRAFT: Final = "meta-llama/Llama-3.1-8B-Instruct"

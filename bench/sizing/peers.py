@@ -15,7 +15,7 @@ from typing import Any, Final
 from bench.figures import Figure, peer
 from bench.sizing.speed import PRODUCTS, a_device, a_pair
 from specdecode_operator.sizing.memory.budget import estimate
-from specdecode_operator.sizing.pair.pair import without_speculation
+from specdecode_operator.sizing.pair import without_speculation
 
 VARIABLE: Final = "AICONFIGURATOR_PYTHON"
 ESTIMATES: Final = 2000

@@ -10,13 +10,13 @@ from multiprocessing import get_context
 from typing import Final
 
 from bench.figures import Figure, at_least, at_most
-from specdecode_operator.sizing.base.devices import Device, find_device
-from specdecode_operator.sizing.choice.node_placement import GpuPool
-from specdecode_operator.sizing.choice.quantization_matrix import quantization_matrix
-from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.devices import Device, find_device
+from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.budget import Pair, estimate
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.placement import GpuPool
+from specdecode_operator.sizing.quantization_matrix import quantization_matrix
 from tests.support.llama import ARTICLE_LIMITS
 
 PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")

@@ -1,16 +1,21 @@
-"""CEL rules of SpecDecodeCapture."""
+"""CEL validation rules of SpecDecodeCapture and of capture schedules."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.capture import ArmSpeculation, CaptureRun, SpecDecodeCaptureSpec, Storage
-from specdecode_operator.api.capture_schedule import CaptureSchedule
-from specdecode_operator.api.capture_workload import CaptureWorkload, Dataset, Phase, Prompts
-from specdecode_operator.api.crd.cel import Reason, Rule
-from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
-from specdecode_operator.api.crd.models_rules import INSIDE_A_VOLUME
-from specdecode_operator.api.crd.speculation_rules import NGRAM, SPECULATION
+from specdecode_operator.api.capture import (
+    ArmSpeculation,
+    CaptureRun,
+    CaptureWorkload,
+    Dataset,
+    Phase,
+    Prompts,
+    SpecDecodeCaptureSpec,
+    Storage,
+)
+from specdecode_operator.api.deployment import CaptureSchedule
+from specdecode_operator.api.deployment_rules import INSIDE_A_VOLUME, NAME_MAX_LENGTH, NGRAM, SPECULATION, Reason, Rule
 from specdecode_operator.api.speculation import Ngram
 
 JOB_NAME = Rule(

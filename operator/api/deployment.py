@@ -1,25 +1,393 @@
-"""The SpecDecodeDeployment kind: what a user writes.
+"""The SpecDecodeDeployment kind: the spec, with replay, policy and capture schedules.
 
-The CRD is generated from these models (`specdecode crds`), so a bound, a
-default or a description has one home: the field below.
+`specdecode crds` generates the CRD from these models, so each bound, default and description is defined once, here.
 """
 
-from typing import Annotated, Any
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Final
 
-from pydantic import Field, StrictBool, StrictInt, StringConstraints
+from pydantic import AfterValidator, Field, StrictBool, StrictInt, StringConstraints
 from pydantic.config import JsonDict
 
-from specdecode_operator.api.base import ApiModel, ObjectName, SecretKey, TlsSecret
-from specdecode_operator.api.capture_schedule import CaptureSchedule
-from specdecode_operator.api.golden import Against
-from specdecode_operator.api.models import Models, ShortText, Target
-from specdecode_operator.api.open_objects import BOUNDED
-from specdecode_operator.api.patterns import ENGINE_VERSION, LABEL_VALUE, SERVED_NAME, TEMPERATURE, VARIABLE_NAME
-from specdecode_operator.api.policy import Policy
-from specdecode_operator.api.replay import Replay
-from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.api.values import AcceleratorType, CudagraphMode, Planning, RolloutStrategy
-from specdecode_operator.vocabulary import Dtype, KvCacheDtype, Objective, Slo, WorkloadKind
+from specdecode_operator.api.base import (
+    BOUNDED,
+    CRON_LINE,
+    ENGINE_VERSION,
+    LABEL_VALUE,
+    OBJECT_NAME,
+    SCHEDULE_NAME,
+    SERVED_NAME,
+    TEMPERATURE,
+    TIME_ZONE,
+    VARIABLE_NAME,
+    ApiModel,
+    ConfigMapRef,
+    FilePath,
+    ObjectName,
+    PersistentVolumeClaimRef,
+    SecretKey,
+    TlsSecret,
+)
+from specdecode_operator.api.capture import Against, CaptureRun
+from specdecode_operator.api.speculation import Models, ShortText, Speculation, Target
+from specdecode_operator.enums import (
+    AcceleratorType,
+    Action,
+    CudagraphMode,
+    Dtype,
+    KvCacheDtype,
+    Mode,
+    Objective,
+    Outcome,
+    Planning,
+    RolloutStrategy,
+    Slo,
+    WorkloadKind,
+)
+from specdecode_operator.problems import printable
+
+ScheduleName = Annotated[str, StringConstraints(max_length=20, pattern=SCHEDULE_NAME)]
+CronLine = Annotated[str, StringConstraints(max_length=128, pattern=CRON_LINE)]
+TimeZone = Annotated[str, StringConstraints(max_length=64, pattern=TIME_ZONE)]
+# As long as a label's value may be, which is how Kueue is told.
+QueueObject = Annotated[str, StringConstraints(max_length=63, pattern=OBJECT_NAME)]
+
+
+class Concurrency(StrEnum):
+    """What happens when a capture is due while an earlier one of its schedule runs."""
+
+    FORBID = "Forbid"
+    ALLOW = "Allow"
+    REPLACE = "Replace"
+
+
+class Retention(ApiModel):
+    """Which claims of a schedule's captures are kept; others are deleted, and their files with them."""
+
+    count: StrictInt | None = Field(default=None, ge=1, le=1000)
+    """Claims with the files of captures that succeeded: the newest ones are kept. Absent: any number."""
+
+    failed_count: StrictInt | None = Field(default=None, ge=0, le=1000)
+    """Claims of captures that failed, were cancelled or deleted: the newest ones are kept. Absent: as many as count."""
+
+    days: StrictInt | None = Field(default=None, ge=1, le=3650)
+    """Age in days at which a claim is deleted, whatever is on it: when two looks, at least an hour apart, have found it
+    older by the API server's time. Absent: never."""
+
+
+class Queue(ApiModel):
+    """The queue of Kueue that captures of a schedule wait in."""
+
+    name: QueueObject
+    """A LocalQueue of the namespace."""
+
+    priority_class: QueueObject | None = None
+    """A WorkloadPriorityClass. Absent: that of the pods."""
+
+
+class CaptureSchedule(ApiModel):
+    """Captures at certain times."""
+
+    name: ScheduleName
+    """Name of the schedule, part of the names of its captures."""
+
+    schedule: CronLine
+    """Minute, hour, day of month, month and day of week, as cron has them: 0 3 * * 1-5."""
+
+    time_zone: TimeZone = "UTC"
+    """Time zone of the schedule, such as Europe/Berlin."""
+
+    concurrency_policy: Concurrency = Concurrency.FORBID
+    """When an earlier capture still runs: Forbid waits for it, until startingDeadlineSeconds are over; Allow starts
+    another; Replace cancels the earlier one."""
+
+    starting_deadline_seconds: StrictInt = Field(default=300, ge=30, le=86_400)
+    """How late a capture may start. One that is missed is left out, and an Event says so."""
+
+    successful_history_limit: StrictInt = Field(default=3, ge=0, le=100)
+    """Captures that succeeded and are kept as objects. Their claims follow retention."""
+
+    failed_history_limit: StrictInt = Field(default=1, ge=0, le=100)
+    """Captures that failed or were cancelled and are kept as objects."""
+
+    retention: Retention = Retention()
+    """Which claims of its captures are kept."""
+
+    suspend: StrictBool = False
+    """Start none until it is false again; those that run go on."""
+
+    queue: Queue | None = None
+    """The queue of Kueue that starts them, as label kueue.x-k8s.io/queue-name says it of a capture. Absent: none."""
+
+    template: CaptureRun = CaptureRun()
+    """The captures that are created."""
+
+
+class ScheduleStatus(ApiModel):
+    """What the operator knows of one schedule."""
+
+    name: ScheduleName
+    """Name of the schedule."""
+
+    schedule: str = Field(max_length=256)
+    """Schedule and time zone that the times speak of."""
+
+    since: str = Field(max_length=64, json_schema_extra={"format": "date-time"})
+    """When the operator first saw this schedule; earlier times are not made up for."""
+
+    last_schedule_time: Annotated[str, StringConstraints(max_length=64)] | None = Field(
+        default=None, json_schema_extra={"format": "date-time"}
+    )
+    """The last time that was due, whether a capture was started for it or it was missed."""
+
+    next_schedule_time: Annotated[str, StringConstraints(max_length=64)] | None = Field(
+        default=None, json_schema_extra={"format": "date-time"}
+    )
+    """When the next capture is due; absent while suspended."""
+
+
+_SHORT_S = 600
+_LONG_S = 604_800
+
+
+class ReplayMode(StrEnum):
+    """What is made of a recording."""
+
+    STEPS = "Steps"
+    MODELLED = "Modelled"
+    EMULATED = "Emulated"
+
+
+class Matching(StrEnum):
+    """How a request finds the record that it is answered with."""
+
+    ARRIVAL = "Arrival"
+    REQUEST_ID = "RequestId"
+    PREFIX = "Prefix"
+
+
+class Unmatched(StrEnum):
+    """What a request gets for which no record is left."""
+
+    REPEAT = "Repeat"
+    REFUSE = "Refuse"
+    MODELLED = "Modelled"
+
+
+class RecordingSource(ApiModel):
+    """Where a recording lies."""
+
+    config_map: ConfigMapRef | None = None
+    """ConfigMap that holds it, for small ones: at most 1 MiB."""
+
+    persistent_volume_claim: PersistentVolumeClaimRef | None = None
+    """Claim that holds it, such as that of a capture; mounted read-only."""
+
+    path: FilePath
+    """Folder of a capture, or a trace, inside the ConfigMap or the volume; step statistics are read from beside it. For
+    mode Modelled also a model that `specdecode replay fit` made, for Emulated nothing else."""
+
+
+class AcceptanceFrom(ApiModel):
+    """An acceptance, and from when it holds."""
+
+    from_seconds: StrictInt = Field(default=0, ge=0, le=_LONG_S)
+    """Seconds since the engine's start."""
+
+    percent: StrictInt = Field(ge=0, le=100)
+    """Accepted share of the drafted tokens in percent."""
+
+
+class ReplayFailures(ApiModel):
+    """What goes wrong on purpose, to see what is done about it."""
+
+    start_seconds: StrictInt = Field(default=0, ge=0, le=_SHORT_S)
+    """How long a start takes before the engine listens, as loading a model would."""
+
+    error_percent: StrictInt = Field(default=0, ge=0, le=100)
+    """Share of requests that are answered with 500, in percent."""
+
+    hang_after_seconds: StrictInt | None = Field(default=None, ge=0, le=_LONG_S)
+    """Seconds from the start until no token comes any more, though /health answers. Absent: never."""
+
+    crash_after_seconds: StrictInt | None = Field(default=None, ge=0, le=_LONG_S)
+    """Seconds from each start until the process dies. Absent: never."""
+
+
+class Replay(ApiModel):
+    """A recording that is replayed in place of running a model: no GPU, no weights, and text that means nothing."""
+
+    trace: RecordingSource
+    """The recording."""
+
+    mode: ReplayMode = ReplayMode.STEPS
+    """Steps: each request gets the tokens of a recorded one, in its bursts and at its gaps, whatever the load.
+    Modelled: tokens are drawn from all records, as the load is, with queues, preemption and the plan's KV cache.
+    Emulated: vLLM itself serves, on CPU and without weights, and only its steps are drawn; engine.image names its
+    image."""
+
+    match: Matching = Matching.ARRIVAL
+    """How a request finds its record: in the order of arrival; by the number at the end of its id; or by the longest
+    common prefix, of records with block hashes."""
+
+    unmatched: Unmatched = Unmatched.REPEAT
+    """What comes when no record is left: the first again, an answer of 409, or tokens as in mode Modelled."""
+
+    acceptance: list[AcceptanceFrom] = Field(
+        default=[],
+        max_length=64,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["fromSeconds"]},
+    )
+    """Acceptance over time in place of the recorded one; the first holds from second 0."""
+
+    time_scale_percent: StrictInt = Field(default=100, ge=1, le=10_000)
+    """Factor of every time in percent: 50 is twice as fast."""
+
+    load_factor: StrictInt = Field(default=1, ge=1, le=10_000)
+    """Requests that each one stands for in the metrics of load: running, waiting, KV cache in use."""
+
+    seed: StrictInt = Field(default=0, ge=0, le=2**31 - 1)
+    """Seed of everything that is drawn."""
+
+    failures: ReplayFailures = ReplayFailures()
+    """What goes wrong on purpose."""
+
+
+MOST_DECISIONS: Final = 8
+MOST_RESTARTS: Final = 24
+
+_Name = Annotated[str, StringConstraints(max_length=253), AfterValidator(printable)]
+_Text = Annotated[str, StringConstraints(max_length=1024), AfterValidator(printable)]
+_Decimal = Annotated[str, StringConstraints(max_length=32), AfterValidator(printable)]
+_Moment = Annotated[
+    str,
+    StringConstraints(max_length=64),
+    Field(json_schema_extra={"format": "date-time"}),
+]
+
+
+class AcceptanceRule(StrEnum):
+    """Public rules that speculation below an acceptance be turned off; they contradict each other."""
+
+    BELOW_40_PERCENT = "Below40Percent"
+    BELOW_50_PERCENT = "Below50Percent"
+    BELOW_65_PERCENT = "Below65Percent"
+    BELOW_80_PERCENT = "Below80Percent"
+
+    @property
+    def acceptance(self) -> float:
+        """The acceptance, as a share."""
+        return int(self.value.removeprefix("Below").removesuffix("Percent")) / 100
+
+
+class Policy(ApiModel):
+    """What is done about speculation by the goodput that a capture measured, and the load now."""
+
+    mode: Mode = Mode.OBSERVE
+    """Observe: say in the status what would be done. Advise: as a condition and in Events, too. Enforce: do it; the
+    spec stays as it is, and status.policy says what is in force in the place of spec.speculation."""
+
+    paused: StrictBool = False
+    """Change nothing more until it is false again; what is in force stays."""
+
+    evidence: ObjectName | None = None
+    """SpecDecodeCapture of this namespace whose arms may be chosen. Absent: the newest of this deployment that compared
+    arms."""
+
+    min_gain_percent: StrictInt = Field(default=3, ge=1, le=100)
+    """Goodput that another setting must bring more, in percent."""
+
+    window_seconds: StrictInt = Field(default=900, ge=30, le=7200)
+    """How long the load is looked at."""
+
+    cooldown_seconds: StrictInt = Field(default=1800, ge=30, le=86_400)
+    """How long nothing more is done after something was; before a setting is taken again that was left last, twice as
+    long."""
+
+    max_restarts_per_day: StrictInt = Field(default=6, ge=1, le=MOST_RESTARTS)
+    """How often in 24 hours engines may be started anew: a change of all of them counts once."""
+
+    acceptance_rule: AcceptanceRule | None = None
+    """A public rule to advise by where no capture compared arms, never to act by: acceptance says little about goodput,
+    and nothing with adaptiveVerification."""
+
+
+class PolicyDecision(ApiModel):
+    """Something that was advised or done."""
+
+    at: _Moment
+    """When, RFC 3339."""
+
+    action: Action
+    """What."""
+
+    outcome: Outcome
+    """What became of it."""
+
+    target: _Name | None = None
+    """The arm that was changed to, or the pod that was started anew."""
+
+    message: _Text
+    """Why, with the figures."""
+
+
+class PolicyStatus(ApiModel):
+    """What the policy does, and what it must remember."""
+
+    mode: Mode
+    """As the spec has it."""
+
+    action: Action
+    """What is best now: Keep, Change, TurnOff, TryAgain or Restart."""
+
+    outcome: Outcome
+    """What comes of it: Kept, Observed, Advised, Done, or what holds it back: Paused, CoolingDown,
+    BudgetSpent, Refused."""
+
+    reason: Annotated[str, StringConstraints(max_length=64)]
+    """One CamelCase word for programs."""
+
+    message: _Text
+    """The same in a sentence with its figures."""
+
+    target: _Name | None = None
+    """The arm that would be changed to, or the pod that would be started anew."""
+
+    evidence: _Name | None = None
+    """The capture that it rests on."""
+
+    arm: _Name | None = None
+    """The arm in force, by its name there."""
+
+    since: _Moment | None = None
+    """Since when it is, by the policy; absent where it is what the spec says."""
+
+    speculation: Speculation | None = None
+    """What is in force in the place of spec.speculation; absent where that is."""
+
+    asked: _Name | None = None
+    """What tells the spec that this was decided for: another one begins anew."""
+
+    left: _Name | None = None
+    """The arm that was in force before."""
+
+    acceptance_factor: _Decimal | None = None
+    """Acceptance over what was measured when speculation was turned off, as a decimal."""
+
+    tried_in_vain: StrictBool = False
+    """Whether speculation was tried again since and turned off again."""
+
+    failed_arms: list[_Name] = Field(default=[], max_length=8)
+    """Arms whose engines never served here, as NAME@DIGEST of their speculation, the newest last: none of them is
+    taken again for this spec, by whatever name. An arm that was changed is another one."""
+
+    restarts: list[_Moment] = Field(default=[], max_length=MOST_RESTARTS)
+    """When engines were started anew in the last 24 hours."""
+
+    decisions: list[PolicyDecision] = Field(default=[], max_length=MOST_DECISIONS)
+    """What was advised or done last, newest first."""
+
 
 _BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 KIND = "SpecDecodeDeployment"
@@ -297,3 +665,16 @@ class SpecDecodeDeploymentSpec(ApiModel):
     pod_template: PodTemplate | None = None
     """Merged into the engine pods, lists by the names of their elements: the engine's container is called engine, any
     other is a further container and needs an image."""
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """Namespace, name and kind of one object of ours."""
+
+    namespace: str
+    name: str
+    kind: str = KIND
+
+    def __str__(self) -> str:
+        """Namespace and name, as kubectl users write them."""
+        return f"{self.namespace}/{self.name}"

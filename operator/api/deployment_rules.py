@@ -1,35 +1,509 @@
-"""What one SpecDecodeDeployment can tell about itself beyond types and bounds.
+"""CEL validation rules of SpecDecodeDeployment, and the `Rule` type that all CRD rules use.
 
-The rules are CEL: the API server runs them before anything is stored. Each
-stands with the innermost model that sees all the fields it compares.
-Whether an engine takes K = 0, overlapping ranges and so on is not a matter of
-taste: most rules repeat what vLLM 0.32 refuses, only hours earlier.
+The API server evaluates the rules before it stores an object. Each rule is attached to the innermost model that
+contains all fields it compares. Most rules repeat a check of vLLM 0.32, so that an invalid combination fails at
+admission and not hours later at engine start.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from typing import Final
 
 from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.crd.cel import Reason, Rule
-from specdecode_operator.api.crd.models_rules import (
-    ASSUMED_MODEL,
-    HAS_DRAFT,
-    HOST_PATH,
-    MODEL_VOLUME,
-    MODELS,
-    ROPE_SCALING,
-    SOURCES,
+from specdecode_operator.api.deployment import (
+    Accelerator,
+    Engine,
+    Policy,
+    RecordingSource,
+    Replay,
+    Serving,
+    SpecDecodeDeploymentSpec,
 )
-from specdecode_operator.api.crd.policy_rules import POLICY
-from specdecode_operator.api.crd.replay_rules import RECORDING_SOURCE, REPLAY, REPLAYING_SPEC
-from specdecode_operator.api.crd.speculation_rules import NGRAM, SPECULATION, is_one_of
-from specdecode_operator.api.deployment import Accelerator, Engine, Serving, SpecDecodeDeploymentSpec
-from specdecode_operator.api.models import AssumedModel, HostPath, Models, ModelVolume, RopeScaling
-from specdecode_operator.api.policy import Policy
-from specdecode_operator.api.replay import RecordingSource, Replay
-from specdecode_operator.api.speculation import Ngram, Speculation
-from specdecode_operator.api.values import (
+from specdecode_operator.api.speculation import (
+    AssumedModel,
+    HostPath,
+    Models,
+    ModelVolume,
+    Ngram,
+    RopeScaling,
+    Speculation,
+)
+from specdecode_operator.enums import (
+    METHODS_NEEDING_DRAFT,
+    METHODS_TAKING_DRAFT,
     METHODS_WITH_LAYERS,
+    METHODS_WITH_LOOKUP,
+    METHODS_WITH_SAMPLING,
+    METHODS_WITH_TARGETS_HEAD,
+    Method,
 )
+
+
+class Reason(StrEnum):
+    """How the API server introduces a message. Its fourth word, duplicate, drops the message."""
+
+    INVALID = "FieldValueInvalid"
+    REQUIRED = "FieldValueRequired"
+    FORBIDDEN = "FieldValueForbidden"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold inside one model, and what to say where it does not."""
+
+    field: str
+    """The field to blame, relative to the model: ``serving.port``."""
+    holds: str
+    """CEL expression that is true for a good object; ``self`` is the model."""
+    message: str
+    """What is wrong, then what to write instead. The API server puts the field's full path in front of it. ``%s`` and
+    ``%d`` stand for values."""
+    values: tuple[str, ...] = ()
+    """CEL expressions of the values in the message."""
+    reason: Reason = Reason.INVALID
+    """How the API server introduces the message."""
+
+    def as_validation(self) -> dict[str, str]:
+        """Return the rule as an entry of ``x-kubernetes-validations``."""
+        validation = {"rule": self.holds, "fieldPath": f".{self.field}", "reason": self.reason.value}
+        # Also where there is an expression: of one with a line break in it the API server shows neither, but this, and
+        # without this the rule.
+        validation["message"] = self.words("…" for _ in self.values)
+        if self.values:
+            # format() and not string(): the API server cannot bound the cost of the latter.
+            validation["messageExpression"] = f"'{self.message}'.format([{', '.join(self.values)}])"
+        return validation
+
+    def reads(self, field: str) -> bool:
+        """Return whether the rule depends on a field of its model, or on what is in that field."""
+        return any(re.search(rf"\bself\.{re.escape(field)}\b", text) for text in (self.holds, *self.values))
+
+    def words(self, values: Iterable[str]) -> str:
+        """Return the message with these values in it."""
+        return "".join(chain.from_iterable(zip(re.split("%[sd]", self.message), [*values, ""], strict=True)))
+
+
+MODELS = (
+    Rule(
+        field="hubTokenSecret",
+        holds="!has(self.volume) || !has(self.hubTokenSecret)",
+        message="nothing is downloaded when models.volume is given: remove one of the two",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="cache.persistentVolumeClaim.claimName",
+        holds="!has(self.cache) || !has(self.volume) || !has(self.volume.persistentVolumeClaim)"
+        " || self.volume.persistentVolumeClaim.claimName != self.cache.persistentVolumeClaim.claimName",
+        message="is %s, the claim of models.volume, which is mounted read-only: name another, or remove models.volume",
+        values=("self.cache.persistentVolumeClaim.claimName",),
+    ),
+)
+
+MODEL_VOLUME = (
+    Rule(
+        field="persistentVolumeClaim",
+        holds="has(self.persistentVolumeClaim) || has(self.hostPath)",
+        message="is missing: name a claim, or a hostPath",
+        reason=Reason.REQUIRED,
+    ),
+    Rule(
+        field="hostPath",
+        holds="!has(self.hostPath) || !has(self.persistentVolumeClaim)",
+        message="models are in one place: remove it, or persistentVolumeClaim",
+        reason=Reason.FORBIDDEN,
+    ),
+)
+
+HOST_PATH = (
+    Rule(
+        field="path",
+        holds=r"self.path.matches('^/[^/]') && !self.path.matches('(^|/)\\.\\.?(/|$)')",
+        message="is %s: write a directory of the nodes in full, beginning with / and without . or ..",
+        values=("self.path",),
+    ),
+)
+
+ROPE_SCALING = (
+    Rule(
+        field="originalMaxPositionEmbeddings",
+        holds="self.type == 'yarn' || !has(self.originalMaxPositionEmbeddings)",
+        message="type %s multiplies the length that the config.json says: remove it, or use type: yarn",
+        values=("self.type",),
+        reason=Reason.FORBIDDEN,
+    ),
+)
+
+ASSUMED_MODEL = (
+    Rule(
+        field="weightsGiB",
+        holds="has(self.weightsGiB) || has(self.kvBytesPerToken) || has(self.stateMiBPerRequest)",
+        message="is missing, as are kvBytesPerToken and stateMiBPerRequest: set at least one, or remove assume",
+        reason=Reason.REQUIRED,
+    ),
+)
+
+_HAS_VOLUME = "has(self.models) && has(self.models.volume)"
+HAS_DRAFT = "has(self.speculation) && has(self.speculation.draft)"
+# What the hub allows as OWNER/NAME or NAME; a path in a volume is relative, has no .. and looks like no option.
+_HUB_ID = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?$"
+_ABSOLUTE_OR_OPTION = r"^[/-]"
+_PARENT_FOLDER = r"(^|/)\\.\\.(/|$)"
+
+
+def _source_of(model: str, absent: str) -> tuple[Rule, ...]:
+    """Return the rules on where a target or draft comes from.
+
+    Parameters
+    ----------
+    model
+        Path of the target or draft from the spec.
+    absent
+        Beginning of a CEL expression that passes where there is none.
+    """
+    name, revision = f"self.{model}.model", f"self.{model}.revision"
+    return (
+        Rule(
+            field=f"{model}.model",
+            holds=f"{absent}({_HAS_VOLUME}) || {name}.matches('{_HUB_ID}')",
+            message="is %s, which is not a hub ID: write OWNER/NAME,"
+            " or copy the folder to a volume and set models.volume",
+            values=(name,),
+        ),
+        Rule(
+            field=f"{model}.model",
+            holds=f"{absent}!({_HAS_VOLUME})"
+            f" || !({name}.matches('{_ABSOLUTE_OR_OPTION}') || {name}.matches('{_PARENT_FOLDER}'))",
+            message="is %s, which is no path inside models.volume:"
+            " write it from the root of the volume, without leading / or - and without ..",
+            values=(name,),
+        ),
+        Rule(
+            field=f"{model}.revision",
+            holds=f"{absent}!({_HAS_VOLUME}) || !has({revision})",
+            message="nothing is downloaded when models.volume is given, so there is no revision to choose:"
+            " remove one of the two",
+            reason=Reason.FORBIDDEN,
+        ),
+    )
+
+
+def _checkpoints_of(model: str, absent: str) -> tuple[Rule, ...]:
+    """Return the rules of ``_source_of`` on the other checkpoints of a target or draft."""
+    checkpoints = f"self.{model}.checkpoints"
+    none = f"{absent}!has({checkpoints})"
+    return (
+        Rule(
+            field=f"{model}.checkpoints",
+            holds=f"{none} || {_HAS_VOLUME} || {checkpoints}.all(c, c.model.matches('{_HUB_ID}'))",
+            message="a model in it is not a hub ID: write OWNER/NAME,"
+            " or copy the folder to a volume and set models.volume",
+        ),
+        Rule(
+            field=f"{model}.checkpoints",
+            holds=f"{none} || !({_HAS_VOLUME}) || {checkpoints}.all(c,"
+            f" !(c.model.matches('{_ABSOLUTE_OR_OPTION}') || c.model.matches('{_PARENT_FOLDER}')))",
+            message="a model in it is no path inside models.volume:"
+            " write it from the root of the volume, without leading / or - and without ..",
+        ),
+        Rule(
+            field=f"{model}.checkpoints",
+            holds=f"{none} || !({_HAS_VOLUME}) || !{checkpoints}.exists(c, has(c.revision))",
+            message="nothing is downloaded when models.volume is given, so there is no revision to choose:"
+            " remove one of the two",
+            reason=Reason.FORBIDDEN,
+        ),
+    )
+
+
+SOURCES = (
+    *_source_of("target", absent=""),
+    *_source_of("speculation.draft", absent=f"!({HAS_DRAFT}) || "),
+    *_checkpoints_of("target", absent=""),
+    *_checkpoints_of("speculation.draft", absent=f"!({HAS_DRAFT}) || "),
+)
+"""Rules of the whole spec."""
+
+INSIDE_A_VOLUME = Rule(
+    field="path",
+    holds=r"!(self.path.matches('^/') || self.path.matches('(^|/)\\.\\.(/|$)'))",
+    message="is %s, which is no path inside the volume: write it without leading / and without ..",
+    values=("self.path",),
+)
+"""The rule on a file, or a folder, of a volume or a ConfigMap."""
+
+
+def is_one_of(methods: tuple[Method, ...], method: str = "self.method") -> str:
+    """Return the CEL expression that a method is one of these."""
+    return f"{method} in [{', '.join(repr(each.value) for each in methods)}]"
+
+
+_SCHEDULE = "self.numSpeculativeTokensByBatchSize"
+_NO_SCHEDULE = f"!has({_SCHEDULE})"
+_IS_LOSSY = "has(self.rejectionSampling) && self.rejectionSampling == 'fly'"
+
+SPECULATION = (
+    Rule(
+        field="numSpeculativeTokens",
+        holds="self.method == 'none' || has(self.numSpeculativeTokens)",
+        message="method %s needs it: set it to 1 to 32; 5 is a good start",
+        values=("self.method",),
+        reason=Reason.REQUIRED,
+    ),
+    Rule(
+        field="numSpeculativeTokens",
+        holds="self.method == 'none' || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens > 0",
+        message="is 0, which proposes nothing: use 1 to 32, or method: none",
+    ),
+    Rule(
+        field="numSpeculativeTokens",
+        holds="self.method == 'suffix' || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens <= 32",
+        message="is %d, which is more than 32: method %s takes at most 32",
+        values=("self.numSpeculativeTokens", "self.method"),
+    ),
+    Rule(
+        field="numSpeculativeTokens",
+        holds="self.method != 'none' || !has(self.numSpeculativeTokens)",
+        message="method none proposes nothing: remove it, or choose another method",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="draft",
+        holds=f"!({is_one_of(METHODS_NEEDING_DRAFT)}) || has(self.draft)",
+        message="method %s needs one: set draft.model, or use method: ngram, which needs none",
+        values=("self.method",),
+        reason=Reason.REQUIRED,
+    ),
+    Rule(
+        field="draft",
+        holds=f"{is_one_of(METHODS_TAKING_DRAFT)} || !has(self.draft)",
+        message="method %s uses no draft model: remove it, or use the method that it is for, such as draft_model",
+        values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="draft.quantization",
+        # The draft's default is there as soon as the draft is.
+        holds="self.method == 'draft_model' || !has(self.draft) || !has(self.draft.quantization)"
+        " || self.draft.quantization == 'AsCheckpoint'",
+        message="is %s, but the head of method %s is served as it was stored: remove it",
+        values=("self.draft.quantization", "self.method"),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="draft.checkpoints",
+        holds="!has(self.draft) || self.method == 'draft_model' || !has(self.draft.checkpoints)"
+        " || self.draft.checkpoints.size() == 0",
+        message="the head of method %s is served as it was stored: remove them",
+        values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="useHeterogeneousVocab",
+        # Its default is there as soon as speculation is.
+        holds="self.method == 'draft_model' || !has(self.useHeterogeneousVocab) || !self.useHeterogeneousVocab",
+        message="method %s drafts in the vocabulary of the target: remove it, or use method: draft_model",
+        values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="draftSampling",
+        holds="!has(self.useHeterogeneousVocab) || !self.useHeterogeneousVocab || !has(self.draftSampling)"
+        " || self.draftSampling == 'greedy'",
+        message="a draft of another vocabulary proposes the likeliest tokens: remove it, or useHeterogeneousVocab",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="ngram",
+        holds=f"{is_one_of(METHODS_WITH_LOOKUP)} || !has(self.ngram)",
+        message="method %s looks nothing up in the prompt: remove it, or use method: ngram",
+        values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="suffix",
+        holds="self.method == 'suffix' || !has(self.suffix)",
+        message="method %s looks nothing up in earlier answers: remove it, or use method: suffix",
+        values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="rejectionSampling",
+        holds="self.method != 'none' || !has(self.rejectionSampling)",
+        message="method none proposes nothing to check: remove it, or choose another method",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="lossy",
+        holds=f"!({_IS_LOSSY}) || has(self.lossy)",
+        message="with rejectionSampling fly answers are others than those of the target itself:"
+        " write Accepted if they may be, or use rejectionSampling: block",
+        reason=Reason.REQUIRED,
+    ),
+    Rule(
+        field="lossy",
+        holds=f"{_IS_LOSSY} || !has(self.lossy)",
+        message="nothing is lost without rejectionSampling fly: remove it, or use rejectionSampling: fly",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="rejectionSampling",
+        holds=f"!({_IS_LOSSY}) || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens != 1",
+        message="fly looks at the tokens after a rejected one, and there is one: set numSpeculativeTokens to 2 or more",
+    ),
+    Rule(
+        field="draftSampling",
+        holds=f"{is_one_of(METHODS_WITH_SAMPLING)} || !has(self.draftSampling)",
+        message="method %s has no draft that could sample: remove it, or choose a method with a draft",
+        values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="adaptiveVerification",
+        holds=f"{is_one_of(METHODS_WITH_SAMPLING)} || !has(self.adaptiveVerification) || !self.adaptiveVerification",
+        message="method %s has no draft that says how sure it is: remove it, or choose a method with a draft",
+        values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="draftLmHeadQuantization",
+        holds=f"{is_one_of(METHODS_WITH_TARGETS_HEAD)} || !has(self.draftLmHeadQuantization)",
+        message="method %s has no copy of the output head of the target: remove it, or use method: eagle or mtp",
+        values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="xpressTopC",
+        holds="self.method == 'dflash' || !has(self.xpressTopC)",
+        message="method %s has no XPress head: remove it, or use method: dflash with such a head",
+        values=("self.method",),
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="extraConfig",
+        holds="self.method != 'none' || !has(self.extraConfig)",
+        message="method none reads no further keys: remove it, or choose another method",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="numSpeculativeTokensByBatchSize",
+        holds=f"self.method != 'none' || {_NO_SCHEDULE}",
+        message="method none proposes nothing: remove it, or choose another method",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="numSpeculativeTokensByBatchSize",
+        holds=f"{_NO_SCHEDULE} || {_SCHEDULE}.all(r, r.from <= r.to)",
+        message="a range ends before it begins: its from must not be above its to",
+    ),
+    Rule(
+        field="numSpeculativeTokensByBatchSize",
+        # Sorted starts, and each range that is one touches only itself.
+        holds=f"{_NO_SCHEDULE} || ({_SCHEDULE}.map(r, r.from).isSorted()"
+        f" && {_SCHEDULE}.all(a, a.from > a.to || {_SCHEDULE}.exists_one(b, a.from <= b.to && b.from <= a.to)))",
+        message="ranges overlap or are out of order: sort them by from, and begin each after the to of the one before",
+    ),
+    Rule(
+        field="numSpeculativeTokensByBatchSize",
+        holds=f"{_NO_SCHEDULE} || !has(self.numSpeculativeTokens)"
+        f" || {_SCHEDULE}.all(r, r.numSpeculativeTokens <= self.numSpeculativeTokens)",
+        message="a range asks for more than numSpeculativeTokens %d: lower that range, or raise numSpeculativeTokens",
+        values=("self.numSpeculativeTokens",),
+    ),
+)
+
+NGRAM = (
+    Rule(
+        field="promptLookupMin",
+        holds="!has(self.promptLookupMin) || !has(self.promptLookupMax)"
+        " || self.promptLookupMin <= self.promptLookupMax",
+        message="is %d, above promptLookupMax %d: lower it, or raise promptLookupMax",
+        values=("self.promptLookupMin", "self.promptLookupMax"),
+    ),
+)
+
+
+POLICY = (
+    Rule(
+        field="cooldownSeconds",
+        # Their defaults are there as soon as a policy is.
+        holds="self.cooldownSeconds >= self.windowSeconds",
+        message="is %d, less than windowSeconds, in which the engines have to be seen after each change:"
+        " write %d or more, or lower windowSeconds",
+        values=("self.cooldownSeconds", "self.windowSeconds"),
+    ),
+)
+
+
+RECORDING_SOURCE = (
+    Rule(
+        field="configMap",
+        holds="has(self.configMap) != has(self.persistentVolumeClaim)",
+        message="the recording is in one place: set one of configMap and persistentVolumeClaim",
+    ),
+    INSIDE_A_VOLUME,
+)
+
+
+def _of_records(field: str, default: str) -> Rule:
+    """Return the rule that a field says how records are found, which only one mode does."""
+    return Rule(
+        field=field,
+        holds=f"self.mode == 'Steps' || self.{field} == '{default}'",
+        message="is %s, but mode %s looks for no record: remove it, or use mode: Steps",
+        values=(f"self.{field}", "self.mode"),
+        reason=Reason.FORBIDDEN,
+    )
+
+
+def _not_of_vllm(field: str, absent: str) -> Rule:
+    """Return the rule that a field changes what is replayed, and not what vLLM does."""
+    return Rule(
+        field=field,
+        holds=f"self.mode != 'Emulated' || {absent}",
+        message="is not for mode Emulated, in which vLLM itself serves: remove it, or use another mode",
+        reason=Reason.FORBIDDEN,
+    )
+
+
+REPLAY = (
+    _of_records("match", "Arrival"),
+    _of_records("unmatched", "Repeat"),
+    _not_of_vllm("acceptance", "!has(self.acceptance) || self.acceptance.size() == 0"),
+    _not_of_vllm("timeScalePercent", "self.timeScalePercent == 100"),
+    _not_of_vllm("loadFactor", "self.loadFactor == 1"),
+    _not_of_vllm(
+        "failures",
+        "self.failures.startSeconds == 0 && self.failures.errorPercent == 0"
+        " && !has(self.failures.hangAfterSeconds) && !has(self.failures.crashAfterSeconds)",
+    ),
+    Rule(
+        field="acceptance",
+        holds="!has(self.acceptance) || self.acceptance.size() == 0 || self.acceptance[0].fromSeconds == 0"
+        " && self.acceptance.map(a, a.fromSeconds).isSorted()",
+        message="is not in the order of time: begin with fromSeconds 0, and sort by it",
+    ),
+)
+
+_REPLAYS: Final = "has(self.engine.replay)"
+
+REPLAYING_SPEC = (
+    Rule(
+        field="serving.tlsSecret",
+        holds=f"!{_REPLAYS} || !has(self.serving.tlsSecret)",
+        message="a replay (engine.replay) speaks plain HTTP: remove one of the two",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        field="captures",
+        holds=f"!{_REPLAYS} || !has(self.captures) || self.captures.size() == 0",
+        message="a capture of a replay (engine.replay) would measure nothing: remove one of the two",
+        reason=Reason.FORBIDDEN,
+    ),
+)
+"""Rules between engine.replay and the rest of a spec."""
 
 
 def _only_for(accelerator_type: str, field: str) -> Rule:

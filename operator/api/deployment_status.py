@@ -1,4 +1,4 @@
-"""The status of a SpecDecodeDeployment: what the operator says back."""
+"""The status of a SpecDecodeDeployment: conditions, plan, observed figures, acceptance."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -6,8 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StringConstraints
 
 from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.capture_schedule import ScheduleStatus
-from specdecode_operator.api.policy import PolicyStatus
+from specdecode_operator.api.deployment import PolicyStatus, ScheduleStatus
 from specdecode_operator.problems import printable
 
 Word = Annotated[str, StringConstraints(max_length=256), AfterValidator(printable)]

@@ -1,4 +1,4 @@
-"""The ConfigMap with the attestations of one SpecDecodeDeployment: one a rollout, the newest few."""
+"""Build the ConfigMap with the attestations of one SpecDecodeDeployment, one per rollout, newest kept."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,31 +10,36 @@ from typing import Final
 from msgspec.structs import replace as changed
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.deployment import ConditionStatus
-from specdecode_operator.attestation.checks import images_of
-from specdecode_operator.attestation.envelope import MOST_BYTES, UnverifiedError, opened, sealed
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.api.deployment_status import ConditionStatus
 from specdecode_operator.attestation.keys import PublicKey, SigningKey
-from specdecode_operator.attestation.pods import Pods, digest, pods_of
 from specdecode_operator.attestation.statement import (
+    MOST_BYTES,
     AttestedObject,
     Image,
     Memory,
+    Pods,
     Rollout,
     Served,
     Statement,
+    UnverifiedError,
     Verdict,
+    digest,
+    opened,
+    pods_of,
     read_statement,
+    sealed,
     statement_of,
     statement_text,
 )
+from specdecode_operator.attestation.verify import images_of
+from specdecode_operator.cluster.manifests import owned
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched
-from specdecode_operator.deployment.objects.workload import pod_templates
-from specdecode_operator.deployment.pods.rollback import last_good_name, read_last_good
-from specdecode_operator.deployment.pods.rollout import current_pods
-from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.kube.manifests import owned
-from specdecode_operator.kube.untyped import mapping, objects
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
+from specdecode_operator.deployment.rollout.engine_workload import pod_templates
+from specdecode_operator.deployment.rollout.rollback import last_good_name, read_last_good
+from specdecode_operator.deployment.rollout.rollout_progress import current_pods
+from specdecode_operator.untrusted import mapping, objects
 from specdecode_operator.version import __version__
 
 ENTRY_SUFFIX: Final = ".intoto.json"
@@ -66,7 +71,9 @@ class Seen:
     captures: Sequence[Body]
 
 
-def attested(parent: Parent, desired: DesiredState, seen: Seen, key: SigningKey, now: datetime) -> DesiredState:
+def attested(
+    parent: ParsedDeployment, desired: DesiredState, seen: Seen, key: SigningKey, now: datetime
+) -> DesiredState:
     """Return the desired state with the attestation of its rollout, which is there before a pod of it is.
 
     Of entries that are there only those with our signature count, or that of a former key of ours.
@@ -109,7 +116,7 @@ def attested(parent: Parent, desired: DesiredState, seen: Seen, key: SigningKey,
     return replace(desired, children=[owned(body, parent.key, parent.uid), *desired.children])
 
 
-def _served_last(parent: Parent, desired: DesiredState) -> Body | None:
+def _served_last(parent: ParsedDeployment, desired: DesiredState) -> Body | None:
     name = last_good_name(parent.key)
     kept = next((each for each in desired.children if each["metadata"]["name"] == name), None)
     last_good = read_last_good(kept)
@@ -130,7 +137,7 @@ def _looked_at(entries: Mapping[str, str], needed: set[str]) -> Mapping[str, str
     return {name: entries[name] for name in names}
 
 
-def _signed(parent: Parent, entries: Mapping[str, str], key: SigningKey) -> dict[str, tuple[str, Statement]]:
+def _signed(parent: ParsedDeployment, entries: Mapping[str, str], key: SigningKey) -> dict[str, tuple[str, Statement]]:
     """Return the entries that we signed of this very object: others may write into a ConfigMap, too."""
     found = {}
     for name, written in entries.items():
@@ -160,7 +167,7 @@ def _own_statement(text: str, key: PublicKey) -> Statement:
     return read_statement(opened(text, key))
 
 
-def _served(parent: Parent, outcome: Launch, pods: Sequence[Body], captures: Sequence[Body]) -> Served | None:
+def _served(parent: ParsedDeployment, outcome: Launch, pods: Sequence[Body], captures: Sequence[Body]) -> Served | None:
     """Return what there is to say of engines that all serve by this spec; None while they do not."""
     status, observed = parent.status, parent.status.observed
     is_ready = any(

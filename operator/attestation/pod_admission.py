@@ -1,4 +1,4 @@
-"""Whether a pod may start: the attestation of a rollout of its deployment must speak of it."""
+"""Decide whether a pod may start: it must match an attested rollout of its deployment."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -6,17 +6,15 @@ from typing import Any, Final
 
 from specdecode_operator.api import deployment
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.key import Key
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.attestation.attest import ENTRY_SUFFIX, MOST_ROLLOUTS, attestation_name
-from specdecode_operator.attestation.checks import Difference, pod_differences
-from specdecode_operator.attestation.envelope import UnverifiedError, opened
 from specdecode_operator.attestation.keys import PublicKey
-from specdecode_operator.attestation.pods import pods_of
-from specdecode_operator.attestation.statement import Rollout, read_statement
-from specdecode_operator.kube.labels import COMPUTES_FOR_LABEL, DEPLOYMENT_LABEL
-from specdecode_operator.kube.untyped import mapping, name_of, objects
+from specdecode_operator.attestation.statement import Rollout, UnverifiedError, opened, pods_of, read_statement
+from specdecode_operator.attestation.verify import Difference, pod_differences
+from specdecode_operator.cluster.resources import COMPUTES_FOR_LABEL, DEPLOYMENT_LABEL
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.redaction import clip
+from specdecode_operator.untrusted import mapping, name_of, objects
 
 _MOST_DIFFERENCES: Final = 4
 _LONGEST_REASON: Final = 200

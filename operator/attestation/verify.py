@@ -1,4 +1,4 @@
-"""Whether objects are what was attested: each difference, and what was looked at."""
+"""Compare live objects with an attested rollout: return each difference and what was checked."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,13 +6,11 @@ from typing import Any, Final, NamedTuple
 
 from specdecode_operator.api import deployment
 from specdecode_operator.api.base import Body
-from specdecode_operator.attestation.pods import Container, Pods, digest, pods_of
-from specdecode_operator.attestation.statement import Rollout
-from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS, pod_templates
-from specdecode_operator.kube.labels import COMPUTES_FOR_LABEL, DEPLOYMENT_LABEL
-from specdecode_operator.kube.resources import POD
-from specdecode_operator.kube.untyped import mapping, objects
+from specdecode_operator.attestation.statement import Container, Pods, Rollout, digest, pods_of
+from specdecode_operator.cluster.resources import COMPUTES_FOR_LABEL, DEPLOYMENT_LABEL, POD
+from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS, pod_templates
 from specdecode_operator.problems import shown, shown_or_missing
+from specdecode_operator.untrusted import mapping, objects
 
 CHECKED: Final = (deployment.KIND, *sorted(WORKLOAD_KINDS), POD.kind)
 """Kinds of objects that an attestation says something of."""

@@ -1,6 +1,6 @@
-"""Decides, from all that is known of one capture, what should exist and what its status says.
+"""Decide which objects should exist for one capture, and its status.
 
-No I/O: the reconciler brings what it saw and carries out what is decided.
+No I/O: the reconciler passes in what it observed and carries out the decision.
 """
 
 from dataclasses import dataclass, replace
@@ -10,25 +10,29 @@ from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec, Storage
-from specdecode_operator.api.status.capture import CapturePhase
-from specdecode_operator.api.status.deployment import ConditionStatus
-from specdecode_operator.capture.control.admission import (
+from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.api.deployment_status import ConditionStatus
+from specdecode_operator.api.spec_problems import parsed_spec
+from specdecode_operator.capture.arms import arm_notes, captured_arms
+from specdecode_operator.capture.borrowing import Borrowing, released, trial_pod
+from specdecode_operator.capture.golden_gate import golden_blocked, is_of_gate, with_golden
+from specdecode_operator.capture.gpu_sharing import borrows, in_line
+from specdecode_operator.capture.job_manifest import image_id_config_map, load_image, render_job
+from specdecode_operator.capture.job_status import newest_pod, read_progress
+from specdecode_operator.capture.observation import (
+    Capture,
+    CapturedDeployment,
+    CaptureObservation,
+    Progress,
+    dataset_claim,
+)
+from specdecode_operator.capture.preconditions import (
     captured_deployment,
     dataset_blocked,
-    dataset_claim,
     engine_blocked,
     workload_blocked,
 )
-from specdecode_operator.capture.control.arms import arm_notes, captured_arms
-from specdecode_operator.capture.control.capture import Capture
-from specdecode_operator.capture.control.golden.against import golden_blocked, with_golden
-from specdecode_operator.capture.control.golden.gate import is_of_gate
-from specdecode_operator.capture.control.image_id import image_id_config_map
-from specdecode_operator.capture.control.job import load_image, render_job
-from specdecode_operator.capture.control.job_status import Progress, newest_pod, read_progress
-from specdecode_operator.capture.control.lending import Lending, released, trial_pod
-from specdecode_operator.capture.control.observation import CapturedDeployment, CaptureObservation
-from specdecode_operator.capture.control.outcome import (
+from specdecode_operator.capture.status import (
     ACCEPTED,
     Decision,
     Writes,
@@ -41,25 +45,22 @@ from specdecode_operator.capture.control.outcome import (
     under_way,
     withdrawn,
 )
-from specdecode_operator.capture.control.preconditions import class_blocked, waits_for_binding
-from specdecode_operator.capture.control.preemption import borrows
-from specdecode_operator.capture.control.serving_first import in_line
-from specdecode_operator.capture.control.volume import (
+from specdecode_operator.capture.volumes import (
     ALREADY_PUBLISHED,
     claim_blocked,
     claim_changes,
     claim_of,
+    class_blocked,
     published_blocked,
     render_claim,
+    waits_for_binding,
     with_claim,
 )
-from specdecode_operator.deployment.blocked import OPERATOR_IMAGE_UNKNOWN, Blocked
-from specdecode_operator.deployment.conditions import TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.pods.readiness import Readiness
-from specdecode_operator.deployment.spec.engine_fields import is_engine_word
-from specdecode_operator.deployment.spec.pydantic_problems import parsed_spec
-from specdecode_operator.kube.future_times import is_ahead, told_ahead
-from specdecode_operator.kube.labels import ACCEPTED_ANNOTATION, CAPTURED_ENGINE_ANNOTATION
+from specdecode_operator.cluster.clock import is_ahead, told_ahead
+from specdecode_operator.cluster.resources import ACCEPTED_ANNOTATION, CAPTURED_ENGINE_ANNOTATION
+from specdecode_operator.deployment.conditions import OPERATOR_IMAGE_UNKNOWN, TRUE, UNKNOWN, Blocked, ConditionUpdate
+from specdecode_operator.deployment.parsed_deployment import is_engine_spec_hash
+from specdecode_operator.deployment.rollout.readiness import Readiness
 from specdecode_operator.problems import InvalidSpecError
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -101,7 +102,7 @@ def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> Dec
     claim = claim_of(capture, spec.storage)
     decision = _next_step(capture, spec, observed, now)
     if borrows(capture.spec):
-        decision = Lending(capture, spec, observed, now).recorded(decision)
+        decision = Borrowing(capture, spec, observed, now).recorded(decision)
     if decision.succeeded.status is not UNKNOWN and decision.finished_at is None:
         decision = replace(decision, finished_at=now.strftime(_TIME))
     decision = _without_times_ahead(capture, decision, now)
@@ -136,7 +137,7 @@ def _noted(capture: Capture, job: Body | None) -> tuple[str | None, str | None]:
     notes = ((job or {}).get("metadata") or {}).get("annotations") or {}
     engine = notes.get(CAPTURED_ENGINE_ANNOTATION, "")
     return (
-        capture.status.engine or (engine if is_engine_word(engine) else None),
+        capture.status.engine or (engine if is_engine_spec_hash(engine) else None),
         capture.accepted.message if capture.accepted else notes.get(ACCEPTED_ANNOTATION),
     )
 
@@ -202,7 +203,7 @@ def _with_job(
     if spec.suspend:
         return suspended(ACCEPTED, Writes() if is_suspended and not capture.queue_labels else withdrawn(capture))
     if borrows(capture.spec):
-        lending = Lending(capture, spec, observed, now)
+        lending = Borrowing(capture, spec, observed, now)
         return lending.suspended(job) if is_suspended else lending.running(job, progress)
     return _keeping_engines(capture, observed, job, progress)
 
@@ -292,7 +293,7 @@ def _waits_to_borrow(
             return blocked_decision(blocked)
         if blocked := waits_for_binding(spec, observed.mounted):
             return replace(blocked_decision(blocked), writes=Writes(claim=claim))
-    return Lending(capture, spec, observed, now).waits()
+    return Borrowing(capture, spec, observed, now).waits()
 
 
 def _with_notes(job: Body, engine: str | None, words: str) -> Body:

@@ -1,8 +1,12 @@
-"""Renders the Job of a capture: the deployment's own engine pod, with a recorder in it and the load beside it.
+"""Render the Job of a capture: the deployment's engine pod plus a recorder and a load generator.
 
-The engine becomes a native sidecar: it starts before the load generator, whose
-end is that of the pod, and it is told to stop only after that. With several arms
-its container starts one engine after the other, as the load generator tells it.
+The engine becomes a native sidecar: it starts before the load generator, whose end is the end of the pod, and it is
+stopped only after that. With several arms, its container starts one engine after the other, as ordered by the load
+generator.
+
+The manifest of a capture names the digest of the engine's image, which only the node knows. The kubelet writes it
+to the pod's status. The operator copies it into a ConfigMap that the pod mounts. An annotation of the pod would
+need the right to change every pod of the cluster.
 """
 
 import json
@@ -12,9 +16,9 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import Checks, DuringCapture, SpecDecodeCaptureSpec
-from specdecode_operator.api.status.deployment import PlanStatus
-from specdecode_operator.capture.control.admission import workload_document
-from specdecode_operator.capture.control.arm_pods import (
+from specdecode_operator.api.deployment_status import PlanStatus
+from specdecode_operator.capture.arms import (
+    CapturedArm,
     apart,
     common_engine_pod,
     engine_container,
@@ -22,31 +26,67 @@ from specdecode_operator.capture.control.arm_pods import (
     literals,
     plain_command,
 )
-from specdecode_operator.capture.control.arms import CapturedArm
-from specdecode_operator.capture.control.capture import Capture
-from specdecode_operator.capture.control.image_id import FOLDER, image_id_volume
-from specdecode_operator.capture.control.observation import CapturedDeployment
-from specdecode_operator.capture.control.volume import claim_of
-from specdecode_operator.capture.job.places import Places
-from specdecode_operator.capture.job.recorder_bundle import PLUGIN, SWITCH_FOLDER, switcher_command
-from specdecode_operator.capture.load.trust import AUTHORITY, CERTIFICATE
-from specdecode_operator.capture.load.workload import ATTEMPT_VARIABLE, NODE_VARIABLE, SETTINGS_VARIABLE
-from specdecode_operator.capture.recorder.settings import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE
-from specdecode_operator.deployment.desired_state import Launch
-from specdecode_operator.deployment.objects.engine_pod import engine_timeouts
-from specdecode_operator.deployment.spec.engine_settings import engine_settings
-from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
-from specdecode_operator.deployment.spec.warnings import lossy_answers
-from specdecode_operator.engine.environment import API_KEY_VARIABLE
-from specdecode_operator.kube.labels import (
+from specdecode_operator.capture.job.pod_files import IMAGE_ID_FILE, PLUGIN, SWITCH_FOLDER, Places, switcher_command
+from specdecode_operator.capture.load.run_settings import (
+    ATTEMPT_VARIABLE,
+    AUTHORITY,
+    CERTIFICATE,
+    NODE_VARIABLE,
+    SETTINGS_VARIABLE,
+)
+from specdecode_operator.capture.observation import Capture, CapturedDeployment
+from specdecode_operator.capture.preconditions import workload_document
+from specdecode_operator.capture.recorder.segment_format import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE
+from specdecode_operator.capture.volumes import claim_of
+from specdecode_operator.cluster.manifests import child_labels, owned, render_template
+from specdecode_operator.cluster.resources import (
     CAPTURED_DEPLOYMENT_LABEL,
     DEPLOYMENT_LABEL,
+    ENGINE_CONTAINER,
     QUEUE_PREFIX,
     TEMPLATE_HASH_ANNOTATION,
 )
-from specdecode_operator.kube.manifests import child_labels, owned, render_template
-from specdecode_operator.kube.untyped import mapping, objects
+from specdecode_operator.deployment.desired_state import Launch
+from specdecode_operator.deployment.engine_pod import engine_timeouts
+from specdecode_operator.deployment.engine_settings import engine_settings
+from specdecode_operator.deployment.warnings import lossy_answers
+from specdecode_operator.untrusted import mapping, objects
 from specdecode_operator.version import __version__
+from specdecode_operator.vllm.environment import API_KEY_VARIABLE
+
+IMAGE_ID_FOLDER: Final = str(IMAGE_ID_FILE.parent)
+_FILE: Final = IMAGE_ID_FILE.name
+
+
+def image_id_volume(capture: Capture) -> Body:
+    """Return the volume that shows the image's id as a file; the ConfigMap comes only after the pod."""
+    items = [{"key": _FILE, "path": _FILE}]
+    return {"configMap": {"name": _name(capture), "items": items, "optional": True}}
+
+
+def image_id_config_map(capture: Capture, pod: Body | None) -> Body | None:
+    """Return the ConfigMap that says which image the engine of a pod runs; None before its node knows.
+
+    There is one for all attempts of a capture, so it says of which pod it speaks.
+    """
+    image_id = _image_id(pod) if pod is not None else None
+    if pod is None or not image_id:
+        return None
+    data = {_FILE: f"{pod['metadata']['uid']} {image_id}\n"}
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": _name(capture)}, "data": data}
+    return owned(config_map, capture.key, capture.uid)
+
+
+def _name(capture: Capture) -> str:
+    """Return the ConfigMap's name: that of the claim and the Job."""
+    return capture.job_name
+
+
+def _image_id(pod: Body) -> str | None:
+    """Return what the node calls the engine's image; empty or None before it has it."""
+    statuses = pod.get("status", {}).get("initContainerStatuses") or []
+    return next((each.get("imageID") for each in statuses if each["name"] == ENGINE_CONTAINER), None)
+
 
 PREPARE, LOAD = "prepare", "load"
 SWITCH_VOLUME: Final = "specdecode-switch"
@@ -83,7 +123,7 @@ _NAMES: Final = {
     "root": ROOT,
     "recorder_path": RECORDER_PATH,
     "certificates_folder": CERTIFICATES_FOLDER,
-    "image_id_folder": FOLDER,
+    "image_id_folder": IMAGE_ID_FOLDER,
 }
 """What is called alike in each Job."""
 

@@ -1,18 +1,18 @@
-"""Whether a capture can be taken of a deployment as it is, or what blocks it."""
+"""Check whether engine, workload and dataset allow a capture, or return what blocks it."""
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
-from specdecode_operator.api.crd.admission import broken_rules
+from specdecode_operator.api.crd_validation import broken_rules
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.capture.control.observation import CapturedDeployment, ObservedDeployment
 from specdecode_operator.capture.load.arrivals import expected_duration_s
-from specdecode_operator.capture.load.prompts.datasets import parts_of
-from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.capture.load.datasets import parts_of
+from specdecode_operator.capture.observation import CapturedDeployment, ObservedDeployment, dataset_claim
+from specdecode_operator.cluster.resources import ENGINE_CONTAINER
+from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.desired_state import Gated, Launch, Outcome, RolledBack
-from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
-from specdecode_operator.engine.rules.extra_args import last_option
-from specdecode_operator.sizing.choice.plan import Plan
+from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.sizing.plan import Plan
+from specdecode_operator.vllm.extra_args import last_option
 
 _STREAM_INTERVAL = "--stream-interval"
 _RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"
@@ -148,10 +148,3 @@ def dataset_blocked(spec: SpecDecodeCaptureSpec, source: Body | None) -> Blocked
         message = f"spec.workload.{field}: {missing}: ConfigMap {name} holds {held}; correct one of them"
         return Blocked("DatasetNotFound", message)
     return None
-
-
-def dataset_claim(spec: SpecDecodeCaptureSpec) -> str | None:
-    """Return the claim that holds the dataset, if one does."""
-    dataset = spec.workload.prompts.dataset
-    claim = dataset.persistent_volume_claim if dataset else None
-    return claim.claim_name if claim else None

@@ -1,4 +1,4 @@
-"""Decides which captures of a deployment are due, which are over for good, and whose data may go."""
+"""Decide which scheduled captures are due, which have expired, and whose data may be deleted."""
 
 import hashlib
 import zoneinfo
@@ -13,25 +13,24 @@ from cronsim import CronSim
 from specdecode_operator.api import base
 from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture_schedule import CaptureSchedule, Concurrency, Queue, ScheduleStatus
-from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.capture import CapturePhase
-from specdecode_operator.capture.control.volume import is_published
-from specdecode_operator.kube.future_times import AHEAD, TIME_IN_FUTURE, told_ahead
-from specdecode_operator.kube.labels import (
+from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.api.deployment import CaptureSchedule, Concurrency, Key, Queue, ScheduleStatus
+from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
+from specdecode_operator.capture.volumes import is_published
+from specdecode_operator.cluster.clock import AHEAD, TIME_IN_FUTURE, told_ahead
+from specdecode_operator.cluster.manifests import owner_reference
+from specdecode_operator.cluster.resources import (
     CAPTURE_LABEL,
     COUNTED_FROM_ANNOTATION,
     MANAGED_BY_LABEL,
     MANAGER,
     OVER_AGE_ANNOTATION,
+    PERSISTENT_VOLUME_CLAIM,
     QUEUE_LABEL,
     QUEUE_PRIORITY_LABEL,
     SCHEDULE_LABEL,
     SCHEDULED_AT_ANNOTATION,
 )
-from specdecode_operator.kube.manifests import owner_reference
-from specdecode_operator.kube.resources import PERSISTENT_VOLUME_CLAIM
 
 _FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
 _DIGEST_LENGTH: Final = 8

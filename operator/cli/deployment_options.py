@@ -1,4 +1,4 @@
-"""A SpecDecodeDeployment that is described by options, for `plan` without YAML and `init`."""
+"""Options that describe a SpecDecodeDeployment, for `plan` without YAML and for `init`."""
 
 import re
 from collections.abc import Sequence
@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from specdecode_operator.api.base import API_VERSION
-from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.deployment import KIND
+from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.cli.input_files import Document, Reading, read_deployments
 from specdecode_operator.cli.text_files import DocumentError
-from specdecode_operator.engine.profiles import UnknownEngineVersionError, find_profile
-from specdecode_operator.estimate.fields import CaseError
-from specdecode_operator.estimate.gpu_names import find_named_gpu
-from specdecode_operator.sizing.base.devices import product_of_memory
-from specdecode_operator.sizing.families.catalogue import drafts_by
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.enums import Method
+from specdecode_operator.sizing.case_fields import CaseError, find_named_gpu
+from specdecode_operator.sizing.catalogue import drafts_by
+from specdecode_operator.sizing.devices import product_of_memory
+from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile
 
 _FOREIGN: Final = re.compile(r"[^a-z0-9]+")
 """What a name of an object cannot hold."""

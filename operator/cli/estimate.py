@@ -1,23 +1,81 @@
-"""`specdecode estimate`: the budget of many engine configurations, one a line."""
+"""`specdecode estimate`: the memory budget of many engine configurations, one per line."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TextIO
 
 import typer
+from pydantic import RootModel
 
-from specdecode_operator.cli.line_files import opened_line_files
 from specdecode_operator.cli.options import CalibrationOption, ExitCode, HubOption, fail, hub_models
-from specdecode_operator.cli.outputs.printing import json_text
+from specdecode_operator.cli.outputs import Output, json_text
 from specdecode_operator.cli.terminal import say_line
-from specdecode_operator.cli.text_files import DocumentError
-from specdecode_operator.documents.limits import UnreadableTextError
+from specdecode_operator.cli.text_files import DocumentError, opened_line_files
 from specdecode_operator.problems import shown
+from specdecode_operator.untrusted import UnreadableTextError
 
 if TYPE_CHECKING:
-    from specdecode_operator.cli.hub.models import HubModels
-    from specdecode_operator.sizing.pair.calibration import Calibration
+    from specdecode_operator.cli.hub import HubModels
+    from specdecode_operator.sizing.calibration import Calibration
+
+
+class CasePerGpu(Output):
+    """Memory of one GPU in bytes; null but for available_kv where a case gives the KV cache alone."""
+
+    total: int | None
+    """Memory of the device."""
+    requested: int | None
+    """What the engine claims of it."""
+    target_weights: int | None
+    """Weights of the target."""
+    draft_weights: int | None
+    """Weights of the draft."""
+    state: int | None
+    """Buffers for the state of requests."""
+    activation: int | None
+    """Peak of one step."""
+    cuda_graphs: int | None
+    """CUDA graphs."""
+    non_torch: int | None
+    """Memory outside torch, corrections of a calibration among it."""
+    available_kv: int
+    """What is left for the KV cache, before the margin."""
+
+
+class CaseOutput(Output):
+    """A case that could be sized."""
+
+    id: str | int | None
+    """That of the case."""
+    verdict: Literal["Fits", "Tight", "DoesNotFit"]
+    """Whether it fits."""
+    per_gpu: CasePerGpu
+    """The budget of each GPU."""
+    margin_bytes: int
+    """What the verdict keeps back because estimates err."""
+    kv_cache_tokens: int
+    """Tokens that the KV cache of each data-parallel copy holds, before the margin."""
+    max_concurrency: float
+    """Requests of full length that it holds, in each copy."""
+    calibration: str | None = None
+    """Which measurements correct it; absent without any."""
+    error: None
+    """Nothing is wrong with it."""
+
+
+class CaseErrorOutput(Output):
+    """A case that could not be sized."""
+
+    id: str | int | None
+    """That of the case; null where the line cannot be read."""
+    error: str
+    """Why."""
+
+
+class EstimateOutput(RootModel[CaseOutput | CaseErrorOutput]):
+    """One line of the results."""
+
 
 _MOST_LINE_BYTES: Final = 4 * 2**20
 """Of a configuration: the largest config.json, with a word on each of its experts, has 3 MB."""
@@ -79,14 +137,14 @@ class Lookup:
         model, revision = _model(part), part.get("revision")
         if not model or part.get("model_config") is not None:
             return part
-        from specdecode_operator.sizing.families.catalogue import find_entry  # noqa: PLC0415
+        from specdecode_operator.sizing.catalogue import find_entry  # noqa: PLC0415
 
         if find_entry(model) is not None:
             return part
         self.unknown[model] = None
         if self.hub is None:
             return part
-        from specdecode_operator.resolver.read_model_facts import CheckpointError  # noqa: PLC0415
+        from specdecode_operator.deployment.models.checkpoint_reader import CheckpointError  # noqa: PLC0415
 
         try:
             found = self.hub.find(model, revision if isinstance(revision, str) else None)
@@ -115,9 +173,9 @@ def estimated(
 ) -> Iterator[dict[str, Any]]:
     """Return the result of each line that is not blank."""
     # Sizing takes longer to load than the rest of the command line.
-    from specdecode_operator.documents.json_lines import JsonLines  # noqa: PLC0415
-    from specdecode_operator.estimate.estimate import size_case  # noqa: PLC0415
-    from specdecode_operator.sizing.pair.calibration import UNCALIBRATED  # noqa: PLC0415
+    from specdecode_operator.sizing.calibration import UNCALIBRATED  # noqa: PLC0415
+    from specdecode_operator.sizing.estimate import size_case  # noqa: PLC0415
+    from specdecode_operator.untrusted import JsonLines  # noqa: PLC0415
 
     objects, measured, models = JsonLines(_MOST_LINE_BYTES), calibration or UNCALIBRATED, lookup or Lookup()
 

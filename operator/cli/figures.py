@@ -1,24 +1,181 @@
 """`specdecode figures`: what engines do now, from their own /metrics or from a Prometheus, by the same definitions."""
 
+import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.figures import options
+from specdecode_operator.api.base import Body
+from specdecode_operator.cli.kubectl import Kubectl, KubectlError
 from specdecode_operator.cli.options import Context, TableOrData, fail
-from specdecode_operator.cli.outputs.printing import print_data
+from specdecode_operator.cli.outputs import Output, print_data
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError, open_to_read
+from specdecode_operator.cluster.bounded_fetch import DEADLINE_S, MOST_BYTES, NoAnswerError, fetch, place_of
+from specdecode_operator.cluster.resources import DEPLOYMENT_LABEL, OWNED_SELECTOR
 from specdecode_operator.problems import shown
+from specdecode_operator.stats.figures import Figure
+from specdecode_operator.stats.measures import Page, UnreadablePageError, Values, growth_between, read_page
 
 if TYPE_CHECKING:
-    from specdecode_operator.cli.capture.kubectl import Kubectl
-    from specdecode_operator.cli.figures.sources import Taken
-    from specdecode_operator.cli.outputs.figures import FiguresOutput
-    from specdecode_operator.monitoring.figures import Figure
+    from specdecode_operator.cli.kubectl import Kubectl
+    from specdecode_operator.stats.figures import Figure
+
+
+class FigureOutput(Output):
+    """One figure of docs/reference/metrics.md."""
+
+    name: str
+    """As in the name of its recorded series."""
+    unit: str
+    """Empty where it has none."""
+    value: float | None
+    """Null where there was nothing to divide by, or the engines do not tell it."""
+    by_position: dict[str, float] | None
+    """Of a figure by position in the draft, counted from 0; null of all others."""
+
+
+class FiguresOutput(Output):
+    """Figures of one deployment."""
+
+    source: str
+    """Who was asked."""
+    over_seconds: float
+    """What they are taken over."""
+    engines: int | None
+    """How many engines answered at both looks; null of a Prometheus."""
+    left_out: list[str]
+    """Engines that did not answer, and why."""
+    figures: list[FigureOutput]
+    """In the order of the page."""
+
+
+Name = Annotated[
+    str | None, typer.Argument(metavar="NAME", help="A SpecDecodeDeployment, whose pods are asked through kubectl.")
+]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Its namespace; that of the kubeconfig's context.")
+]
+Engines = Annotated[
+    list[str] | None,
+    typer.Option("--engine", metavar="URL", help="Ask this engine in place of pods. May be repeated."),
+]
+Prometheus = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Ask this Prometheus in place of pods; it has to know specdecode_deployment."),
+]
+TokenFile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="A file with the bearer token that Prometheus wants.")
+]
+Over = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=86_400,
+        metavar="SECONDS",
+        help="Seconds that figures are taken over: 30 between two looks at engines, 300 of a Prometheus.",
+    ),
+]
+TtftLimit = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0, metavar="SECONDS", help="Tell the share of requests within; a bucket of vLLM's, such as 0.5."
+    ),
+]
+TpotLimit = Annotated[
+    float | None,
+    typer.Option(min=0.0, metavar="SECONDS", help="The same of the time per output token, such as 0.05."),
+]
+
+
+_PORTS: Final = {"http": "", "https": "https:"}
+"""Names of an engine's port, with what the API server's proxy wants before the pod's name."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine, and how its /metrics is read."""
+
+    name: str
+    read: Callable[[], str]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Figures, and of how many engines; None where a Prometheus does not say."""
+
+    values: dict[str, Values]
+    over_s: float
+    engines: int | None = None
+    left_out: list[str] = field(default_factory=list)
+
+
+def named_engines(urls: Sequence[str]) -> list[Engine]:
+    """Return engines by their URLs."""
+
+    def reader(url: str) -> Callable[[], str]:
+        return lambda: fetch(f"{url.rstrip('/')}/metrics").decode(errors="replace")
+
+    return [Engine(place_of(url), reader(url)) for url in urls]
+
+
+def engines_of(kubectl: Kubectl, name: str) -> list[Engine]:
+    """Return the ready engines of a SpecDecodeDeployment, read through the API server.
+
+    Raises
+    ------
+    KubectlError
+        When kubectl cannot ask for them.
+    """
+    pods = kubectl.items("pods", f"--selector={OWNED_SELECTOR},{DEPLOYMENT_LABEL}={name}")
+    return [engine for pod in pods if (engine := _engine(kubectl, pod)) is not None]
+
+
+def _engine(kubectl: Kubectl, pod: Body) -> Engine | None:
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    if not any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions):
+        return None
+    ports = [port for container in pod["spec"]["containers"] for port in container.get("ports") or ()]
+    port = next((port for port in ports if port.get("name") in _PORTS), None)
+    if port is None:
+        return None
+    name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+    address = f"{_PORTS[port['name']]}{name}:{port['containerPort']}"
+    path = f"/api/v1/namespaces/{namespace}/pods/{address}/proxy/metrics"
+    asked = ("get", "--raw", path, f"--request-timeout={DEADLINE_S}s")
+    return Engine(name, lambda: kubectl.short_text(*asked, most_bytes=MOST_BYTES))
+
+
+def look_twice(engines: Sequence[Engine], figures: Sequence[Figure], over_s: float) -> Taken:
+    """Return figures of what engines did in so many seconds; one that does not answer twice is left out."""
+    names = frozenset().union(*(figure.measure.series() for figure in figures))
+    left_out: dict[str, str] = {}
+    before = _look(engines, names, left_out)
+    time.sleep(over_s if before else 0)
+    after = _look([engine for engine in engines if engine.name in before], names, left_out)
+    growth = growth_between([(before[name], page) for name, page in after.items()])
+    values = {figure.name: _finite(figure.measure.values(growth)) for figure in figures}
+    return Taken(values, over_s, len(after), [f"{name}: {why}" for name, why in left_out.items()])
+
+
+def _finite(values: Values) -> Values:
+    """Return what says something, as of a Prometheus: who answers need not be an engine."""
+    return {label: value for label, value in values.items() if math.isfinite(value)}
+
+
+def _look(engines: Sequence[Engine], names: frozenset[str], left_out: dict[str, str]) -> dict[str, Page]:
+    pages = {}
+    for engine in engines:
+        try:
+            pages[engine.name] = read_page(engine.read(), names, time.monotonic())
+        except (NoAnswerError, KubectlError, UnreadablePageError) as error:
+            left_out[engine.name] = str(error)
+    return pages
+
 
 _OVER_ENGINES_S: Final = 30
 _OVER_PROMETHEUS_S: Final = 300
@@ -28,15 +185,15 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 def figures_command(  # noqa: PLR0913  each is an option
     *,
-    name: options.Name = None,
-    namespace: options.Namespace = None,
+    name: Name = None,
+    namespace: Namespace = None,
     context: Context = None,
-    engine: options.Engines = None,
-    prometheus: options.Prometheus = None,
-    token_file: options.TokenFile = None,
-    over: options.Over = None,
-    ttft_limit: options.TtftLimit = None,
-    tpot_limit: options.TpotLimit = None,
+    engine: Engines = None,
+    prometheus: Prometheus = None,
+    token_file: TokenFile = None,
+    over: Over = None,
+    ttft_limit: TtftLimit = None,
+    tpot_limit: TpotLimit = None,
     output: Annotated[TableOrData, typer.Option("--output", "-o", help="How to print it.")] = TableOrData.TABLE,
 ) -> None:
     """Print figures of running engines: tokens, latencies, acceptance, K in force, prefix cache, KV cache.
@@ -46,8 +203,8 @@ def figures_command(  # noqa: PLR0913  each is an option
 
     For example: specdecode figures llama-70b -n models --over 60
     """
-    from specdecode_operator.cli.capture.kubectl import Kubectl  # noqa: PLC0415  not for --help
-    from specdecode_operator.cluster.web import NoAnswerError, place_of  # noqa: PLC0415
+    from specdecode_operator.cli.kubectl import Kubectl  # noqa: PLC0415  not for --help
+    from specdecode_operator.cluster.bounded_fetch import NoAnswerError, place_of  # noqa: PLC0415
 
     _check(name, namespace, engine, prometheus, token_file)
     figures = _figures(ttft_limit, tpot_limit)
@@ -92,8 +249,8 @@ def _check(
 
 def _figures(ttft_limit: float | None, tpot_limit: float | None) -> "list[Figure]":
     """Return the figures, with limits put in; those whose limit is not given are left out."""
-    from specdecode_operator.monitoring.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT  # noqa: PLC0415
-    from specdecode_operator.monitoring.measures import Within  # noqa: PLC0415
+    from specdecode_operator.stats.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT  # noqa: PLC0415
+    from specdecode_operator.stats.measures import Within  # noqa: PLC0415
 
     given = {TTFT_LIMIT: ttft_limit, TPOT_LIMIT: tpot_limit}
     figures = []
@@ -110,10 +267,9 @@ def _figures(ttft_limit: float | None, tpot_limit: float | None) -> "list[Figure
 def _from_prometheus(
     url: str, token_file: str | None, deployment: tuple[str | None, str | None], figures: "list[Figure]", over_s: int
 ) -> "Taken":
-    from specdecode_operator.cli.figures.sources import Taken  # noqa: PLC0415
+    from specdecode_operator.cluster.bounded_fetch import NoAnswerError, place_of  # noqa: PLC0415
     from specdecode_operator.cluster.prometheus import ask_prometheus  # noqa: PLC0415
-    from specdecode_operator.cluster.web import NoAnswerError, place_of  # noqa: PLC0415
-    from specdecode_operator.monitoring.measures import Scope  # noqa: PLC0415
+    from specdecode_operator.stats.measures import Scope  # noqa: PLC0415
 
     namespace, name = deployment
     scope = Scope(window=f"{over_s}s", namespace=namespace, deployment=name)
@@ -144,9 +300,8 @@ def _token(file: str | None) -> str | None:
 def _from_engines(
     kubectl: "Kubectl", name: str | None, urls: list[str], figures: "list[Figure]", over_s: int
 ) -> "Taken":
-    from specdecode_operator.cli.capture.kubectl import KubectlError  # noqa: PLC0415
-    from specdecode_operator.cli.figures.sources import engines_of, look_twice, named_engines  # noqa: PLC0415
-    from specdecode_operator.cluster.web import NoAnswerError  # noqa: PLC0415
+    from specdecode_operator.cli.kubectl import KubectlError  # noqa: PLC0415
+    from specdecode_operator.cluster.bounded_fetch import NoAnswerError  # noqa: PLC0415
 
     try:
         engines = engines_of(kubectl, name) if name else named_engines(urls)
@@ -161,7 +316,6 @@ def _from_engines(
 
 
 def _answer(source: str, figures: "list[Figure]", taken: "Taken") -> "FiguresOutput":
-    from specdecode_operator.cli.outputs.figures import FigureOutput, FiguresOutput  # noqa: PLC0415
 
     rows = []
     for figure in figures:
@@ -187,9 +341,9 @@ def _answer(source: str, figures: "list[Figure]", taken: "Taken") -> "FiguresOut
 def _not_buckets(found: "FiguresOutput", limits: Mapping[str, float | None]) -> Iterator[str]:
     """Return what is said of limits of times that are known, and not by that limit."""
     values = {each.name: each.value for each in found.figures}
-    for time, limit in limits.items():
-        if limit is not None and values[f"{time}_within_limit"] is None and values[f"{time}_p50"] is not None:
-            yield f"note: {limit:g} is no bucket of the histogram of {time}: take one that /metrics has as le"
+    for name, limit in limits.items():
+        if limit is not None and values[f"{name}_within_limit"] is None and values[f"{name}_p50"] is not None:
+            yield f"note: {limit:g} is no bucket of the histogram of {name}: take one that /metrics has as le"
 
 
 def _table(found: "FiguresOutput") -> str:

@@ -1,19 +1,30 @@
-"""Asks the model hub over HTTP: answers are bounded in size and in time, whoever gives them.
+"""Models of the hub for commands with `--hub` and for the Jobs that read models.
 
-HF_ENDPOINT may name any server, so nothing that it says is believed or printed.
+Answers are bounded in size and time. Files are read at one commit, by ranges, and cached per commit.
 """
 
 import asyncio
+import hashlib
+import json
 import os
 import re
+import tempfile
 import threading
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
 
-from specdecode_operator.resolver.read_model_facts import CheckpointError
+from specdecode_operator.cli.terminal import say_line
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, CheckpointError, read_checkpoint
+from specdecode_operator.deployment.models.model_facts import checkpoint_of
+from specdecode_operator.problems import printable
+from specdecode_operator.version import __version__
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
 """As in huggingface_hub (constants.py), which reads HF_ENDPOINT and HF_TOKEN too."""
@@ -146,3 +157,202 @@ def _refuse(answer: httpx.Response, host: str, start: int) -> None:
         raise CheckpointError("HubRefused", f"{host} compresses what was asked for as it is")
     if start and answer.status_code != _PARTIAL:
         raise CheckpointError("HubRefused", f"{host} does not send parts of files")
+
+
+HUB_ID: Final = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+COMMIT: Final = re.compile(r"[0-9A-Za-z]{7,64}")
+
+_DEADLINE_S: Final = 120
+_LISTING_LIMIT_BYTES: Final = 8 * 2**20
+_READ_LIMIT_BYTES: Final = 32 * 2**20
+"""Of one header or index: the longest known, of 200,000 tensors, takes 20 MiB."""
+
+_TOTAL_LIMIT_BYTES: Final = 128 * 2**20
+_MOST_FILES: Final = 4096
+
+
+class ListedRepository:
+    """A model on the hub, at the commit of a revision. Only what is listed is asked for."""
+
+    def __init__(self, hub: HubClient, model: str, revision: str | None) -> None:
+        if not HUB_ID.fullmatch(model) or ".." in model:
+            raise CheckpointError("HubRefused", "is no hub id such as owner/model")
+        self.where = "the repository"
+        self._hub, self._model = hub, model
+        self._allowance = Allowance(time.monotonic() + _DEADLINE_S, _TOTAL_LIMIT_BYTES, _READ_LIMIT_BYTES)
+        path = f"api/models/{model}/revision/{quote(revision or 'main', safe='')}?blobs=true"
+        listing = hub.get(path, self._allowance, start=0, length=_LISTING_LIMIT_BYTES)
+        self.commit: str | None
+        self.commit, self._listed = _listing(listing, hub.settings.host)
+
+    def sizes(self) -> dict[str, int | None]:
+        """Files at the top of the repository: vLLM loads no others."""
+        return self._listed
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Bytes of a file: fewer where it ends."""
+        path = f"{self._model}/resolve/{self.commit}/{quote(name, safe='')}"
+        return self._hub.get(path, self._allowance, start=start, length=length)
+
+
+def _listing(text: bytes, host: str) -> tuple[str, dict[str, int | None]]:
+    """Return the commit, and the sizes of the files at its top."""
+    try:
+        listing: Any = json.loads(text)
+        commit, files = listing["sha"], listing["siblings"]
+        sizes = {file["rfilename"]: file.get("size") for file in files if "/" not in file["rfilename"]}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError("HubRefused", f"{host} lists no files of it: check HF_ENDPOINT") from error
+    sound = all(size is None or (type(size) is int and size >= 0) for size in sizes.values())
+    if not sound or not isinstance(commit, str) or not COMMIT.fullmatch(commit) or len(sizes) > _MOST_FILES:
+        raise CheckpointError("HubRefused", f"{host} lists no files of it: check HF_ENDPOINT")
+    return commit, sizes
+
+
+_FILE_LIMIT_BYTES: Final = 2**20
+
+
+class HubCache:
+    """Facts of models by hub, id and commit. A folder that cannot be used keeps nothing."""
+
+    def __init__(self, folder: Path | None, endpoint: str) -> None:
+        self._folder = folder
+        self._endpoint = endpoint
+
+    def commit(self, model: str, revision: str | None) -> str | None:
+        """Return the commit that a revision had when it was last asked for."""
+        found = self._read({"model": model, "revision": revision})
+        return found if isinstance(found, str) else None
+
+    def keep_commit(self, model: str, revision: str | None, commit: str) -> None:
+        """Remember which commit a revision is."""
+        self._write({"model": model, "revision": revision}, commit)
+
+    def checkpoint(self, model: str, commit: str) -> Checkpoint | None:
+        """Return what was read of a model at a commit."""
+        try:
+            return checkpoint_of(self._read({"model": model, "commit": commit}))
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return None
+
+    def keep_checkpoint(self, model: str, commit: str, checkpoint: Checkpoint) -> None:
+        """Remember what was read of a model at a commit."""
+        self._write({"model": model, "commit": commit}, asdict(checkpoint))
+
+    def _read(self, key: dict[str, str | None]) -> Any:
+        """Return the value of a key; None where there is none, or another's."""
+        path = self._path(key)
+        if path is None:
+            return None
+        try:
+            with path.open("rb") as stream:
+                entry = json.loads(stream.read(_FILE_LIMIT_BYTES))
+            return entry["value"] if entry["key"] == self._whole(key) else None
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            return None
+
+    def _write(self, key: dict[str, str | None], value: Any) -> None:
+        path = self._path(key)
+        if path is None:
+            return
+        text = json.dumps({"key": self._whole(key), "value": value})
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                    stream.write(text)
+                Path(part).replace(path)
+            except OSError:
+                Path(part).unlink(missing_ok=True)
+
+    def _whole(self, key: dict[str, str | None]) -> dict[str, str | None]:
+        # Another version may read other facts of the same files.
+        return {"endpoint": self._endpoint, "version": __version__, **key}
+
+    def _path(self, key: dict[str, str | None]) -> Path | None:
+        digest = hashlib.sha256(json.dumps(self._whole(key), sort_keys=True).encode()).hexdigest()
+        return None if self._folder is None else self._folder / f"{digest[:40]}.json"
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of the cache by the XDG Base Directory Specification; None where there is no home."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        base = Path(given) if given.startswith("/") else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return base / "specdecode" / "hub"
+
+
+_WHOLE_COMMIT: Final = 40
+
+
+@dataclass
+class HubModels:
+    """The models that a command asks for, each asked for once."""
+
+    _found: dict[tuple[str, str | None], Checkpoint | CheckpointError] = field(default_factory=dict)
+    _client: HubClient | None = None
+
+    def find(self, model: str, revision: str | None) -> Checkpoint:
+        """Return what is known of a model at a revision; None is the hub's default.
+
+        Raises
+        ------
+        CheckpointError
+            When it cannot be had.
+        """
+        key = (model, revision)
+        if key not in self._found:
+            try:
+                self._found[key] = self._read(model, revision)
+            except CheckpointError as error:
+                self._found[key] = error
+        found = self._found[key]
+        if isinstance(found, CheckpointError):
+            # Names of files and tensors are anybody's.
+            raise CheckpointError(found.reason, printable(found.message))
+        return found
+
+    def _read(self, model: str, revision: str | None) -> Checkpoint:
+        settings = HubSettings.of()
+        cache = HubCache(cache_folder(), settings.endpoint)
+        if revision is not None and len(revision) == _WHOLE_COMMIT and COMMIT.fullmatch(revision):
+            kept = cache.checkpoint(model, revision)
+            if kept is not None:
+                return kept
+        if self._client is None:
+            self._client = HubClient(settings)
+        try:
+            repository = ListedRepository(self._client, model, revision)
+        except CheckpointError as error:
+            if error.reason != "HubUnreachable":
+                raise
+            return _last_known(cache, model, revision, error)
+        commit = str(repository.commit)
+        checkpoint = cache.checkpoint(model, commit)
+        if checkpoint is None:
+            checkpoint = _checkpoint(repository)
+            cache.keep_checkpoint(model, commit, checkpoint)
+        cache.keep_commit(model, revision, commit)
+        say_line(f"{model} is read from {settings.host} at commit {commit[:12]}", err=True)
+        return checkpoint
+
+
+def _checkpoint(repository: ListedRepository) -> Checkpoint:
+    """Return what the repository's files say; what else may go wrong with them has no name."""
+    try:
+        return read_checkpoint(repository)
+    except (ValueError, RecursionError, OverflowError, MemoryError) as error:
+        raise CheckpointError("HubRefused", "its files make no sense") from error
+
+
+def _last_known(cache: HubCache, model: str, revision: str | None, error: CheckpointError) -> Checkpoint:
+    """Return what was read of the model before, where the hub is out of reach now."""
+    commit = cache.commit(model, revision)
+    kept = None if commit is None else cache.checkpoint(model, commit)
+    if kept is None:
+        raise error
+    say_line(f"warning: {error.message}; {model} is taken as it was at commit {str(commit)[:12]}", err=True)
+    return kept

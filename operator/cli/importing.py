@@ -1,23 +1,69 @@
-"""Reads the server to import: from a file, from standard input, from the words of a command, or from the cluster."""
+"""`specdecode import`: an existing vLLM server as the equivalent SpecDecodeDeployment."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.input_files import Document, objects_in
+from specdecode_operator.cli.options import Context, ExitCode, fail
+from specdecode_operator.cli.outputs import json_text, yaml_text
+from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import DocumentError, place_of, read_text
-from specdecode_operator.kube.resources import DEPLOYMENT, LEADER_WORKER_SET, POD, SERVICE, Resource
-from specdecode_operator.kube.untyped import mapping
-from specdecode_operator.migration.convert import runs_server
-from specdecode_operator.migration.sources.command_line import is_command_text, read_command_text, read_words
-from specdecode_operator.migration.sources.foreign import import_instead
-from specdecode_operator.migration.sources.kserve import runtime_of
-from specdecode_operator.migration.sources.reading import READABLE, read_workloads
-from specdecode_operator.migration.sources.workload import Workload
+from specdecode_operator.cluster.resources import DEPLOYMENT, LEADER_WORKER_SET, POD, SERVICE, Resource
+from specdecode_operator.importing.convert import Migration, runs_server
+from specdecode_operator.importing.kserve import runtime_of
+from specdecode_operator.importing.sources import (
+    READABLE,
+    import_instead,
+    is_command_text,
+    read_command_text,
+    read_words,
+    read_workloads,
+)
+from specdecode_operator.importing.spec_builder import Outcome
+from specdecode_operator.importing.workload import Workload
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
+from specdecode_operator.untrusted import mapping
+
+if TYPE_CHECKING:
+    from specdecode_operator.importing.convert import Migration
+
+
+_ORDER = (Outcome.FIELD, Outcome.EXTRA, Outcome.POD, Outcome.OPERATOR, Outcome.DROPPED, Outcome.DEFAULT)
+
+
+def report_lines(migration: Migration, place: str) -> list[str]:
+    """Return the report on one import, line by line."""
+    metadata = migration.body["metadata"]
+    lines = [f"{place} -> SpecDecodeDeployment {metadata['name']}", ""]
+    for outcome in _ORDER:
+        lines += _section(migration, outcome)
+    if migration.decisions:
+        lines.append("to be decided before it is applied:")
+        lines += [f"  {problem}" for problem in migration.decisions]
+        lines.append("")
+    lines.append("to adopt it without downtime, with the object in OBJECT.yaml:")
+    for number, step in enumerate(migration.steps, start=1):
+        lines += [f"  {number}. {step.purpose}", f"       {step.command}"]
+    return lines
+
+
+def _section(migration: Migration, outcome: Outcome) -> Iterator[str]:
+    settings = [setting for setting in migration.settings if setting.outcome is outcome]
+    if not settings:
+        return
+    yield f"{outcome.value}:"
+    link = " ->" if outcome in {Outcome.FIELD, Outcome.EXTRA, Outcome.POD} else ":"
+    for setting in settings:
+        yield f"  {setting.name}{link} {setting.result}"
+    yield ""
+
 
 _KSERVE: Final = "serving.kserve.io"
 _RUNTIMES: Final = (
@@ -152,8 +198,8 @@ def _listed(servers: Iterable[Workload]) -> str:
 
 async def _from_cluster(kind: str, name: str, namespace: str | None, context: str | None) -> Source:
     # The Kubernetes client takes most of a second to load, which files need not wait for.
-    from specdecode_operator.cluster.errors import ClusterError, ForbiddenError  # noqa: PLC0415
-    from specdecode_operator.cluster.inspection import open_cluster  # noqa: PLC0415
+    from specdecode_operator.cluster.client import ClusterError, ForbiddenError  # noqa: PLC0415
+    from specdecode_operator.cluster.kubeconfig import open_cluster  # noqa: PLC0415
 
     resources = next(found for found in _RESOURCES.values() if found[0].kind == kind)
     which = f"{kind.lower()}/{name}"
@@ -181,3 +227,80 @@ async def _from_cluster(kind: str, name: str, namespace: str | None, context: st
         raise SourceError(str(error)) from error
     (workload,) = read_workloads({"apiVersion": resources[0].api_version, "kind": kind, **found}, beside)
     return Source(f"{which} in namespace {within}", workload, tuple(services))
+
+
+_SOURCE_HELP: Final = (
+    "KIND/NAME, read from the cluster (deployment, statefulset, pod, leaderworkerset, inferenceservice,"
+    " llminferenceservice); with --file, the one to take of several; or, after --, a command line."
+)
+_FILE_HELP: Final = (
+    "Read it from this file, or from - for standard input: YAML or JSON of these kinds, docker compose, values of the"
+    " production-stack chart, or text with vllm serve or docker run."
+)
+_NAMESPACE_HELP: Final = "Namespace of the server; that of the kubeconfig's context."
+_NEW_NAME_HELP: Final = "Name of the new object; by default the server's, with -sdd where it runs in Kubernetes."
+_VERSION_HELP: Final = "vLLM version in the image, such as 0.32, where its tag does not tell."
+_CONFIG_HELP: Final = (
+    "The config.json of a model that the server is given, such as my/head=config.json; repeatable. A speculators"
+    " checkpoint that is served alone becomes the target and the head that its config names."
+)
+
+
+class Form(StrEnum):
+    """How to print the object."""
+
+    YAML = "yaml"
+    JSON = "json"
+
+
+def import_command(  # noqa: PLR0913  each is an option
+    source: Annotated[list[str] | None, typer.Argument(metavar="KIND/NAME | -- COMMAND...", help=_SOURCE_HELP)] = None,
+    *,
+    file: Annotated[str | None, typer.Option("--file", "-f", metavar="FILE", help=_FILE_HELP)] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help=_NAMESPACE_HELP)] = None,
+    context: Context = None,
+    name: Annotated[str | None, typer.Option(help=_NEW_NAME_HELP)] = None,
+    engine_version: Annotated[str | None, typer.Option(help=_VERSION_HELP)] = None,
+    model_config: Annotated[list[str] | None, typer.Option(metavar="ID=PATH", help=_CONFIG_HELP)] = None,
+    output: Annotated[Form, typer.Option("--output", "-o", help="yaml or json.")] = Form.YAML,
+) -> None:
+    """Turn an existing vLLM server into a SpecDecodeDeployment that means the same.
+
+    The object goes to standard output. Standard error says where each argument
+    went, what is not kept and why, which defaults change, and the kubectl
+    commands that move traffic over without downtime. Nothing is changed in the
+    cluster.
+
+    For example: specdecode import deployment/chat -n models > chat.yaml,
+    or: specdecode import -- vllm serve Qwen/Qwen3-32B -tp 2 > chat.yaml
+
+    Exits with 0 when the object is complete, with 2 when something must be
+    decided first or nothing can be imported.
+    """
+    from specdecode_operator.cli.input_files import read_model_configs  # noqa: PLC0415
+    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
+    from specdecode_operator.importing.convert import migrate_workload  # noqa: PLC0415
+    from specdecode_operator.importing.spec_builder import MigrationError  # noqa: PLC0415
+
+    try:
+        found = read_source(source or [], file, namespace, context)
+        migration = migrate_workload(
+            found.workload,
+            found.services,
+            name=name,
+            engine_version=engine_version,
+            configs=read_model_configs(model_config or []),
+        )
+    except (SourceError, MigrationError, DocumentError) as error:
+        fail(error)
+    typer.echo(_printed(migration, output), nl=False)
+    say("\n".join(map(printable, report_lines(migration, found.place))), err=True)
+    raise typer.Exit(ExitCode.INVALID if migration.decisions else ExitCode.OK)
+
+
+def _printed(migration: "Migration", output: Form) -> str:
+    if output is Form.JSON:
+        return json_text(migration.body, indent=2) + "\n"
+    # Who pipes it on, or opens it later, has not seen the report.
+    warning = "".join(f"# To be decided first: {' '.join(str(each).split())}\n" for each in migration.decisions)
+    return warning + yaml_text(migration.body, width=120)

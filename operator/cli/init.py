@@ -1,4 +1,4 @@
-"""`specdecode init`: a manifest to begin with."""
+"""`specdecode init`: print a manifest to start from."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,8 +7,8 @@ import typer
 
 from specdecode_operator.cli import options
 from specdecode_operator.cli.options import ExitCode, fail
-from specdecode_operator.cli.outputs.printing import yaml_text
-from specdecode_operator.cli.plan.outcome import exit_code
+from specdecode_operator.cli.outputs import yaml_text
+from specdecode_operator.cli.plan.answers import exit_code
 from specdecode_operator.cli.terminal import say, say_line
 
 
@@ -38,7 +38,7 @@ def init_command(  # noqa: PLR0913  each is an option
 
     Exits as plan does. An invalid manifest is not written.
     """
-    from specdecode_operator.cli.described import Description  # noqa: PLC0415
+    from specdecode_operator.cli.deployment_options import Description  # noqa: PLC0415
     from specdecode_operator.cli.input_files import Reading  # noqa: PLC0415
     from specdecode_operator.cli.plan.answers import ask  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415

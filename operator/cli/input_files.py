@@ -1,4 +1,4 @@
-"""Reads SpecDecodeDeployments, nodes, config.json and calibrations from files, folders and standard input."""
+"""Reads SpecDecodeDeployments, nodes, config.json files and calibrations from files, folders and standard input."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,16 +10,18 @@ from specdecode_operator.api.base import API_VERSION, GROUP, Body
 from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, first_errors, place_of, read_text
-from specdecode_operator.documents.json_text import parse_yaml_or_json
-from specdecode_operator.documents.limits import UnreadableTextError
-from specdecode_operator.estimate.gpu_names import full_product
-from specdecode_operator.kube.nodes import NodeFacts, node_facts
-from specdecode_operator.kube.storage_classes import StorageClasses
+from specdecode_operator.cluster.nodes import NodeFacts, node_facts
+from specdecode_operator.cluster.storage_classes import StorageClasses
 from specdecode_operator.problems import printable, shown, shown_or_missing
-from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
+from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
+from specdecode_operator.sizing.case_fields import full_product
+from specdecode_operator.untrusted import UnreadableTextError
+from specdecode_operator.untrusted_yaml import parse_yaml_or_json
 
 if TYPE_CHECKING:
-    from specdecode_operator.resolver.read_model_facts import Checkpoint
+    from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, FolderOfHeaders, read_checkpoint
+from specdecode_operator.deployment.models.facts_files import FactsFileError, facts_in, held_twice
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN_OTHERS = 3
@@ -189,7 +191,7 @@ def read_models(named: Iterable[str]) -> tuple[dict[str, dict[str, Any]], dict[s
     DocumentError
         As read_model_configs, and when headers cannot be read or contradict themselves.
     """
-    from specdecode_operator.resolver.read_model_facts import shortened  # noqa: PLC0415  only a config.json needs it
+    from specdecode_operator.deployment.models.checkpoint_reader import shortened  # noqa: PLC0415  only a config.json needs it
 
     configs: dict[str, dict[str, Any]] = {}
     folders: dict[str, Checkpoint] = {}
@@ -211,7 +213,7 @@ def read_models(named: Iterable[str]) -> tuple[dict[str, dict[str, Any]], dict[s
 
 
 def _model_folder(path: str) -> "Checkpoint":
-    from specdecode_operator.resolver.read_model_facts import (  # noqa: PLC0415  only a folder needs it
+    from specdecode_operator.deployment.models.checkpoint_reader import (  # noqa: PLC0415  only a folder needs it
         CheckpointError,
         FolderOfHeaders,
         read_checkpoint,
@@ -428,3 +430,66 @@ def _documents_in(text: str, file: str) -> Iterator[Document | Other]:
             # What is missing at the end is missed in the line after the last.
             unreadable.line = max(1, min(error.line, len(text.splitlines())))
         raise unreadable from error
+
+
+def read_model(model: str, revision: str | None) -> tuple[Checkpoint, str]:
+    """Return the facts of a model in a folder or on the hub, and where they were read.
+
+    Raises
+    ------
+    CheckpointError
+        When they cannot be had.
+    """
+    if Path(model).is_dir():
+        return read_checkpoint(FolderOfHeaders(model)), "a folder"
+    from specdecode_operator.cli.hub import HubModels  # noqa: PLC0415  only the hub needs HTTP
+
+    found = HubModels().find(model, revision)
+    return found, f"the hub at commit {found.commit}"
+
+
+def read_given(
+    model_configs: Iterable[str], facts: Iterable[str]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Checkpoint]]:
+    """Return the config.json of each ``ID=PATH``, and the facts of models in folders and files, by the models' ids.
+
+    Raises
+    ------
+    DocumentError
+        As read_models and read_facts, and if both give one model with different weights or configs.
+    """
+    configs, folders = read_models(model_configs)
+    known = read_facts(facts)
+    for model, checkpoint in folders.items():
+        in_file = known.get(model, checkpoint)
+        if in_file.weights != checkpoint.weights:
+            total, other = in_file.weights.total_bytes, checkpoint.weights.total_bytes
+            said = f"weights of {total:,} bytes contradict {other:,} bytes"
+        elif in_file.config != checkpoint.config:
+            said = "its config contradicts that"
+        else:
+            continue
+        raise DocumentError(f"--facts: {printable(model)}: {said} in the folder of --model-config: give one of the two")
+    return configs, {**known, **folders}
+
+
+def read_facts(files: Iterable[str]) -> dict[str, Checkpoint]:
+    """Return the facts in some files, by the models' ids.
+
+    Raises
+    ------
+    DocumentError
+        When a file holds other than facts, two hold those of one model, or facts contradict themselves.
+    """
+    found: dict[str, Checkpoint] = {}
+    for file in files:
+        text = read_text(file)
+        try:
+            facts = facts_in(text, place_of(file), is_json=Path(file).suffix == ".json")
+            for model in facts:
+                if model in found:
+                    raise held_twice(place_of(file), model)
+        except FactsFileError as error:
+            raise DocumentError(str(error)) from error
+        found |= facts
+    return found

@@ -1,15 +1,106 @@
-"""`specdecode webhook-certificate`: what the chart's Job runs, so that the API server trusts the webhook."""
+"""Commands that Jobs run, hidden from help: `capture-job`, `read-model` and `webhook-certificate`."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.options import fail
+from specdecode_operator.cli.application import application
 from specdecode_operator.cli.terminal import say_line
 
 if TYPE_CHECKING:
-    from specdecode_operator.admission.self_signed import ServerCertificate
+    from specdecode_operator.deployment.models.checkpoint_reader import Files
+from typing import TYPE_CHECKING
+
+from specdecode_operator.cli.options import fail
+
+if TYPE_CHECKING:
+    from specdecode_operator.handlers.webhook_certificate import ServerCertificate
+
+
+_RECORDER_HELP: Final = "Folder that the engine has on its PYTHONPATH."
+_TERMINATION_LOG_HELP: Final = "Where Kubernetes reads how it went."
+
+capture_job_app = application("Run in the pod of a capture's Job.", hidden=True)
+
+_Termination = Annotated[Path, typer.Option(help=_TERMINATION_LOG_HELP)]
+_TERMINATION_LOG: Final = Path("/dev/termination-log")
+
+
+@capture_job_app.command("prepare")
+def prepare_command(
+    *,
+    recorder: Annotated[Path, typer.Option(help=_RECORDER_HELP)] = Path("/specdecode/recorder"),
+    termination_log: _Termination = _TERMINATION_LOG,
+) -> None:
+    """Check the volume, make the attempt's folders, and copy the recorder."""
+    from specdecode_operator.capture.job.entrypoint import prepare_job  # noqa: PLC0415
+
+    _end(termination_log, lambda: prepare_job(recorder))
+
+
+@capture_job_app.command("run")
+def run_command(*, termination_log: _Termination = _TERMINATION_LOG) -> None:
+    """Send the workload beside the engine, then merge, validate and publish what was recorded."""
+    from specdecode_operator.capture.job.entrypoint import run_job  # noqa: PLC0415
+
+    _end(termination_log, run_job)
+
+
+def _end(termination_log: Path, work: Callable[[], bytes]) -> None:
+    from specdecode_operator.capture.files.formats import CaptureError  # noqa: PLC0415
+    from specdecode_operator.capture.job.entrypoint import error_message  # noqa: PLC0415
+
+    try:
+        message, code = work(), 0
+    except CaptureError as error:
+        say_line(f"{error.reason}: {error.message}", err=True)
+        message, code = error_message(error), 1
+    # Outside a pod there is no such file, and the exit code says enough.
+    with suppress(OSError):
+        termination_log.write_bytes(message)
+    raise typer.Exit(code)
+
+
+read_model_app = application("Run in the pod of a Job that reads a model.", hidden=True)
+
+
+@read_model_app.command("folder")
+def folder_command(
+    path: Annotated[str, typer.Argument(help="Directory of the model.")],
+    *,
+    message: Annotated[Path, typer.Option(help="File for the answer.")] = Path("/dev/termination-log"),
+) -> None:
+    """Read config.json and safetensors headers of a directory."""
+    from specdecode_operator.deployment.models.checkpoint_reader import Folder, leave_answer  # noqa: PLC0415
+
+    raise typer.Exit(leave_answer(message, lambda: Folder(path)))
+
+
+@read_model_app.command("hub")
+def hub_command(
+    model: Annotated[str, typer.Argument(help="Id of the repository.")],
+    *,
+    revision: Annotated[str | None, typer.Option(help="Its branch, tag or commit.")] = None,
+    message: Annotated[Path, typer.Option(help="File for the answer.")] = Path("/dev/termination-log"),
+) -> None:
+    """Read config.json and safetensors headers of a repository on the hub; no weights are fetched."""
+    from specdecode_operator.deployment.models.checkpoint_reader import leave_answer  # noqa: PLC0415
+
+    raise typer.Exit(leave_answer(message, lambda: _repository(model, revision)))
+
+
+def _repository(model: str, revision: str | None) -> "Files":
+    from specdecode_operator.cli.hub import (  # noqa: PLC0415
+        HubClient,
+        HubSettings,
+        ListedRepository,
+    )
+
+    return ListedRepository(HubClient(HubSettings.of()), model, revision)
+
 
 _WEBHOOK: Final = "validate.specdecode.io"
 """In the configuration that the chart makes."""
@@ -34,8 +125,8 @@ def webhook_certificate_command(
     """
     import asyncio  # noqa: PLC0415
 
-    from specdecode_operator.admission.self_signed import kept_or_renewed  # noqa: PLC0415
-    from specdecode_operator.cluster.errors import ClusterError  # noqa: PLC0415
+    from specdecode_operator.cluster.client import ClusterError  # noqa: PLC0415
+    from specdecode_operator.handlers.webhook_certificate import kept_or_renewed  # noqa: PLC0415
 
     files = {} if current is None else _read(current)
     made = kept_or_renewed(files, [f"{service}.{namespace}.svc", f"{service}.{namespace}.svc.cluster.local"])
@@ -58,7 +149,7 @@ def _read(folder: Path) -> dict[str, bytes]:
 async def _write(made: "ServerCertificate", namespace: str, secret: str, configuration: str) -> None:
     """First have it trusted, then show it."""
     from specdecode_operator.cluster.client import Cluster  # noqa: PLC0415
-    from specdecode_operator.cluster.webhook_certificate import write_certificate  # noqa: PLC0415
+    from specdecode_operator.handlers.webhook_certificate import write_certificate  # noqa: PLC0415
 
     cluster = await Cluster.connect()
     try:

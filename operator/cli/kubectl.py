@@ -1,4 +1,4 @@
-"""Runs kubectl for commands that act in a cluster as the person who calls them."""
+"""Runs kubectl for commands that act in a cluster with the caller's own rights."""
 
 import json
 import os
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.documents.json_text import parse_json
 from specdecode_operator.problems import printable
+from specdecode_operator.untrusted import parse_json
 
 
 class KubectlError(Exception):

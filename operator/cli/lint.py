@@ -1,21 +1,254 @@
-"""`specdecode lint`: what the API server and the operator would refuse, without a cluster."""
+"""`specdecode lint`: what the API server and the operator would reject; text, JSON, Markdown, SARIF 2.1.0."""
 
+import re
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import quote
 
 import typer
+import yaml
 
+from specdecode_operator.api import capture, deployment
+from specdecode_operator.api.crd_validation import as_stored
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.api.spec_problems import admitted_capture, admitted_object
 from specdecode_operator.cli import options
+from specdecode_operator.cli.input_files import Document, Reading, with_configs
 from specdecode_operator.cli.options import ExitCode, allowed_names, allowed_paths, fail, hub_models, sources
-from specdecode_operator.cli.outputs.printing import print_json
+from specdecode_operator.cli.outputs import code, limited, print_json
+from specdecode_operator.cli.plan.answers import look_up
+from specdecode_operator.cli.render import (
+    NotRenderedError,
+    Options,
+    golden_body,
+    neighbour,
+    render_capture,
+    rendered_deployment,
+)
 from specdecode_operator.cli.terminal import say, say_line
+from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, read_text
+from specdecode_operator.deployment.models.checkpoints import MODEL_UNKNOWN
+from specdecode_operator.handlers.static_checks import (
+    Level,
+    Policies,
+    Remark,
+    Terms,
+    capture_remarks,
+    deployment_remarks,
+    refusals,
+)
+from specdecode_operator.problems import InvalidSpecError, Problem
+from specdecode_operator.sizing.calibration import UNCALIBRATED
+from specdecode_operator.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specdecode_operator.admission.policies import Policies
-    from specdecode_operator.cli.lint.findings import Finding
+    from specdecode_operator.handlers.static_checks import Policies
+
+
+_STEP: Final = re.compile(r"[^.\[\]]+|\[(\d+)\]")
+# The safe loader in C where there is one: this composes the whole file once more.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def line_of(document: Document, field: str) -> int | None:
+    """Return the line, from 1, of a field of an object, or of what should hold it; None where nothing is known."""
+    documents = _composed(document.file)
+    if document.number is None or document.number > len(documents):
+        return None
+    node = documents[document.number - 1]
+    steps: list[str | int] = [] if document.item is None else ["items", document.item - 1]
+    steps += [each[0] if each[1] is None else int(each[1]) for each in _STEP.finditer(field)]
+    line = None if node is None else node.start_mark.line + 1
+    for step in steps:
+        found = _inside(node, step)
+        if found is None:
+            break
+        line, node = found
+    return line
+
+
+@lru_cache(maxsize=1)
+def _composed(file: str) -> tuple[yaml.Node | None, ...]:
+    """Return the documents of a file that has been read before, and so is neither too large nor too deep."""
+    if file == STANDARD_INPUT:
+        return ()
+    try:
+        return tuple(yaml.compose_all(read_text(file), Loader=_Loader))
+    except (yaml.YAMLError, DocumentError):  # JSON with tabs is no YAML; and files come and go
+        return ()
+
+
+def _inside(node: yaml.Node | None, step: str | int) -> tuple[int, yaml.Node] | None:
+    """Return the line and the node of a key or an entry."""
+    if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+        entry = node.value[step]
+        return entry.start_mark.line + 1, entry
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == step:
+                return key.start_mark.line + 1, value
+    return None
+
+
+UNREADABLE: Final = "Unreadable"
+"""A rule that is no reason of a condition: of a file that holds no object of ours."""
+
+_LATER: Final = (
+    "in the cluster the operator reads it; with --hub or --model-config ID=PATH the rest is checked here, too"
+)
+
+Configs = Mapping[str, dict[str, Any]]
+"""The content of config.json by model id, for models whose spec holds none."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or worth knowing."""
+
+    level: Level
+    rule: str  # The reason that the condition `Accepted` would have
+    message: str  # Field, value and what to do, without a full stop
+    file: str  # As it was named; ``-`` for standard input
+    document: Document | None = None  # None where a file could not be read
+    field: str = ""  # Path in the object; empty where no single field is meant
+    line: int | None = None  # Of the field in the file, from 1; None where it is not known
+
+
+def find(
+    reading: Reading, configs: Configs, options: Options, terms: Terms, policies: Policies | None = None
+) -> list[Finding]:
+    """Return what is found in objects that were read, in their order, and what could not be read.
+
+    ``terms`` are those of the operator, ``policies`` those of the cluster. Of the options, those count that say where
+    models may be had and, for captures, what podTemplate may ask for.
+    """
+    by_kind: dict[str, dict[str, Document]] = {capture.KIND: {}, deployment.KIND: {}}
+    for each in reading.documents:
+        by_kind[each.kind][each.qualified_name] = each
+    found = []
+    for document in reading.documents:
+        if document.kind == capture.KIND:
+            remarks = _in_capture(document, by_kind, configs, options, terms)
+        else:
+            remarks = _in_deployment(document, configs, options, terms, policies)
+        found += [_located(remark, document) for remark in remarks]
+    unread = (Finding(Level.ERROR, UNREADABLE, str(each), each.file or "", line=each.line) for each in reading.errors)
+    return [*found, *unread]
+
+
+def _located(remark: Remark, document: Document) -> Finding:
+    """Return the finding that a remark on an object is."""
+    field = remark.problem.field
+    line = line_of(document, field)
+    return Finding(remark.level, remark.rule, remark.sentence, document.file, document, field, line)
+
+
+def _in_deployment(
+    document: Document, configs: Configs, options: Options, terms: Terms, policies: Policies | None
+) -> Iterator[Remark]:
+    try:
+        spec = admitted_object({**document.body, "spec": with_configs(document.body.get("spec"), configs)})
+    except InvalidSpecError as error:
+        yield from refusals(error)
+        return
+    if policies is not None:
+        yield from policies.remarks({**document.body, "spec": as_stored(spec)}, deployment.PLURAL)
+    try:
+        known, unknown = look_up(spec, options.models, options.given)
+    except InvalidSpecError as error:
+        yield from refusals(error)
+        return
+    for each in unknown:
+        yield Remark(Level.WARNING, MODEL_UNKNOWN, replace(each.problem, message=f"{each.why}; {_LATER}"))
+    key = Key(document.namespace or "default", document.name)
+    yield from deployment_remarks(key, spec, terms, known, unknown={each.field: each.source for each in unknown})
+
+
+def _in_capture(
+    document: Document,
+    by_kind: Mapping[str, Mapping[str, Document]],
+    configs: Configs,
+    options: Options,
+    terms: Terms,
+) -> Iterator[Remark]:
+    """Whether it can be taken of its deployment is told where that one is in the files and runs."""
+    try:
+        spec = admitted_capture(document.body)
+    except InvalidSpecError as error:
+        yield from refusals(error)
+        return
+    remarks = [*capture_remarks(spec, terms)]
+    yield from remarks
+    if any(each.level is Level.ERROR for each in remarks):
+        return
+    owner = by_kind[deployment.KIND].get(neighbour(document, spec.deployment))
+    captured = rendered_deployment(owner, None, configs, UNCALIBRATED, options).deployment if owner else None
+    if captured is None:
+        return
+    try:
+        body = {**document.body, "spec": with_configs(document.body["spec"], configs)}
+        render_capture(body, captured, golden_body(document, spec, by_kind[capture.KIND]))
+    except NotRenderedError as error:
+        level = Level.WARNING if error.may_pass else Level.ERROR
+        yield Remark(level, error.reason, Problem("", "", str(error)))
+
+
+def lint_markdown(findings: Sequence[Finding], counts: str) -> str:
+    """Return a heading, how many findings there are, and each in a line: what is refused first."""
+    levels = list(Level)
+    lines = [_line(each) for each in sorted(findings, key=lambda each: levels.index(each.level))]
+    return "\n".join(["### specdecode lint", "", counts, *([""] if lines else []), *limited(lines)])
+
+
+def _line(finding: Finding) -> str:
+    place = f"{finding.file}:{finding.line}" if finding.line is not None else finding.file
+    where = f"{code(place)} " if place else ""
+    return f"- **{finding.level}** {where}{code(finding.message)} ({finding.rule})"
+
+
+_SCHEMA: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_STANDARD_INPUT: Final = "stdin"
+
+
+def sarif(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return a log with one run."""
+    rules = list(dict.fromkeys(each.rule for each in findings))
+    driver = {"name": "specdecode", "version": __version__, "rules": [{"id": rule} for rule in rules]}
+    results = [_result(each, rules.index(each.rule)) for each in findings]
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
+
+
+def _result(finding: Finding, rule: int) -> dict[str, Any]:
+    place: dict[str, Any] = {"artifactLocation": {"uri": _uri(finding.file)}}
+    if finding.line is not None:
+        place["region"] = {"startLine": finding.line}
+    location: dict[str, Any] = {"physicalLocation": place}
+    if finding.document is not None:
+        name = f"{finding.document.kind} {finding.document.qualified_name}"
+        location["logicalLocations"] = [{"fullyQualifiedName": f"{name} {finding.field}".strip(), "kind": "object"}]
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": rule,
+        "level": finding.level.value,
+        "message": {"text": finding.message},
+        "locations": [location],
+    }
+
+
+def _uri(file: str) -> str:
+    """Return a file as a URI: below the working directory relative to it, as GitHub wants it."""
+    if file == STANDARD_INPUT:
+        return _STANDARD_INPUT
+    path, here = Path(file).absolute(), Path.cwd()
+    return quote(path.relative_to(here).as_posix()) if path.is_relative_to(here) else path.as_uri()
+
 
 _POLICY_HELP: Final = (
     "ValidatingAdmissionPolicies with bindings, ConfigMaps and Namespaces: what helm template prints, or kubectl get."
@@ -63,18 +296,17 @@ def lint_command(  # noqa: PLR0913  each is an option
     Exits with 0 when nothing is refused, 2 when something is, 3 with --strict
     when there are warnings.
     """
-    from specdecode_operator.admission.judgement import Level, Terms  # noqa: PLC0415
     from specdecode_operator.cli.input_files import (  # noqa: PLC0415
         read_calibration,
+        read_given,
         read_nodes,
         read_ours,
         read_storage_classes,
         refuse_unused,
     )
-    from specdecode_operator.cli.lint.findings import find  # noqa: PLC0415
-    from specdecode_operator.cli.plan.given_facts import read_given  # noqa: PLC0415
-    from specdecode_operator.cli.render.answers import Options  # noqa: PLC0415
+    from specdecode_operator.cli.render import Options  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
+    from specdecode_operator.handlers.static_checks import Level, Terms  # noqa: PLC0415
 
     reading = read_ours(sources(files, file))
     try:
@@ -104,9 +336,9 @@ def lint_command(  # noqa: PLR0913  each is an option
 
 
 def _policies(file: str) -> "Policies":
-    from specdecode_operator.admission.policies import Policies  # noqa: PLC0415
     from specdecode_operator.cli.input_files import Document, read_all  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
+    from specdecode_operator.handlers.static_checks import Policies  # noqa: PLC0415
 
     found = Policies.of([each.body for each in read_all(file) if isinstance(each, Document)])
     if not found.bindings and not found.policies:
@@ -121,15 +353,12 @@ def _policies(file: str) -> "Policies":
 
 
 def _print(findings: "Sequence[Finding]", objects: int, output: Form) -> None:
-    from specdecode_operator.cli.lint.sarif import sarif  # noqa: PLC0415
 
     if output is Form.SARIF:
         print_json(sarif(findings))
     elif output is Form.JSON:
         print_json({"objects": objects, "findings": list(map(_data, findings))})
     elif output is Form.MARKDOWN:
-        from specdecode_operator.cli.lint.markdown import lint_markdown  # noqa: PLC0415
-
         say(lint_markdown(findings, _counted(findings, objects)))
     else:
         for finding in findings:

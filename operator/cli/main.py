@@ -1,41 +1,40 @@
-"""The command `specdecode`: the operator and what people run beside it."""
+"""The command `specdecode`: its table of commands, and the entry point of the console script."""
 
 import os
 from typing import Annotated, ClassVar
 
 import typer
 
-from specdecode_operator.cli.application import LazyGroup, application
-from specdecode_operator.cli.ending import run_to_its_end
+from specdecode_operator.cli.application import LazyGroup, application, run_to_its_end
 from specdecode_operator.version import __version__
 
 
 class _Commands(LazyGroup):
     later: ClassVar = {
-        "crds": "operator.crds:crds_command",
+        "crds": "operator:crds_command",
         "plan": "plan.command:plan_command",
         "estimate": "estimate:estimate_command",
         "advise": "advise.command:advise_command",
-        "verdict": "verdict.command:verdict_command",
-        "figures": "figures.command:figures_command",
-        "explain": "explain.command:explain_command",
-        "render": "render.command:render_command",
+        "verdict": "verdict:verdict_command",
+        "figures": "figures:figures_command",
+        "explain": "explain:explain_command",
+        "render": "render:render_command",
         "init": "init:init_command",
-        "lint": "lint.command:lint_command",
-        "calibrate": "calibrate.command:calibrate_command",
+        "lint": "lint:lint_command",
+        "calibrate": "calibrate:calibrate_command",
         "doctor": "doctor.command:doctor_command",
-        "verify": "attestation.verify:verify_command",
-        "import": "import_deployment.command:import_command",
-        "schema": "outputs.schema:schema_command",
+        "verify": "attestation:verify_command",
+        "import": "importing:import_command",
+        "schema": "schema:schema_command",
         "completion": "completion:completion_command",
-        "operator": "operator.command:operator_command",
-        "attestation-webhook": "attestation.webhook:attestation_webhook_command",
-        "webhook-certificate": "operator.webhook_certificate:webhook_certificate_command",
+        "operator": "operator:operator_command",
+        "attestation-webhook": "attestation:attestation_webhook_command",
+        "webhook-certificate": "internal:webhook_certificate_command",
         "models": "models:models_app",
         "capture": "capture.commands:capture_app",
         "replay": "replay.commands:replay_app",
-        "capture-job": "capture.job:capture_job_app",
-        "read-model": "operator.read_model:read_model_app",
+        "capture-job": "internal:capture_job_app",
+        "read-model": "internal:read_model_app",
     }
 
 

@@ -1,4 +1,4 @@
-"""`specdecode operator`: what its options mean together, before anything is started."""
+"""`specdecode operator` and `specdecode crds`: run the operator, and print what is installed before it."""
 
 import os
 import re
@@ -16,12 +16,37 @@ from specdecode_operator.cli.options import (
     allowed_paths,
     fail,
 )
+from specdecode_operator.cli.text_files import place_of, replaced_whole
 from specdecode_operator.problems import printable
 
 if TYPE_CHECKING:
     from specdecode_operator.attestation.keys import SigningKey
-    from specdecode_operator.handlers.leadership.lease import LeaseName
-    from specdecode_operator.kube.nodes import NodeFacts
+    from specdecode_operator.cluster.nodes import NodeFacts
+    from specdecode_operator.handlers.leadership import LeaseName
+
+
+def crds_command(
+    folder: Annotated[
+        Path | None, typer.Option(help="Write each into a file of its own in this folder, instead of printing them.")
+    ] = None,
+) -> None:
+    """Print the CustomResourceDefinitions as YAML, ready for kubectl apply."""
+    # Only this command needs the models of the API, which take a third of a second to load.
+    from specdecode_operator.api.crds import crd_file_name, crd_yaml, crds  # noqa: PLC0415
+
+    if folder is None:
+        typer.echo("---\n".join(map(crd_yaml, crds())), nl=False)
+        return
+    if not folder.is_dir():
+        fail(f"--folder: {place_of(str(folder))}: is no folder: make it first, or name another")
+    for crd in crds():
+        file = folder / crd_file_name(crd)
+        try:
+            with replaced_whole(file) as stream:
+                stream.write(crd_yaml(crd))
+        except OSError as error:
+            fail(f"--folder: {place_of(str(file))}: {error.strerror}: name a folder that can be written")
+
 
 _LEASE_S: Final = 6
 _SHORTEST_LEASE_S: Final = 4
@@ -106,10 +131,10 @@ def operator_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Run the operator: in a cluster as its service account, elsewhere as KUBECONFIG says."""
     # Loading kopf and the Kubernetes client takes a second that other commands need not spend.
-    from specdecode_operator.cluster.figures_source import Prometheus  # noqa: PLC0415
-    from specdecode_operator.handlers.facts_folder import FactsFolder  # noqa: PLC0415
+    from specdecode_operator.cluster.observed_figures import Prometheus  # noqa: PLC0415
     from specdecode_operator.handlers.main import run_operator  # noqa: PLC0415
-    from specdecode_operator.handlers.settings import Settings, Webhook  # noqa: PLC0415
+    from specdecode_operator.handlers.mounted_files import FactsFolder  # noqa: PLC0415
+    from specdecode_operator.handlers.operator import Settings, Webhook  # noqa: PLC0415
 
     _check(prometheus, prometheus_token_file)
     _check_webhook(webhook_port, webhook_certificate, refuses=refuse_does_not_fit)
@@ -144,8 +169,8 @@ def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":
     if not _SHORTEST_LEASE_S <= duration_s <= _LONGEST_LEASE_S:
         allowed = f"give {_SHORTEST_LEASE_S} to {_LONGEST_LEASE_S} seconds"
         raise typer.BadParameter(f"{duration_s}: {allowed}", param_hint="--lease-duration")
-    from specdecode_operator.handlers.leadership.lease import LeaseName  # noqa: PLC0415
-    from specdecode_operator.handlers.settings import own_name  # noqa: PLC0415
+    from specdecode_operator.handlers.leadership import LeaseName  # noqa: PLC0415
+    from specdecode_operator.handlers.operator import own_name  # noqa: PLC0415
 
     namespace = os.environ.get("POD_NAMESPACE")
     if not namespace or not name:
@@ -199,7 +224,7 @@ def _given_key(file: Path | None, password_file: Path | None, former: Sequence[P
                 raise typer.BadParameter("is for --signing-key alone: give both or neither", param_hint=option)
         return None
     from specdecode_operator.attestation.keys import KeyFormatError, SigningKey  # noqa: PLC0415
-    from specdecode_operator.cli.public_keys import public_keys  # noqa: PLC0415
+    from specdecode_operator.cli.attestation import public_keys  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError, read_text  # noqa: PLC0415
 
     try:

@@ -1,15 +1,15 @@
-"""Options, exit codes and errors that several commands share, and what is read of an option alike everywhere."""
+"""Options, exit codes and errors that several commands share."""
 
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
-from specdecode_operator.cli import offered
+from specdecode_operator.cli import completion
 from specdecode_operator.cli.terminal import say_line
 
 if TYPE_CHECKING:
-    from specdecode_operator.cli.hub.models import HubModels
+    from specdecode_operator.cli.hub import HubModels
 
 _FILE_HELP: Final = (
     "Kubernetes YAML or JSON: a file, a folder (to any depth), or - for standard input. May be repeated."
@@ -47,19 +47,20 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         metavar="MODEL",
-        autocompletion=offered.models,
+        autocompletion=completion.models,
         help="The target, such as meta-llama/Llama-3.1-70B-Instruct; no file is read.",
     ),
 ]
 DraftOption = Annotated[
-    str | None, typer.Option("--draft", metavar="MODEL", autocompletion=offered.models, help="The draft model or head.")
+    str | None,
+    typer.Option("--draft", metavar="MODEL", autocompletion=completion.models, help="The draft model or head."),
 ]
 MethodOption = Annotated[
     str | None,
     typer.Option(
         "--method",
         metavar="METHOD",
-        autocompletion=offered.methods,
+        autocompletion=completion.methods,
         help="How tokens are proposed. Default: that of a known --draft, else draft_model; none without.",
     ),
 ]
@@ -71,7 +72,7 @@ GpuOption = Annotated[
     typer.Option(
         "--gpu",
         metavar="GPU",
-        autocompletion=offered.gpus,
+        autocompletion=completion.gpus,
         help="H200, a product label, or any GPU by its memory: 48GiB. May be repeated.",
     ),
 ]
@@ -85,15 +86,15 @@ QuantizationOption = Annotated[
     str | None,
     typer.Option(
         "--quantization",
-        autocompletion=offered.precisions,
+        autocompletion=completion.precisions,
         help="Of the target: BF16, FP8, … Absent: that of its checkpoint.",
     ),
 ]
 KvCacheOption = Annotated[
-    str | None, typer.Option("--kv-cache-dtype", autocompletion=offered.cache_dtypes, help="auto, bfloat16, fp8, …")
+    str | None, typer.Option("--kv-cache-dtype", autocompletion=completion.cache_dtypes, help="auto, bfloat16, fp8, …")
 ]
 VersionOption = Annotated[
-    str | None, typer.Option("--engine-version", autocompletion=offered.versions, help="vLLM version, such as 0.32.")
+    str | None, typer.Option("--engine-version", autocompletion=completion.versions, help="vLLM version, such as 0.32.")
 ]
 
 
@@ -148,7 +149,7 @@ def fail(message: object) -> NoReturn:
 
 def allowed_names(given: list[str] | None) -> frozenset[str]:
     """Return what --allow-pod-template names; end with the exit code of invalid input where it cannot be allowed."""
-    from specdecode_operator.kube.pod_policy import GRANTS, is_grant  # noqa: PLC0415  most commands need none of it
+    from specdecode_operator.deployment.pod_security import GRANTS, is_grant  # noqa: PLC0415  most commands need none of it
 
     names = [name.strip() for each in given or [] for name in each.split(",")]
     for name in names:
@@ -179,6 +180,6 @@ def hub_models(*, wanted: bool) -> "HubModels | None":
     """Return the models of the hub, if they are wanted: nothing else opens a connection."""
     if not wanted:
         return None
-    from specdecode_operator.cli.hub.models import HubModels  # noqa: PLC0415
+    from specdecode_operator.cli.hub import HubModels  # noqa: PLC0415
 
     return HubModels()

@@ -1,14 +1,65 @@
-"""Prints data for programs: what others wrote in it keeps its value, and does nothing to a terminal."""
+"""Data that commands print: its common fields, and how it is printed as JSON, YAML and Markdown.
+
+Untrusted text keeps its value and cannot control the terminal.
+"""
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
+from pydantic import BaseModel, ConfigDict
 
 from specdecode_operator.cli.options import TableOrData
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from specdecode_operator.problems import printable
+
+Verdict = Literal["Fits", "Tight", "DoesNotFit", "Unknown", "Invalid"]
+
+
+class Output(BaseModel):
+    """A part of what a command prints as JSON or YAML; later versions may have further keys."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class ProblemOutput(Output):
+    """One thing that is wrong with an object."""
+
+    field: str
+    """Path in the object, such as spec.parallelism.tensor."""
+    value: str
+    """What stands there."""
+    message: str
+    """What is wrong with it and what to write instead."""
+
+
+class PerGpu(Output):
+    """Memory of one GPU, on CPU of one rank, in bytes: requested less the six terms is available_kv."""
+
+    total: int
+    """Memory of the device, as CUDA reports it."""
+    requested: int
+    """What the engine claims of it; on CPU what it will take in all."""
+    target_weights: int
+    """Weights of the target."""
+    draft_weights: int
+    """Weights of the draft."""
+    state: int
+    """Buffers for the state of requests."""
+    activation: int
+    """Peak of one step."""
+    cuda_graphs: int
+    """CUDA graphs."""
+    non_torch: int
+    """Memory outside torch, corrections of a calibration among it."""
+    available_kv: int
+    """What is left for the KV cache, before the margin; negative where the rest is too much."""
 
 
 def print_data(data: "BaseModel", output: TableOrData) -> None:
@@ -50,3 +101,28 @@ def yaml_text(value: Any, **options: Any) -> str:
 
 def _is_printable(text: str) -> bool:
     return text.replace("\n", "").isprintable()
+
+
+_MOST_ITEMS: Final = 100
+"""GitHub takes 1 MiB a summary, and nobody reads more."""
+
+
+def code(text: object) -> str:
+    """Return a text as a code span: neither a link nor a mention, a picture or HTML comes of it."""
+    plain = printable(str(text)).strip()
+    fence = "`" * (max(map(len, re.findall("`+", plain)), default=0) + 1)
+    # Spaces beside the fence are taken off again, and an empty span is none.
+    return f"{fence} {plain or '-'} {fence}" if "`" in plain else f"{fence}{plain or '-'}{fence}"
+
+
+def table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a table, its cells as code; none without rows."""
+    # No escape of a bar holds in every reader after a backslash.
+    lines = [f"| {' | '.join(code(str(each).replace('|', '¦')) for each in row)} |" for row in rows]
+    return [f"| {' | '.join(heading)} |", f"|{' --- |' * len(heading)}", *limited(lines)] if lines else []
+
+
+def limited(items: Sequence[str]) -> list[str]:
+    """Return the first lines, and how many there are beside them."""
+    left = len(items) - _MOST_ITEMS
+    return [*items[:_MOST_ITEMS], *([f"\nand {left} more"] if left > 0 else [])]

@@ -1,4 +1,4 @@
-"""`specdecode schema`: what the data that commands print looks like."""
+"""`specdecode schema`: JSON schemas of what commands print."""
 
 import json
 from enum import StrEnum
@@ -34,13 +34,13 @@ def schema_text(command: Printed) -> str:
         return _schema_of_comparison()
     from pydantic import BaseModel  # noqa: PLC0415  only this command needs them
 
-    from specdecode_operator.cli.outputs.advise import AdviseOutput  # noqa: PLC0415
-    from specdecode_operator.cli.outputs.estimate import EstimateOutput  # noqa: PLC0415
-    from specdecode_operator.cli.outputs.explain import ExplainOutput  # noqa: PLC0415
-    from specdecode_operator.cli.outputs.figures import FiguresOutput  # noqa: PLC0415
-    from specdecode_operator.cli.outputs.plan import PlanOutput  # noqa: PLC0415
-    from specdecode_operator.cli.outputs.verdict import VerdictOutput  # noqa: PLC0415
-    from specdecode_operator.cli.outputs.verify import VerifyOutput  # noqa: PLC0415
+    from specdecode_operator.cli.advise.answer import AdviseOutput  # noqa: PLC0415
+    from specdecode_operator.cli.attestation import VerifyOutput  # noqa: PLC0415
+    from specdecode_operator.cli.estimate import EstimateOutput  # noqa: PLC0415
+    from specdecode_operator.cli.explain import ExplainOutput  # noqa: PLC0415
+    from specdecode_operator.cli.figures import FiguresOutput  # noqa: PLC0415
+    from specdecode_operator.cli.plan.data import PlanOutput  # noqa: PLC0415
+    from specdecode_operator.cli.verdict import VerdictOutput  # noqa: PLC0415
 
     models: dict[Printed, type[BaseModel]] = {
         Printed.PLAN: PlanOutput,

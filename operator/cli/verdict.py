@@ -1,13 +1,135 @@
-"""Blocks of many series, a line each, in any order: each line is answered from those before it alone."""
+"""`specdecode verdict`: goodput of two arms block by block, and after each whether the candidate pays.
 
+Lines may come in any order of series; each is answered from the lines before it. The input is untrusted: line
+length, number of series and number of blocks are bounded.
+"""
+
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import islice
+from typing import Annotated, Any, Final, Literal
 
-from specdecode_operator.documents.json_text import parse_json
-from specdecode_operator.documents.limits import UnreadableTextError
-from specdecode_operator.evidence.block import Block, BlockError, SeriesName, read_block
-from specdecode_operator.evidence.series import Finding, PairedSeries
-from specdecode_operator.problems import Problem, shown
+import typer
+from pydantic import RootModel
+
+from specdecode_operator.cli.options import ExitCode
+from specdecode_operator.cli.outputs import Output, json_text
+from specdecode_operator.cli.terminal import say_line
+from specdecode_operator.cli.text_files import opened_line_files
+from specdecode_operator.problems import MISSING, Problem, shown
+from specdecode_operator.stats.verdict import DEFAULT_LEVEL, Finding, PairedSeries
+from specdecode_operator.untrusted import UnreadableTextError, parse_json
+
+_LONGEST_NAME: Final = 200
+_LARGEST_BLOCK: Final = 2**53
+_KEYS: Final = ("series", "block", "baseline", "candidate")
+
+SeriesName = str | int | None
+
+
+@dataclass(frozen=True)
+class Block:
+    """One pair of measurements.
+
+    Attributes
+    ----------
+    series
+        Name of the comparison; None where there is one alone.
+    block
+        Number of the block: those of a series grow.
+    baseline, candidate
+        Goodput of each arm in the same unit, such as tokens/s.
+    """
+
+    series: SeriesName
+    block: int
+    baseline: float
+    candidate: float
+
+
+class BlockError(ValueError):
+    """A line that is no block.
+
+    Attributes
+    ----------
+    series, block
+        As they stand there, so that the answer can be told apart; None where they are no names and numbers.
+    """
+
+    def __init__(self, problem: Problem | str, series: SeriesName = None, block: int | None = None) -> None:
+        self.series, self.block = series, block
+        super().__init__(str(problem))
+
+
+def read_block(value: Any) -> Block:
+    """Return what a line says.
+
+    Raises
+    ------
+    BlockError
+        When it is no object, lacks a field, has another, or a value that cannot be.
+    """
+    if not isinstance(value, dict):
+        raise BlockError(f"{shown(value)}: must be an object with {', '.join(_KEYS)}")
+    series = value.get("series") if _is_name(value.get("series")) else None
+    block = int(value["block"]) if _is_block(value.get("block")) else None
+    problem = _problem(value)
+    if problem is not None:
+        raise BlockError(problem, series, block)
+    return Block(value.get("series"), int(value["block"]), float(value["baseline"]), float(value["candidate"]))
+
+
+def _problem(value: dict[str, Any]) -> Problem | None:
+    for key, given in value.items():
+        if key not in _KEYS:
+            return Problem(shown(key), shown(given), f"is no field of a block: use {', '.join(_KEYS)}")
+    for key in _KEYS[1:]:
+        if key not in value:
+            return Problem(key, MISSING, _MEANINGS[key])
+    if not _is_name(value.get("series")):
+        return Problem("series", shown(value["series"]), _MEANINGS["series"])
+    if not _is_block(value["block"]):
+        return Problem("block", shown(value["block"]), _MEANINGS["block"])
+    for key in _KEYS[2:]:
+        if not _is_goodput(value[key]):
+            return Problem(key, shown(value[key]), _MEANINGS[key])
+    return None
+
+
+_GOODPUT: Final = "write the goodput of that arm as a number, 0 or more, such as 812.3"
+_MEANINGS: Final = {
+    "series": f"write a name of at most {_LONGEST_NAME} characters or a whole number, or leave it out",
+    "block": "write its number as a whole number, 0 or more, such as 1",
+    "baseline": _GOODPUT,
+    "candidate": _GOODPUT,
+}
+
+
+def _is_name(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_NAME
+    return value is None or _is_whole(value)
+
+
+def _is_block(value: Any) -> bool:
+    # Data frames write whole numbers with a point where a column has gaps.
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    return _is_whole(whole) and whole >= 0
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST_BLOCK
+
+
+def _is_goodput(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(float(value)) and value >= 0
+    except OverflowError:
+        return False
+
 
 MOST_LINE_BYTES: Final = 64 * 2**10
 MOST_SERIES: Final = 20_000
@@ -92,3 +214,88 @@ class Batch:
         if self._blocks >= MOST_BLOCKS_IN_ALL:
             return Problem("block", number, f"all series have {MOST_BLOCKS_IN_ALL:,} already: divide the input")
         return None
+
+
+class FindingOutput(Output):
+    """What a series says after a block, from that block and those before it."""
+
+    series: str | int | None
+    """That of the block; null where it has none."""
+    block: int
+    """That of the block."""
+    verdict: Literal["Pays", "DoesNotPay", "Inconclusive"]
+    """Pays where low is above 1, DoesNotPay where high is below 1."""
+    ratio: float | None
+    """Goodput of the candidate to that of the baseline, the mean of log ratios without the outer fifths; null where one
+    of them did nothing in half of the blocks or more, or neither ever did anything."""
+    low: float | None
+    """Lower end of the interval; null while there is none."""
+    high: float | None
+    """Upper end of the interval; null while there is none."""
+    level: float
+    """Probability that the true ratio lies in the intervals after all blocks at once."""
+
+
+class BlockErrorOutput(Output):
+    """A line that is no block, or none that can be counted."""
+
+    series: str | int | None
+    """That of the line; null where it cannot be read."""
+    block: int | None
+    """That of the line; null where it cannot be read."""
+    error: str
+    """Why."""
+
+
+class VerdictOutput(RootModel[FindingOutput | BlockErrorOutput]):
+    """One line of the results."""
+
+
+_MOST_NAMED: Final = 20
+"""Series that standard error sums up; each has its last line in the results."""
+
+_LOWEST_LEVEL: Final = 0.5
+_HIGHEST_LEVEL: Final = 0.999999
+
+
+def verdict_command(
+    blocks: Annotated[str, typer.Option("--in", help="JSON lines, one block each; - for standard input.")],
+    verdicts: Annotated[str, typer.Option("--out", help="Where verdicts go, a line a block; - for standard output.")],
+    *,
+    level: Annotated[
+        float,
+        typer.Option(min=_LOWEST_LEVEL, max=_HIGHEST_LEVEL, help="Of the intervals: they all hold with it at once."),
+    ] = DEFAULT_LEVEL,
+) -> None:
+    """Say after each block of a paired comparison whether the candidate pays, with an interval that may be watched.
+
+    A block is {"series": "a", "block": 1, "baseline": 812.3, "candidate": 901.0}: the goodput of both arms.
+
+    Exits with 0 when all lines are answered, 2 when a line has an error or a file cannot be used.
+    """
+    batch = Batch(level)
+    with opened_line_files(blocks, verdicts, MOST_LINE_BYTES) as (lines, target):
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                target.write(json_text(batch.answer(number, line)) + "\n")
+                # Who feeds a pipe waits for the answer before the next block.
+                target.flush()
+    for each in _summary(batch):
+        say_line(each, err=True)
+    if batch.errors:
+        raise typer.Exit(ExitCode.INVALID)
+
+
+def _summary(batch: Batch) -> Iterator[str]:
+    findings = batch.findings()
+    for name, (count, found) in islice(findings.items(), _MOST_NAMED):
+        series = "" if name is None else f"{shown(name)}: "
+        ratio = "no ratio" if found.ratio is None else f"ratio {found.ratio:.4g}"
+        ends = " to ".join("unknown" if each is None else f"{each:.4g}" for each in (found.low, found.high))
+        interval = "no interval" if found.low is None and found.high is None else f"interval {ends}"
+        blocks = "1 block" if count == 1 else f"{count:,} blocks"
+        yield f"{series}{found.verdict} after {blocks}: {ratio}, {interval}"
+    if len(findings) > _MOST_NAMED:
+        yield f"and {len(findings) - _MOST_NAMED:,} more series"
+    if batch.errors:
+        yield f"{batch.errors:,} of {batch.lines:,} lines have an error"

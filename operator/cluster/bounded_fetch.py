@@ -1,4 +1,8 @@
-"""Pages of engines over HTTP, and how long and how much any answer may be."""
+"""Fetch a URL with a total deadline and a size limit.
+
+A socket timeout restarts with every byte, and a name lookup has none; so each request runs in a thread that is left
+behind after its deadline.
+"""
 
 import re
 import threading

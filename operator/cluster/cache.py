@@ -1,31 +1,115 @@
-"""A cache of what the watches have seen, so that a reconcile asks the API server for little."""
+"""Cache of the objects that watches and lists have seen; reconciles read it instead of the API server.
+
+`SharedTexts` keeps one copy of strings that thousands of objects repeat.
+"""
 
 import hashlib
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from itertools import chain
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.key import Key
-from specdecode_operator.cluster.owner_index import OwnerIndex
-from specdecode_operator.documents.shared_texts import SharedTexts
-from specdecode_operator.kube.field_managers import foreign_entries
-from specdecode_operator.kube.labels import (
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.drift import foreign_entries
+from specdecode_operator.cluster.nodes import GPU_RESOURCE, NodeFacts, node_facts
+from specdecode_operator.cluster.resources import (
     CAPTURE_LABEL,
     CAPTURED_DEPLOYMENT_LABEL,
     COMPUTES_FOR_LABEL,
+    CONFIG_MAP,
     DEPLOYMENT_LABEL,
     MANAGED_BY_LABEL,
     MANAGER,
     MODEL_FACTS_LABEL,
     MODEL_FACTS_NAME,
+    NODE,
+    PERSISTENT_VOLUME_CLAIM,
+    POD,
     READS_FOR_LABEL,
 )
-from specdecode_operator.kube.nodes import GPU_RESOURCE, NodeFacts, node_facts
-from specdecode_operator.kube.resources import CONFIG_MAP, NODE, PERSISTENT_VOLUME_CLAIM, POD
+
+Member = TypeVar("Member", bound=Hashable)
+
+
+class OwnerIndex(Generic[Member]):
+    """Members by their owner; each has one at most."""
+
+    def __init__(self) -> None:
+        self._owners: dict[Member, Key] = {}
+        self._members: defaultdict[Key, set[Member]] = defaultdict(set)
+
+    def put(self, member: Member, owner: Key | None) -> None:
+        """Set the owner of a member, in place of any before; None: it has none."""
+        if self._owners.get(member) == owner:
+            return
+        self.drop(member)
+        if owner is not None:
+            self._owners[member] = owner
+            self._members[owner].add(member)
+
+    def drop(self, member: Member) -> None:
+        """Remove a member, which need not be there."""
+        owner = self._owners.pop(member, None)
+        if owner is None:
+            return
+        self._members[owner].discard(member)
+        if not self._members[owner]:
+            del self._members[owner]
+
+    def owner(self, member: Member) -> Key | None:
+        """Return the owner of a member, if it has one."""
+        return self._owners.get(member)
+
+    def members(self, owner: Key) -> frozenset[Member]:
+        """Return the members of an owner."""
+        return frozenset(self._members.get(owner, ()))
+
+
+_MOST_BYTES: Final = 4 * 2**20
+"""Of the texts that are known: what only one object says goes again, and hostile ones fill no memory with it."""
+_ENTRY_BYTES: Final = 150
+"""What a short text takes in a table, beside its characters."""
+
+
+class SharedTexts:
+    """Texts that were seen before."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+        self._bytes = 0
+
+    @property
+    def known_bytes(self) -> int:
+        """What the texts that are known take, were each character a byte."""
+        return self._bytes
+
+    def share(self, value: Any) -> Any:
+        """Return an equal value of which every text that is known is the known one."""
+        if isinstance(value, str):
+            return self._shared(value)
+        if isinstance(value, dict):
+            return {self._shared(name): self.share(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self.share(each) for each in value]
+        return value
+
+    def _shared(self, text: str) -> str:
+        known = self._known.get(text)
+        if known is not None:
+            return known
+        size = _ENTRY_BYTES + len(text)
+        if size > _MOST_BYTES:
+            return text
+        if self._bytes + size > _MOST_BYTES:  # those in use come back with the next object that has them
+            self._known.clear()
+            self._bytes = 0
+        self._known[text] = text
+        self._bytes += size
+        return text
+
 
 _REMEMBERED_DELETIONS = 10_000
 

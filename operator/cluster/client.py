@@ -1,12 +1,21 @@
-"""The only code that calls the Kubernetes API on the operator's behalf."""
+"""Client of the Kubernetes API for the operator: requests, errors, and the time spent waiting.
+
+All writes of the operator go through `Cluster`, which checks the Lease before each one. Error messages end up on
+objects that users read, so they never hold payloads, tokens or whole responses. `Waits` measures how long one
+reconcile waited for the API server and for engines.
+"""
 
 import asyncio
+import json
 import os
 import random
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
@@ -16,24 +25,163 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cluster import waits
-from specdecode_operator.cluster.errors import (
-    ClusterError,
-    ConflictError,
-    DeniedError,
-    ForbiddenError,
-    InvalidObjectError,
-    NotFoundError,
-    NotLeadingError,
-    RefusedForNowError,
-    UntriableError,
-)
-from specdecode_operator.cluster.http import error_message, send
-from specdecode_operator.cluster.server_time import ServerTime
-from specdecode_operator.documents.api_answers import read_answer
-from specdecode_operator.kube.field_managers import with_fields_taken_over
-from specdecode_operator.kube.resources import EVENT, POD, Resource, written_resource
-from specdecode_operator.kube.untyped import mapping
+from specdecode_operator.cluster.clock import ServerTime
+from specdecode_operator.cluster.drift import with_fields_taken_over
+from specdecode_operator.cluster.resources import EVENT, POD, Resource, written_resource
+from specdecode_operator.redaction import clip
+from specdecode_operator.untrusted import mapping, read_answer
+
+
+class ClusterError(Exception):
+    """A call to Kubernetes failed; worth another try later.
+
+    Messages land on objects that users read, so they never hold payloads,
+    tokens or whole responses.
+    """
+
+
+class NotFoundError(ClusterError):
+    """The object, or its kind, does not exist (any more)."""
+
+
+class ConflictError(ClusterError):
+    """Somebody else changed the object in between."""
+
+
+class ForbiddenError(ClusterError):
+    """The operator lacks a permission; the message names it."""
+
+
+class DeniedError(ForbiddenError):
+    """An admission policy denies a request that the operator may make; ``words`` are the policy's."""
+
+    def __init__(self, message: str, words: str) -> None:
+        super().__init__(message)
+        self.words = words
+
+
+class UntriableError(ClusterError):
+    """Something in the API server's way does not support dry runs, so nothing can be tried there."""
+
+
+class InvalidObjectError(ClusterError):
+    """The API server refuses the object as it is; another try will not help."""
+
+
+class RefusedForNowError(ClusterError):
+    """Refused for a quota, or a namespace that is being deleted: it may pass without a change of the object."""
+
+
+class NotLeadingError(ClusterError):
+    """Without the Lease by which it may write, this replica does not."""
+
+
+async def send(  # noqa: PLR0913 (what HTTP has)
+    api: client.ApiClient,
+    method: str,
+    path: str,
+    body: Body | None = None,
+    query: Mapping[str, str] | None = None,
+    *,
+    content_type: str = "application/json",
+    timeout_s: int,
+) -> "Answer":
+    """Return the answer; errors of the connection are aiohttp's own."""
+    method, url, headers, *_ = await api.param_serialize(
+        method,
+        path,
+        query_params=list((query or {}).items()),
+        header_params={"Accept": "application/json", "Content-Type": content_type},
+        auth_settings=["BearerToken"],
+    )
+    # A body is JSON already: the client would walk through all of it for dates and models of its own.
+    response = await api.call_api(method, url, headers, body, _request_timeout=timeout_s)
+    headers = response.headers
+    return Answer(response.status, await response.read(), _seconds(headers.get("Retry-After")), headers.get("Date"))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the API server answered."""
+
+    status: int
+    text: bytes
+    retry_after_s: float | None = None
+    """After how long it wants to be asked again, where it says so."""
+
+    date: str | None = None
+    """When it was written, by the server's clock."""
+
+
+def _seconds(header: str | None) -> float | None:
+    return float(header) if header and header.isascii() and header.isdecimal() else None
+
+
+def error_message(text: bytes, limit: int) -> str:
+    """Return the message of a Status object, cut off at a length; empty where it is none."""
+    try:
+        return clip(str(json.loads(text).get("message", "")), limit)
+    except (ValueError, AttributeError):
+        return ""
+
+
+@dataclass
+class Wait:
+    """Questions to one side, and the time in which at least one was open: some are asked side by side."""
+
+    questions: int = 0
+    seconds: float = 0.0
+    _open: int = 0
+    _since_s: float = 0.0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Take the block for a question."""
+        if not self._open:
+            self._since_s = time.perf_counter()
+        self.questions, self._open = self.questions + 1, self._open + 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            if not self._open:
+                self.seconds += time.perf_counter() - self._since_s
+
+
+@dataclass(frozen=True)
+class Waits:
+    """What a look waits for, and what its tasks do for it."""
+
+    api_server: Wait = field(default_factory=Wait)
+    engines: Wait = field(default_factory=Wait)
+
+
+_current: ContextVar[Waits] = ContextVar("waits")
+"""Of the look that the task works for."""
+
+_OF_NO_LOOK = Waits()
+
+
+@contextmanager
+def counted_waits() -> Iterator[Waits]:
+    """Count what the block and the tasks that it starts wait for."""
+    waits = Waits()
+    token = _current.set(waits)
+    try:
+        yield waits
+    finally:
+        _current.reset(token)
+
+
+def for_api_server() -> AbstractContextManager[None]:
+    """Return what to put around one question to the API server."""
+    return _current.get(_OF_NO_LOOK).api_server.one()
+
+
+def for_engines() -> AbstractContextManager[None]:
+    """Return what to put around the questions to the engines of an object."""
+    return _current.get(_OF_NO_LOOK).engines.one()
+
 
 FIELD_MANAGER = "specdecode-operator"
 _REQUEST_TIMEOUT_S = 30
@@ -302,7 +450,7 @@ class Cluster:
             raise NotLeadingError(f"{request}: not written, for this replica does not hold the Lease now")
         asked_s = self._clock.steady_s()
         try:
-            with waits.for_api_server():
+            with for_api_server():
                 answer = await send(
                     self._api,
                     request.method,

@@ -1,4 +1,4 @@
-"""Reads a cluster with a person's own rights, for commands that look and change nothing."""
+"""Read-only view of a cluster through a kubeconfig, for CLI commands such as doctor and import."""
 
 import json
 import os
@@ -13,9 +13,8 @@ import yaml
 from kubernetes.aio import client, config
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cluster.errors import ClusterError, ForbiddenError, NotFoundError
-from specdecode_operator.cluster.http import error_message, send
-from specdecode_operator.kube.resources import Resource
+from specdecode_operator.cluster.client import ClusterError, ForbiddenError, NotFoundError, error_message, send
+from specdecode_operator.cluster.resources import Resource
 
 _TIMEOUT_S: Final = 15
 _MESSAGE_LIMIT: Final = 300

@@ -1,4 +1,8 @@
-"""Makes objects of templates, and marks those that an object of ours owns."""
+"""Render objects from templates, and mark the ones that the operator owns.
+
+Values reach templates as JSON, escaped for YAML. Container arguments escape `$`, because the kubelet would expand
+`$(NAME)` and could put the hub token into a message (third_party/forked/golang/expansion in Kubernetes).
+"""
 
 import hashlib
 import json
@@ -13,9 +17,8 @@ import yaml
 
 from specdecode_operator.api import base, capture
 from specdecode_operator.api.base import Body, SecretKey
-from specdecode_operator.api.key import Key
-from specdecode_operator.engine.settings import ContainerVariable
-from specdecode_operator.kube.labels import (
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.resources import (
     APPLIED_HASH_ANNOTATION,
     CAPTURE_LABEL,
     DEPLOYMENT_LABEL,
@@ -23,6 +26,7 @@ from specdecode_operator.kube.labels import (
     MANAGER,
     PART_OF_LABEL,
 )
+from specdecode_operator.vllm.settings import ContainerVariable
 
 _TEXTS_KEPT: Final = 128
 _LONGEST_KEPT: Final = 2**15
@@ -31,7 +35,7 @@ _LONGEST_KEPT: Final = 2**15
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7e]")
 
 _templates = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent.parent / "templates"),
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     undefined=jinja2.StrictUndefined,
     autoescape=False,  # noqa: S701  YAML, not HTML: values are quoted by tojson
 )

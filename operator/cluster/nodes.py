@@ -1,4 +1,4 @@
-"""What plans need to know of a node, from GPU-feature-discovery labels.
+"""GPUs of a node from its GPU-feature-discovery labels.
 
 Label forms: NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery/README.md and
 internal/lm/{resource,mig-strategy}.go.
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
-from specdecode_operator.documents.numbers import whole_number
-from specdecode_operator.kube.untyped import mapping, objects
+from specdecode_operator.untrusted import mapping, objects, whole_number
 
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
 GPU_RESOURCE: Final = "nvidia.com/gpu"

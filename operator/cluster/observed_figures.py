@@ -1,4 +1,4 @@
-"""Figures of an object's engines: from a Prometheus where there is one, else from what the engines themselves said."""
+"""Figures of an object's engines: from Prometheus if one is configured, else from engine samples."""
 
 import asyncio
 import math
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.deployment import FiguresSource, FiguresStatus, FigureStatus
-from specdecode_operator.cluster.web import NoAnswerError, WrongAnswerError, in_time, place_of
-from specdecode_operator.monitoring.looks import SHOWN, WINDOW_S, Looks
-from specdecode_operator.monitoring.measures import Scope, Values
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.api.deployment_status import FiguresSource, FiguresStatus, FigureStatus
+from specdecode_operator.cluster.bounded_fetch import NoAnswerError, WrongAnswerError, in_time, place_of
 from specdecode_operator.redaction import clip
+from specdecode_operator.stats.figures import FIGURES_WITHOUT_LIMIT, WINDOW_S, SampleBuffer
+from specdecode_operator.stats.measures import Scope, Values
 
 _DEADLINE_S: Final = 5
 _REST_S: Final = 60.0
@@ -39,7 +39,7 @@ class Prometheus:
 class KeptFigures:
     """What is known of one object's figures from one look to the next."""
 
-    looks: Looks = field(default_factory=Looks)
+    looks: SampleBuffer = field(default_factory=SampleBuffer)
     shown: FiguresStatus | None = None
     taken_s: float | None = None
     """When, on the monotonic clock; None while an earlier process's are shown."""
@@ -63,7 +63,7 @@ class FiguresReader:
             kept.taken_s = kept.taken_s if taken is None else now_s
         return kept.shown
 
-    async def read(self, key: Key, looks: Looks) -> FiguresStatus | None:
+    async def read(self, key: Key, looks: SampleBuffer) -> FiguresStatus | None:
         """Return the figures of an object; None where neither source has any yet."""
         why = None
         if self._prometheus is not None:
@@ -94,7 +94,7 @@ class FiguresReader:
             values = await asyncio.to_thread(
                 in_time,
                 prometheus.url,
-                lambda _: ask_prometheus(prometheus.url, token, scope, SHOWN, asks_for=_ASKS_FOR),
+                lambda _: ask_prometheus(prometheus.url, token, scope, FIGURES_WITHOUT_LIMIT, asks_for=_ASKS_FOR),
                 _DEADLINE_S,
             )
         except WrongAnswerError:
@@ -126,7 +126,11 @@ def _read_token(file: Path | None) -> str | None:
 def _status(
     source: FiguresSource, values: Mapping[str, Values], over_s: float, why: str | None = None
 ) -> FiguresStatus:
-    told = [FigureStatus(name=each.name, value=text) for each in SHOWN if (text := _text(values.get(each.name, {})))]
+    told = [
+        FigureStatus(name=each.name, value=text)
+        for each in FIGURES_WITHOUT_LIMIT
+        if (text := _text(values.get(each.name, {})))
+    ]
     return FiguresStatus(source=source, message=why, over_seconds=round(over_s), values=told)
 
 

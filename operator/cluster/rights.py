@@ -1,7 +1,6 @@
-"""What the operator asks of the API server, and why: the list that its roles are made by.
+"""RBAC rights of the operator, each with its reason; roles of chart and manifests are made from it.
 
-Nothing more is granted than stands here, and nothing stands here that is never asked for: tests compare it with the
-roles of chart and manifests, and with what the operator asks for.
+Tests compare this list with the roles and with the requests that the operator sends, in both directions.
 """
 
 from dataclasses import dataclass

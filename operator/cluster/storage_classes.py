@@ -1,11 +1,11 @@
-"""The StorageClasses of a cluster, and what is wrong with a claim that asks for one."""
+"""StorageClasses of a cluster, and why a claim that asks for one would stay unbound."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from specdecode_operator.kube.untyped import mapping, name_of
 from specdecode_operator.problems import shown
+from specdecode_operator.untrusted import mapping, name_of
 
 WAIT_FOR_FIRST_CONSUMER: Final = "WaitForFirstConsumer"
 _IMMEDIATE: Final = "Immediate"

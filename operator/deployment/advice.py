@@ -1,29 +1,167 @@
-"""Rules of thumb about a pair, each with its numbers and where the rule comes from.
+"""Rules of thumb about a pair, each with its numbers, its source and when a draft pays for its memory.
 
-Advice never changes a plan. A rule speaks only when its numbers are known and
-outside what it recommends, or when what it says costs the user something.
+Advice never changes a plan. A rule reports only if its numbers are known and outside the recommended range, or if
+it costs the user something. docs/explanation/advice.md says how far each source was read. `break_even` compares the
+bytes that a step reads with the share of the KV cache that a draft takes.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from specdecode_operator.sizing.base import sources
-from specdecode_operator.sizing.base.devices import Device
-from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.base.sources import Source
-from specdecode_operator.sizing.base.units import GIB, format_gib
-from specdecode_operator.sizing.choice.break_even import break_even, pays_from
-from specdecode_operator.sizing.choice.plan_row import Row
-from specdecode_operator.sizing.choice.precision_rules import served_precision
-from specdecode_operator.sizing.kv.capacity import pool_capacity
-from specdecode_operator.sizing.kv.layout import cache_layout
-from specdecode_operator.sizing.kv.prefix_cache import Loss, prefix_tax_of, unread_layers
-from specdecode_operator.sizing.memory.budget import Budget, estimate
-from specdecode_operator.sizing.memory.overhead import runtime_overrun_bytes
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism, without_speculation
-from specdecode_operator.sizing.weights.weights import parameter_count
-from specdecode_operator.vocabulary import Method, Precision, Slo, WorkloadKind
+from specdecode_operator.enums import METHODS_OF_BLOCKS, Method, Precision, Slo, WorkloadKind
+from specdecode_operator.sizing.arithmetic import GIB, format_gib
+from specdecode_operator.sizing.devices import Device
+from specdecode_operator.sizing.errors import PlanError
+from specdecode_operator.sizing.kernel_support import served_precision
+from specdecode_operator.sizing.memory.budget import Budget, estimate, runtime_overrun_bytes
+from specdecode_operator.sizing.memory.kv_cache import cache_layout, pool_capacity
+from specdecode_operator.sizing.memory.prefix_cache import Loss, prefix_tax_of, unread_layers
+from specdecode_operator.sizing.pair import Pair, Parallelism, without_speculation
+from specdecode_operator.sizing.placement import Row
+from specdecode_operator.sizing.weights import parameter_count
+from specdecode_operator.stats.payoff import Curve, Load, StepCosts, break_even_rate, break_even_tokens, full_cache
+
+
+@dataclass(frozen=True)
+class Source:
+    """A place to read on."""
+
+    title: str  # Paper, page or source file; a rule that only practice supports says so
+    url: str = ""  # Where it is; empty for a rule of thumb without one
+
+
+_GUIDE_URL: Final = "https://www.digitalocean.com/community/tutorials/speculative-decoding-vllm-configuration-guide"
+
+DRAFT_SIZE: Final = Source(
+    "rule of thumb: 1:8 to 1:12 from DigitalOcean, Speculative Decoding on vLLM; 1 to 5 % from practice, in line with "
+    "Leviathan et al. 2023, whose best drafts were far smaller still",
+    _GUIDE_URL,
+)
+
+FAMILY: Final = Source("rule of thumb: DigitalOcean, Speculative Decoding on vLLM", _GUIDE_URL)
+
+MEMORY_SHARES: Final = Source("rule of thumb; the share itself is computed")
+
+SHARED_BLOCKS: Final = Source(
+    "vLLM 0.32, v1/core/kv_cache_utils.py: target and draft share one pool of blocks",
+    "https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/kv_cache_utils.py",
+)
+
+DROPPED_BLOCK: Final = Source(
+    "vLLM until 0.32, v1/core/single_type_kv_cache_manager.py find_longest_cache_hit; its own manager was asked",
+    "https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/single_type_kv_cache_manager.py",
+)
+
+EIGHT_BIT_FIRST: Final = Source(
+    "rule of thumb, with Kurtic et al., Give Me BF16 or Give Me Death: FP8 loses nothing measurable, INT8 1-3 %, INT4 "
+    "is close to 8 bits when well made",
+    "https://arxiv.org/abs/2411.02355",
+)
+
+LOSSLESS: Final = Source(
+    "Leviathan et al., Fast Inference from Transformers via Speculative Decoding: the output follows the target alone",
+    "https://arxiv.org/abs/2211.17192",
+)
+
+SCHEDULER_SLOTS: Final = Source(
+    "vLLM 0.32, config/speculative.py max_num_new_slots_for_drafting and v1/core/sched/scheduler.py schedule",
+    "https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/sched/scheduler.py",
+)
+
+SAMPLER_PEAK: Final = Source(
+    "vLLM issues on the rejection sampler's memory; chunked since pull request 48630",
+    "https://github.com/vllm-project/vllm/pull/38220",
+)
+
+TEMPERATURE: Final = Source(
+    "rule of thumb for 0.5 and 0.7; that acceptance falls with temperature: Leviathan et al.",
+    "https://arxiv.org/abs/2211.17192",
+)
+
+INTER_TOKEN: Final = Source(
+    "vLLM documentation, Speculative Decoding: made to reduce inter-token latency",
+    "https://docs.vllm.ai/en/latest/features/speculative_decoding/",
+)
+
+MIXED: Final = Source("rule of thumb; DigitalOcean, Speculative Decoding on vLLM, warns of a rising P99", _GUIDE_URL)
+
+BUSY_SERVER: Final = Source(
+    "vLLM blog, How Speculative Decoding Boosts vLLM Performance by up to 2.8x: slower by 1.4 (draft model) and 1.8 "
+    "(n-grams) at high request rates",
+    "https://blog.vllm.ai/2024/10/17/spec-decode.html",
+)
+
+PROMPT_LOOKUP: Final = Source(
+    "vLLM blog, How Speculative Decoding Boosts vLLM Performance by up to 2.8x: prompt lookup on summaries",
+    "https://blog.vllm.ai/2024/10/17/spec-decode.html",
+)
+
+LAYERS_WITHIN_NODES: Final = Source(
+    "vLLM documentation, Parallelism and Scaling: tensor parallelism within a node, pipeline parallelism across nodes",
+    "https://docs.vllm.ai/en/latest/serving/parallelism_scaling/",
+)
+
+
+_ONE_REQUEST: Final = Load.same(1)
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """Acceptance, accepted over drafted tokens; None where even all of them are too few."""
+
+    # While the KV cache has room, and is read in no time. None for a mixture of experts, too: how many of them a step
+    # of few tokens reads depends on the text, and one that verifies reads more
+    few_requests: float | None
+    full_cache: float | None  # Once requests wait for room in it
+    reads_all: bool = True  # Whether each step reads all weights; experts are where requests are many
+
+
+def break_even(pair: Pair, budget: Budget, alone: Budget) -> BreakEven | None:
+    """Return the break-even of a pair whose steps take as long as reading memory; None where it cannot be said.
+
+    A step reads the weights and all of a full KV cache once, of the draft as often as it has passes. Reckoned in GiB in
+    place of milliseconds, since only their ratio counts; how long requests are does not matter, where all of the cache
+    is read.
+    """
+    k, tokens = pair.num_speculative_tokens, budget.kv_cache_tokens
+    if k < 1 or not 0 < tokens <= alone.kv_cache_tokens or alone.target_weights_bytes <= 0:
+        return None
+    of_draft = max(0, budget.kv_bytes_per_token - alone.kv_bytes_per_token)
+    costs = StepCosts(
+        target=_reading(alone.target_weights_bytes),
+        draft=_reading(budget.draft_weights_bytes),
+        one_pass=pair.drafts_in_parallel or pair.method in METHODS_OF_BLOCKS,
+        target_ms_per_1000_context=1000 * alone.kv_bytes_per_token / GIB,
+        draft_ms_per_1000_context=1000 * of_draft / GIB,
+    )
+    full = full_cache(tokens, alone.kv_cache_tokens, context_tokens=1)
+    reads_all = not pair.target.has_experts
+    return BreakEven(
+        few_requests=break_even_rate(break_even_tokens(costs, k, _ONE_REQUEST), k) if reads_all else None,
+        full_cache=break_even_rate(break_even_tokens(costs, k, full), k),
+        reads_all=reads_all,
+    )
+
+
+def pays_from(needed: BreakEven | None) -> tuple[str, tuple[tuple[str, float], ...]]:
+    """Return what acceptance pays for a share of the KV cache, as a part of a sentence and as numbers."""
+    if needed is None:
+        return "", ()
+    shares = (("break_even_full_percent", needed.full_cache), ("break_even_few_percent", needed.few_requests))
+    numbers = tuple((name, 100 * share) for name, share in shares if share is not None)
+    read = "weights" if needed.reads_all else "weights, those of all experts,"
+    given = f"where a step takes as long as reading {read} and KV cache"
+    few = "" if needed.few_requests is None else f" ({100 * needed.few_requests:.0f} % with few requests)"
+    if needed.full_cache is None:
+        return f"; not even 100 % acceptance pays for that while the cache is full{few}, {given}", numbers
+    least = f"at least {100 * needed.full_cache:.0f} % acceptance to pay for that while the cache is full"
+    return f"; it takes {least}{few}, {given}", numbers
+
+
+def _reading(weights_bytes: int) -> Curve:
+    return Curve(((1, weights_bytes / GIB),))
+
 
 SMALLEST_RATIO: Final = 8
 LARGEST_RATIO: Final = 12
@@ -132,7 +270,7 @@ def advise_on_nodes(row: Row) -> tuple[Advice, ...]:
         " method goes with stages"
     )
     numbers = (("nodes", row.nodes), ("tensor", row.tensor))
-    return (Advice("layers-over-nodes", sentence, numbers, sources.LAYERS_WITHIN_NODES),)
+    return (Advice("layers-over-nodes", sentence, numbers, LAYERS_WITHIN_NODES),)
 
 
 def _parameter_ratio(case: _Case) -> Iterator[Advice]:
@@ -155,7 +293,7 @@ def _parameter_ratio(case: _Case) -> Iterator[Advice]:
         f"the draft has {percent:.1f} % of the target's parameters; one rule wants 1/{SMALLEST_RATIO} to "
         f"1/{LARGEST_RATIO}, another {SMALLEST_SHARE_PERCENT} to {LARGEST_SHARE_PERCENT} %: it is {size}",
         (("target_parameters_per_draft_parameter", ratio), ("draft_share_percent", percent)),
-        sources.DRAFT_SIZE,
+        DRAFT_SIZE,
     )
 
 
@@ -168,7 +306,7 @@ def _family(case: _Case) -> Iterator[Advice]:
         f"draft {draft.name} ({draft.architecture}) is of another family than target {target.name} "
         f"({target.architecture}): models that were trained alike agree more often",
         (),
-        sources.FAMILY,
+        FAMILY,
     )
 
 
@@ -183,7 +321,7 @@ def _draft_memory(case: _Case) -> Iterator[Advice]:
             f"draft weights take {percent:.0f} % of the GPU's memory ({format_gib(case.budget.draft_weights_bytes)} "
             f"GiB), more than {LARGEST_DRAFT_PERCENT} %: {smaller} leaves more for the KV cache",
             (("draft_share_percent", percent),),
-            sources.MEMORY_SHARES,
+            MEMORY_SHARES,
         )
 
 
@@ -198,7 +336,7 @@ def _target_memory(case: _Case) -> Iterator[Advice]:
             f"({format_gib(case.budget.target_weights_bytes)} GiB), more than {LARGEST_TARGET_PERCENT} %: little is "
             f"left for a draft and the KV cache of both; {remedy}",
             (("target_share_percent", percent),),
-            sources.MEMORY_SHARES,
+            MEMORY_SHARES,
         )
 
 
@@ -220,7 +358,7 @@ def _draft_kv(case: _Case) -> Iterator[Advice]:
             f"the draft takes {percent:.0f} % of the token capacity: {tokens:,} tokens{case.split.each_copy} are left "
             f"of the {tokens_alone:,} that the target would have alone{pays}",
             (("lost_percent", percent), ("tokens", tokens), ("tokens_alone", tokens_alone), *numbers),
-            sources.SHARED_BLOCKS,
+            SHARED_BLOCKS,
         )
 
 
@@ -232,7 +370,7 @@ def _prefix_cache(case: _Case) -> Iterator[Advice]:
             f"of each prompt that begins like an earlier one, the last block of {tax.block_tokens} tokens that agrees "
             f"is computed again: {case.pair.method} needs hidden states there",
             (("lost_tokens", tax.block_tokens),),
-            sources.DROPPED_BLOCK,
+            DROPPED_BLOCK,
         )
     if kinds := unread_layers(case.pair, case.split):
         yield Advice(
@@ -240,7 +378,7 @@ def _prefix_cache(case: _Case) -> Iterator[Advice]:
             f"{case.pair.method} may have tokens computed again of each prompt that begins like an earlier one; how "
             f"many is not known for a model with {kinds}: a capture with two arms measures it",
             (),
-            sources.DROPPED_BLOCK,
+            DROPPED_BLOCK,
         )
 
 
@@ -252,7 +390,7 @@ def _target_precision(case: _Case) -> Iterator[Advice]:
             f"the target is quantized to {precision}: try FP8 or INT8 first, 8 bits lose less and the target alone "
             "decides the output",
             (),
-            sources.EIGHT_BIT_FIRST,
+            EIGHT_BIT_FIRST,
         )
 
 
@@ -268,7 +406,7 @@ def _draft_precision(case: _Case) -> Iterator[Advice]:
             f"the target is {target_precision} and the draft still {draft_precision}: the draft is the safer one to "
             "quantize, the target checks every token, so only the acceptance can suffer",
             (("draft_weights_gib", case.budget.draft_weights_bytes / GIB),),
-            sources.LOSSLESS,
+            LOSSLESS,
         )
 
 
@@ -282,7 +420,7 @@ def _effective_batch(case: _Case) -> Iterator[Advice]:
             f"the draft's own slots of maxNumBatchedTokens {limits.max_num_batched_tokens}; raise that, or lower K or "
             "maxNumSeqs",
             (("effective_batch_requests", batch), ("max_num_seqs", limits.max_num_seqs)),
-            sources.SCHEDULER_SLOTS,
+            SCHEDULER_SLOTS,
         )
 
 
@@ -301,7 +439,7 @@ def _sampler_logits(case: _Case) -> Iterator[Advice]:
             ("slack_gib", budget.slack_bytes / GIB),
             ("fitting_max_num_seqs", sequences),
         ),
-        sources.SAMPLER_PEAK,
+        SAMPLER_PEAK,
     )
 
 
@@ -327,7 +465,7 @@ def _temperature(case: _Case) -> Iterator[Advice]:
         )
     else:
         sentence = f"temperature {temperature:g} is at most {LOW_TEMPERATURE}: good for acceptance"
-    yield Advice("temperature", sentence, (("temperature", temperature),), sources.TEMPERATURE)
+    yield Advice("temperature", sentence, (("temperature", temperature),), TEMPERATURE)
 
 
 def _first_token(case: _Case) -> Iterator[Advice]:
@@ -337,7 +475,7 @@ def _first_token(case: _Case) -> Iterator[Advice]:
             "the first token comes from the prefill, which speculation does not shorten: a promise on TTFT gains "
             "little, and a draft model adds its own prefill",
             (),
-            sources.INTER_TOKEN,
+            INTER_TOKEN,
         )
 
 
@@ -348,7 +486,7 @@ def _throughput(case: _Case) -> Iterator[Advice]:
             "speculation buys latency with work: at high request rates vLLM measured 1.4 to 1.8 times less throughput "
             "with it; give busy batches a smaller K, or 0",
             (("largest_measured_slowdown", 1.8),),
-            sources.BUSY_SERVER,
+            BUSY_SERVER,
         )
 
 
@@ -359,7 +497,7 @@ def _mixed(case: _Case) -> Iterator[Advice]:
             "mixed requests are accepted unequally, so the slowest (P99) move away from the median: watch P99, or "
             "serve each kind apart",
             (),
-            sources.MIXED,
+            MIXED,
         )
 
 
@@ -371,7 +509,7 @@ def _prompt_lookup(case: _Case) -> Iterator[Advice]:
             f"{kind} repeats its prompt: method {Method.NGRAM} proposes from it without a draft, its weights or its KV "
             "cache",
             (("draft_weights_gib", case.budget.draft_weights_bytes / GIB),),
-            sources.PROMPT_LOOKUP,
+            PROMPT_LOOKUP,
         )
 
 
@@ -389,5 +527,5 @@ def _usual_concurrency(case: _Case) -> Iterator[Advice]:
             f"answer {output:,}), "
             f"fewer than maxNumSeqs {limits.max_num_seqs}: more than that wait, or are preempted",
             (("usual_requests", requests), ("usual_tokens", length), ("max_num_seqs", limits.max_num_seqs)),
-            sources.SHARED_BLOCKS,
+            SHARED_BLOCKS,
         )

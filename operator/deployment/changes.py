@@ -1,8 +1,7 @@
-"""What has to change in the cluster so that it holds what is desired: objects to apply, to scale, to delete.
+"""Decide which objects to apply, scale and delete so that the cluster matches the desired state.
 
-Within one kind of workload its own controller replaces pods by the rollout
-strategy. From a Deployment to a LeaderWorkerSet or back the operator does, by
-the same strategy.
+Pods of one workload are replaced by its own controller. Between a Deployment and a LeaderWorkerSet the operator
+moves the engines itself, with the same rollout strategy.
 """
 
 from collections.abc import Collection, Iterable
@@ -10,19 +9,17 @@ from dataclasses import replace
 from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.values import RolloutStrategy
+from specdecode_operator.cluster.drift import foreign_managers, identity
+from specdecode_operator.cluster.manifests import with_new_hash
+from specdecode_operator.cluster.resources import DEPLOYMENT, JOB, SERVICE
+from specdecode_operator.deployment.children import wanted_replicas
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched
-from specdecode_operator.deployment.objects.children import wanted_replicas
-from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS, serving_template
-from specdecode_operator.deployment.observation import Observation, rollout_of
-from specdecode_operator.deployment.pods.group_history import GroupHistory
-from specdecode_operator.deployment.pods.rejected_pods import rests, running_pods
-from specdecode_operator.deployment.pods.rollout import current_pods, template_hash
-from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.kube.drift import identity
-from specdecode_operator.kube.field_managers import foreign_managers
-from specdecode_operator.kube.manifests import with_new_hash
-from specdecode_operator.kube.resources import DEPLOYMENT, JOB, SERVICE
+from specdecode_operator.deployment.observed.observation import Observation, rollout_of
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
+from specdecode_operator.deployment.rollout.blocked_pods import backs_off, running_pods
+from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS, serving_template
+from specdecode_operator.deployment.rollout.rollout_progress import GroupHistory, current_pods, template_hash
+from specdecode_operator.enums import RolloutStrategy
 
 _ENDS_NOTHING: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
@@ -84,7 +81,7 @@ def resting(
         return desired
     running = running_pods(pods)
     if workload["kind"] == DEPLOYMENT.kind:
-        holds = rests(pods, now_s)
+        holds = backs_off(pods, now_s)
     else:
         # Fewer groups are those with the lowest numbers, whichever serve.
         holds = groups.rests(now_s) and not live.get("status", {}).get("readyReplicas")
@@ -96,7 +93,9 @@ def resting(
     return replace(desired, children=[held if child is workload else child for child in desired.children])
 
 
-def workloads_to_scale(parent: Parent, desired: DesiredState, live: Collection[Body]) -> list[tuple[Body, int]]:
+def workloads_to_scale(
+    parent: ParsedDeployment, desired: DesiredState, live: Collection[Body]
+) -> list[tuple[Body, int]]:
     """Return live workloads that are not applied, with the number of replicas that they should have."""
     if desired.workload is not None and (paused := _paused_workload(desired, live)) is not None:
         return [(paused, desired.workload["spec"]["replicas"])]

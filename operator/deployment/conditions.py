@@ -1,12 +1,39 @@
-"""Conditions as a reconcile makes them, and their generation and time when they are written."""
+"""Conditions of a status, and the reason and message with which something is blocked.
+
+Generation and transition time are added when the status is written.
+"""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
-from specdecode_operator.api.status.deployment import Condition, ConditionStatus
+from specdecode_operator.api.deployment_status import Condition, ConditionStatus
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """What keeps an engine, a Job or a capture from running; reason and message go into a condition."""
+
+    reason: str
+    message: str
+
+    permanent: bool = False
+    """True where only a person can help: the object is Stalled. Otherwise it may pass by itself."""
+
+    waits: bool = False
+    """True where a pod waits for something outside of it, which may appear."""
+
+
+OPERATOR_IMAGE_UNKNOWN: Final = Blocked(
+    "OperatorImageUnknown",
+    "the operator does not know its own image, which load generators, replays and readers of models run from: set"
+    " SPECDECODE_OPERATOR_IMAGE in its environment, or POD_NAME and POD_NAMESPACE as its manifests do",
+)
+
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
@@ -95,3 +122,35 @@ def _is_worth_an_event(condition: Condition) -> bool:
     if condition.type == "Accepted":
         return condition.status is FALSE
     return condition.type == "Ready" or condition.status is not UNKNOWN
+
+
+METHOD: Final = "method"
+
+
+_LENGTH: Final = "numSpeculativeTokens"
+
+
+_SCHEDULE_FIELD: Final = "numSpeculativeTokensByBatchSize"
+
+
+_DRAFT_TENSOR: Final = "parallelism.draftTensor"
+
+
+REASONS: Final[Mapping[str, str]] = {
+    METHOD: "OtherMethod",
+    _LENGTH: "OtherDraftLength",
+    _SCHEDULE_FIELD: "ScheduleDropped",
+    _DRAFT_TENSOR: "OtherDraftTensor",
+    "adaptiveVerification": "NotAdaptive",
+    "rejectionSampling": "OtherRejectionSampling",
+    "draftSampling": "OtherDraftSampling",
+    "draftLmHeadQuantization": "OtherDraftHead",
+}
+"""Why SpeculationActive is False, by the field that is not in force; of the others OTHER_SETTING."""
+
+
+OTHER_SETTING: Final = "OtherSetting"
+
+
+OTHERWISE: Final = frozenset({*REASONS.values(), OTHER_SETTING})
+"""All of them: engines draft, and not as they were asked to."""

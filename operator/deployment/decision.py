@@ -1,6 +1,7 @@
-"""The straight way of a spec: parsed, its facts looked up and checked, planned, rendered.
+"""Decide what should exist for a SpecDecodeDeployment: parse, resolve, validate, plan, render.
 
-No I/O: the reconciler brings what it saw of the cluster and carries out what is decided.
+Pure: `decide` maps the object and a `ClusterState` to a `DesiredState`. The reconciler fills the one and
+applies the other.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,27 +11,53 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status.deployment import PlanStatus
-from specdecode_operator.deployment.blocked import OPERATOR_IMAGE_UNKNOWN, Blocked
-from specdecode_operator.deployment.cluster_state import ClusterState
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
-from specdecode_operator.deployment.models.download import at_commits, downloaded_commits, pending_downloads
-from specdecode_operator.deployment.models.jobs import RESOLVING
+from specdecode_operator.api.deployment_status import PlanStatus
+from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
+from specdecode_operator.deployment.children import plan_config_map, plan_data, render_children
+from specdecode_operator.deployment.conditions import (
+    FALSE,
+    OPERATOR_IMAGE_UNKNOWN,
+    TRUE,
+    UNKNOWN,
+    Blocked,
+    ConditionUpdate,
+)
+from specdecode_operator.deployment.desired_state import (
+    ClusterState,
+    DesiredState,
+    Gated,
+    Launch,
+    NotLaunched,
+    RolledBack,
+)
 from specdecode_operator.deployment.models.model_facts import SiteFacts, facts_entry, known_checkpoints, read_entries
-from specdecode_operator.deployment.models.reading import READER, reading_jobs
-from specdecode_operator.deployment.objects.children import render_children
-from specdecode_operator.deployment.objects.plan_config_map import plan_config_map, plan_data
-from specdecode_operator.deployment.objects.workload import pod_templates
-from specdecode_operator.deployment.plan.planning import full_matrix, make_plan, passed_over
-from specdecode_operator.deployment.plan.status import plan_status, planned_condition
-from specdecode_operator.deployment.pods.gate import GateState, held_at_gate, held_condition, passed_condition
-from specdecode_operator.deployment.pods.readiness import Readiness, readiness_of, stalled, without_engines, working
-from specdecode_operator.deployment.pods.rollback import LastGood, attempt_of, put_back, render_last_good
-from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.model_sources import KnownModels, ModelSource, model_source, undescribed_models
-from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.deployment.spec.validation import (
+from specdecode_operator.deployment.models.model_jobs import (
+    READER,
+    RESOLVING,
+    at_commits,
+    downloaded_commits,
+    pending_downloads,
+    reading_jobs,
+)
+from specdecode_operator.deployment.models.model_locations import (
+    KnownModels,
+    ModelSource,
+    model_source,
+    undescribed_models,
+)
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
+from specdecode_operator.deployment.planning import full_matrix, make_plan, passed_over, plan_status, planned_condition
+from specdecode_operator.deployment.rollout.engine_workload import pod_templates
+from specdecode_operator.deployment.rollout.readiness import Readiness, readiness_of, stalled, without_engines, working
+from specdecode_operator.deployment.rollout.rollback import LastGood, attempt_of, put_back, render_last_good
+from specdecode_operator.deployment.rollout.rollout_gate import (
+    GateState,
+    held_at_gate,
+    held_condition,
+    passed_condition,
+)
+from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.deployment.validation import (
     check_without_models,
     is_still_allowed,
     refuse_group_name,
@@ -38,11 +65,10 @@ from specdecode_operator.deployment.spec.validation import (
     refuse_pod_template,
     valid_facts,
 )
-from specdecode_operator.deployment.spec.warnings import lossy_answers, plan_notes, plan_warnings, untested_version
-from specdecode_operator.kube.nodes import NodeFacts, NodesFrom
+from specdecode_operator.deployment.warnings import lossy_answers, plan_notes, plan_warnings, untested_version
 from specdecode_operator.problems import InvalidSpecError
-from specdecode_operator.sizing.choice.plan import Plan
-from specdecode_operator.sizing.pair.calibration import Calibration
+from specdecode_operator.sizing.calibration import Calibration
+from specdecode_operator.sizing.plan import Plan
 
 _ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the spec holds together")
 
@@ -68,7 +94,7 @@ class _Question:
     operator_image: str | None
 
     @classmethod
-    def of(cls, spec: SpecDecodeDeploymentSpec, parent: Parent, cluster: ClusterState) -> "_Question":
+    def of(cls, spec: SpecDecodeDeploymentSpec, parent: ParsedDeployment, cluster: ClusterState) -> "_Question":
         """Return the question of one object; comparing and hashing its texts is cheaper than its models."""
         previous = parent.status.plan
         return cls(
@@ -123,14 +149,14 @@ class _Planned:
             return readiness_of(OPERATOR_IMAGE_UNKNOWN)
         return None
 
-    def not_launched(self, parent: Parent, readiness: Readiness, *jobs: Body) -> DesiredState:
+    def not_launched(self, parent: ParsedDeployment, readiness: Readiness, *jobs: Body) -> DesiredState:
         """Return the desired state in which the plan is shown, but is not in force."""
         outcome = NotLaunched(readiness, self.plan_status)
         shown = plan_config_map(parent.key, parent.uid, self.plan_texts)
         return DesiredState(outcome, self.conditions, [shown, *jobs])
 
 
-def newly_read_models(parent: Parent, entries: Mapping[str, str], pods: Sequence[Body]) -> dict[str, str]:
+def newly_read_models(parent: ParsedDeployment, entries: Mapping[str, str], pods: Sequence[Body]) -> dict[str, str]:
     """Return what the object's pods have read of its models and ``entries`` do not hold yet, as entries."""
     if isinstance(parent.spec, InvalidSpecError):
         return {}
@@ -138,7 +164,7 @@ def newly_read_models(parent: Parent, entries: Mapping[str, str], pods: Sequence
     return {source.key: facts_entry(source, found) for source, found in READER.answers(pods, unknown).items()}
 
 
-def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
+def decide(parent: ParsedDeployment, cluster: ClusterState) -> DesiredState:
     """Return what should exist for an object: spec, then facts, then plan, then objects."""
     try:
         spec = parent.spec
@@ -164,7 +190,7 @@ def decide(parent: Parent, cluster: ClusterState) -> DesiredState:
     return _launch(parent, planned, commits, _allowed_last_good(cluster, parent.key.namespace), cluster.gate)
 
 
-def internal_error(parent: Parent, error: Exception) -> DesiredState:
+def internal_error(parent: ParsedDeployment, error: Exception) -> DesiredState:
     """Return the desired state of an object that the operator itself failed on: all stays as it is."""
     message = f"the operator failed on this object ({type(error).__name__}); its log tells more, please report it"
     return DesiredState(NotLaunched(working("InternalError", message), parent.status.plan), [])
@@ -177,7 +203,7 @@ def _unknown_models(spec: SpecDecodeDeploymentSpec, known: KnownModels) -> dict[
 
 
 def _read_first(
-    parent: Parent, spec: SpecDecodeDeploymentSpec, unknown: Mapping[str, ModelSource], cluster: ClusterState
+    parent: ParsedDeployment, spec: SpecDecodeDeploymentSpec, unknown: Mapping[str, ModelSource], cluster: ClusterState
 ) -> DesiredState:
     """Have models read that nobody describes; the plan comes after that."""
     check_without_models(spec, unknown)
@@ -210,7 +236,7 @@ def _not_accepted(error: InvalidSpecError) -> DesiredState:
     return DesiredState(NotLaunched(stalled(error.reason, str(error))), [accepted, planned])
 
 
-def _wait_for_nodes(parent: Parent, facts: Facts, waiting: Blocked) -> DesiredState:
+def _wait_for_nodes(parent: ParsedDeployment, facts: Facts, waiting: Blocked) -> DesiredState:
     """Show the last plan while the nodes that it was made for are away."""
     planned = ConditionUpdate("Planned", UNKNOWN, waiting.reason, waiting.message)
     readiness = without_engines(facts.spec) or working(waiting.reason, waiting.message)
@@ -272,7 +298,7 @@ def _allowed_last_good(cluster: ClusterState, namespace: str) -> LastGood | None
 
 
 def _launch(
-    parent: Parent, planned: _Planned, commits: Mapping[str, str], last_good: LastGood | None, gate: GateState
+    parent: ParsedDeployment, planned: _Planned, commits: Mapping[str, str], last_good: LastGood | None, gate: GateState
 ) -> DesiredState:
     """Put the plan in force, or keep the workload that served last, where engines failed before or wait at the gate."""
     key, uid, plan = parent.key, parent.uid, planned.plan

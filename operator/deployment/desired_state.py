@@ -1,17 +1,57 @@
-"""What should exist for one SpecDecodeDeployment, decided once and carried out as it is."""
+"""What should exist for one SpecDecodeDeployment, and the cluster state that it depends on.
 
-from collections.abc import Sequence
+Decided once, and carried out as it is: nothing changes a `DesiredState` afterwards.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status.deployment import PlanStatus
+from specdecode_operator.api.deployment_status import PlanStatus
+from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
 from specdecode_operator.deployment.conditions import ConditionUpdate
-from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS
-from specdecode_operator.deployment.pods.gate import Held
-from specdecode_operator.deployment.pods.readiness import Readiness
-from specdecode_operator.deployment.pods.rollback import Failure
-from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.sizing.choice.plan import Plan
+from specdecode_operator.deployment.models.model_facts import SiteFacts
+from specdecode_operator.deployment.models.model_locations import ModelSource
+from specdecode_operator.deployment.pod_security import NONE_ALLOWED
+from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS
+from specdecode_operator.deployment.rollout.readiness import Readiness
+from specdecode_operator.deployment.rollout.rollback import Failure, LastGood
+from specdecode_operator.deployment.rollout.rollout_gate import UNGATED, GateState, Held
+from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
+from specdecode_operator.sizing.plan import Plan
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """What one SpecDecodeDeployment finds in its cluster. Two that are equal lead to the same decision."""
+
+    nodes: tuple[NodeFacts, ...] = ()
+    model_facts: Mapping[str, str] = field(default_factory=dict)
+    """What Jobs have read of models in the object's namespace, by the key of their source."""
+
+    model_pods: Sequence[Body] = ()
+    """Pods of the object that read a model or download one."""
+
+    site_facts: Mapping[ModelSource, SiteFacts] = field(default_factory=dict)
+    """What the operator's facts files say of the object's models. They come before what Jobs have read."""
+
+    downloads: Mapping[str, str] = field(default_factory=dict)
+    """Commits in the object's cache of models, by the key of their source."""
+
+    last_good: LastGood | None = None
+    gate: GateState = UNGATED
+    calibration: Calibration = UNCALIBRATED
+    host_paths: tuple[str, ...] = ()
+    """Directories of nodes that specs may mount."""
+
+    pod_template: frozenset[str] = NONE_ALLOWED
+    """What podTemplate may ask for beyond `deployment/pod_security.py`, by name."""
+
+    nodes_from: NodesFrom = NodesFrom.CLUSTER
+    has_leader_worker_sets: bool = False
+    operator_image: str | None = None
+    """The image that this operator runs from, for replays; None where it cannot tell."""
 
 
 @dataclass(frozen=True)

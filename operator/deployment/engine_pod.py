@@ -1,17 +1,39 @@
-"""The pod that vLLM runs in: command, environment, memory, volumes, probes; the workload takes it as template."""
+"""Render the pods that engines run in: vLLM, a replay of a recording, or vLLM with an emulated GPU.
 
+`engine_pod` renders an engine on one node, `group_pods` the leader and workers of an engine on several nodes. A
+replay runs from the operator's image with the probes and the drain of vLLM. An emulated engine runs vLLM for
+the CPU without weights.
+"""
+
+import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.key import Key
-from specdecode_operator.deployment.objects.pod_user import container_user, volume_group
-from specdecode_operator.deployment.spec.engine_settings import engine_settings
-from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.model_storage import (
+from specdecode_operator.api.base import API_VERSION, Body
+from specdecode_operator.api.deployment import (
+    KIND,
+    Key,
+    Matching,
+    RecordingSource,
+    Replay,
+    ReplayMode,
+    SpecDecodeDeploymentSpec,
+    Unmatched,
+)
+from specdecode_operator.cluster.manifests import content_hash, render_template, secret_key
+from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
+from specdecode_operator.cluster.resources import (
+    ENGINE_CONTAINER,
+    ENGINE_LOGGING_ANNOTATION,
+    ENGINE_WATCH_ANNOTATION,
+    TEMPLATE_HASH_ANNOTATION,
+    selector_labels,
+    worker_labels,
+)
+from specdecode_operator.deployment.engine_settings import engine_settings, served_names
+from specdecode_operator.deployment.models.model_locations import (
     COMPILE_CACHE_PATH,
     COMPILED_PATH,
     compiled_mount,
@@ -20,21 +42,28 @@ from specdecode_operator.deployment.spec.model_storage import (
     hub_environment,
     model_path,
 )
-from specdecode_operator.deployment.spec.pod_template_merge import (
+from specdecode_operator.deployment.pod_scripts import warm_start
+from specdecode_operator.deployment.pod_template_merge import (
     DOWNLOAD_DRAFT,
     DOWNLOAD_TARGET,
-    ENGINE_CONTAINER,
+    PREPARE,
+    container_user,
     merge,
+    volume_group,
 )
-from specdecode_operator.deployment.spec.timeouts import PROBE_PERIOD_S, Timeouts, timeouts
-from specdecode_operator.engine.arguments import TLS_PATH, command_line
-from specdecode_operator.engine.environment import (
+from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.deployment.timeouts import PROBE_PERIOD_S, Timeouts, timeouts
+from specdecode_operator.sizing.memory.buffers import cost_profile_s
+from specdecode_operator.sizing.plan import Plan
+from specdecode_operator.vllm.arguments import TLS_PATH, command_line
+from specdecode_operator.vllm.environment import (
     API_KEY_VARIABLE,
+    FIXED_VARIABLES,
     HOST_ADDRESS_VARIABLE,
     STARTUP_PLAN_ENVIRONMENT,
     environment,
 )
-from specdecode_operator.engine.logging_config import (
+from specdecode_operator.vllm.logging_config import (
     ENGINE_CONFIG_PATH,
     LOGGING_CONFIG_PATH,
     LOGGING_CONFIG_VARIABLE,
@@ -44,19 +73,7 @@ from specdecode_operator.engine.logging_config import (
     WATCH_FILE,
     logging_config,
 )
-from specdecode_operator.engine.settings import ContainerVariable, EngineSettings, NodeGroup
-from specdecode_operator.kube.labels import (
-    ENGINE_LOGGING_ANNOTATION,
-    ENGINE_WATCH_ANNOTATION,
-    TEMPLATE_HASH_ANNOTATION,
-    selector_labels,
-    worker_labels,
-)
-from specdecode_operator.kube.manifests import content_hash, render_template, secret_key
-from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
-from specdecode_operator.resolver import warm_start
-from specdecode_operator.sizing.choice.plan import Plan
-from specdecode_operator.sizing.memory.adaptive import cost_profile_s
+from specdecode_operator.vllm.settings import ContainerVariable, EngineSettings, NodeGroup, Platform
 
 _SHM_GIB_PER_GPU = 1
 _MODELS_MOUNT: Final = {"name": "models", "mountPath": "/models", "readOnly": True}
@@ -267,3 +284,160 @@ def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
         }
         for (model, revision), name in models.items()
     ]
+
+
+RECORDING_PATH: Final = "/recording"
+USER_ID: Final = 65532
+"""As whom captures write."""
+
+_FOLDER: Final = "/tmp/emulated"  # noqa: S108  the pod's own
+_TMP: Final = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108  the pod's own
+
+_PREPARE: Final = 'printf %s "$0" | exec specdecode replay prepare --plan=- "$@"'
+
+_REQUESTS: Final = {"cpu": "1", "memory": "3Gi"}
+"""The server and the core of an engine that computes nothing; less than 2 GiB was seen."""
+
+
+def emulated_engine(key: Key, facts: Facts, plan: Plan, mount: Body) -> dict[str, Any]:
+    """Return what is an emulated engine's own of a pod."""
+    own_env = {variable.name: variable.value for variable in facts.spec.engine.env}
+    env = FIXED_VARIABLES | own_env
+    return {
+        "image": facts.spec.engine.image or facts.profile.images[Platform.CPU],
+        "command": ["python3", f"{_FOLDER}/start.py", "--host=0.0.0.0", f"--port={facts.spec.serving.port}"],
+        "env": [{"name": name, "value": value} for name, value in sorted(env.items())],
+        "resources": {"requests": _REQUESTS},
+        "prepare": _prepare(key, facts, plan, mount),
+        "shm_gib": 1,
+    }
+
+
+def _prepare(key: Key, facts: Facts, plan: Plan, mount: Body) -> Body:
+    """Return the container that writes the engine's files, for the plan that is in force and no other."""
+    replay = facts.replay
+    assert replay is not None  # noqa: S101  there would be no such pod
+    flags = [f"--out={_FOLDER}", f"--seed={replay.seed}", f"--num-gpu-blocks={plan.chosen.budget.num_blocks}"]
+    words = [_planned_object(key, facts, plan), f"{RECORDING_PATH}/{replay.trace.path}", *flags]
+    return {
+        "name": PREPARE,
+        "image": facts.operator_image,
+        # The kubelet puts variables in for $(NAME).
+        "command": ["/bin/sh", "-c", _PREPARE.replace("$", "$$"), *(word.replace("$", "$$") for word in words)],
+        "securityContext": {
+            **container_user(facts.spec, PREPARE, USER_ID),
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [mount, _TMP],
+    }
+
+
+def _planned_object(key: Key, facts: Facts, plan: Plan) -> str:
+    """Return the object, with what the plan chose said in it, and without what says nothing of its engine."""
+    spec = facts.spec.model_dump(
+        mode="json", by_alias=True, exclude_defaults=True, exclude={"pod_template", "captures"}
+    )
+    chosen = plan.chosen
+    spec["parallelism"] = {**spec.get("parallelism", {}), "tensor": chosen.tensor}
+    if not facts.on_cpu:
+        spec["accelerator"] = {**spec.get("accelerator", {}), "product": [chosen.product]}
+    metadata = {"name": key.name, "namespace": key.namespace}
+    return json.dumps({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}, sort_keys=True)
+
+
+_MOUNT: Final = {"name": "specdecode-recording", "mountPath": RECORDING_PATH, "readOnly": True}
+_PROBE_PERIOD_S: Final = 1
+"""It is ready in a second, and not in minutes."""
+
+_REPLAY_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
+"""A trace of 100,000 requests takes more memory: podTemplate may ask for it."""
+
+_MODES: Final = {ReplayMode.STEPS: "steps", ReplayMode.MODELLED: "modelled"}
+_MATCHING: Final = {
+    Matching.ARRIVAL: "arrival",
+    Matching.REQUEST_ID: "request-id",
+    Matching.PREFIX: "prefix",
+}
+_UNMATCHED: Final = {Unmatched.REPEAT: "repeat", Unmatched.REFUSE: "refuse", Unmatched.MODELLED: "modelled"}
+
+
+def replay_pod(key: Key, facts: Facts, plan: Plan) -> Body:
+    """Return metadata and spec of the pods that replay a recording, with the user's podTemplate merged in."""
+    spec, replay = facts.spec, facts.replay
+    assert replay is not None  # noqa: S101  there would be no such pod
+    is_emulated = replay.mode is ReplayMode.EMULATED
+    engine = emulated_engine(key, facts, plan, _MOUNT) if is_emulated else _server(facts, replay, plan)
+    return rendered_pod(
+        spec,
+        {
+            "role": Role.ALONE,
+            "labels": selector_labels(key.name),
+            "user": container_user(spec, ENGINE_CONTAINER, USER_ID),
+            # Nothing of what only vLLM needs.
+            **dict.fromkeys(("product", "volume_group", "downloads", "prepare", "shm_gib", "engine_config")),
+            "volumes": [{"name": _MOUNT["name"], **_volume(replay.trace)}],
+            "mounts": [_MOUNT],
+            "probe_period_s": _PROBE_PERIOD_S,
+            "times": engine_timeouts(facts, plan),
+            **access_values(spec),
+            **engine,
+        },
+    )
+
+
+def _server(facts: Facts, replay: Replay, plan: Plan) -> dict[str, Any]:
+    """Return what is a replay server's own of a pod."""
+    return {
+        "image": facts.operator_image,
+        "command": _replay_command(facts, replay, plan),
+        "env": [],
+        "resources": {"requests": _REPLAY_REQUESTS},
+    }
+
+
+def _volume(source: RecordingSource) -> Body:
+    if source.config_map is not None:
+        # A pod waits in silence for one that is missing, and a process tells of it.
+        return {"configMap": {"name": source.config_map.name, "optional": True}}
+    assert source.persistent_volume_claim is not None  # noqa: S101  the CRD's rule
+    return {"persistentVolumeClaim": {"claimName": source.persistent_volume_claim.claim_name, "readOnly": True}}
+
+
+def _replay_command(facts: Facts, replay: Replay, plan: Plan) -> list[str]:
+    """Return the command, with the KV cache that the plan promises."""
+    spec, budget = facts.spec, plan.chosen.budget
+    flags: dict[str, Any] = {
+        "mode": _MODES[replay.mode],
+        "host": "0.0.0.0",  # noqa: S104  the pod's own network
+        "port": spec.serving.port,
+        "max-model-len": facts.pair.limits.max_model_len,
+        "kv-cache-tokens": max(1, budget.kv_cache_tokens),
+        "time-scale": replay.time_scale_percent / 100,
+        "load-factor": replay.load_factor,
+        "seed": replay.seed,
+        "drain-timeout": engine_timeouts(facts, plan).shutdown_timeout_s,
+        **_failures(replay),
+    }
+    if replay.mode is ReplayMode.MODELLED:
+        limits = facts.pair.limits
+        flags |= {"max-num-seqs": limits.max_num_seqs, "max-num-batched-tokens": limits.max_num_batched_tokens}
+    else:
+        flags |= {"match": _MATCHING[replay.match], "unmatched": _UNMATCHED[replay.unmatched]}
+    if replay.acceptance:
+        flags["acceptance"] = ",".join(f"{each.from_seconds}:{each.percent / 100}" for each in replay.acceptance)
+    names = [f"--served-model-name={name}" for name in served_names(spec)]
+    written = [f"--{name}={value}" for name, value in flags.items()]
+    return ["specdecode", "replay", "serve", f"{RECORDING_PATH}/{replay.trace.path}", *names, *written]
+
+
+def _failures(replay: Replay) -> dict[str, Any]:
+    failures = replay.failures
+    given = {
+        "slow-start": failures.start_seconds or None,
+        "fail-share": failures.error_percent / 100 if failures.error_percent else None,
+        "hang-after": failures.hang_after_seconds,
+        "crash-after": failures.crash_after_seconds,
+    }
+    return {name: value for name, value in given.items() if value is not None}

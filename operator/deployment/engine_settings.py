@@ -1,13 +1,17 @@
-"""The settings that the engine's command line and environment are made of, from a spec and its pair."""
+"""Derive the settings behind an engine's command line and environment from a spec and its pair."""
 
 import json
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import AcceleratorType, Quantization
-from specdecode_operator.deployment.spec.checkpoints import short_name
-from specdecode_operator.deployment.spec.model_storage import engine_model_path
-from specdecode_operator.deployment.spec.timeouts import shutdown_timeout_s
-from specdecode_operator.engine.settings import (
+from specdecode_operator.deployment.models.checkpoints import short_name
+from specdecode_operator.deployment.models.model_locations import engine_model_path
+from specdecode_operator.deployment.timeouts import shutdown_timeout_s
+from specdecode_operator.enums import AcceleratorType, Dtype, Method, Precision, Quantization
+from specdecode_operator.sizing.families.draft_heads import method_of_head
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.pair import Pair
+from specdecode_operator.sizing.version_rules import Runner
+from specdecode_operator.vllm.settings import (
     CpuSettings,
     EngineSettings,
     NodeGroup,
@@ -16,11 +20,6 @@ from specdecode_operator.engine.settings import (
     SpeculationSettings,
     SuffixSettings,
 )
-from specdecode_operator.sizing.base.eras import Runner
-from specdecode_operator.sizing.families.heads import method_of_head
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import Pair
-from specdecode_operator.vocabulary import Dtype, Method, Precision
 
 
 def engine_settings(

@@ -1,29 +1,152 @@
-"""What of a target and its draft does not go together, found before any GPU is taken."""
+"""Check whether vLLM has the classes of the models, and whether a target and its draft go together.
+
+All of it is checked before any GPU is allocated.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import METHODS_WITH_LAYERS, AcceleratorType, DraftSampling, Quantization
-from specdecode_operator.deployment.spec.model_sources import DRAFT, TARGET
-from specdecode_operator.deployment.spec.rules.runner import draft_is_split_alike, runner_problems, runs_on_v1
-from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.problems import Problem, shown_or_missing
-from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.choice.other_models import known_heads, matching_drafts
-from specdecode_operator.sizing.families.catalogue import made_for
-from specdecode_operator.sizing.families.heads import ASSISTANTS, DFLASH2, draft_class, method_of_head, missing_class
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.drafting import vocabulary_mismatch
-from specdecode_operator.sizing.pair.pair import Pair, loaded_draft, longest_sequence
-from specdecode_operator.sizing.weights.divisibility import tensor_problems
-from specdecode_operator.vocabulary import (
+from specdecode_operator.deployment.models.model_locations import DRAFT, TARGET, served_models
+from specdecode_operator.enums import (
     METHODS_OF_BLOCKS,
     METHODS_TAKING_DRAFT,
+    METHODS_WITH_LAYERS,
+    AcceleratorType,
+    DraftSampling,
     Method,
     Precision,
+    Quantization,
 )
+from specdecode_operator.problems import Problem, shown_or_missing
+from specdecode_operator.sizing.catalogue import made_for
+from specdecode_operator.sizing.errors import PlanError, SizingError
+from specdecode_operator.sizing.families.draft_heads import (
+    ASSISTANTS,
+    DFLASH2,
+    draft_class,
+    method_of_head,
+    missing_class,
+    unregistered_model,
+)
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.memory.kv_cache import cache_layout
+from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft, longest_sequence, vocabulary_mismatch
+from specdecode_operator.sizing.plan import known_heads, matching_drafts
+from specdecode_operator.sizing.registered_classes import Unregistered
+from specdecode_operator.sizing.tensor_parallel import tensor_problems
+from specdecode_operator.sizing.version_rules import Runner
+from specdecode_operator.vllm.extra_args import last_option
+from specdecode_operator.vllm.profiles import EngineProfile
+
+_DRAFTS_IN_ONE_GROUP: Final = (Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3)
+"""Methods whose draft model runner V1 runs, all layers by one table of blocks."""
+
+_SEVERAL_DIMENSIONS: Final = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5")
+"""Beginnings of architectures whose positions have several dimensions, also where a config.json leaves that out."""
+
+_LARGEST_TENSOR: Final = 8
+
+_NOT_OFF: Final = (
+    "0 tokens are not off: the draft keeps its memory, and one that is starved meanwhile resumes with collapsed"
+    " acceptance, so use 1 in place of 0, or speculation.method none"
+)
+"""Starved drafts: NVIDIA/TensorRT-LLM#16888. What 0 tokens cost in vLLM: vllm-project/vllm#49548."""
+
+
+def runs_on_v1(spec: SpecDecodeDeploymentSpec, pair: Pair) -> bool:
+    """Whether model runner V1 serves a pair: on the CPU always (vllm/config/vllm.py, use_v2_model_runner)."""
+    return spec.accelerator.type is AcceleratorType.CPU or pair.era.runner is Runner.V1
+
+
+def draft_is_split_alike(method: Method, pair: Pair) -> bool:
+    """Whether a GPU's engine fails with a draft split otherwise than its target (v1/spec_decode/draft_model.py)."""
+    return method is Method.DRAFT_MODEL and pair.era.runner is Runner.V1
+
+
+def runner_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
+    """Return why model runner V1 would fail with this draft beside this target."""
+    draft = pair.draft
+    if draft is None or not runs_on_v1(spec, pair):
+        return
+    version = pair.limits.engine_version
+    if method is Method.DRAFT_MODEL and _has_several_dimensions(draft):
+        # vllm/v1/spec_decode/llm_base_proposer.py, _raise_if_mrope.
+        message = (
+            f"has positions in several dimensions (M-RoPE), which vLLM {version} does not draft with here: use a draft "
+            "for text alone, or method ngram"
+        )
+        yield Problem(f"{DRAFT}.model", draft.name, message)
+    groups = _groups_of_draft(spec, pair) if method in _DRAFTS_IN_ONE_GROUP else 1
+    if groups > 1:
+        # vllm/v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group.
+        message = (
+            f"its layers lie in {groups} groups of the KV cache beside {pair.target.name}, and vLLM {version} drafts "
+            "only from one here: use a draft whose layers all attend alike, or method ngram"
+        )
+        yield Problem(f"{DRAFT}.model", draft.name, message)
+
+
+def schedule_notes(spec: SpecDecodeDeploymentSpec, profile: EngineProfile, pair: Pair) -> list[str]:
+    """Return what lengths that change with the number of requests mean for graphs, and for what is drafted."""
+    speculation = spec.speculation
+    if speculation is None or not pair.other_draft_lengths:
+        return []
+    on_v1, on_cpu = runs_on_v1(spec, pair), spec.accelerator.type is AcceleratorType.CPU
+    effects = []
+    if on_cpu or not pair.limits.captures_graphs:
+        pass
+    elif on_v1:
+        # vllm/config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode.
+        effects.append(
+            "CUDA graphs are captured in pieces only, and counted as in mode FULL_AND_PIECEWISE, at most as much"
+        )
+    else:
+        # vllm/v1/worker/gpu/cudagraph_utils.py, _init_candidates.
+        effects.append("CUDA graphs are captured for each number of tokens, and counted at most")
+    effects += _still_drafted(speculation.method, profile, pair, on_v1=on_v1)
+    runner = Runner.V1 if on_v1 else Runner.V2
+    start = f"with numSpeculativeTokensByBatchSize on model runner {runner} of vLLM {pair.limits.engine_version}"
+    return [f"{start}, {'; '.join(effects)}"] if effects else []
+
+
+def _still_drafted(method: Method, profile: EngineProfile, pair: Pair, *, on_v1: bool) -> list[str]:
+    """Return what is drafted where fewer tokens are asked for.
+
+    For V1: vllm/v1/spec_decode/llm_base_proposer.py, propose. For V2 the table of versions names the source.
+    """
+    if method not in METHODS_WITH_LAYERS or method is Method.MEDUSA:
+        return []
+    not_off = [_NOT_OFF] if 0 in pair.other_draft_lengths else []
+    if not on_v1 and method not in profile.shortens_drafts_on_v2:
+        tokens = pair.num_speculative_tokens
+        still = f"the draft still proposes {tokens} tokens each step, and what is too much is dropped unverified"
+        return [still, *not_off]
+    if not_off:
+        return ["for 0 tokens the draft still runs once each step, to keep its KV cache up", *not_off]
+    return []
+
+
+def _has_several_dimensions(draft: ModelGeometry) -> bool:
+    """vllm/transformers_utils/config.py, uses_mrope."""
+    several = any(key == "mrope_section" for rope in draft.ropes for key, _ in rope.parameters)
+    return several or draft.architecture.startswith(_SEVERAL_DIMENSIONS)
+
+
+def _groups_of_draft(spec: SpecDecodeDeploymentSpec, pair: Pair) -> int:
+    """Return over how many groups the draft's layers are spread; the fewest where the plan chooses the split."""
+    asked = spec.parallelism
+    tensors = [asked.tensor] if asked.tensor else [1 << power for power in range(_LARGEST_TENSOR.bit_length())]
+    found = []
+    for tensor in tensors:
+        try:
+            layout = cache_layout(pair, Parallelism(tensor, asked.pipeline))
+        except SizingError:  # other rules say so
+            continue
+        found.append(max(stage.groups_of_draft for stage in layout))
+    return min(found, default=1)
+
 
 _METHOD: Final = "spec.speculation.method"
 
@@ -301,3 +424,41 @@ def _split_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
         # vllm/platforms/cpu.py, check_and_update_config: a rank's KV space is given in whole GiB.
         message = f"must be a multiple of parallelism.tensor, {tensor}: each rank gets a whole number of GiB"
         yield Problem("spec.accelerator.kvCacheGiB", str(given), message)
+
+
+_TRUSTS: Final = "--trust-remote-code"
+
+
+def class_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> Iterator[Problem]:
+    """Yield the models whose class the engine refuses."""
+    for found, problem in _unregistered(spec, pair, profile):
+        if _is_refused(spec, found, profile):
+            yield replace(problem, message=f"{problem.message}: {found.fix}")
+
+
+def class_doubts(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> Iterator[Problem]:
+    """Yield the models whose class the engine does not have and may run through transformers, or in code of theirs."""
+    for found, problem in _unregistered(spec, pair, profile):
+        if not _is_refused(spec, found, profile):
+            instead = "vLLM may run it through the image's transformers, or with code from the model's folder"
+            yield replace(problem, message=f"{problem.message}; {instead}")
+
+
+def _unregistered(
+    spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile
+) -> Iterator[tuple[Unregistered, Problem]]:
+    geometries = {TARGET: pair.target, DRAFT: pair.draft}
+    for field, served in served_models(spec).items():
+        model = geometries[field]
+        found = None if model is None else unregistered_model(model, profile.version)
+        if found is None:
+            continue
+        if served.config is not None:
+            yield found, Problem(f"{field}.config.architectures", found.architecture, found.why)
+        else:
+            yield found, Problem(f"{field}.model", served.model, f"its class {found.architecture} {found.why}")
+
+
+def _is_refused(spec: SpecDecodeDeploymentSpec, found: Unregistered, profile: EngineProfile) -> bool:
+    trusts = last_option(_TRUSTS, spec.engine.extra_args, profile)
+    return found.refused and (trusts is None or trusts.negated)

@@ -1,27 +1,97 @@
-"""One SpecDecodeDeployment as the API server has it, its spec parsed."""
+"""Parse a SpecDecodeDeployment as the API server returns it: spec, status, and the spec in force.
 
-from collections.abc import Mapping
+The spec in force is the written one, or the one whose speculation a policy in mode Enforce replaced. A hash of
+the fields that change engines tells whether two specs start the same engines.
+"""
+
+import hashlib
+import json
+import re
+import zoneinfo
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final
 
+from cronsim import CronSim, CronSimError
 from pydantic import ValidationError
 
-from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture_schedule import CaptureSchedule
-from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
-from specdecode_operator.deployment.spec.engine_fields import is_by_policy, with_policy
-from specdecode_operator.deployment.spec.pydantic_problems import parsed_spec
-from specdecode_operator.deployment.spec.rules.schedules import schedule_problems
-from specdecode_operator.kube.future_times import without_times_ahead
-from specdecode_operator.kube.labels import KEPT_MANAGERS_ANNOTATION
-from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.api.base import CRON_FIX, Body
+from specdecode_operator.api.deployment import CaptureSchedule, Key, PolicyStatus, SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment_status import PlanStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.api.spec_problems import parsed_spec
+from specdecode_operator.api.speculation import Speculation
+from specdecode_operator.cluster.clock import without_times_ahead
+from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION
+from specdecode_operator.enums import METHODS_WITH_LAYERS, Mode
+from specdecode_operator.problems import InvalidSpecError, Problem
+
+
+def schedule_problems(schedules: Sequence[CaptureSchedule]) -> list[Problem]:
+    """Report what a schedule says that cron or the time zones do not know."""
+    problems = []
+    for index, schedule in enumerate(schedules):
+        where = f"spec.captures[{index}]"
+        try:
+            next(CronSim(schedule.schedule, datetime.now(UTC)))
+        except (CronSimError, StopIteration) as error:
+            fix = f"{error or 'it never comes'}: {CRON_FIX}"
+            problems.append(Problem(f"{where}.schedule", schedule.schedule, fix))
+        try:
+            zoneinfo.ZoneInfo(schedule.time_zone)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+            fix = "is not known: use a name of the IANA database, such as UTC or Europe/Berlin"
+            problems.append(Problem(f"{where}.timeZone", schedule.time_zone, fix))
+    return problems
+
+
+_CHANGE_NO_ENGINE: Final = {"replicas", "suspend", "rollout", "captures", "workload", "policy"}
+
+
+def engine_fields(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
+    """Return the fields that are not left at their defaults, but for those that change no engine."""
+    fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return {field: value for field, value in fields.items() if field not in _CHANGE_NO_ENGINE}
+
+
+def engine_spec_hash(spec: SpecDecodeDeploymentSpec, plan: PlanStatus | None = None) -> str:
+    """Return what tells engines of a spec, at the place of its plan where one is given, from those of another."""
+    place = (plan.product, plan.tensor, plan.gpus_per_replica, plan.nodes_per_replica) if plan else ()
+    text = json.dumps([engine_fields(spec), *place], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_engine_spec_hash(text: object) -> bool:
+    """Whether a text that others may have written has the form of such a word."""
+    return isinstance(text, str) and re.fullmatch(r"[0-9a-f]{16}", text) is not None
+
+
+def with_policy(spec: SpecDecodeDeploymentSpec, status: PolicyStatus | None) -> SpecDecodeDeploymentSpec:
+    """Return the spec that is in force: as it is written, or with the speculation that a policy put in its place.
+
+    Nothing of an earlier spec stays: whoever changes what makes engines gets what is written.
+    """
+    if status is None or status.speculation is None or not is_by_policy(spec, status):
+        return spec
+    return speculating(spec, status.speculation)
+
+
+def is_by_policy(spec: SpecDecodeDeploymentSpec, status: PolicyStatus | None) -> bool:
+    """Whether a policy chose what is in force for this spec, which may be what it says."""
+    is_enforced = spec.policy is not None and spec.policy.mode is Mode.ENFORCE
+    return is_enforced and status is not None and status.since is not None and status.asked == engine_spec_hash(spec)
+
+
+def speculating(spec: SpecDecodeDeploymentSpec, speculation: Speculation) -> SpecDecodeDeploymentSpec:
+    """Return a spec with another speculation, and without what is said of a draft that this does not have."""
+    parallelism = spec.parallelism
+    if speculation.method not in METHODS_WITH_LAYERS:
+        parallelism = parallelism.model_copy(update={"draft_tensor": None})
+    return spec.model_copy(update={"speculation": speculation, "parallelism": parallelism})
 
 
 @dataclass(frozen=True)
-class Parent:
+class ParsedDeployment:
     """One SpecDecodeDeployment as the API server has it."""
 
     key: Key
@@ -62,13 +132,13 @@ class Parent:
         return self.spec.captures
 
 
-def read_parent(
+def parse_deployment(
     body: Mapping[str, Any],
     *,
     preempted_by: str | None = None,
     as_written: bool = False,
     now: datetime | None = None,
-) -> Parent:
+) -> ParsedDeployment:
     """Return the object of a body; a status that cannot be read counts as none.
 
     Parameters
@@ -92,7 +162,7 @@ def read_parent(
     in_force, by_policy = parsed, False
     if isinstance(parsed, SpecDecodeDeploymentSpec) and not as_written:
         in_force, by_policy = with_policy(parsed, status.policy), is_by_policy(parsed, status.policy)
-    return Parent(
+    return ParsedDeployment(
         key=Key(metadata["namespace"], metadata["name"]),
         uid=metadata["uid"],
         generation=metadata["generation"],

@@ -1,25 +1,125 @@
-"""The plan of an object: where and how its pair runs on the nodes that there are, and why nodes are passed over."""
+"""Plan where the engines run, and report the plan in `status.plan` and the condition Planned.
 
-from collections.abc import Iterable, Sequence
+Nodes that cannot be used are listed with the reason. A plan in force is kept while the spec allows it and it
+fits.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from specdecode_operator.api.status.deployment import PlanStatus
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.plan.changed_spec import admitted
-from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.validation import UNKNOWN_MEMORY
-from specdecode_operator.kube.nodes import NodeFacts, NodesFrom
+from pydantic import ValidationError
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment_status import GpuMemory, PlanStatus
+from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
+from specdecode_operator.deployment.advice import Advice, Workload, advise, advise_on_nodes
+from specdecode_operator.deployment.conditions import FALSE, TRUE, Blocked, ConditionUpdate
+from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.deployment.validation import UNKNOWN_MEMORY, facts_problems
+from specdecode_operator.enums import FP8_ELEMENT_BYTES, METHODS_WITH_DRAFT, METHODS_WITH_LAYERS, KvCacheDtype, Method
 from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_missing
-from specdecode_operator.sizing.base.devices import MEMORY_FIELD, find_device, known_products
-from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.choice.fixes import Admit
-from specdecode_operator.sizing.choice.node_placement import GpuPool, nodes_needed, place_phrase
-from specdecode_operator.sizing.choice.plan import Plan, Row, keep, pair_at, plan_on_cpu, plan_on_gpus, selection
-from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow, quantization_matrix
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device, known_products, uncalibrated_note
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.kernel_support import adaptive_doubt
 from specdecode_operator.sizing.memory.budget import Verdict
+from specdecode_operator.sizing.pair import Pair
+from specdecode_operator.sizing.placement import GpuPool, nodes_needed, place_phrase
+from specdecode_operator.sizing.plan import (
+    Admit,
+    Change,
+    Changes,
+    Plan,
+    Row,
+    keep,
+    pair_at,
+    plan_on_cpu,
+    plan_on_gpus,
+    selection,
+)
+from specdecode_operator.sizing.quantization_matrix import MatrixRow, quantization_matrix
+
+_METHOD: Final = "speculation.method"
+_DRAFT: Final = "speculation.draft"
+_DRAFT_LENGTH: Final = "speculation.draft.maxModelLen"
+_DRAFT_TENSOR: Final = "parallelism.draftTensor"
+
+
+def changed_spec(spec: SpecDecodeDeploymentSpec, changes: Changes) -> SpecDecodeDeploymentSpec:
+    """Return a spec with other values in some of its fields.
+
+    Raises
+    ------
+    ValidationError
+        When a field cannot have its new value.
+    """
+    body = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    for change in changes:
+        *parents, name = change.field.split(".")
+        place: Body = body
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = change.value
+    return SpecDecodeDeploymentSpec.parse(body)
+
+
+def admitted(facts: Facts, pair: Pair, changes: Changes) -> Changes | None:
+    """Return changes with what has to go along with them; None where the API server or the engine refuses the spec.
+
+    ``pair`` is what is then served.
+    """
+    # CEL takes a while to load, and only what does not fit needs it.
+    from specdecode_operator.api.crd_validation import object_problems  # noqa: PLC0415
+
+    body = facts.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    whole = tuple(each for change in changes for each in _with_what_goes_along(change, body))
+    try:
+        spec = changed_spec(facts.spec, whole)
+    except ValidationError:
+        return None
+    refused = object_problems(spec) or facts_problems(replace(facts, spec=spec, pair=pair))
+    return None if refused else whole
+
+
+def _with_what_goes_along(change: Change, spec: Body) -> Iterator[Change]:
+    """Yield a change, and those of fields that only go with the old value."""
+    match change:
+        case Change("speculation.method", Method.NONE.value):
+            yield Change("speculation", {"method": Method.NONE.value})
+            yield from _removed(spec, _DRAFT_TENSOR)
+        case Change("speculation.method", str(method)):
+            yield change
+            if method not in METHODS_WITH_DRAFT:
+                yield from _removed(spec, _DRAFT)
+        case Change("speculation.draft.model", str(model)) if set(_at(spec, _DRAFT)) - {"model"}:
+            # What else is said there is of the old one.
+            yield Change(_DRAFT, {"model": model})
+        case Change("parallelism.tensor", int(tensor)):
+            yield change
+            if (_at(spec, _DRAFT_TENSOR) or 1) > 1:
+                yield Change(_DRAFT_TENSOR, tensor)
+        case Change("serving.maxModelLen", int(length)):
+            yield change
+            if (_at(spec, _DRAFT_LENGTH) or 0) > length:
+                yield Change(_DRAFT_LENGTH, length)
+        case _:
+            yield change
+
+
+def _removed(spec: Body, field: str) -> Iterator[Change]:
+    if _at(spec, field) is not None:
+        yield Change(field, None)
+
+
+def _at(spec: Body, field: str) -> Any:
+    found: Any = spec
+    for name in field.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
 
 _NODES_NAMED: Final = 3
 """Nodes named for one reason; the rest is counted, for clusters may have thousands."""
@@ -286,3 +386,118 @@ def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: Nod
         f"no schedulable node has the label nvidia.com/gpu.product with one of: {wanted} (GPUs seen: {present});"
         f" waits for one; for node pools that scale from zero set {missing}{refused}"
     )
+
+
+_REHEARSAL: Final = (
+    "a recording is replayed (spec.engine.replay): the plan is a rehearsal, and its nodes need not exist"
+)
+
+MOST_SENTENCES: Final = 16
+"""Fixes, and pieces of advice, that a status holds."""
+
+
+def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
+    """Return the chosen row with its terms, and the advice on it."""
+    chosen, budget = plan.chosen, plan.chosen.budget
+    return PlanStatus(
+        verdict=plan.verdict,
+        explanation=plan.explanation,
+        product=chosen.product,
+        tensor=chosen.tensor,
+        pipeline=chosen.spread.pipeline,
+        data=chosen.spread.data,
+        expert=chosen.spread.expert,
+        draft_tensor=chosen.tensor if facts.method in METHODS_WITH_LAYERS else None,
+        gpus_per_replica=0 if facts.on_cpu else chosen.gpus,
+        nodes_per_replica=chosen.nodes,
+        target_quantization=facts.pair.target_precision,
+        draft_quantization=facts.pair.draft_precision if facts.pair.draft else None,
+        target_knowledge=facts.pair.target.knowledge,
+        draft_knowledge=facts.pair.draft.knowledge if facts.pair.draft else None,
+        kv_cache_dtype=kv_cache_dtype(facts),
+        max_model_len=facts.pair.limits.max_model_len,
+        per_gpu=GpuMemory(
+            total_bytes=budget.total_bytes,
+            requested_bytes=budget.requested_bytes,
+            target_weights_bytes=budget.target_weights_bytes,
+            draft_weights_bytes=budget.draft_weights_bytes,
+            state_bytes=budget.state_bytes,
+            activation_bytes=budget.activation_bytes,
+            cuda_graphs_bytes=budget.cuda_graphs_bytes,
+            non_torch_bytes=budget.non_torch_bytes,
+            available_kv_bytes=budget.available_kv_bytes,
+            margin_bytes=budget.margin_bytes,
+        ),
+        kv_bytes_per_token=budget.kv_bytes_per_token,
+        kv_cache_tokens=budget.kv_cache_tokens,
+        max_concurrency=f"{budget.max_concurrency:.2f}",
+        uncalibrated=_uncalibrated(facts, plan),
+        chosen_by=chosen_by(facts) if not facts.on_cpu else None,
+        fixes=[fix.sentence for fix in plan.fixes][:MOST_SENTENCES] or None,
+        advice=[f"{each.sentence} [{each.code}]" for each in plan_advice(facts, plan)][:MOST_SENTENCES] or None,
+    )
+
+
+def _uncalibrated(facts: Facts, plan: Plan) -> str | None:
+    """Return what to know of the figures on the chosen GPU; None if public logs or measurements confirm them."""
+    device = find_device(plan.chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
+    if device is None or plan.chosen.budget.calibration is not None:
+        return None
+    notes = [uncalibrated_note(device), adaptive_doubt(device.product, facts.pair)]
+    return "; ".join(filter(None, notes)) or None
+
+
+def kv_cache_dtype(facts: Facts) -> str:
+    """Return the type that the KV cache has: what serving.kvCacheDtype says, or else the checkpoint, or the model."""
+    asked = facts.spec.serving.kv_cache_dtype
+    if asked is not KvCacheDtype.AUTO:
+        return asked.value
+    held = facts.pair.target.cache_element_bytes
+    return "fp8" if held == FP8_ELEMENT_BYTES else "auto"
+
+
+def plan_advice(facts: Facts, plan: Plan) -> tuple[Advice, ...]:
+    """Return the advice on the chosen row; none on CPU, and where it does not fit the fixes say more."""
+    device = find_device(plan.chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
+    if device is None or plan.verdict is Verdict.DOES_NOT_FIT:
+        return ()
+    advice = advise(facts.pair, device, plan.chosen.split, _workload(facts))
+    return (*advice, *advise_on_nodes(plan.chosen))
+
+
+def _workload(facts: Facts) -> Workload:
+    workload = facts.spec.workload
+    if workload is None:
+        return Workload()
+    return Workload(
+        kind=workload.kind,
+        temperature=float(workload.temperature) if workload.temperature else None,
+        primary_slo=workload.primary_slo,
+        prompt_tokens=workload.prompt_tokens,
+        output_tokens=workload.output_tokens,
+    )
+
+
+def planned_condition(facts: Facts, plan: Plan, passed_over: str = "") -> ConditionUpdate:
+    """Return whether there is a plan to launch, and which nodes no plan could use."""
+    rehearsal = "" if facts.replay is None else _REHEARSAL
+    explanation = "; ".join(filter(None, [plan.explanation, rehearsal, passed_over]))
+    if plan.verdict != "DoesNotFit":
+        return ConditionUpdate("Planned", TRUE, plan.verdict, explanation)
+    override = facts.spec.override
+    if override is not None:
+        message = f"goes on although it does not fit, because {override.reason!r}: {explanation}"
+        return ConditionUpdate("Planned", TRUE, "Overridden", message)
+    return ConditionUpdate("Planned", FALSE, "DoesNotFit", explanation)
+
+
+def plan_change(old: PlanStatus | None, new: PlanStatus | None) -> str | None:
+    """Return from what to what a plan changed, in words; None where it did not, or none was before."""
+    if old is None or new is None or _place(old) == _place(new):
+        return None
+    return f"{_place(old)} -> {_place(new)}: {new.explanation}"
+
+
+def _place(plan: PlanStatus) -> str:
+    precisions = " + ".join(filter(None, [plan.target_quantization, plan.draft_quantization]))
+    return f"{precisions} on {place_phrase(plan.gpus_per_replica, plan.nodes_per_replica, plan.product)}"

@@ -1,15 +1,15 @@
-"""What a pod may have by the operator's leave: nothing that reaches beyond its namespace, but what is allowed by name.
+"""Check a podTemplate: reject what reaches beyond the namespace, unless it is allowed by name.
 
-Who may create our objects need not be allowed to create pods, and an object's pods must not reach further than theirs.
-The yardstick is the level restricted of the Pod Security Standards, less what a pod does to itself alone, such as
-running as root in its own image: https://kubernetes.io/docs/concepts/security/pod-security-standards/
+A user who may create our objects need not be allowed to create pods, so an object's pods must not reach further
+than the user. The yardstick is the restricted level of the Pod Security Standards, except for settings that affect
+only the pod itself, such as running as root: https://kubernetes.io/docs/concepts/security/pod-security-standards/
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
 from specdecode_operator.problems import Problem, shown
+from specdecode_operator.untrusted import mapping, name_of, objects, texts
 
 NONE_ALLOWED: Final[frozenset[str]] = frozenset()
 

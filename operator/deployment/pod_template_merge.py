@@ -1,21 +1,22 @@
-"""podTemplate: how it is merged into the pods that the operator renders, and what of them it may not touch.
+"""Merge podTemplate into rendered pods, and reject fields that it may not set.
 
-It is a strategic merge patch, as `kubectl patch` has it: lists with a merge key are merged element by element, others
+It is a strategic merge patch as in `kubectl patch`: lists with a merge key are merged by element, other lists
 are replaced. https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
+Containers run as a non-root user unless podTemplate sets another one.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from specdecode_operator.api.deployment import PodTemplate
-from specdecode_operator.deployment.spec.timeouts import SHORTEST_GRACE_S
-from specdecode_operator.engine.environment import owned_variable_problems
-from specdecode_operator.engine.settings import Platform
-from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
-from specdecode_operator.kube.untyped import name_of
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.deployment import PodTemplate, SpecDecodeDeploymentSpec
+from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
+from specdecode_operator.cluster.resources import ENGINE_CONTAINER
+from specdecode_operator.deployment.timeouts import SHORTEST_GRACE_S
 from specdecode_operator.problems import Problem, shown
-
-ENGINE_CONTAINER = "engine"
+from specdecode_operator.untrusted import mapping, name_of, objects
+from specdecode_operator.vllm.environment import owned_variable_problems
+from specdecode_operator.vllm.settings import Platform
 
 _SPEC = "spec.podTemplate.spec"
 
@@ -239,3 +240,36 @@ def _elements(parent: dict[str, Any], field: str, path: str = _SPEC) -> Iterator
     for index, element in enumerate(content if isinstance(content, list) else []):
         if isinstance(element, dict):
             yield f"{path}.{field}[{index}]", element
+
+
+ENGINE_USER_ID: Final = 2000
+"""User vllm of vLLM's own images (docker/Dockerfile), which leave the choice to whoever starts them. Others have no
+such user and need none, for HOME and USER are set."""
+
+
+def container_user(spec: SpecDecodeDeploymentSpec, container: str, user_id: int = ENGINE_USER_ID) -> Body:
+    """Return what the security context of a container says of its user.
+
+    It is said of the container, for a pod's further ones are their author's. So it must leave out what podTemplate says
+    of the whole pod: a container's own word would hold instead.
+    """
+    given = _given(spec)
+    context = dict(mapping(given, "securityContext"))
+    for each in (*objects(given, "containers"), *objects(given, "initContainers")):
+        if name_of(each) == container:
+            context |= mapping(each, "securityContext")
+    user = context.get("runAsUser")
+    if user == 0 or context.get("runAsNonRoot") is False:
+        return {}
+    return {"runAsNonRoot": True} if user is not None else {"runAsNonRoot": True, "runAsUser": user_id}
+
+
+def volume_group(spec: SpecDecodeDeploymentSpec) -> Body:
+    """Return what the security context of a pod says of the group that a cache of models belongs to."""
+    if spec.models.cache is None or "fsGroup" in mapping(_given(spec), "securityContext"):
+        return {}
+    return {"fsGroup": ENGINE_USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
+
+
+def _given(spec: SpecDecodeDeploymentSpec) -> Mapping[str, Any]:
+    return (spec.pod_template.spec if spec.pod_template else None) or {}

@@ -1,13 +1,229 @@
-"""What to do about speculation now: the one place that decides. The table of it: docs/explanation/policy.md."""
+"""Decide what a policy does about speculation: keep, change, turn off, retry, or restart an engine.
 
-from collections.abc import Callable, Mapping
+Pure. `predict` estimates the goodput of each setting that a capture measured at the load of the last minutes;
+`decide` applies the user's rules to it. The decision table is in docs/explanation/policy.md.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Final
 
-from specdecode_operator.policy.evidence import Evidence
-from specdecode_operator.policy.prediction import Prediction, predict
-from specdecode_operator.policy.window import LOOK_STANDS_S, Window
+from specdecode_operator.enums import Action, Mode, Outcome
+from specdecode_operator.stats.engine_window import LOOK_STANDS_S, Window
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one setting did in one load step."""
+
+    load: float
+    """Requests running at once in the baseline: what all settings share."""
+
+    running: float
+    """Requests running at once in this setting: a faster one has fewer of those that come at the same rate."""
+
+    ratio: float = 1.0
+    """Goodput over that of the baseline."""
+
+    low: float = 1.0
+    high: float = 1.0
+    """The ends of its interval."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A way to speculate that was measured."""
+
+    name: str
+    points: Sequence[Point]
+    """By load, ascending; those of the baseline have a ratio of 1."""
+
+    drafts: int = 0
+    """Tokens of a draft; 0 where speculation is off."""
+
+    acceptance: float | None = None
+    """Accepted share of the drafted tokens when it was measured."""
+
+    refused: str = ""
+    """Why it is not chosen; empty where it may be."""
+
+    @property
+    def off(self) -> bool:
+        """Whether it does not speculate."""
+        return self.drafts == 0
+
+    def load_at(self, running: float) -> float:
+        """Return the load at which this setting has so many requests running."""
+        if running <= 0:
+            return 0.0
+        factors = sorted((point.running, point.load / point.running) for point in self.points)
+        return running * _on_line(factors, running)
+
+    def ratio_at(self, load: float) -> tuple[float, float, float]:
+        """Return ratio, low and high at a load: between two steps in the ratio of loads, beyond the ends as there."""
+        above = bisect_right(self.points, load, key=lambda point: point.load)
+        left, right = self.points[max(above - 1, 0)], self.points[min(above, len(self.points) - 1)]
+        share = _share(left.load, right.load, load)
+        return (
+            left.ratio + share * (right.ratio - left.ratio),
+            left.low + share * (right.low - left.low),
+            left.high + share * (right.high - left.high),
+        )
+
+    def tokens_a_step(self, acceptance_factor: float) -> float:
+        """Return tokens a step over those when it was measured, where acceptance is so many times what it was then."""
+        if self.acceptance is None or self.off:
+            return 1.0
+        accepted = self.acceptance * self.drafts
+        return (1 + min(acceptance_factor * accepted, self.drafts)) / (1 + accepted)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All settings that one capture compared."""
+
+    name: str
+    """Of the capture."""
+
+    settings: Sequence[Setting]
+    goodput: Sequence[tuple[float, float]]
+    """Of the baseline: load and tokens a second."""
+
+    def find(self, name: str) -> Setting | None:
+        """Return a setting by its name."""
+        return next((each for each in self.settings if each.name == name), None)
+
+    def goodput_at(self, load: float) -> float:
+        """Return what the baseline brings at a load: in proportion below the first step, no more above the last."""
+        lowest, first = self.goodput[0]
+        return first * load / lowest if load < lowest else _on_line(self.goodput, load)
+
+    def measured(self, load: float) -> bool:
+        """Whether a load lies between the lowest and the highest that were measured."""
+        return self.goodput[0][0] <= load <= self.goodput[-1][0]
+
+
+def _on_line(points: Sequence[tuple[float, float]], place: float) -> float:
+    """Return the value at a place: straight between two points over the logarithm, and beyond the ends as there."""
+    above = bisect_right(points, place, key=lambda point: point[0])
+    (left, low), (right, high) = points[max(above - 1, 0)], points[min(above, len(points) - 1)]
+    return low + (high - low) * _share(left, right, place)
+
+
+def _share(left: float, right: float, place: float) -> float:
+    return math.log(place / left) / math.log(right / left) if left < place < right else 0.0
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """One setting at the load that there is, against the one in force."""
+
+    setting: Setting
+    gain: float
+    """Goodput more than that of the setting in force, as a share of it."""
+
+    low: float
+    """The least that it may be by the intervals of both."""
+
+    thirds: tuple[float, ...]
+    """The gain in each third of the window, the newest last: what is short, or over already, is not in all of them."""
+
+    running: float
+    measured: bool
+    in_force: str
+
+    def __str__(self) -> str:
+        beyond = "" if self.measured else ", beyond what was measured"
+        return (
+            f"with {self.running:.1f} requests running at once in a replica{beyond}, {self.setting.name} brings"
+            f" {self.gain:+.1%} goodput against {self.in_force} ({self.low:+.1%} at least)"
+        )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """All settings but the one in force, best first."""
+
+    in_force: str
+    running: float
+    acceptance_factor: float
+    """Acceptance over what was measured."""
+
+    others: Sequence[Predicted]
+
+    def better(self, min_gain: float, failed: Collection[str]) -> Predicted | None:
+        """Return the best setting that is surely better, and by enough."""
+        return next((each for each in self._allowed(min_gain, failed) if each.low > 0), None)
+
+    def unclear(self, min_gain: float, failed: Collection[str]) -> Predicted | None:
+        """Return the best setting that is better by enough, but not surely."""
+        return next(iter(self._allowed(min_gain, failed)), None)
+
+    def best_in_force(self, min_gain: float) -> str:
+        """Return the sentence that says that nothing is better."""
+        return (
+            f"with {self.running:.1f} requests running at once in a replica, no measured setting brings"
+            f" {min_gain:.0%} more than {self.in_force}"
+        )
+
+    def _allowed(self, min_gain: float, failed: Collection[str]) -> list[Predicted]:
+        return [
+            each
+            for each in self.others
+            if min(each.gain, *each.thirds) >= min_gain and not each.setting.refused and each.setting.name not in failed
+        ]
+
+
+def predict(evidence: Evidence, in_force: str, window: Window, acceptance_factor: float) -> Prediction | None:
+    """Return what the settings would bring; None where the one in force was not measured.
+
+    Goodput is summed over the looks of the window and not taken at their mean: between two loads that take turns the
+    best setting may be neither's.
+    """
+    present = evidence.find(in_force)
+    if present is None:
+        return None
+    spans = window.spans()
+    seconds = sum(each for _, each in spans)
+    running = sum(number * each for number, each in spans) / seconds
+    loads = [present.load_at(number) for number, _ in spans]
+    work = [each * evidence.goodput_at(load) for load, (_, each) in zip(loads, spans, strict=True)]
+    measured = all(evidence.measured(load) for load, weight in zip(loads, work, strict=True) if weight)
+    third = -(-len(loads) // 3)
+    parts = [slice(None), *(slice(start, start + third) for start in range(0, len(loads), third))]
+    mine = _goodput(present, loads, work, acceptance_factor)
+    # Nothing ran where the newest look alone saw a request, which stands for no time yet.
+    most, others = sum(each[2] for each in mine), []
+    for setting in evidence.settings:
+        if setting.name != in_force:
+            its = _goodput(setting, loads, work, acceptance_factor)
+            gain, *thirds = (_gain(its, mine, part) for part in parts)
+            low = sum(each[1] for each in its) / most - 1 if most else 0.0
+            others.append(Predicted(setting, gain, low, tuple(thirds), running, measured, in_force))
+    others.sort(key=lambda each: each.gain, reverse=True)
+    return Prediction(in_force, running, acceptance_factor, others)
+
+
+_Goodput = list[tuple[float, float, float]]
+"""Of each look, with its low and its high end, in units of the baseline's."""
+
+
+def _goodput(setting: Setting, loads: Sequence[float], work: Sequence[float], factor: float) -> _Goodput:
+    tokens = setting.tokens_a_step(factor)
+    ratios = map(setting.ratio_at, loads)
+    return [
+        (ratio * weight * tokens, low * weight * tokens, high * weight * tokens)
+        for (ratio, low, high), weight in zip(ratios, work, strict=True)
+    ]
+
+
+def _gain(its: _Goodput, mine: _Goodput, part: slice) -> float:
+    """Return what a setting brings more than the one in force in a part of the looks; 0 where nothing ran."""
+    present = sum(each[0] for each in mine[part])
+    return sum(each[0] for each in its[part]) / present - 1 if present else 0.0
+
 
 _DAY_S: Final = 86_400.0
 _BACK: Final = 2
@@ -16,44 +232,6 @@ _BACK: Final = 2
 _RETRY: Final = 6
 """Times the cool-down before speculation is tried again that was turned off because its acceptance fell: nobody sees it
 rise while nothing is drafted. After a try in vain it is a day."""
-
-
-class Mode(StrEnum):
-    """What a policy may do."""
-
-    OBSERVE = "Observe"
-    ADVISE = "Advise"
-    ENFORCE = "Enforce"
-
-
-class Action(StrEnum):
-    """What is to be done."""
-
-    KEEP = "Keep"
-    CHANGE = "Change"
-    """Speculate otherwise: another K, K by batch size, adaptive verification, another method."""
-
-    TURN_OFF = "TurnOff"
-    TRY_AGAIN = "TryAgain"
-    """Speculate again, after it was off."""
-
-    RESTART = "Restart"
-    """Start the engine anew whose acceptance decayed."""
-
-
-class Outcome(StrEnum):
-    """What became of an action."""
-
-    KEPT = "Kept"
-    PAUSED = "Paused"
-    COOLING_DOWN = "CoolingDown"
-    BUDGET_SPENT = "BudgetSpent"
-    OBSERVED = "Observed"
-    ADVISED = "Advised"
-    REFUSED = "Refused"
-    """The API server did not let it happen; it is tried again."""
-
-    DONE = "Done"
 
 
 @dataclass(frozen=True)

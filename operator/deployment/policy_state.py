@@ -1,31 +1,284 @@
-"""What a policy remembers, read from the status and written there: it survives the operator's restart."""
+"""Read what a policy decides by from engines, captures and the status, and write `status.policy`.
+
+Memory that must survive a restart of the operator is in the status; the rest is learned again. A setting is
+planned before it is put in force.
+"""
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
-from specdecode_operator.api.policy import MOST_DECISIONS, MOST_RESTARTS, Policy, PolicyDecision, PolicyStatus
+from pydantic import ValidationError
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture import CaptureWorkload
+from specdecode_operator.api.capture_status import ArmVerdict, ComparedArm, ComparisonStatus, Outputs
+from specdecode_operator.api.crd_validation import broken_rules
+from specdecode_operator.api.deployment import MOST_DECISIONS, MOST_RESTARTS, Policy, PolicyDecision, PolicyStatus
+from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.policy.evidence import Measured
-from specdecode_operator.deployment.proof.observed import decimal
-from specdecode_operator.policy.decision import (
-    Action,
+from specdecode_operator.deployment.desired_state import DesiredState, Launch
+from specdecode_operator.deployment.observed.engine_reports import decimal
+from specdecode_operator.deployment.observed.observation import Observation, rollout_of
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, speculating
+from specdecode_operator.deployment.policy_decision import (
     Decision,
+    Evidence,
     Fits,
     Memory,
-    Mode,
     NoEvidence,
-    Outcome,
+    Point,
     Rules,
     Seen,
+    Setting,
     decide,
 )
-from specdecode_operator.policy.window import Window
+from specdecode_operator.enums import Action, Method, Mode, Outcome, RejectionSampling
+from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.redaction import clip
+from specdecode_operator.stats.engine_window import Drafting, Sample, Window
+from specdecode_operator.vllm.engine_metrics import answering_engines
+
+
+def observe_engines(desired: DesiredState, observation: Observation, window: Window, now_s: float) -> Seen:
+    """Return what is seen now, with the window of what was seen before; looks at engines of a rollout do not count."""
+    settled = _settled(desired, observation)
+    engines = answering_engines(observation.readings)
+    if settled and engines:
+        drafting = {
+            name: Drafting(its.drafts, its.draft_tokens, its.accepted_tokens)
+            for name, engine in engines.items()
+            if (its := engine.speculation) is not None
+        }
+        running = sum(engine.requests_running for engine in engines.values()) / len(engines)
+        window = window.add(Sample(now_s, running, drafting))
+    speculation = desired.outcome.facts.spec.speculation if isinstance(desired.outcome, Launch) else None
+    adapts = speculation is not None and bool(speculation.adaptive_verification)
+    return Seen(now_s, window, settled, slowest_start_s(observation.pods), counts_all=not adapts)
+
+
+def _settled(desired: DesiredState, observation: Observation) -> bool:
+    """Whether every wanted engine serves, and all are of the setting in force."""
+    if observation.blocked or not isinstance(desired.outcome, Launch):
+        return False
+    rollout = rollout_of(desired.outcome, observation)
+    return rollout.complete and rollout.wanted > 0
+
+
+def slowest_start_s(pods: Sequence[Body]) -> float:
+    """Return how long the slowest of these pods took from its start to ready; 0 where none is."""
+    taken = [0.0]
+    for pod in pods:
+        status = pod.get("status") or {}
+        ready = [
+            each for each in status.get("conditions") or [] if each["type"] == "Ready" and each["status"] == "True"
+        ]
+        moments = [_moment(status.get("startTime")), *(_moment(each.get("lastTransitionTime")) for each in ready)]
+        begun, *ended = moments
+        taken += [(each - begun).total_seconds() for each in ended if begun is not None and each is not None]
+    return max(taken)
+
+
+def _moment(text: object) -> datetime | None:
+    try:
+        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+_OFF: Final = Speculation(method=Method.NONE)
+_NONE: Final = "no SpecDecodeCapture of this deployment compared arms: create one with spec.arms"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one capture compared."""
+
+    evidence: Evidence
+    speculations: Mapping[str, Speculation]
+    """Of each arm, by its name."""
+
+    written: Speculation
+    """What the spec says."""
+
+    in_force: str
+    """Name of the arm that is."""
+
+
+def read_measured(
+    captures: Sequence[Body], name: str | None, engine: str, asked: Speculation | None, in_force: Speculation | None
+) -> Measured | NoEvidence:
+    """Return what the capture of a name compared, or the newest of all; or why nothing can be decided by it.
+
+    ``engine`` tells the engines of the spec as it is written, ``asked`` is its speculation and ``in_force`` that of the
+    engines.
+    """
+    capture = _chosen(captures, name)
+    if isinstance(capture, NoEvidence):
+        return capture
+    found, status = capture["metadata"]["name"], capture["status"]
+    if status.get("engine") != engine:
+        return NoEvidence("EvidenceOutdated", f"{found} measured engines of another spec or place: capture again")
+    try:
+        comparison = ComparisonStatus.parse(status["comparison"], newer=True)
+    except ValidationError:
+        return NoEvidence("EvidenceUnusable", f"the comparison of {found} cannot be read: capture again")
+    speculations = _speculations(capture["spec"].get("arms") or [], asked)
+    arm = next((each for each, its in speculations.items() if its == (in_force or _OFF)), None)
+    if arm is None:
+        return NoEvidence("EvidenceOutdated", f"no arm of {found} speculates as the engines do: capture again with one")
+    evidence = _evidence(found, comparison, speculations, capture["spec"].get("arms") or [])
+    if evidence is None:
+        return NoEvidence("EvidenceUnusable", f"{found} has no interval at any load: capture again, for longer")
+    return Measured(evidence, speculations, asked or _OFF, arm)
+
+
+def _chosen(captures: Sequence[Body], name: str | None) -> Body | NoEvidence:
+    if name is not None:
+        captures = [each for each in captures if each["metadata"]["name"] == name]
+        if not captures:
+            return NoEvidence("NoEvidence", f"spec.policy.evidence: {name}: no SpecDecodeCapture of this deployment")
+    compared = [each for each in captures if (each.get("status") or {}).get("comparison")]
+    ended = [each for each in compared if not _is_sweep(each)]
+    if ended:
+        return max(ended, key=lambda each: (str(each["status"].get("finishedAt")), each["metadata"]["name"]))
+    if name is not None and compared:
+        why = "is a sweep: its phases ask different things, and are no loads of one traffic: name another"
+        return NoEvidence("EvidenceUnusable", f"{name} {why}")
+    phase = (captures[-1].get("status") or {}).get("phase") if name is not None else None
+    return NoEvidence("NoEvidence", f"{name} compared no arms, it is {phase}" if name else _NONE)
+
+
+def _is_sweep(capture: Body) -> bool:
+    """Whether its phases are no loads of one traffic, but ask for other temperatures, lengths or prompts each."""
+    try:
+        workload = CaptureWorkload.parse(capture["spec"].get("workload") or {}, newer=True)
+    except ValidationError:
+        return False
+    return len({phase.asks for phase in workload.phases}) > 1
+
+
+def _speculations(arms: Sequence[Any], asked: Speculation | None) -> dict[str, Speculation]:
+    """Return how each arm speculates that differs from the deployment in that alone."""
+    found = {}
+    for arm in arms:
+        if arm.get("targetQuantization") or arm.get("kvCacheDtype"):
+            continue
+        try:
+            given = arm.get("speculation")
+            found[str(arm.get("name"))] = Speculation.parse(given, newer=True) if given else asked or _OFF
+        except ValidationError:
+            continue
+    return found
+
+
+def _evidence(
+    name: str, comparison: ComparisonStatus, speculations: Mapping[str, Speculation], arms: Sequence[Any]
+) -> Evidence | None:
+    as_asked = {str(arm.get("name")) for arm in arms if not arm.get("speculation")}
+    loads = {
+        running: goodput
+        for arm in comparison.arms
+        for load in arm.loads
+        if (running := decimal(load.running))
+        and running > 0
+        and (goodput := decimal(load.baseline_goodput))
+        and goodput > 0
+    }
+    settings = []
+    for arm in comparison.arms:
+        points = _points(arm)
+        if points and arm.name in speculations:
+            its = speculations[arm.name]
+            refused = "" if arm.name in as_asked else _refusal(arm, its)
+            settings.append(_setting(arm.name, points, its, arm.acceptance_percent, refused))
+    if not settings or not loads:
+        return None
+    if comparison.baseline in speculations:
+        points = [Point(load, load) for load in sorted(loads)]
+        its = speculations[comparison.baseline]
+        settings.append(_setting(comparison.baseline, points, its, comparison.baseline_acceptance_percent))
+    return Evidence(name, settings, sorted(loads.items()))
+
+
+def _points(arm: ComparedArm) -> list[Point]:
+    points = []
+    for load in arm.loads:
+        texts = (load.running, load.arm_running or load.running, load.ratio, load.low, load.high)
+        numbers = [number for number in map(decimal, texts) if number is not None and number > 0]
+        if len(numbers) == len(texts):
+            points.append(Point(*numbers))
+    return sorted(points, key=lambda point: point.load)
+
+
+def _refusal(arm: ComparedArm, its: Speculation) -> str:
+    """Return why an arm is not chosen, whatever it brings: its answers may be others than were asked for.
+
+    That a way of rejection sampling is lossy its speculation says itself, whatever the files of a capture say.
+    """
+    if its.rejection_sampling is RejectionSampling.FLY:
+        return "its answers may be others than the target's own (rejectionSampling fly)"
+    if arm.verdict is ArmVerdict.INCORRECT or arm.outputs in {Outputs.DIFFERENT, Outputs.LOSSY}:
+        return "its answers are others than the baseline's"
+    return ""
+
+
+def _setting(
+    name: str, points: Sequence[Point], speculation: Speculation, percent: int | None, refused: str = ""
+) -> Setting:
+    drafts = 0 if speculation.method is Method.NONE else speculation.num_speculative_tokens or 0
+    # By batch size K moves with the load: acceptance then says nothing of tokens a step.
+    by_batch = bool(speculation.num_speculative_tokens_by_batch_size)
+    acceptance = None if percent is None or by_batch else percent / 100
+    return Setting(name, points, drafts, acceptance, refused)
+
+
+_PLACE: Final = (
+    "product",
+    "tensor",
+    "pipeline",
+    "data",
+    "gpus_per_replica",
+    "nodes_per_replica",
+    "target_quantization",
+)
+
+
+def with_speculation(parent: ParsedDeployment, speculation: Speculation) -> ParsedDeployment | str:
+    """Return an object as if its spec said so, or why no API server would take that."""
+    written = parent.written_spec or parent.spec
+    if isinstance(written, InvalidSpecError):
+        return str(written)
+    spec = speculating(written, speculation)
+    if broken := "; ".join(map(str, broken_rules(spec, "spec"))):
+        return broken
+    raw = {**parent.raw_spec, "speculation": speculation.model_dump(mode="json", by_alias=True, exclude_unset=True)}
+    return replace(parent, raw_spec=raw, spec=spec, written_spec=written, by_policy=True)
+
+
+def why_not_plannable(desired: DesiredState, in_force: PlanStatus | None) -> str:
+    """Return why a speculation cannot take the place of the one in force; an empty text where it can."""
+    if not isinstance(desired.outcome, Launch):
+        return refusal(desired) or "it cannot be launched now"
+    plan = desired.outcome.plan_status
+    others = [name for name in _PLACE if in_force is None or getattr(plan, name) != getattr(in_force, name)]
+    if not others:
+        return ""
+    words = ", ".join(f"{name.replace('_', ' ')} {getattr(plan, name)}" for name in others)
+    return f"it would not run where it was measured, but with {words}"
+
+
+def refusal(desired: DesiredState) -> str:
+    """Return why a spec is not accepted or fits nowhere; an empty text where it may only wait."""
+    named = {each.type: each for each in desired.conditions}
+    told = [named[each] for each in ("Accepted", "Planned") if each in named]
+    refused = next((each for each in told if each.status is FALSE), None)
+    return f"{refused.reason}: {refused.message}" if refused else ""
+
 
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 _LONGEST: Final = 1024
@@ -75,7 +328,7 @@ def of_this_spec(status: PolicyStatus | None, asked: str) -> PolicyStatus | None
 
 
 @dataclass(frozen=True)
-class Case:
+class PolicyInputs:
     """What is decided by, besides the engines."""
 
     policy: Policy
@@ -89,7 +342,7 @@ class Case:
     rollout_paused: bool = False
 
 
-def judge(case: Case, seen: Seen, remembered: Remembered, fits: Fits) -> tuple[Decision, Memory]:
+def judge(case: PolicyInputs, seen: Seen, remembered: Remembered, fits: Fits) -> tuple[Decision, Memory]:
     """Return what to do, by what the status and the process remember."""
     measured, before = case.measured, case.before
     memory = Memory(
@@ -111,7 +364,7 @@ def judge(case: Case, seen: Seen, remembered: Remembered, fits: Fits) -> tuple[D
     return decide(rules_of(case.policy, rollout_paused=case.rollout_paused), evidence, seen, memory, fits)
 
 
-def policy_status(case: Case, decision: Decision, memory: Memory, now: datetime) -> PolicyStatus:
+def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: datetime) -> PolicyStatus:
     """Return what the status says after a decision."""
     measured, before, moment = case.measured, case.before, now.strftime(_TIME)
     speculation, since = (before.speculation, before.since) if before else (None, None)
@@ -141,7 +394,7 @@ def policy_status(case: Case, decision: Decision, memory: Memory, now: datetime)
     )
 
 
-def stands(before: PolicyStatus | None, decision: Decision) -> bool:
+def is_unchanged(before: PolicyStatus | None, decision: Decision) -> bool:
     """Whether the status says of a decision already what it comes to; its words may have other figures."""
     return before is not None and (before.action, before.outcome, before.target) == (
         *(decision.action, decision.outcome, decision.target or None),
@@ -151,7 +404,7 @@ def stands(before: PolicyStatus | None, decision: Decision) -> bool:
 def _decisions(before: PolicyStatus | None, decision: Decision, moment: str) -> list[PolicyDecision]:
     """Return what was advised or done last; an advice that stands is told once."""
     known = before.decisions if before else []
-    if decision.outcome not in _TOLD or (stands(before, decision) and decision.outcome is not Outcome.DONE):
+    if decision.outcome not in _TOLD or (is_unchanged(before, decision) and decision.outcome is not Outcome.DONE):
         return known
     told = PolicyDecision(
         at=moment,

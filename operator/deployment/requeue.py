@@ -1,20 +1,20 @@
-"""When an object is to be looked at again though nobody told of a change: what goes on in engines no watch tells."""
+"""Decide when to reconcile an object without an event; the state of engines triggers no watch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from specdecode_operator.api.capture_schedule import ScheduleStatus
+from specdecode_operator.api.deployment import ScheduleStatus
+from specdecode_operator.cluster.resources import JOB, LEADER_WORKER_SET
 from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.pods.rejected_pods import rejections
-from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.kube.resources import JOB, LEADER_WORKER_SET
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
+from specdecode_operator.deployment.rollout.blocked_pods import rejections
 from specdecode_operator.problems import InvalidSpecError
 
 
 @dataclass(frozen=True)
-class Attention:
+class Requeue:
     """What an object asks for. One whose look failed asks for all that is usual."""
 
     is_close: bool = True
@@ -27,9 +27,9 @@ class Attention:
     """When to look at it in any case, in Unix time: its next schedule is due, or a capture of it is overdue."""
 
 
-def attention(
-    parent: Parent, desired: DesiredState, observation: Observation, schedules: Sequence[ScheduleStatus]
-) -> Attention:
+def requeue_for(
+    parent: ParsedDeployment, desired: DesiredState, observation: Observation, schedules: Sequence[ScheduleStatus]
+) -> Requeue:
     """Return what an object asks for after a look at it."""
     spec = parent.written_spec or parent.spec
     has_policy = not isinstance(spec, InvalidSpecError) and spec.policy is not None and bool(observation.readings)
@@ -37,10 +37,10 @@ def attention(
     if observation.lending is not None and observation.lending.overdue_from is not None:
         times.append(observation.lending.overdue_from)
     due_at_s = min((time.timestamp() for time in times), default=None)
-    return Attention(_changes_by_itself(parent, desired, observation), has_policy, due_at_s)
+    return Requeue(_changes_by_itself(parent, desired, observation), has_policy, due_at_s)
 
 
-def _changes_by_itself(parent: Parent, desired: DesiredState, observation: Observation) -> bool:
+def _changes_by_itself(parent: ParsedDeployment, desired: DesiredState, observation: Observation) -> bool:
     """Whether there is something to ask or to wait for.
 
     Pods that do not run yet, nodes and captures are told of by watches.
@@ -52,7 +52,7 @@ def _changes_by_itself(parent: Parent, desired: DesiredState, observation: Obser
     return _acts_by_itself(parent) or bool(rejections(observation.pods))
 
 
-def _acts_by_itself(parent: Parent) -> bool:
+def _acts_by_itself(parent: ParsedDeployment) -> bool:
     """Whether the spec has the operator act without another change of it: by a clock, or by what is measured."""
     spec = parent.written_spec or parent.spec
     if isinstance(spec, InvalidSpecError):

@@ -1,15 +1,13 @@
-"""What a spec refers to, looked up: the profile of its engine, its models, their precisions and limits.
+"""Resolve what a spec refers to: engine profile, models, precisions, limits and image.
 
-Whether all of that goes together is said in validation.py.
+`validation.py` checks whether the results go together; callers that need valid facts call `valid_facts` there.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from specdecode_operator.api.deployment import Serving, SpecDecodeDeploymentSpec
-from specdecode_operator.api.replay import Replay
-from specdecode_operator.api.values import AcceleratorType, DraftSampling, RejectionSampling
-from specdecode_operator.deployment.spec.checkpoints import (
+from specdecode_operator.api.deployment import Replay, Serving, SpecDecodeDeploymentSpec
+from specdecode_operator.deployment.models.checkpoints import (
     choices,
     config_of,
     geometry_of,
@@ -20,7 +18,7 @@ from specdecode_operator.deployment.spec.checkpoints import (
     told_geometry,
     wanted_precision,
 )
-from specdecode_operator.deployment.spec.model_sources import (
+from specdecode_operator.deployment.models.model_locations import (
     DRAFT,
     NO_MODELS,
     TARGET,
@@ -28,18 +26,25 @@ from specdecode_operator.deployment.spec.model_sources import (
     model_source,
     served_models,
 )
-from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVersionError, find_profile
-from specdecode_operator.engine.rules.config_overrides import ConfigOverrides, config_overrides
-from specdecode_operator.engine.rules.extra_args import attention_backend
-from specdecode_operator.engine.settings import Platform
+from specdecode_operator.enums import (
+    DTYPE_BYTES,
+    KV_ELEMENT_BYTES,
+    AcceleratorType,
+    DraftSampling,
+    Method,
+    Precision,
+    RejectionSampling,
+)
 from specdecode_operator.problems import InvalidSpecError
-from specdecode_operator.sizing.choice.plan import PLACE_ONLY, Plan, PlanOptions, pair_at
-from specdecode_operator.sizing.choice.precision_rules import Available
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
-from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, longest_sequence
-from specdecode_operator.vocabulary import DTYPE_BYTES, KV_ELEMENT_BYTES, Method, Precision
+from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
+from specdecode_operator.sizing.geometry import BLOCK_TOKENS, ModelGeometry
+from specdecode_operator.sizing.kernel_support import Available
+from specdecode_operator.sizing.pair import EngineLimits, Pair, Parallelism, longest_sequence
+from specdecode_operator.sizing.plan import PLACE_ONLY, Plan, PlanOptions, pair_at
+from specdecode_operator.vllm.extra_args import attention_backend
+from specdecode_operator.vllm.hf_overrides import ConfigOverrides, config_overrides
+from specdecode_operator.vllm.profiles import EngineProfile, UnknownEngineVersionError, find_profile
+from specdecode_operator.vllm.settings import Platform
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,18 @@
-"""The status of a SpecDecodeDeployment: what is desired and what was observed."""
+"""Compose the status of a SpecDecodeDeployment from the desired state and what was observed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
-from specdecode_operator.api.capture_schedule import ScheduleStatus
-from specdecode_operator.api.policy import PolicyStatus
-from specdecode_operator.api.status.deployment import (
+from specdecode_operator.api.deployment import PolicyStatus, ScheduleStatus
+from specdecode_operator.api.deployment_status import (
     AcceptanceStatus,
     ObservedStatus,
     SpecDecodeDeploymentStatus,
     SpeculationFeature,
 )
+from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION, selector_labels
 from specdecode_operator.deployment.conditions import (
     FALSE,
     TRUE,
@@ -22,9 +22,25 @@ from specdecode_operator.deployment.conditions import (
     stamp,
 )
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
-from specdecode_operator.deployment.observation import Observation, rollout_of
-from specdecode_operator.deployment.pods.gate import held_readiness
-from specdecode_operator.deployment.pods.readiness import (
+from specdecode_operator.deployment.observed.decay import decay_conditions
+from specdecode_operator.deployment.observed.engine_reports import (
+    ENGINE_DIFFERS,
+    budget_condition,
+    budget_residual,
+    observed_status,
+    steady,
+    version_conditions,
+)
+from specdecode_operator.deployment.observed.observation import Observation, rollout_of
+from specdecode_operator.deployment.observed.speculation_in_force import (
+    last_acceptance,
+    prove_speculation,
+    settings_condition,
+    with_last_acceptance,
+)
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
+from specdecode_operator.deployment.policy_state import policy_condition
+from specdecode_operator.deployment.rollout.readiness import (
     CAPTURE_OVERDUE,
     ROLLED_BACK,
     EngineCounts,
@@ -38,17 +54,7 @@ from specdecode_operator.deployment.pods.readiness import (
     suspended_for_capture,
     without_engines,
 )
-from specdecode_operator.deployment.policy.status import policy_condition
-from specdecode_operator.deployment.proof.acceptance import last_acceptance, with_last_acceptance
-from specdecode_operator.deployment.proof.budget_accurate import budget_condition
-from specdecode_operator.deployment.proof.decay import decay_conditions
-from specdecode_operator.deployment.proof.engine_version import ENGINE_DIFFERS, version_conditions
-from specdecode_operator.deployment.proof.observed import observed_status, steady
-from specdecode_operator.deployment.proof.residual import budget_residual
-from specdecode_operator.deployment.proof.settings_in_force import settings_condition
-from specdecode_operator.deployment.proof.speculation_active import prove_speculation
-from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.kube.labels import KEPT_MANAGERS_ANNOTATION, selector_labels
+from specdecode_operator.deployment.rollout.rollout_gate import held_readiness
 
 _PROOFS: Final = ("SpeculationActive", "BudgetAccurate", "SettingsInForce")
 """Conditions that only engines of this spec can prove."""
@@ -72,7 +78,7 @@ class _EngineStatus:
 
 
 def compose_status(  # noqa: PLR0913  all of the status comes together here
-    parent: Parent,
+    parent: ParsedDeployment,
     desired: DesiredState,
     observation: Observation,
     now: datetime,
@@ -115,7 +121,7 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
 
 
 def _summary(
-    parent: Parent, desired: DesiredState, observation: Observation, seen: _EngineStatus, now: datetime
+    parent: ParsedDeployment, desired: DesiredState, observation: Observation, seen: _EngineStatus, now: datetime
 ) -> tuple[ConditionUpdate, Readiness]:
     """Return the condition Available, and the readiness.
 
@@ -141,7 +147,7 @@ def _summary(
 
 
 def _with_what_is_known(
-    parent: Parent, proofs: list[ConditionUpdate], acceptance: AcceptanceStatus | None
+    parent: ParsedDeployment, proofs: list[ConditionUpdate], acceptance: AcceptanceStatus | None
 ) -> list[ConditionUpdate]:
     """Return what engines prove, with their last acceptance, and with the policy that turned speculation off."""
     proofs = [with_last_acceptance(each, acceptance) for each in proofs]
@@ -162,7 +168,7 @@ def _contested(observation: Observation) -> list[ConditionUpdate]:
     return [ConditionUpdate("DriftContested", TRUE, "RepairsUndone", message)]
 
 
-def _engine_status(parent: Parent, desired: DesiredState, observation: Observation) -> _EngineStatus:
+def _engine_status(parent: ParsedDeployment, desired: DesiredState, observation: Observation) -> _EngineStatus:
     if observation.blocked:
         return _not_launched(observation.blocked, observation)
     match desired.outcome:
@@ -198,7 +204,7 @@ def _gated(outcome: Gated, observation: Observation) -> _EngineStatus:
     return _EngineStatus(readiness, EngineCounts.of_rollout(rollout), unproven)
 
 
-def _launched(parent: Parent, launch: Launch, observation: Observation) -> _EngineStatus:
+def _launched(parent: ParsedDeployment, launch: Launch, observation: Observation) -> _EngineStatus:
     """Return the status of an object whose plan is in force, proved by what its engines report."""
     facts, plan, readings = launch.facts, launch.plan, observation.readings
     rollout = rollout_of(launch, observation)

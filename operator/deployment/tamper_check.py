@@ -1,16 +1,17 @@
-"""How the operator knows its own words again that lie in ConfigMaps, where others can write too.
+"""Detect tampering with ConfigMaps by the digests that the status holds.
 
-Whoever may write ConfigMaps in a namespace can write one with our labels, our owner and our name. So the status, which
-only the operator may write, holds the SHA-256 of each entry that it reads back: another text is not believed. It holds
-that of each child, too, as the API server made it at the last apply: the next operator applies only what is another.
+Anyone who may write ConfigMaps in a namespace can forge one with the operator's labels, owner and name. Only
+the operator writes the status, which holds the SHA-256 of each entry that is read back; entries with another
+digest are ignored. The status also holds the digest of each child after the last apply, so that a new operator
+process applies only children that changed.
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status.deployment import KeptEntry
-from specdecode_operator.kube.drift import Identity
+from specdecode_operator.api.deployment_status import KeptEntry
+from specdecode_operator.cluster.drift import Identity
 
 
 def digests(config_map: str, entries: Mapping[str, str]) -> dict[str, str]:

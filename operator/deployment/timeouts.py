@@ -1,9 +1,9 @@
-"""How long each step of an engine's life may take: startup probe, progress deadline, drain, grace period."""
+"""Timeouts of an engine pod in seconds: startup probe, progress deadline, drain, grace period."""
 
 from dataclasses import dataclass
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.spec.model_storage import downloads_in_pods
+from specdecode_operator.deployment.models.model_locations import downloads_in_pods
 
 PROBE_PERIOD_S = 5
 

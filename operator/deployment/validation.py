@@ -1,8 +1,8 @@
-"""Everything that can be wrong with a spec, in one list.
+"""Collect everything that is wrong with a spec into one list of problems.
 
-What vLLM itself refuses stands in engine/rules, what a target and its draft have against each other in
-pairing_rules.py, what podTemplate may not touch in pod_template_merge.py. What cannot even be looked up, such as a
-model that nobody knows, facts.py and checkpoints.py say.
+Rules of vLLM itself are in the room `vllm`, rules between target and draft in `pairing.py`, fields that
+podTemplate may not set in `pod_template_merge.py`. Lookups that fail, such as an unknown model, are reported by
+`spec_facts.py` and `models/checkpoints.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,47 +11,51 @@ from types import MappingProxyType
 from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.replay import ReplayMode
-from specdecode_operator.api.values import AcceleratorType, Quantization, RejectionSampling
-from specdecode_operator.deployment.spec.engine_settings import engine_settings
-from specdecode_operator.deployment.spec.facts import Facts, engine_profile, gather_facts, platform_of
-from specdecode_operator.deployment.spec.model_sources import (
+from specdecode_operator.api.deployment import Key, ReplayMode, SpecDecodeDeploymentSpec
+from specdecode_operator.cluster.nodes import product_refusal
+from specdecode_operator.deployment.engine_settings import engine_settings
+from specdecode_operator.deployment.models.model_locations import (
     DRAFT,
     NO_MODELS,
     TARGET,
     KnownModels,
     ModelSource,
+    downloads_in_pods,
     served_models,
     undescribed_models,
 )
-from specdecode_operator.deployment.spec.model_storage import downloads_in_pods
-from specdecode_operator.deployment.spec.pod_template_merge import pod_template_problems
-from specdecode_operator.deployment.spec.rules.classes import class_problems
-from specdecode_operator.deployment.spec.rules.pairing import pairing_problems
-from specdecode_operator.deployment.spec.rules.schedules import schedule_problems
-from specdecode_operator.engine.environment import allows_longer, env_problems
-from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.rules.extra_args import extra_args_problems, last_option
-from specdecode_operator.engine.rules.extra_config import extra_config_problems
-from specdecode_operator.engine.rules.flag_values import flag_value_problems
-from specdecode_operator.engine.rules.serving import image_problems, serving_problems
-from specdecode_operator.engine.rules.speculation import method_problems, speculation_problems
-from specdecode_operator.engine.settings import Platform
-from specdecode_operator.kube.nodes import product_refusal
-from specdecode_operator.kube.pod_policy import pod_problems
-from specdecode_operator.kube.untyped import mapping, objects
+from specdecode_operator.deployment.pairing import class_problems, pairing_problems
+from specdecode_operator.deployment.parsed_deployment import schedule_problems
+from specdecode_operator.deployment.pod_security import pod_problems
+from specdecode_operator.deployment.pod_template_merge import pod_template_problems
+from specdecode_operator.deployment.spec_facts import Facts, engine_profile, gather_facts, platform_of
+from specdecode_operator.enums import (
+    AcceleratorType,
+    Dtype,
+    KvCacheDtype,
+    Method,
+    Precision,
+    Quantization,
+    RejectionSampling,
+)
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, shown_or_missing
-from specdecode_operator.sizing.base.devices import MEMORY_FIELD, find_device, known_products
-from specdecode_operator.sizing.choice.plan import pair_at
-from specdecode_operator.sizing.choice.precision_rules import cache_dtype_problem, dtype_problem, served_precision
-from specdecode_operator.sizing.model.sparse import BLOCK_TOKENS
-from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
-from specdecode_operator.sizing.pair.pair import NO_LENGTH, Pair, longest_sequence, says_no_length, spread_problems
-from specdecode_operator.sizing.weights.divisibility import split_remedy, supported_tensors, tensor_problems
-from specdecode_operator.sizing.weights.weights import parameter_count
-from specdecode_operator.vocabulary import Dtype, KvCacheDtype, Method, Precision
+from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
+from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device, known_products
+from specdecode_operator.sizing.geometry import BLOCK_TOKENS
+from specdecode_operator.sizing.kernel_support import cache_dtype_problem, dtype_problem, served_precision
+from specdecode_operator.sizing.pair import NO_LENGTH, Pair, longest_sequence, says_no_length, spread_problems
+from specdecode_operator.sizing.plan import pair_at
+from specdecode_operator.sizing.tensor_parallel import split_remedy, supported_tensors, tensor_problems
+from specdecode_operator.sizing.weights import parameter_count
+from specdecode_operator.untrusted import mapping, objects
+from specdecode_operator.vllm.environment import allows_longer, env_problems
+from specdecode_operator.vllm.extra_args import extra_args_problems, last_option
+from specdecode_operator.vllm.flag_rules import flag_value_problems
+from specdecode_operator.vllm.profiles import EngineProfile
+from specdecode_operator.vllm.serving_rules import image_problems, serving_problems
+from specdecode_operator.vllm.settings import Platform
+from specdecode_operator.vllm.speculation_rules import method_problems, speculation_problems
+from specdecode_operator.vllm.speculative_config import extra_config_problems
 
 UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
 
@@ -212,7 +216,7 @@ def _image_problems(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> l
 
 
 def _emulation_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
-    """What an engine without weights cannot be, told before its pod finds out (replay/launch/emulation.py)."""
+    """What an engine without weights cannot be, told before its pod finds out (replay/emulation.py)."""
     if spec.engine.replay is None or spec.engine.replay.mode is not ReplayMode.EMULATED:
         return
     for field in undescribed_models(spec):

@@ -1,42 +1,43 @@
-"""Everything worth knowing of a spec although its engine starts: what its author may mend, and what is just so."""
+"""Write the warnings and notes on a spec whose engine does start.
+
+A warning is about something the author can change; a note explains a consequence of the chosen settings.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.models import ServedModel
-from specdecode_operator.api.replay import ReplayMode
-from specdecode_operator.api.values import CudagraphMode
-from specdecode_operator.deployment.spec.checkpoints import config_of, stored_weights
-from specdecode_operator.deployment.spec.facts import Facts, platform_of
-from specdecode_operator.deployment.spec.model_sources import NOTHING_ASSUMED, KnownModels, assumption_of, model_source
-from specdecode_operator.deployment.spec.rules.classes import class_doubts
-from specdecode_operator.deployment.spec.rules.pairing import GETS_LONGER
-from specdecode_operator.deployment.spec.rules.runner import runs_on_v1, schedule_notes
-from specdecode_operator.engine.environment import ALLOW_LONG_VARIABLE, allows_longer
-from specdecode_operator.engine.image_version import version_of_image
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile
-from specdecode_operator.engine.rules.config_overrides import positions_of
-from specdecode_operator.engine.rules.extra_args import options, unknown_flags
-from specdecode_operator.engine.rules.extra_config import unknown_keys
-from specdecode_operator.engine.settings import Platform
+from specdecode_operator.api.deployment import ReplayMode, SpecDecodeDeploymentSpec
+from specdecode_operator.api.speculation import ServedModel
+from specdecode_operator.deployment.models.checkpoints import config_of, stored_weights
+from specdecode_operator.deployment.models.model_locations import (
+    NOTHING_ASSUMED,
+    KnownModels,
+    assumption_of,
+    model_source,
+)
+from specdecode_operator.deployment.pairing import GETS_LONGER, class_doubts, runs_on_v1, schedule_notes
+from specdecode_operator.deployment.spec_facts import Facts, platform_of
+from specdecode_operator.enums import SIXTEEN_BIT_BYTES, CudagraphMode, Knowledge, Method, Precision
 from specdecode_operator.problems import Problem
-from specdecode_operator.sizing.base.devices import MEMORY_FIELD, find_device, memory_coefficients
-from specdecode_operator.sizing.base.eras import sizing_facts
-from specdecode_operator.sizing.base.units import MIB, format_gib
-from specdecode_operator.sizing.estimated.assumed import Assumption
-from specdecode_operator.sizing.estimated.geometry import MORE_IN_FILES, SCALE_TOLERANCE_PERCENT
-from specdecode_operator.sizing.families.catalogue import is_known_name, is_variant, made_for, published_heads
-from specdecode_operator.sizing.kv.model_cache import whole_cache
-from specdecode_operator.sizing.model.geometry import ModelGeometry, computed_in
-from specdecode_operator.sizing.model.layers import DeltaNet, LatentAttention
-from specdecode_operator.sizing.model.rope import stretched_length
-from specdecode_operator.sizing.pair.pair import Pair, longest_sequence
-from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import weight_bytes
-from specdecode_operator.vocabulary import SIXTEEN_BIT_BYTES, Knowledge, Method, Precision
+from specdecode_operator.sizing.arithmetic import MIB, format_gib
+from specdecode_operator.sizing.catalogue import is_known_name, is_variant, made_for, published_heads
+from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device, memory_coefficients
+from specdecode_operator.sizing.families.assumed import Assumption
+from specdecode_operator.sizing.families.estimated import MORE_IN_FILES, SCALE_TOLERANCE_PERCENT
+from specdecode_operator.sizing.geometry import DeltaNet, LatentAttention, ModelGeometry, computed_in, stretched_length
+from specdecode_operator.sizing.memory.kv_cache import whole_cache
+from specdecode_operator.sizing.pair import Pair, longest_sequence
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.version_rules import sizing_facts
+from specdecode_operator.sizing.weights import checkpoint_disagreement, weight_bytes
+from specdecode_operator.vllm.environment import ALLOW_LONG_VARIABLE, allows_longer
+from specdecode_operator.vllm.extra_args import options, unknown_flags
+from specdecode_operator.vllm.hf_overrides import positions_of
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile
+from specdecode_operator.vllm.settings import Platform
+from specdecode_operator.vllm.speculative_config import unknown_keys
+from specdecode_operator.vllm.versions import version_of_image
 
 _COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
 """Modes of which nobody measured what their graphs take."""

@@ -1,4 +1,4 @@
-"""HTTP for whoever reaches a port of ours: a bounded number of connections, each for a bounded time."""
+"""HTTP server with a bounded number of connections and a bounded time for each."""
 
 import socket
 from contextlib import suppress

@@ -1,8 +1,6 @@
-"""Which of several operators works: the one that holds a Lease of their namespace.
+"""Leader election by a Lease, and claims on namespaces when several operators share a cluster.
 
-The official client has a leader election that does not keep its word: a connection
-that fails ends its loop and not the work, a request may outlast the Lease, it goes by the
-wall clock, and the Lease is never given back.
+One replica of an installation holds the Lease and writes. Claims keep two installations from serving one namespace.
 """
 
 import asyncio
@@ -10,18 +8,137 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from threading import Thread
 from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import ClusterError, ConflictError
-from specdecode_operator.handlers.leadership.lease import Candidate, LeaseName
+from specdecode_operator.api.base import Body
+from specdecode_operator.cluster.client import Cluster, ClusterError, ConflictError, NotFoundError
+from specdecode_operator.cluster.resources import LEASE
+from specdecode_operator.cluster.rights import SERVES
+from specdecode_operator.problems import printable
+from specdecode_operator.untrusted import mapping
+
+_LONGEST_LEASE_S: Final = 600
+_MOST_TRANSITIONS: Final = 2**31 - 1
+"""The API server takes no more, and a Lease whose counter is full could not be taken by anybody."""
+
+
+@dataclass(frozen=True)
+class LeaseName:
+    """Which Lease, who asks for it, and after how long without a renewal others may take it."""
+
+    namespace: str
+    name: str
+    identity: str
+    duration_s: int
+
+
+class Silence:
+    """How long a Lease of another has not been renewed, from when that was seen: clocks of nodes may differ.
+
+    The time between two looks counts for no more than half of the Lease: while the API server answers nobody,
+    nobody can renew one.
+    """
+
+    def __init__(self, clock: Callable[[], float], duration_s: int) -> None:
+        self._clock, self._most_s = clock, duration_s / 2
+        self._version, self._silent_s, self._looked_s = "", 0.0, 0.0
+
+    def lasts_s(self, lease: Body) -> float:
+        """Return it in seconds, as of this look at the Lease."""
+        before_s, self._looked_s = self._looked_s, self._clock()
+        self._silent_s += min(self._looked_s - before_s, self._most_s)
+        if (version := str(lease["metadata"]["resourceVersion"])) != self._version:
+            self._version, self._silent_s = version, 0.0
+        return self._silent_s
+
+
+class Candidate:
+    """Asks for the Lease and renews it: one look each time. A container that was started anew has its pod's Lease."""
+
+    def __init__(self, cluster: Cluster, lease: LeaseName, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster, self._lease = cluster, lease
+        self._silence = Silence(clock, lease.duration_s)
+        self._held: Body | None = None
+        """The Lease as this candidate has written it last."""
+        self.holder = ""
+        self.transitions = 0
+        """How many times it changed hands."""
+
+    async def take(self, *, only_renew: bool = False) -> bool:
+        """Take the Lease or renew it, and return whether this candidate has it.
+
+        With ``only_renew`` it is not taken where another has had it since.
+
+        Raises
+        ------
+        ClusterError
+            When that cannot be told.
+        """
+        if self._held is not None:
+            held, self._held = self._held, None
+            try:
+                return await self._write(held)
+            except (ConflictError, NotFoundError):
+                pass  # somebody wrote it in between: who?
+        live = await self._cluster.get(LEASE, self._lease.namespace, self._lease.name)
+        if live is None:
+            name = {"namespace": self._lease.namespace, "name": self._lease.name}
+            spec = self._spec({})
+            body = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": name} | spec
+            self._held = await self._cluster.create(body)
+            return True
+        return await self._write(live) if self._may_take(live, only_renew=only_renew) else False
+
+    async def release(self) -> None:
+        """Give the Lease back, so that the next one need not wait for its end."""
+        live = await self._cluster.get(LEASE, self._lease.namespace, self._lease.name)
+        if live is not None and mapping(live, "spec").get("holderIdentity") == self._lease.identity:
+            version = {"metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}}
+            await self._cluster.merge(live, version | {"spec": {"holderIdentity": ""}})
+
+    async def _write(self, live: Body) -> bool:
+        """Write the Lease, unless it is another by now than it was seen."""
+        version = {"metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}}
+        self._held = await self._cluster.merge(live, version | self._spec(mapping(live, "spec")))
+        return True
+
+    def _may_take(self, live: Body, *, only_renew: bool) -> bool:
+        spec = mapping(live, "spec")
+        self.holder = printable(str(spec.get("holderIdentity") or ""))
+        self.transitions = _transitions(spec)
+        if self.holder == self._lease.identity:
+            return True
+        if only_renew or self.holder == "":
+            return not only_renew
+        lasts_s = spec.get("leaseDurationSeconds")
+        if not isinstance(lasts_s, int) or not 0 < lasts_s <= _LONGEST_LEASE_S:
+            lasts_s = self._lease.duration_s
+        return self._silence.lasts_s(live) >= lasts_s
+
+    def _spec(self, before: Body) -> Body:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        identity = self._lease.identity
+        spec = {"holderIdentity": identity, "leaseDurationSeconds": self._lease.duration_s, "renewTime": now}
+        if before.get("holderIdentity") != identity:
+            self.transitions = _transitions(before) + 1 if "leaseTransitions" in before else 0
+            spec |= {"acquireTime": now, "leaseTransitions": self.transitions}
+        return {"spec": spec}
+
+
+def _transitions(spec: Body) -> int:
+    """Return how many times a Lease changed hands, as it says; others may have written it."""
+    found = spec.get("leaseTransitions")
+    return found if isinstance(found, int) and 0 <= found < _MOST_TRANSITIONS else 0
+
 
 _RENEW_WITHIN: Final = 2 / 3
 """Of the Lease: who could not renew it for so long writes nothing, well before another may take it."""
@@ -194,3 +311,80 @@ def holding(leadership: Leadership | None) -> Iterator[None]:
 def _now_s() -> float:
     """Seconds on a clock that nobody sets, and that goes on while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+CLAIM_S: Final = 30
+"""A namespace whose Lease nobody has renewed for so long is served by others; it is renewed each 15 s."""
+
+_RELEASE_S: Final = 2.0
+
+_NOBODY: Final = ""
+
+
+class Claims:
+    """Leases of namespaces, as they are at the last look."""
+
+    def __init__(
+        self, cluster: Cluster, namespaces: Sequence[str], identity: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster, self._identity, self._clock = cluster, identity, clock
+        leases = {each: LeaseName(each, SERVES, identity, CLAIM_S) for each in namespaces}
+        self._candidates = {each: Candidate(cluster, lease, clock) for each, lease in leases.items()}
+        self._silences: dict[str, Silence] = {}
+        """Of the Lease of each namespace that has one."""
+        self._others: dict[str, str] = {}
+        """Who serves namespaces that this one leaves alone."""
+
+    def serves(self, namespace: str) -> bool:
+        """Whether objects of a namespace are this operator's to carry out."""
+        return namespace not in self._others
+
+    async def look(self) -> None:
+        """Renew the claims, or see those of others; what cannot be told stays as it was."""
+        others = await (self._claim() if self._candidates else self._claimed_by_others())
+        for namespace, holder in others.items():
+            if self._others.get(namespace) != holder:
+                _logger.warning("namespace %s is left alone: %s serves it (Lease %s)", namespace, holder, SERVES)
+        for namespace in self._others.keys() - others.keys():
+            _logger.info("namespace %s is served from now on", namespace)
+        self._others = others
+
+    async def release(self) -> None:
+        """Give the claims back, so that another need not wait for their end; who waits for the Lease is not kept."""
+        until_s = asyncio.get_running_loop().time() + _RELEASE_S
+        for candidate in self._candidates.values():
+            try:
+                async with asyncio.timeout_at(until_s):
+                    await candidate.release()
+            except (ClusterError, TimeoutError) as error:
+                _logger.warning("the claim of a namespace ends by itself: %s", error)
+
+    async def _claim(self) -> dict[str, str]:
+        """Return the namespaces whose Lease another has; each is asked for, whatever comes of the others."""
+        found = {}
+        for namespace, candidate in self._candidates.items():
+            try:
+                if not await candidate.take():
+                    found[namespace] = candidate.holder
+            except ClusterError as error:
+                _logger.warning("whether another operator serves namespace %s cannot be told now: %s", namespace, error)
+                if namespace in self._others:
+                    found[namespace] = self._others[namespace]
+        return found
+
+    async def _claimed_by_others(self) -> dict[str, str]:
+        """Return who renews the Lease of a namespace."""
+        try:
+            bodies, _ = await self._cluster.list(LEASE, name=SERVES)
+        except ClusterError as error:
+            _logger.warning("who serves single namespaces cannot be told now: %s", error)
+            return self._others
+        found, silences = {}, {}
+        for body in bodies:
+            namespace = body["metadata"]["namespace"]
+            holder = printable(str(mapping(body, "spec").get("holderIdentity") or _NOBODY))
+            silences[namespace] = self._silences.get(namespace, Silence(self._clock, CLAIM_S))
+            if silences[namespace].lasts_s(body) < CLAIM_S and holder not in (_NOBODY, self._identity):
+                found[namespace] = holder
+        self._silences = silences
+        return found

@@ -1,10 +1,11 @@
-"""What the operator itself publishes at /metrics."""
+"""Metrics of the operator and of its webhook, and the server of /metrics."""
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Final
 
 import prometheus_client
@@ -15,14 +16,49 @@ from prometheus_client.registry import Collector
 
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.capture import CapturePhase
+from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.waits import Waits, counted
-from specdecode_operator.deployment.proof.residual import BudgetResidual
-from specdecode_operator.http_server import BoundedHandler, BoundedServer
-from specdecode_operator.policy.decision import Action, Outcome
+from specdecode_operator.cluster.client import Waits, counted_waits
+from specdecode_operator.deployment.observed.engine_reports import BudgetResidual
+from specdecode_operator.enums import Action, Outcome
+from specdecode_operator.handlers.http_server import BoundedHandler, BoundedServer
 from specdecode_operator.sizing.memory.budget import Verdict
+
+_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+OUTCOMES = ("allowed", "warned", "refused", "failed")
+"""Of a review. Failed: the API server sent none, or the operator itself failed on it."""
+
+
+class AdmissionCollector(Collector):
+    """How long reviews take and what comes of them, and until when the certificate can be shown."""
+
+    def __init__(self, expires: Callable[[], datetime | None]) -> None:
+        self._expires = expires
+        self._seconds = prometheus_client.Histogram(
+            "specdecode_admission_duration_seconds",
+            "Time of one answer of the admission webhook, without the connection.",
+            ["outcome"],
+            buckets=_BUCKETS_S,
+            registry=None,
+        )
+        for outcome in OUTCOMES:
+            self._seconds.labels(outcome)
+
+    def observe(self, outcome: str, took_s: float) -> None:
+        """Count one answer."""
+        self._seconds.labels(outcome).observe(took_s)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the samples of one scrape."""
+        yield from self._seconds.collect()
+        expires = self._expires()
+        yield GaugeMetricFamily(
+            "specdecode_admission_certificate_expiry_timestamp_seconds",
+            "When the certificate of the admission webhook ends; 0 while there is none.",
+            value=expires.timestamp() if expires else 0,
+        )
+
 
 _LABELS: Final = ("product", "engine_version", "runner", "tensor")
 """Each has few values: known products and versions, two runners, powers of two."""
@@ -182,7 +218,7 @@ class ReconcileTimes(Collector):
     def measured(self, key: Key) -> Iterator[None]:
         """Measure the block as one reconcile; an error is its failure, and goes on."""
         started_s, outcome = time.perf_counter(), "done"
-        with counted() as waits:
+        with counted_waits() as waits:
             try:
                 yield
             except Exception:

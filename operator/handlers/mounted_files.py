@@ -1,4 +1,8 @@
-"""Reads a folder of facts files and follows its changes."""
+"""Follow mounted configuration files, the calibration file and the facts folder, without a restart.
+
+Either may be absent, because the ConfigMaps behind them are optional. An invalid file is logged once, and its last
+valid content stays in force.
+"""
 
 import asyncio
 import hashlib
@@ -11,12 +15,66 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
 from specdecode_operator.deployment.models.facts_files import FactsFileError, facts_in
 from specdecode_operator.deployment.models.model_facts import SiteFacts
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.redaction import clip
-from specdecode_operator.resolver.read_model_facts import Checkpoint
-from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
+from specdecode_operator.sizing.catalogue import find_entry
+
+_logger = logging.getLogger(__name__)
+
+
+class CalibrationFile:
+    """Follows a calibration file: what changes in it counts without a restart.
+
+    The file may be absent, for the ConfigMap that holds it is optional. It is
+    read whole each time: it is small, and a mounted ConfigMap changes by links
+    whose times say little.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._seen: str | None = None
+        """What was last read or went wrong: each is told once."""
+        self._calibration = UNCALIBRATED
+
+    def read(self) -> Calibration:
+        """Return what the file holds; empty where there is none, and the last good one where it is broken."""
+        if self._path is None:
+            return UNCALIBRATED
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            self._take(self._path, None)
+        except (OSError, UnicodeDecodeError) as error:
+            self._refuse(self._path, str(error))
+        else:
+            self._take(self._path, text)
+        return self._calibration
+
+    def _take(self, path: Path, text: str | None) -> None:
+        if text == self._seen:
+            return
+        try:
+            self._calibration = UNCALIBRATED if text is None else parse_calibration(text)
+        except CalibrationError as error:
+            self._refuse(path, str(error), seen=text)
+            return
+        self._seen = text
+        if text is None:
+            _logger.info("%s is gone: estimates are no longer corrected", path)
+        else:
+            _logger.info("%s corrects estimates by %d measurements", path, len(self._calibration.entries))
+
+    def _refuse(self, path: Path, why: str, seen: str | None = None) -> None:
+        """Say once why the file as it is now is not used."""
+        seen = seen or why
+        if seen != self._seen:
+            self._seen = seen
+            _logger.warning("%s: %s; what it held before stays in force", path, why)
+
 
 MOST_FILES: Final = 1_000
 MOST_FILE_BYTES: Final = 2**20
@@ -29,7 +87,6 @@ _LONGEST_PROBLEM: Final = 500
 _MOST_PROBLEMS: Final = 20
 """Problems that are logged at a time."""
 
-_logger = logging.getLogger(__name__)
 
 ReadFacts = Callable[[Path], Mapping[str, Checkpoint]]
 """Returns the facts in one file by model id; raises FactsFileError, or OSError if the file cannot be read."""

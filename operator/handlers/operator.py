@@ -1,33 +1,40 @@
-"""What the handlers of one operator process share."""
+"""Wire up one operator process: settings, cache, queue, reconcilers and the resync loop.
+
+`Settings` holds the command-line options. `OperatorState` is the composition root that kopf handlers receive as
+memo. A replica without the Lease keeps its cache current and writes nothing, so it can start at once when it leads.
+"""
 
 import asyncio
 import itertools
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client.registry import Collector
 
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.capture import has_ended, read_capture
-from specdecode_operator.capture.control.preemption import borrows
-from specdecode_operator.capture.control.status import capture_attention
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.attestation.keys import SigningKey
+from specdecode_operator.capture.gpu_sharing import borrows
+from specdecode_operator.capture.observation import has_ended, read_capture
+from specdecode_operator.capture.status import capture_attention
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.client import Cluster, ClusterError
+from specdecode_operator.cluster.clock import ServerTime
 from specdecode_operator.cluster.engine_probe import EngineProbe
-from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.cluster.figures_source import FiguresReader
-from specdecode_operator.cluster.server_time import ServerTime
-from specdecode_operator.deployment.attention import Attention
+from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
+from specdecode_operator.cluster.observed_figures import FiguresReader, Prometheus
+from specdecode_operator.cluster.resources import POD
 from specdecode_operator.deployment.models.model_facts import SiteFacts
-from specdecode_operator.handlers.calibration_file import CalibrationFile
-from specdecode_operator.handlers.facts_folder import FactsFolder
-from specdecode_operator.handlers.leadership.claims import Claims
-from specdecode_operator.handlers.leadership.leadership import Leadership
-from specdecode_operator.handlers.lists import Relist
+from specdecode_operator.deployment.pod_security import NONE_ALLOWED
+from specdecode_operator.deployment.requeue import Requeue
+from specdecode_operator.handlers.leadership import Claims, Leadership, LeaseName
 from specdecode_operator.handlers.metrics import (
     CaptureCollector,
     DeploymentCollector,
@@ -36,15 +43,106 @@ from specdecode_operator.handlers.metrics import (
     ReconcileTimes,
     ResidualCollector,
 )
-from specdecode_operator.handlers.own_image import own_image
+from specdecode_operator.handlers.mounted_files import CalibrationFile, FactsFolder
 from specdecode_operator.handlers.queue import Work, WorkQueue
-from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
-from specdecode_operator.handlers.reconcile.reconciler import Reconciler
-from specdecode_operator.handlers.settings import Settings
-from specdecode_operator.handlers.turns import Turns
-from specdecode_operator.handlers.watch_progress import WatchProgress
-from specdecode_operator.kube.nodes import NodesFrom
-from specdecode_operator.sizing.pair.calibration import Calibration
+from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
+from specdecode_operator.handlers.reconcile_deployment import Reconciler
+from specdecode_operator.handlers.resync import Relist, ResyncOrder, WatchProgress
+from specdecode_operator.sizing.calibration import Calibration
+
+
+def own_name() -> str:
+    """Return the name of this pod, or of this process where it runs elsewhere."""
+    return os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """How admission reviews are answered, also while another replica leads."""
+
+    port: int
+    certificate: Path
+    """Folder with tls.crt and tls.key, which may come later and change."""
+
+    refuses_what_does_not_fit: bool = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one operator serves, and by which terms; the ports of its process are not among it."""
+
+    calibration: Path | None = None
+    """File that corrects estimates; it may come, change and go at any time."""
+
+    facts: FactsFolder | None = None
+    """Facts about models that the catalogue lacks; its files may come, change and go at any time."""
+
+    host_paths: tuple[str, ...] = ()
+    """Directories of nodes that objects may have their models in."""
+
+    pod_template: frozenset[str] = NONE_ALLOWED
+    """What podTemplate of objects may ask for beyond the policy."""
+
+    prometheus: Prometheus | None = None
+    """Asked for figures, in place of engines."""
+
+    webhook: Webhook | None = None
+
+    lease: LeaseName | None = None
+    """Held while it works; absent: it works alone."""
+
+    namespaces: tuple[str, ...] = ()
+    """Those that it serves; none: all."""
+
+    nodes: tuple[NodeFacts, ...] | None = None
+    """Those to plan for where namespaces are named: then nothing is asked of the cluster as a whole."""
+
+    signing_key: SigningKey | None = None
+    """Signs what is attested of each rollout."""
+
+    reconciles_told_from_s: float | None = None
+    """Reconciles that take so long are told in the log."""
+
+    @property
+    def identity(self) -> str:
+        """By what operators know each other: the replicas of one installation are one."""
+        if self.lease is not None:
+            return f"{self.lease.namespace}/{self.lease.name}"
+        return own_name()
+
+    @property
+    def nodes_from(self) -> NodesFrom:
+        """Where nodes to plan for are known from."""
+        if not self.namespaces:
+            return NodesFrom.CLUSTER
+        return NodesFrom.NOWHERE if self.nodes is None else NodesFrom.FILE
+
+
+IMAGE_VARIABLE = "SPECDECODE_OPERATOR_IMAGE"
+"""Names the image where the operator runs in no pod, or other pods shall take it from elsewhere."""
+
+_CONTAINER = "operator"
+
+
+async def own_image(cluster: Cluster) -> str | None:
+    """Return the image that the environment names, or else that of the operator's own pod; None without both.
+
+    Its pod knows best: whoever installs it names the image in one place, whatever the tool.
+
+    Raises
+    ------
+    ClusterError
+        When the pod cannot be read.
+    """
+    if image := os.environ.get(IMAGE_VARIABLE):
+        return image
+    namespace, name = os.environ.get("POD_NAMESPACE"), os.environ.get("POD_NAME")
+    pod = await cluster.get(POD, namespace, name) if namespace and name else None
+    if pod is None:
+        return None
+    containers = {each["name"]: each["image"] for each in pod["spec"]["containers"]}
+    return containers.get(_CONTAINER)
+
 
 _STUCK_S = 300.0
 _BEAT_S = 1.0
@@ -87,7 +185,7 @@ class OperatorState:
         self.queue.is_open = leadership is None
         nodes = None if self._settings.nodes_from is NodesFrom.CLUSTER else self._settings.nodes or ()
         self.relist = Relist(self.cache, self.namespaces, nodes, self.queue.add_calmly)
-        self.turns = Turns(RESYNC_S)
+        self.turns = ResyncOrder(RESYNC_S)
         self.residuals = ResidualCollector()
         self.ended_captures = EndedCaptures()
         self.policy_decisions = PolicyDecisions()
@@ -148,7 +246,7 @@ class OperatorState:
             if not claims.serves(key.namespace):
                 return
             await self.facts.look()
-            asked = Attention()
+            asked = Requeue()
             try:
                 with self.reconcile_times.measured(key):
                     if key.kind == deployment.KIND:
@@ -303,10 +401,10 @@ class OperatorState:
         await self.facts.look()
         return self.calibration.read(), self.facts.known, self.cache.has_groups
 
-    def _asked_by_capture(self, key: Key) -> Attention:
+    def _asked_by_capture(self, key: Key) -> Requeue:
         """Return when a capture is to be looked at again without an event."""
         body = self.cache.parent(key)
-        return Attention(is_close=False) if body is None else capture_attention(read_capture(body))
+        return Requeue(is_close=False) if body is None else capture_attention(read_capture(body))
 
 
 def _is_settled(body: Body) -> bool:

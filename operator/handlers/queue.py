@@ -1,4 +1,4 @@
-"""A work queue that holds each key once and works on each key once at a time, for all namespaces in turn."""
+"""Work queue that holds each key once and serves namespaces in turn."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container
 
-from specdecode_operator.api.key import Key
+from specdecode_operator.api.deployment import Key
 
 Work = Callable[[Key], Awaitable[None]]
 

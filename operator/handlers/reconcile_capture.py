@@ -1,22 +1,26 @@
-"""Carries one capture from what is to what should be: observe, decide, write, report."""
+"""Reconcile one SpecDecodeCapture: observe, decide, write, report.
+
+A capture may wait for the engines of other deployments to get their GPUs first, or for a ResourceQuota that would
+have room once borrowed engines have stopped. The quota arithmetic reads the API server's rejection message
+(apiserver/pkg/admission/plugin/resourcequota/controller.go).
+"""
 
 import logging
+import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from decimal import Decimal
-from typing import Final, Protocol
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 
-from specdecode_operator.api import base
+from specdecode_operator.api import base, capture, deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import KIND, SpecDecodeCaptureSpec
-from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.arms import arm_states, asked_arms
-from specdecode_operator.capture.control.borrowing import is_held, is_unsettled
-from specdecode_operator.capture.control.capture import Capture, read_capture
-from specdecode_operator.capture.control.decision import (
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.capture.arms import arm_states, asked_arms
+from specdecode_operator.capture.decision import (
     References,
     blocked_by_cluster,
     decide,
@@ -24,16 +28,29 @@ from specdecode_operator.capture.control.decision import (
     not_observed,
     references_of,
 )
-from specdecode_operator.capture.control.job_status import is_suspended, is_to_start
-from specdecode_operator.capture.control.observation import CaptureObservation, MountedObjects, ObservedDeployment
-from specdecode_operator.capture.control.outcome import Decision, Writes
-from specdecode_operator.capture.control.preconditions import MountedNames, mounted_names
-from specdecode_operator.capture.control.preemption import borrows, holds_gpus, preempting_capture
-from specdecode_operator.capture.control.serving_first import serving_goes_first
-from specdecode_operator.capture.control.status import compose_status, is_outlived
+from specdecode_operator.capture.gpu_sharing import (
+    Serving,
+    borrows,
+    holds_gpus,
+    is_held,
+    is_unsettled,
+    preempting_capture,
+    read_serving,
+    serving_goes_first,
+)
+from specdecode_operator.capture.job_status import is_suspended, is_to_start
+from specdecode_operator.capture.observation import (
+    Capture,
+    CaptureObservation,
+    MountedObjects,
+    ObservedDeployment,
+    read_capture,
+)
+from specdecode_operator.capture.status import Decision, Writes, compose_status, is_outlived
+from specdecode_operator.capture.volumes import MountedNames, mounted_names
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import (
+from specdecode_operator.cluster.client import (
+    Cluster,
     ClusterError,
     DeniedError,
     ForbiddenError,
@@ -41,20 +58,10 @@ from specdecode_operator.cluster.errors import (
     RefusedForNowError,
     UntriableError,
 )
-from specdecode_operator.cluster.server_time import ServerTime
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.spec.engine_fields import engine_word
-from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.handlers.metrics import EndedCaptures
-from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
-from specdecode_operator.handlers.reconcile.inventory import BlockedError, Inventory, what_blocks
-from specdecode_operator.handlers.reconcile.reporter import Reporter
-from specdecode_operator.handlers.reconcile.servings import Servings, engine_pods
-from specdecode_operator.kube.drift import is_owned
-from specdecode_operator.kube.manifests import child_labels
-from specdecode_operator.kube.quota import counted, has_room_without
-from specdecode_operator.kube.resources import (
+from specdecode_operator.cluster.clock import ServerTime
+from specdecode_operator.cluster.drift import is_owned
+from specdecode_operator.cluster.manifests import child_labels
+from specdecode_operator.cluster.resources import (
     CAPTURE_CHILDREN,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -64,9 +71,124 @@ from specdecode_operator.kube.resources import (
     STORAGE_CLASS,
     Resource,
 )
-from specdecode_operator.kube.storage_classes import StorageClasses
-from specdecode_operator.kube.untyped import mapping
+from specdecode_operator.cluster.storage_classes import StorageClasses
+from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.desired_state import DesiredState
+from specdecode_operator.deployment.models.model_jobs import is_model_pod
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, engine_spec_hash
+from specdecode_operator.handlers.apply import BlockedError, Inventory, what_blocks
+from specdecode_operator.handlers.decision_cache import DecisionCache
+from specdecode_operator.handlers.metrics import EndedCaptures
+from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.untrusted import mapping, objects
+
+_FACTORS: Final[Mapping[str, Decimal]] = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "": Decimal(1),
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), 1)},
+    **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
+}
+_QUANTITY: Final = re.compile(r"(?P<number>[+-]?[0-9.]{1,32}(?:[eE][+-]?[0-9]{1,3})?)(?P<suffix>[a-zA-Z]{0,2})")
+_EXCEEDED: Final = re.compile(
+    r"exceeded quota: [^,]*, requested: (?P<requested>[^ ]*), used: (?P<used>[^ ]*), limited: (?P<limited>[^ ]*)"
+)
+"""How the API server refuses a pod (apiserver/pkg/admission/plugin/resourcequota/controller.go)."""
+
+Amounts = Mapping[str, Decimal]
+"""Amounts by the names that quotas give them, such as ``requests.nvidia.com/gpu``."""
+
+
+def quantity(text: object) -> Decimal | None:
+    """Return the value of a Kubernetes quantity; None if it is not one."""
+    found = _QUANTITY.fullmatch(str(text))
+    if found is None or found["suffix"] not in _FACTORS:
+        return None
+    try:
+        return Decimal(found["number"]) * _FACTORS[found["suffix"]]
+    except InvalidOperation:
+        return None
+
+
+def quota_usage(pod_spec: Mapping[str, Any]) -> dict[str, Decimal]:
+    """Return what a pod counts for in a quota.
+
+    What init containers and overhead add is left out, so it is a little less than the pod frees.
+    """
+    found = {"pods": Decimal(1), "count/pods": Decimal(1)}
+    for container in objects(pod_spec, "containers"):
+        resources = mapping(container, "resources")
+        limits = mapping(resources, "limits")
+        for name, text in {**limits, **mapping(resources, "requests")}.items():
+            for called in (name, f"requests.{name}"):
+                found[called] = found.get(called, Decimal(0)) + (quantity(text) or Decimal(0))
+        for name, text in limits.items():
+            called = f"limits.{name}"
+            found[called] = found.get(called, Decimal(0)) + (quantity(text) or Decimal(0))
+    return found
+
+
+def has_room_without(refusal: str, freed: Amounts) -> bool | None:
+    """Return whether a quota would take a pod that it refused, once some others have ended.
+
+    None if the refusal does not say what is used, so that nobody can tell.
+    """
+    found = _EXCEEDED.search(refusal)
+    if found is None:
+        return None
+    requested, used, limited = (_amounts(found[name]) for name in ("requested", "used", "limited"))
+    if not requested or requested.keys() - used.keys() or requested.keys() - limited.keys():
+        return None
+    return all(used[name] - freed.get(name, Decimal(0)) + amount <= limited[name] for name, amount in requested.items())
+
+
+def _amounts(text: str) -> dict[str, Decimal]:
+    """Read amounts as a refusal lists them: ``pods=3,requests.nvidia.com/gpu=8``."""
+    pairs = (each.partition("=") for each in text.split(","))
+    read = {name: quantity(value) for name, _, value in pairs}
+    return {name: value for name, value in read.items() if value is not None}
+
+
+class Servings:
+    """Read anew only of what changed: each of a thousand captures that wait would else read a thousand deployments."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._servings: dict[Key, Serving] = {}
+        self._changed = set(cache.parents(deployment.KIND))
+        cache.on_change = self._note
+
+    def now(self) -> Sequence[Serving]:
+        """Return what each deployment has, of those that are not being removed."""
+        while self._changed:
+            key = self._changed.pop()
+            body = self._cache.parent(key)
+            if body is None or "deletionTimestamp" in body["metadata"]:
+                self._servings.pop(key, None)
+            else:
+                self._servings[key] = self._read(key, body)
+        return tuple(self._servings.values())
+
+    def _note(self, key: Key) -> None:
+        if self._cache.parent(key) is not None:
+            self._changed.add(key)
+        else:  # of what is gone, nothing is kept, although its pods end later
+            self._changed.discard(key)
+            self._servings.pop(key, None)
+
+    def _read(self, key: Key, body: Body) -> Serving:
+        captures = self._cache.captures_of(key)
+        owners = [Key(key.namespace, each["metadata"]["name"], capture.KIND) for each in captures]
+        capture_pods = [pod for owner in owners for pod in self._cache.children_of(owner, POD.kind)]
+        return read_serving(body, engine_pods(self._cache, key), captures, capture_pods)
+
+
+def engine_pods(cache: Cache, key: Key) -> list[Body]:
+    """Return the pods of a deployment's engines."""
+    return [pod for pod in cache.children_of(key, POD.kind) if not is_model_pod(pod)]
+
 
 _logger = logging.getLogger(__name__)
 
@@ -77,7 +199,7 @@ _UNSEEN: Final[Body] = {}
 class Deployments(Protocol):
     """What SpecDecodeDeployments come to."""
 
-    def desired_state_of(self, body: Body) -> tuple[Parent, DesiredState]:
+    def desired_state_of(self, body: Body) -> tuple[ParsedDeployment, DesiredState]:
         """Return one as it is written, and what should exist for it."""
 
     def decider_of_arms(self, namespace: str) -> Callable[[Body, DecisionCache], DesiredState]:
@@ -244,7 +366,7 @@ class CaptureReconciler:
             arms=self._arm_states(capture, body, desired) if starts else (),
             engine=None
             if isinstance(parent.spec, InvalidSpecError)
-            else engine_word(parent.spec, desired.outcome.plan_status),
+            else engine_spec_hash(parent.spec, desired.outcome.plan_status),
             engines_wanted=sum(each["spec"].get("replicas", 1) for each in engines),
             pods=[pod for pod in engine_pods(self._cache, key) if holds_gpus(pod, now)],
             wants_engines=not spec.get("suspend") and spec.get("replicas", 1) != 0,
@@ -325,7 +447,7 @@ class CaptureReconciler:
         key, freed = Key(capture.key.namespace, str(capture.spec.get("deployment"))), defaultdict[str, Decimal](Decimal)
         for engines in self._cache.children_of(key, DEPLOYMENT.kind):
             pod = mapping(mapping(mapping(engines, "spec"), "template"), "spec")
-            for name, amount in counted(pod).items():
+            for name, amount in quota_usage(pod).items():
                 freed[name] += amount * mapping(engines, "status").get("replicas", 0)
         return freed
 

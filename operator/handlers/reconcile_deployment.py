@@ -1,67 +1,100 @@
-"""Brings one SpecDecodeDeployment from what is to what is desired: read, decide, write, observe, report."""
+"""Reconcile one SpecDecodeDeployment: read, decide, write, observe, report.
+
+`Record` holds what the operator remembers of one object between reconciles. It is lost with the process.
+"""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture_schedule import ScheduleStatus
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.policy import PolicyStatus
+from specdecode_operator.api.deployment import Key, PolicyStatus, ScheduleStatus
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.attestation.keys import SigningKey
-from specdecode_operator.capture.control.expected_end import lending_to
-from specdecode_operator.capture.control.preemption import preempting_capture
+from specdecode_operator.capture.borrowing import lending_to
+from specdecode_operator.capture.gpu_sharing import preempting_capture
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.client import Cluster, ClusterError
+from specdecode_operator.cluster.clock import ServerTime
+from specdecode_operator.cluster.drift import identity, is_owned
 from specdecode_operator.cluster.engine_probe import EngineProbe
-from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.cluster.figures_source import FiguresReader, KeptFigures
-from specdecode_operator.cluster.server_time import ServerTime
-from specdecode_operator.deployment.attention import Attention, attention
-from specdecode_operator.deployment.cluster_state import ClusterState
+from specdecode_operator.cluster.nodes import NodesFrom
+from specdecode_operator.cluster.observed_figures import FiguresReader, KeptFigures
+from specdecode_operator.cluster.resources import CONFIG_MAP, JOB, MODEL_FACTS_NAME, POD
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
-from specdecode_operator.deployment.desired_state import DesiredState, Launch
-from specdecode_operator.deployment.history import update_group_history, update_last_good
-from specdecode_operator.deployment.kept import believed, digests, kept_entries, own_proofs, proofs_in
-from specdecode_operator.deployment.models.download import downloads_name, read_downloads
-from specdecode_operator.deployment.models.jobs import is_model_pod
+from specdecode_operator.deployment.desired_state import ClusterState, DesiredState, Launch
 from specdecode_operator.deployment.models.model_facts import SiteFacts, believed_entries, site_facts_of
-from specdecode_operator.deployment.objects.workload import serving_pods
-from specdecode_operator.deployment.observation import Observation, observed_residual
-from specdecode_operator.deployment.plan.status import plan_change
-from specdecode_operator.deployment.pods.blocked_pods import waits_for_claim
-from specdecode_operator.deployment.pods.group_history import UNSEEN
-from specdecode_operator.deployment.pods.readiness import Lending, Readiness, lent_since
-from specdecode_operator.deployment.pods.rollback import LastGood, last_good_name, read_last_good, render_last_good
-from specdecode_operator.deployment.pods.rollout import current_pods
-from specdecode_operator.deployment.policy.planned import not_had, refusal, with_speculation
-from specdecode_operator.deployment.proof.decay import newest_measured, update_decay
-from specdecode_operator.deployment.proof.recent import update_recent
-from specdecode_operator.deployment.spec.model_sources import ModelSource
-from specdecode_operator.deployment.spec.model_storage import claims_named
-from specdecode_operator.deployment.spec.parent import Parent, read_parent
+from specdecode_operator.deployment.models.model_jobs import downloads_name, is_model_pod, read_downloads
+from specdecode_operator.deployment.models.model_locations import ModelSource, claims_named
+from specdecode_operator.deployment.observed.decay import NOTHING_DECAYED, Decay, newest_measured, update_decay
+from specdecode_operator.deployment.observed.observation import (
+    Observation,
+    observed_residual,
+    update_group_history,
+    update_last_good,
+)
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
+from specdecode_operator.deployment.planning import plan_change
+from specdecode_operator.deployment.pod_security import NONE_ALLOWED
+from specdecode_operator.deployment.policy_state import refusal, why_not_plannable, with_speculation
+from specdecode_operator.deployment.requeue import Requeue, requeue_for
+from specdecode_operator.deployment.rollout.blocked_pods import waits_for_claim
+from specdecode_operator.deployment.rollout.engine_workload import serving_pods
+from specdecode_operator.deployment.rollout.readiness import Lending, Readiness, lent_since
+from specdecode_operator.deployment.rollout.rollback import LastGood, last_good_name, read_last_good, render_last_good
+from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory, current_pods
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.engine.metrics import Reading, Unreachable
-from specdecode_operator.handlers.calibration_file import CalibrationFile
-from specdecode_operator.handlers.facts_folder import FactsFolder
+from specdecode_operator.deployment.tamper_check import believed, digests, kept_entries, own_proofs, proofs_in
+from specdecode_operator.handlers.apply import Launcher, what_blocks
+from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.metrics import PolicyDecisions, ResidualCollector
-from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
-from specdecode_operator.handlers.reconcile.inventory import what_blocks
-from specdecode_operator.handlers.reconcile.launcher import Launcher
-from specdecode_operator.handlers.reconcile.policy_keeper import PolicyKeeper
-from specdecode_operator.handlers.reconcile.record import Record
-from specdecode_operator.handlers.reconcile.reporter import Reporter
-from specdecode_operator.handlers.reconcile.schedule_keeper import ScheduleKeeper
-from specdecode_operator.kube.drift import identity, is_owned
-from specdecode_operator.kube.labels import MODEL_FACTS_NAME
-from specdecode_operator.kube.nodes import NodesFrom
-from specdecode_operator.kube.pod_policy import NONE_ALLOWED
-from specdecode_operator.kube.resources import CONFIG_MAP, JOB, POD
+from specdecode_operator.handlers.mounted_files import CalibrationFile, FactsFolder
+from specdecode_operator.handlers.scheduled_captures import ScheduleKeeper
+from specdecode_operator.handlers.speculation_policy import PolicyKeeper
+from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, update_recent
+from specdecode_operator.vllm.engine_metrics import Reading, Unreachable
+
+
+@dataclass
+class Record:
+    """What the operator remembers of one object from one look to the next; it is lost with the process."""
+
+    uid: str
+    decisions: DecisionCache = field(default_factory=DecisionCache)
+    written: DecisionCache = field(default_factory=DecisionCache)
+    """Those for the spec as it is written, where a policy has put another speculation in force."""
+
+    candidates: DecisionCache = field(default_factory=DecisionCache)
+    """Those for what its policy would put in force."""
+
+    figures_written_s: float | None = None
+    """When the status got its observed figures, on the monotonic clock."""
+
+    silent_since_s: float | None = None
+    """When no engine answered any more, on the monotonic clock; None where one does."""
+
+    recent: Recent = NOTHING_RECENT
+    decay: Decay = NOTHING_DECAYED
+    figures: KeptFigures = field(default_factory=KeptFigures)
+    groups: GroupHistory | None = None
+
+    kept: dict[str, str] | None = None
+    """Digests of what is kept in ConfigMaps; None before the first look, when only the status knows them."""
+
+    last_good: LastGood | None = None
+    """What is kept of earlier engines, should somebody take its ConfigMap away."""
+
+    last_good_digests: dict[str, str] = field(default_factory=dict)
+    """Those of its entries: to write it as text takes a millisecond, at every look at every object."""
+
+    last_good_due: bool = True
+    """Whether another workload may serve, or fail, since it was last looked at for that."""
+
 
 _FIGURES_REST_S = 60.0
 """Observed figures are written at most this often."""
@@ -106,7 +139,7 @@ class Reconciler:
         self._operator_image, self._nodes_from = operator_image, nodes_from
         self._records: dict[Key, Record] = {}
 
-    async def reconcile(self, key: Key) -> Attention:
+    async def reconcile(self, key: Key) -> Requeue:
         """Bring one SpecDecodeDeployment and its children in line; return when it is to be looked at again.
 
         Raises
@@ -117,7 +150,7 @@ class Reconciler:
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)
-            return Attention(is_close=False)
+            return Requeue(is_close=False)
         parent, refused = self._read(body), ""
         try:
             blocked = await self._keep_what_was_read(parent)
@@ -132,7 +165,7 @@ class Reconciler:
             await self._report(parent, internal_error(parent, error), Observation(), policy=parent.status.policy)
             raise
         await self._schedules.gates.keep(parent, desired)
-        groups = self._record(parent).groups or UNSEEN
+        groups = self._record(parent).groups or NO_GROUP_HISTORY
         self._record(parent).last_good_due |= not self._launcher.is_in_line(parent, desired)
         blocked = blocked or await self._write(parent, self._launcher.carry_out(parent, desired, groups))
         for repair in self._launcher.repairs(parent).untold():
@@ -146,17 +179,17 @@ class Reconciler:
         observation = replace(observation, blocked=blocked or observation.blocked)
         policy = await self._policies.keep(parent, desired, observation, partial(self._not_had, parent), refused)
         await self._report(parent, desired, observation, kept, policy)
-        return attention(parent, desired, observation, kept or ())
+        return requeue_for(parent, desired, observation, kept or ())
 
-    def _not_had(self, parent: Parent, speculation: Speculation) -> str:
+    def _not_had(self, parent: ParsedDeployment, speculation: Speculation) -> str:
         """Return why a speculation cannot take the place of the one in force; an empty text where it can."""
         changed = with_speculation(parent, speculation)
         if isinstance(changed, str):
             return changed
         desired = self._record(parent).candidates.decide(changed, self._cluster_state(parent))
-        return not_had(desired, parent.status.plan)
+        return why_not_plannable(desired, parent.status.plan)
 
-    def desired_state_of(self, body: Body) -> tuple[Parent, DesiredState]:
+    def desired_state_of(self, body: Body) -> tuple[ParsedDeployment, DesiredState]:
         """Return an object as it is written and what should exist for it now, for a capture of it."""
         parent = self._read(body, as_written=True)
         record = self._record(parent)
@@ -179,20 +212,20 @@ class Reconciler:
 
         return decide
 
-    def _record(self, parent: Parent) -> Record:
+    def _record(self, parent: ParsedDeployment) -> Record:
         """Return what is remembered of an object; nothing of an earlier one of its name."""
         record = self._records.get(parent.key)
         if record is None or record.uid != parent.uid:
             record = self._records[parent.key] = Record(parent.uid)
         return record
 
-    def _read(self, body: Body, *, as_written: bool = False) -> Parent:
+    def _read(self, body: Body, *, as_written: bool = False) -> ParsedDeployment:
         """Parse an object; it wants no engines while a capture has their GPUs."""
         key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
         preempted_by = preempting_capture(self._cache.captures_of(key))
-        return read_parent(body, preempted_by=preempted_by, as_written=as_written, now=self._clock.now())
+        return parse_deployment(body, preempted_by=preempted_by, as_written=as_written, now=self._clock.now())
 
-    def _cluster_state(self, parent: Parent) -> ClusterState:
+    def _cluster_state(self, parent: ParsedDeployment) -> ClusterState:
         """Return what a decision for an object depends on; of what lies in ConfigMaps only what the operator wrote."""
         return ClusterState(
             nodes=self._cache.nodes(),
@@ -225,17 +258,17 @@ class Reconciler:
                     found |= read_downloads({"data": believed(name, each.get("data") or {}, proofs_in(body))})
         return found
 
-    def _proofs(self, parent: Parent) -> Mapping[str, str]:
+    def _proofs(self, parent: ParsedDeployment) -> Mapping[str, str]:
         """Return the digests of what the operator keeps in ConfigMaps for an object."""
         kept = self._record(parent).kept
         return own_proofs(parent.status.kept) if kept is None else kept
 
-    def _believed(self, parent: Parent, name: str) -> Body:
+    def _believed(self, parent: ParsedDeployment, name: str) -> Body:
         """Return a ConfigMap of an object as far as the operator wrote it."""
         body = self._launcher.owned(parent).get((CONFIG_MAP.kind, name)) or {}
         return {**body, "data": believed(name, body.get("data") or {}, self._proofs(parent))}
 
-    def _model_facts(self, parent: Parent) -> dict[str, str]:
+    def _model_facts(self, parent: ParsedDeployment) -> dict[str, str]:
         """Return what was read of an object's models, for whichever object of its namespace."""
         entries = self._cache.model_facts(parent.key.namespace)
         if isinstance(parent.spec, InvalidSpecError) or not entries:
@@ -243,11 +276,11 @@ class Reconciler:
         neighbours = (proofs_in(self._cache.parent(key) or {}) for key in self._neighbours(parent))
         return believed_entries(parent.spec, entries, chain([self._proofs(parent)], neighbours))
 
-    def _site_facts(self, parent: Parent) -> dict[ModelSource, SiteFacts]:
+    def _site_facts(self, parent: ParsedDeployment) -> dict[ModelSource, SiteFacts]:
         """Return what the operator's facts files say of an object's models."""
         return {} if isinstance(parent.spec, InvalidSpecError) else site_facts_of(parent.spec, self._facts.known)
 
-    def _kept(self, parent: Parent, desired: DesiredState, model_facts: Mapping[str, str]) -> dict[str, str]:
+    def _kept(self, parent: ParsedDeployment, desired: DesiredState, model_facts: Mapping[str, str]) -> dict[str, str]:
         """Return the digests of all that is kept for an object now, as far as it will be read again."""
         if isinstance(parent.spec, InvalidSpecError):
             return dict(self._proofs(parent))
@@ -259,12 +292,12 @@ class Reconciler:
             downloads = digests(name, next(rendered, self._believed(parent, name))["data"])
         return {**digests(MODEL_FACTS_NAME, model_facts), **downloads, **self._record(parent).last_good_digests}
 
-    def _neighbours(self, parent: Parent) -> list[Key]:
+    def _neighbours(self, parent: ParsedDeployment) -> list[Key]:
         """Return the other objects of its namespace."""
         keys = self._cache.parents(deployment.KIND)
         return [key for key in keys if key.namespace == parent.key.namespace and key.name != parent.key.name]
 
-    def _model_pods(self, parent: Parent) -> list[Body]:
+    def _model_pods(self, parent: ParsedDeployment) -> list[Body]:
         """Return the pods of an object that read a model or download one."""
         return [pod for pod in self._cache.children_of(parent.key, POD.kind) if is_model_pod(pod)]
 
@@ -275,7 +308,7 @@ class Reconciler:
         self._policies.forget(key)
         self._records.pop(key, None)
 
-    async def _keep_what_was_read(self, parent: Parent) -> Readiness | None:
+    async def _keep_what_was_read(self, parent: ParsedDeployment) -> Readiness | None:
         """Keep what pods have read of models before their Jobs go; return what blocks that."""
         readers = self._model_pods(parent)
         if not readers:
@@ -288,7 +321,7 @@ class Reconciler:
         return await self._write(parent, self._launcher.keep_model_facts(namespace, entries))
 
     async def _keep_last_good(
-        self, parent: Parent, desired: DesiredState, observation: Observation, before: LastGood | None
+        self, parent: ParsedDeployment, desired: DesiredState, observation: Observation, before: LastGood | None
     ) -> Readiness | None:
         """Write down which workload served last, and which failed; return what blocks that.
 
@@ -309,7 +342,7 @@ class Reconciler:
         record.last_good_due = blocked is not None
         return blocked
 
-    async def _write(self, parent: Parent, writing: Awaitable[None]) -> Readiness | None:
+    async def _write(self, parent: ParsedDeployment, writing: Awaitable[None]) -> Readiness | None:
         """Write to the cluster; return what blocks that."""
         hint = "; spec.podTemplate is merged into it, and the engine's container there is called engine"
         return await what_blocks(
@@ -319,7 +352,7 @@ class Reconciler:
         )
 
     async def _observe(
-        self, parent: Parent, desired: DesiredState, last_good: LastGood | None, blocked: Readiness | None
+        self, parent: ParsedDeployment, desired: DesiredState, last_good: LastGood | None, blocked: Readiness | None
     ) -> Observation:
         """Look at workload and pods, and ask the engines."""
         record, now_s, unix_s = self._record(parent), time.monotonic(), self._clock.now().timestamp()
@@ -358,7 +391,9 @@ class Reconciler:
         record.groups = update_group_history(record.groups, desired, observation, last_good, unix_s)
         return replace(observation, groups=record.groups)
 
-    async def _ask_engines(self, parent: Parent, desired: DesiredState, pods: list[Body]) -> Mapping[str, Reading]:
+    async def _ask_engines(
+        self, parent: ParsedDeployment, desired: DesiredState, pods: list[Body]
+    ) -> Mapping[str, Reading]:
         """Return what the engines of a plan in force say of themselves, by pod."""
         if not isinstance(desired.outcome, Launch):
             return {}
@@ -368,7 +403,7 @@ class Reconciler:
         looks = self._record(parent).figures.looks
         return await self._probe.read_all(serving_pods(pods), serving.port, facts.profile, looks, tls=tls)
 
-    def _lending(self, parent: Parent) -> Lending | None:
+    def _lending(self, parent: ParsedDeployment) -> Lending | None:
         """Return the capture that has the GPUs of an object's engines, and when it should give them back."""
         if parent.suspended_for is None:
             return None
@@ -380,7 +415,7 @@ class Reconciler:
         pods = self._cache.children_of(key, POD.kind)
         return lending_to(body, next(jobs, None), pods, lent_since(parent.status.conditions))
 
-    def _claim_users(self, parent: Parent) -> tuple[str, ...]:
+    def _claim_users(self, parent: ParsedDeployment) -> tuple[str, ...]:
         """Other objects with models on a claim of this one, where one of its pods waits for such a claim."""
         if not any(map(waits_for_claim, self._cache.children_of(parent.key, POD.kind))):
             return ()
@@ -391,7 +426,7 @@ class Reconciler:
 
     async def _report(
         self,
-        parent: Parent,
+        parent: ParsedDeployment,
         desired: DesiredState,
         observation: Observation,
         schedules: Sequence[ScheduleStatus] | None = None,

@@ -1,4 +1,4 @@
-"""The captures that a deployment makes by itself: when they are due by its schedules, and at its gate."""
+"""Create the captures that a deployment makes itself: by its schedules, and at its rollout gate."""
 
 import logging
 from collections.abc import Awaitable, Iterator, Sequence
@@ -6,11 +6,9 @@ from typing import TypeVar
 
 from specdecode_operator.api import base, capture
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
-from specdecode_operator.api.deployment import Gate
-from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.golden.gate import GateObjects, gate_state, gate_writes
-from specdecode_operator.capture.control.schedules import (
+from specdecode_operator.api.deployment import CaptureSchedule, Gate, Key, ScheduleStatus
+from specdecode_operator.capture.golden_gate import GateObjects, gate_state, gate_writes
+from specdecode_operator.capture.schedules import (
     OVER_AGE_FOR,
     DueCapture,
     Note,
@@ -19,15 +17,14 @@ from specdecode_operator.capture.control.schedules import (
     decide_schedules,
 )
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.cluster.server_time import ServerTime
+from specdecode_operator.cluster.client import Cluster, ClusterError
+from specdecode_operator.cluster.clock import ServerTime
+from specdecode_operator.cluster.drift import is_owned
+from specdecode_operator.cluster.resources import PERSISTENT_VOLUME_CLAIM
 from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.pods.gate import GateState, may_be_of_gate
-from specdecode_operator.deployment.spec.parent import Parent
-from specdecode_operator.handlers.reconcile.reporter import Reporter
-from specdecode_operator.kube.drift import is_owned
-from specdecode_operator.kube.resources import PERSISTENT_VOLUME_CLAIM
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
+from specdecode_operator.deployment.rollout.rollout_gate import GateState, may_be_of_gate
+from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
 
 _logger = logging.getLogger(__name__)
@@ -44,7 +41,9 @@ class ScheduleKeeper:
         self._clock = clock
         self.gates = GateKeeper(cluster, cache, reporter)
 
-    async def keep(self, parent: Parent, schedules: Sequence[CaptureSchedule] | None) -> list[ScheduleStatus] | None:
+    async def keep(
+        self, parent: ParsedDeployment, schedules: Sequence[CaptureSchedule] | None
+    ) -> list[ScheduleStatus] | None:
         """Do what is due, and return what the status says of the schedules; None where they cannot be read.
 
         What the API server refuses is tried again at the next look, and holds up nothing else: until then the status of
@@ -78,7 +77,7 @@ class ScheduleKeeper:
             await self._reporter.post_event(parent.key, parent.uid, event.reason, event.message, warns=event.warns)
         return [*statuses.values()]
 
-    async def _tried(self, parent: Parent, writing: Awaitable[_T]) -> _T | None:
+    async def _tried(self, parent: ParsedDeployment, writing: Awaitable[_T]) -> _T | None:
         """Write something; return None where the API server refuses it."""
         try:
             return await writing
@@ -96,7 +95,7 @@ class ScheduleKeeper:
             self._cache.put(kind, changed)
         return True
 
-    async def _start(self, parent: Parent, due: DueCapture) -> ScheduleEvent:
+    async def _start(self, parent: ParsedDeployment, due: DueCapture) -> ScheduleEvent:
         """Create a capture, unless it is there; return what is to be told of it.
 
         It is never applied: that would take over what somebody else made under its name. One that no watch has told of
@@ -125,12 +124,12 @@ class GateKeeper:
         self._cache = cache
         self._reporter = reporter
 
-    def state(self, parent: Parent) -> GateState:
+    def state(self, parent: ParsedDeployment) -> GateState:
         """Return what the cluster has for the gate of an object."""
         gate = _gate_of(parent)
         return gate_state(parent.key, parent.uid, gate, self._seen(parent, gate))
 
-    async def keep(self, parent: Parent, desired: DesiredState) -> None:
+    async def keep(self, parent: ParsedDeployment, desired: DesiredState) -> None:
         """Do what is to be done; what the API server refuses is tried again at the next look."""
         gate = _gate_of(parent)
         writes = gate_writes(parent.key, parent.uid, gate, desired, self._seen(parent, gate))
@@ -144,7 +143,7 @@ class GateKeeper:
         except ClusterError as error:
             _logger.warning("%s: spec.rollout.gate: %s; tried again soon", parent.key, error)
 
-    def _seen(self, parent: Parent, gate: Gate | None) -> GateObjects:
+    def _seen(self, parent: ParsedDeployment, gate: Gate | None) -> GateObjects:
         captures = self._cache.captures_of(parent.key)
         if gate is None:
             return GateObjects(captures)
@@ -161,5 +160,5 @@ class GateKeeper:
                     yield body
 
 
-def _gate_of(parent: Parent) -> Gate | None:
+def _gate_of(parent: ParsedDeployment) -> Gate | None:
     return None if isinstance(parent.spec, InvalidSpecError) else parent.spec.rollout.gate

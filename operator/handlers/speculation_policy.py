@@ -1,39 +1,37 @@
-"""Does what the policy of a deployment decides, and remembers what was seen of its engines."""
+"""Carry out the speculation policy of a deployment: record samples, decide, switch, report."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.policy import Policy, PolicyStatus
+from specdecode_operator.api.deployment import Key, Policy, PolicyStatus, SpecDecodeDeploymentSpec
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import ClusterError
+from specdecode_operator.cluster.client import Cluster, ClusterError
+from specdecode_operator.cluster.resources import POD
 from specdecode_operator.deployment.desired_state import DesiredState, RolledBack
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.policy.engines import see
-from specdecode_operator.deployment.policy.evidence import Measured, read_measured
-from specdecode_operator.deployment.policy.status import (
-    Case,
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, engine_spec_hash
+from specdecode_operator.deployment.policy_decision import Decision, NoEvidence
+from specdecode_operator.deployment.policy_state import (
+    Measured,
+    PolicyInputs,
     Remembered,
     given_up,
+    is_unchanged,
     judge,
+    observe_engines,
     of_this_spec,
     policy_status,
-    stands,
+    read_measured,
     steady,
 )
-from specdecode_operator.deployment.spec.engine_fields import engine_word
-from specdecode_operator.deployment.spec.parent import Parent
+from specdecode_operator.enums import Action, Outcome
 from specdecode_operator.handlers.metrics import PolicyDecisions
-from specdecode_operator.handlers.reconcile.reporter import Reporter
-from specdecode_operator.kube.resources import POD
-from specdecode_operator.policy.decision import Action, Decision, NoEvidence, Outcome
-from specdecode_operator.policy.window import Window
+from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.stats.engine_window import Window
 
 _WORDS_REST_S: Final = 300.0
 """Figures in the words are written at most this often while they say the same."""
@@ -65,7 +63,7 @@ class PolicyKeeper:
         self._remembered.pop(key, None)
 
     async def keep(
-        self, parent: Parent, desired: DesiredState, observation: Observation, not_had: NotHad, refused: str
+        self, parent: ParsedDeployment, desired: DesiredState, observation: Observation, not_had: NotHad, refused: str
     ) -> PolicyStatus | None:
         """Decide, do it, and return what the status says of it.
 
@@ -77,7 +75,7 @@ class PolicyKeeper:
         if written.policy is None:
             self.forget(parent.key)
             return None
-        asked = engine_word(written)
+        asked = engine_spec_hash(written)
         before = of_this_spec(parent.status.policy, asked)
         if isinstance(desired.outcome, RolledBack) and parent.written_spec is not None:
             refused = f"its engines never served ({desired.outcome.failure})"
@@ -86,7 +84,7 @@ class PolicyKeeper:
             status = given_up(before, refused, self._now())
             await self._reporter.post_event(parent.key, parent.uid, "PolicyActed", status.message, warns=True)
             return status
-        case = Case(
+        case = PolicyInputs(
             written.policy,
             asked,
             before,
@@ -96,14 +94,19 @@ class PolicyKeeper:
         return await self._decide(parent, desired, observation, case, not_had)
 
     async def _decide(
-        self, parent: Parent, desired: DesiredState, observation: Observation, case: Case, not_had: NotHad
+        self,
+        parent: ParsedDeployment,
+        desired: DesiredState,
+        observation: Observation,
+        case: PolicyInputs,
+        not_had: NotHad,
     ) -> PolicyStatus | None:
         now, measured = self._now(), case.measured
         remembered = self._remembered.get(parent.key)
         length_s = float(case.policy.window_seconds)
         if remembered is None or remembered.window.length_s != length_s:
             remembered = Remembered(Window(length_s))
-        seen = see(desired, observation, remembered.window, now.timestamp())
+        seen = observe_engines(desired, observation, remembered.window, now.timestamp())
 
         def fits(arm: str) -> str:
             return not_had(measured.speculations[arm]) if isinstance(measured, Measured) else ""
@@ -122,15 +125,15 @@ class PolicyKeeper:
         return status
 
     def _measured(
-        self, parent: Parent, desired: DesiredState, written: SpecDecodeDeploymentSpec, policy: Policy
+        self, parent: ParsedDeployment, desired: DesiredState, written: SpecDecodeDeploymentSpec, policy: Policy
     ) -> Measured | NoEvidence:
         """Return what captures of the deployment compared."""
         in_force = None if isinstance(parent.spec, InvalidSpecError) else parent.spec.speculation
-        engine = engine_word(written, desired.outcome.plan_status)
+        engine = engine_spec_hash(written, desired.outcome.plan_status)
         captures = self._cache.captures_of(parent.key)
         return read_measured(captures, policy.evidence, engine, written.speculation, in_force)
 
-    async def _refused(self, parent: Parent, decision: Decision) -> str:
+    async def _refused(self, parent: ParsedDeployment, decision: Decision) -> str:
         """Start an engine anew where that is decided; return what hinders it, an empty text where nothing does."""
         if decision.action is not Action.RESTART or decision.outcome is not Outcome.DONE:
             return ""
@@ -144,9 +147,9 @@ class PolicyKeeper:
             return str(error)
         return ""
 
-    async def _tell(self, parent: Parent, case: Case, decision: Decision) -> None:
+    async def _tell(self, parent: ParsedDeployment, case: PolicyInputs, decision: Decision) -> None:
         """Count what is new, and post an Event of what was done."""
-        if decision.action is Action.KEEP or stands(case.before, decision):
+        if decision.action is Action.KEEP or is_unchanged(case.before, decision):
             return
         self._decisions.count(decision.action, decision.outcome)
         if decision.outcome is Outcome.DONE:

@@ -1,19 +1,17 @@
-"""Writes the status of an object, and posts an Event for each condition that changed."""
+"""Write the status of an object and post an Event for each condition that changed."""
 
 import logging
 from collections.abc import Sequence
 
 from specdecode_operator.api import base, capture
 from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.deployment import Condition, ConditionStatus
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.api.deployment_status import Condition, ConditionStatus
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import ClusterError, NotFoundError
-from specdecode_operator.cluster.server_time import ServerTime
+from specdecode_operator.cluster.client import Cluster, ClusterError, NotFoundError
+from specdecode_operator.cluster.clock import TIME_IN_FUTURE, ServerTime
+from specdecode_operator.cluster.resources import SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
 from specdecode_operator.deployment.conditions import SUSPENDED_FOR_CAPTURE, changed_conditions
-from specdecode_operator.kube.future_times import TIME_IN_FUTURE
-from specdecode_operator.kube.resources import SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 

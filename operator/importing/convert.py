@@ -1,8 +1,10 @@
-"""Makes of a vLLM server the SpecDecodeDeployment that means the same, and says what differs."""
+"""Convert a vLLM server to an equivalent SpecDecodeDeployment, with differences and migration steps."""
 
+import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, get_args
@@ -10,40 +12,122 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel
 
 from specdecode_operator.api.base import API_VERSION, Body
-from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.spec.admission import admitted_spec
-from specdecode_operator.deployment.spec.checkpoints import MODEL_UNKNOWN
-from specdecode_operator.deployment.spec.validation import check_without_models, valid_facts
-from specdecode_operator.engine.settings import Platform
-from specdecode_operator.kube.untyped import mapping, name_of
-from specdecode_operator.migration.arguments import (
+from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
+from specdecode_operator.api.spec_problems import admitted_spec
+from specdecode_operator.cluster.resources import selector_labels
+from specdecode_operator.deployment.models.checkpoints import MODEL_UNKNOWN
+from specdecode_operator.deployment.validation import check_without_models, valid_facts
+from specdecode_operator.enums import Method
+from specdecode_operator.importing.engine_container import (
+    find_platform,
+    note_defaults,
+    note_user,
+    secret_keys,
+    take_cpu,
+    take_image,
+    take_variables,
+    take_whole_prompts,
+)
+from specdecode_operator.importing.engine_fields import take_flags, take_tls
+from specdecode_operator.importing.model_sources import take_models, take_speculators
+from specdecode_operator.importing.pod_template import (
+    ask_for_files,
+    note_selecting,
+    take_metadata,
+    take_pod,
+    take_product,
+)
+from specdecode_operator.importing.server_arguments import (
     ask_for_unknown,
     last_of_each,
     read_arguments,
     say_as_now,
     without_group,
 )
-from specdecode_operator.migration.builder import MigrationError, Outcome, Setting, SpecBuilder
-from specdecode_operator.migration.engine import (
-    find_platform,
-    note_defaults,
-    note_user,
-    take_cpu,
-    take_image,
-    take_whole_prompts,
-)
-from specdecode_operator.migration.environment import secret_keys, take_variables
-from specdecode_operator.migration.models import take_models, take_speculators
-from specdecode_operator.migration.pod import ask_for_files, note_selecting, take_metadata, take_pod, take_product
-from specdecode_operator.migration.secrets import withhold_secrets
-from specdecode_operator.migration.server_command import ServerCommand, find_server_command
-from specdecode_operator.migration.serving import take_flags, take_tls
-from specdecode_operator.migration.sources.workload import Workload
-from specdecode_operator.migration.speculation import read_speculation, take_speculation
-from specdecode_operator.migration.steps import Step, migration_steps, selecting
+from specdecode_operator.importing.server_command import ServerCommand, find_server_command
+from specdecode_operator.importing.spec_builder import MigrationError, Outcome, Setting, SpecBuilder, withhold_secrets
+from specdecode_operator.importing.speculation import read_speculation, take_speculation
+from specdecode_operator.importing.workload import Workload, in_namespace
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.untrusted import mapping, name_of, objects
+from specdecode_operator.vllm.settings import Platform
+
+_FILE: Final = "OBJECT.yaml"
+_CONTENT: Final = "when you are content; until then, the Service's old selector and a scale up take you back"
+_READY_TIMEOUT: Final = "45m"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: what it is for, and its command."""
+
+    purpose: str
+    command: str
+
+
+def selecting(services: Iterable[Mapping[str, Any]], labels: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the Services that select pods with these labels."""
+    found = []
+    for service in services:
+        selector = mapping(mapping(service, "spec"), "selector")
+        if selector and all(labels.get(key) == value for key, value in selector.items()):
+            found.append(service)
+    return found
+
+
+def migration_steps(workload: Workload, new: str, services: Sequence[Mapping[str, Any]], gpus: int) -> list[Step]:
+    """Return the steps, first to last, that replace a server without downtime."""
+    within = in_namespace(workload.namespace)
+    need = f"{gpus} more GPUs" if gpus else "room for as many pods again"
+    if workload.outside:
+        return [
+            Step("see where it will run, and what to change if it does not fit", f"specdecode plan -f {_FILE}"),
+            Step("start it", f"kubectl apply{within} -f {_FILE}"),
+            Step(
+                "wait until it serves",
+                f"kubectl wait --for=condition=Ready sdd/{new}{within} --timeout={_READY_TIMEOUT}",
+            ),
+            Step("send requests to it, then end the old server", workload.end or f"kubectl get service {new}{within}"),
+        ]
+    moves = [_move(service, new, within) for service in services] or [
+        Step(
+            "send new requests to them (SERVICE is yours; none was found that selects the old pods)",
+            f"kubectl patch service SERVICE{within} --type=json -p '{_patch(new, [])}'",
+        )
+    ]
+    return [
+        Step("see where it will run, and what to change if it does not fit", f"specdecode plan -f {_FILE}"),
+        Step(f"start it beside the old one; it needs {need} for a while", f"kubectl apply{within} -f {_FILE}"),
+        Step(
+            "wait until it serves",
+            f"kubectl wait --for=condition=Ready sdd/{new}{within} --timeout={_READY_TIMEOUT}",
+        ),
+        *moves,
+        Step("end the old pods, once vllm:num_requests_running at their /metrics is 0", workload.end),
+        *([Step(_CONTENT, workload.remove)] if workload.remove else []),
+    ]
+
+
+def _move(service: Mapping[str, Any], new: str, within: str) -> Step:
+    name = str(mapping(service, "metadata").get("name"))
+    # Behind a slash a dash begins no option.
+    which = f"service/{shlex.quote(name)}" if name.startswith("-") else f"service {shlex.quote(name)}"
+    selector = json.dumps(mapping(mapping(service, "spec"), "selector"), separators=(",", ":"))
+    ports = objects(mapping(service, "spec"), "ports")
+    return Step(
+        f"send new requests to them (the selector was {selector})",
+        f"kubectl patch {which}{within} --type=json -p '{_patch(new, ports)}'",
+    )
+
+
+def _patch(new: str, ports: Sequence[Mapping[str, Any]]) -> str:
+    """A JSON patch: a merge would leave the old labels in the selector."""
+    changes: list[dict[str, Any]] = [{"op": "replace", "path": "/spec/selector", "value": selector_labels(new)}]
+    if len(ports) == 1:
+        changes.append({"op": "replace", "path": "/spec/ports/0/targetPort", "value": "http"})
+    return json.dumps(changes, separators=(",", ":"))
+
 
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUFFIX: Final = "-sdd"

@@ -1,22 +1,87 @@
-"""Takes a server's arguments into the fields of a spec, all but those of models and speculation."""
+"""Convert engine arguments to spec fields, except for models and speculation."""
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from decimal import ROUND_FLOOR, Decimal
 from typing import Any, Final
 
-from specdecode_operator.engine.arguments import ARGUMENTS, COMPILATION_CONFIG
-from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.rules.extra_args import extra_args_problems
-from specdecode_operator.engine.rules.refused_flags import refusal
-from specdecode_operator.kube.untyped import mapping, name_of, objects
-from specdecode_operator.migration.arguments import SECRET_FLAGS, Argument
-from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
-from specdecode_operator.migration.environment import take_secret
-from specdecode_operator.migration.rope import take_rope_scaling
-from specdecode_operator.migration.server_command import secret_variable
-from specdecode_operator.vocabulary import ENGINE_DTYPES, KvCacheDtype
+from specdecode_operator.enums import ENGINE_DTYPES, KvCacheDtype, RopeType
+from specdecode_operator.importing.engine_container import take_secret
+from specdecode_operator.importing.server_arguments import SECRET_FLAGS, Argument
+from specdecode_operator.importing.server_command import secret_variable
+from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, Outcome, SpecBuilder
+from specdecode_operator.sizing.catalogue import find_entry
+from specdecode_operator.untrusted import mapping, name_of, objects
+from specdecode_operator.vllm.arguments import ARGUMENTS, COMPILATION_CONFIG, HF_OVERRIDES, reserved_flag_problem
+from specdecode_operator.vllm.extra_args import extra_args_problems
+from specdecode_operator.vllm.hf_overrides import positions_of
+from specdecode_operator.vllm.profiles import EngineProfile
+
+_FIELD: Final = "target.ropeScaling"
+_ROPE: Final = frozenset({"rope_parameters", "rope_scaling"})
+_LONGEST: Final = "max_position_embeddings"
+_ORIGINAL: Final = "original_max_position_embeddings"
+_ORIGINAL_FIELD: Final = "originalMaxPositionEmbeddings"
+_KEYS: Final = frozenset({"rope_type", "type", "factor", _ORIGINAL})
+_TEXT: Final = "text_config"
+_OWN: Final = frozenset({"rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"})
+"""Keys that the field keeps as the model has them."""
+
+_MOST_FACTOR: Final = 10_000
+
+
+def take_rope_scaling(given: Argument, model: str, builder: SpecBuilder) -> bool:
+    """Take ``--hf-overrides`` that says a scaling of a model and nothing else; return whether it does.
+
+    Rope parameters that repeat the model's own are part of the scaling: an override must repeat them.
+    """
+    if given.name != HF_OVERRIDES or not given.known:
+        return False
+    try:
+        said = json.loads(given.value)
+    except (ValueError, RecursionError):
+        return False
+    for key in reversed(given.path):
+        said = {key: said}
+    if isinstance(said, dict) and said.keys() == {_TEXT} and _TEXT in _config(model):
+        said = said[_TEXT]
+    scaling = _scaling(said, model) if isinstance(said, dict) else None
+    if scaling is None:
+        return False
+    builder.take(given.text, _FIELD, scaling, "the model's other rope parameters are kept")
+    return True
+
+
+def _scaling(said: Mapping[str, Any], model: str) -> dict[str, Any] | None:
+    rope = next((said[key] for key in sorted(_ROPE) if key in said), None)
+    if not isinstance(rope, dict) or not said.keys() <= {*_ROPE, _LONGEST}:
+        return None
+    own = positions_of(_config(model))
+    if not rope.keys() <= _KEYS | {key for key in _OWN if key in own and rope.get(key) == own[key]}:
+        return None
+    kind, factor, original = rope.get("rope_type", rope.get("type")), rope.get("factor"), rope.get(_ORIGINAL)
+    is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
+    if not isinstance(kind, str) or kind not in set(RopeType) or not is_number or not 1 <= factor < _MOST_FACTOR:  # type: ignore[operator]
+        return None
+    scaling = {"type": kind, "factor": f"{factor:.3f}".rstrip("0").rstrip(".")}
+    if float(scaling["factor"]) != factor:
+        return None
+    if not RopeType(kind).has_original_length:
+        return scaling if original is None and _LONGEST not in said else None
+    if original is not None:
+        scaling[_ORIGINAL_FIELD] = original
+    reached = said.get(_LONGEST)
+    same = reached is None or (isinstance(original, int) and reached == math.ceil(original * factor))
+    return scaling if same else None
+
+
+def _config(model: str) -> Mapping[str, Any]:
+    """Return the config.json of a model of the catalogue; of others nothing is known."""
+    entry = find_entry(model)
+    return entry.config if entry is not None else {}
+
 
 Secrets = Mapping[str, dict[str, str]]
 """Keys of Secrets by the variable that holds them."""
@@ -109,7 +174,7 @@ def _key_by_key(flags: list[Argument]) -> list[Argument]:
     """Return the flags with ``--compilation-config`` as one flag a key, all under one name.
 
     Only where a key has a field: the operator then writes that key itself, and
-    of two spellings vLLM would keep one (engine/rules/graphs.py).
+    of two spellings vLLM would keep one (vllm/serving_rules.py).
     """
     apart = [each for flag in flags for each in _keys(flag)]
     return apart if any(each.path and each.path[0] in _COMPILATION_FIELDS for each in apart) else flags
@@ -141,7 +206,7 @@ def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> l
     elif given.name.startswith(_SHAPE) and given.values == ("1",) and given.name.endswith(("-size", "--nnodes")):
         builder.note(Outcome.OPERATOR, given.text, HOLDS_ANYWAY)
     elif given.name.startswith(_SHAPE):
-        message = refusal(given.name) or "no field of the object means it"
+        message = reserved_flag_problem(given.name) or "no field of the object means it"
         builder.decide("spec.parallelism", given.text, message)
     elif given.name in _OF_OPERATOR:
         builder.note(Outcome.OPERATOR, given.text, "the operator writes it by the plan")

@@ -1,14 +1,101 @@
-"""KServe's InferenceService: a predictor by its containers, or by a model and the runtime that serves it."""
+"""Read servers from KServe's InferenceService and LLMInferenceService, with storage and speculation."""
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
-from specdecode_operator.migration.builder import MigrationError, required
-from specdecode_operator.migration.sources.model_storage import MODEL_PATH, SECRET_ANNOTATION, stored, with_token
-from specdecode_operator.migration.sources.workload import Remarks, Workload, name_in, namespace_of, quoted_name, within
-from specdecode_operator.problems import MISSING
+from specdecode_operator.importing.spec_builder import MigrationError, required
+from specdecode_operator.importing.workload import Remarks, Workload, name_in, namespace_of, quoted_name, within
+from specdecode_operator.problems import MISSING, shown
+from specdecode_operator.untrusted import mapping, name_of, objects, texts
+
+MODEL_PATH: Final = "/mnt/models"
+SECRET_ANNOTATION: Final = "serving.kserve.io/secretName"  # noqa: S105 (no password)
+"""Names the Secret with the credentials of a model's storage (pkg/credentials of KServe)."""
+
+DRAFT_PATH: Final = "/mnt/speculator"
+_FETCH_IMAGE: Final = "kserve/storage-initializer"
+_TOKEN_KEY: Final = "HF_TOKEN"  # noqa: S105 (no password)
+_VOLUME: Final = "kserve-model"
+_DRAFT_VOLUME: Final = "kserve-speculator"
+
+
+def stored(pod: Mapping[str, Any], uri: str) -> dict[str, Any]:
+    """Return the pod with its model where an address says: on the hub, on a claim, or elsewhere."""
+    scheme, _, place = uri.partition("://")
+    mount: dict[str, Any] = {"name": _VOLUME, "mountPath": MODEL_PATH}
+    if scheme == "hf":
+        model, _, revision = place.partition(":")
+        command = ["hf", "download", model, "--local-dir", MODEL_PATH, *(["--revision", revision] if revision else [])]
+        fetch = {"name": "storage-initializer", "image": _FETCH_IMAGE, "command": command}
+        found = _mounted(pod, mount, {"emptyDir": {}})
+        return {**found, "initContainers": [*objects(pod, "initContainers"), fetch]}
+    if scheme == "pvc":
+        claim, _, folder = place.partition("/")
+        volume = {"persistentVolumeClaim": {"claimName": claim}}
+        return _mounted(pod, mount | ({"subPath": folder.strip("/")} if folder.strip("/") else {}), volume)
+    # Nothing else is a place that models are taken from: named by its address, the model is asked for.
+    address = urlsplit(uri)._replace(query="", fragment="").geturl() if "@" not in uri else f"{scheme}://…"
+    containers = [_renamed(each, address) for each in objects(pod, "containers")]
+    return {**pod, "containers": containers}
+
+
+def draft_name(uri: str) -> str:
+    """Return how the server names a draft at an address: a hub id, the path of a claim, or the address itself."""
+    scheme, _, place = uri.partition("://")
+    return {"hf": place, "pvc": DRAFT_PATH}.get(scheme, uri)
+
+
+def stored_draft(pod: Mapping[str, Any], uri: str) -> dict[str, Any]:
+    """Return the pod with the claim of a draft mounted; a draft elsewhere needs no volume."""
+    scheme, _, place = uri.partition("://")
+    if scheme != "pvc":
+        return dict(pod)
+    claim, _, folder = place.partition("/")
+    mount = {"name": _DRAFT_VOLUME, "mountPath": DRAFT_PATH} | ({"subPath": folder.strip("/")} if folder else {})
+    return _mounted(pod, mount, {"persistentVolumeClaim": {"claimName": claim}})
+
+
+def _mounted(pod: Mapping[str, Any], mount: dict[str, Any], volume: dict[str, Any]) -> dict[str, Any]:
+    first, *rest = objects(pod, "containers")
+    first = {**first, "volumeMounts": [*objects(first, "volumeMounts"), mount]}
+    return {
+        **pod,
+        "containers": [first, *rest],
+        "volumes": [*objects(pod, "volumes"), {**volume, "name": mount["name"]}],
+    }
+
+
+def _renamed(container: Mapping[str, Any], address: str) -> dict[str, Any]:
+    words = {
+        key: [
+            address if word == MODEL_PATH else word.replace(f"={MODEL_PATH}", f"={address}")
+            for word in texts(container, key)
+        ]
+        for key in ("command", "args")
+        if key in container
+    }
+    return {**container, **words}
+
+
+def with_token(pod: dict[str, Any], body: Mapping[str, Any], remarks: Remarks) -> dict[str, Any]:
+    """Return the pod whose download reads the hub's token from the Secret that an annotation of the object names."""
+    secret = mapping(mapping(body, "metadata"), "annotations").get(SECRET_ANNOTATION)
+    if not secret:
+        return pod
+    fetches = [each for each in objects(pod, "initContainers") if each.get("image") == _FETCH_IMAGE]
+    if not fetches:
+        remarks.drop(f"annotation {SECRET_ANNOTATION}", "is for a download, and the model is not downloaded")
+        return pod
+    remarks.own(f"annotation {SECRET_ANNOTATION}", f"its key {_TOKEN_KEY} is the hub's token")
+    reference = {"secretKeyRef": {"name": str(secret), "key": _TOKEN_KEY}}
+    fetches[-1]["env"] = [{"name": _TOKEN_KEY, "valueFrom": reference}]
+    return pod
+
 
 RUNTIMES: Final = ("ServingRuntime", "ClusterServingRuntime")
 _PREDICTOR: Final = "spec.predictor"
@@ -193,3 +280,189 @@ def _merged(below: Sequence[Mapping[str, Any]], above: Sequence[Mapping[str, Any
     """Return two lists of named things as one; the second counts where both have a name."""
     names = {name_of(each) for each in above}
     return [*(dict(each) for each in below if name_of(each) not in names), *(dict(each) for each in above)]
+
+
+_FIELDS: Final = ("speculator", "speculativeDecoding")
+_MODELS: Final = ("model", "draftModel", "speculatorModel")
+_SPECULATOR_READ: Final = ("uri", "name")
+_CONFIGS: Final = ("config", "ngram", "suffix")
+"""Maps whose keys are vLLM's."""
+
+_KSERVE_METHODS: Final = {"draft-target": "draft_model", "draft_target": "draft_model"}
+
+
+@dataclass(frozen=True)
+class Speculator:
+    """How a server speculates, and where its draft is stored."""
+
+    words: tuple[str, ...] = ()
+    """Arguments of the server; empty without speculation."""
+
+    uri: str | None = None
+    """Address of the draft; None for methods without one."""
+
+
+def read_speculator(spec: Mapping[str, Any], remarks: Remarks) -> Speculator:
+    """Return the arguments that the controller writes for the speculation of a spec."""
+    field = next((each for each in _FIELDS if mapping(spec, each)), None)
+    if field is None:
+        return Speculator()
+    given = mapping(spec, field)
+    config: dict[str, Any] = {}
+    uri = None
+    for key, value in given.items():
+        if key in _MODELS:
+            model = value if isinstance(value, dict) else {"uri": value}
+            uri = str(model.get("uri") or "") or None
+            remarks.ask_for_rest(model, _SPECULATOR_READ, f"spec.{field}.{key}")
+        elif key in _CONFIGS and isinstance(value, dict):
+            config |= {_snake(str(name)): part for name, part in value.items()}
+        else:
+            config[_snake(key)] = value
+    if "method" in config:
+        config["method"] = _KSERVE_METHODS.get(str(config["method"]), config["method"])
+    if uri:
+        config["model"] = draft_name(uri)
+    remarks.own(f"spec.{field}", "becomes spec.speculation, as the controller writes --speculative-config of it")
+    return Speculator(("--speculative-config", json.dumps(config)), uri)
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
+
+
+_MAIN: Final = "main"
+_MORE: Final = "VLLM_ADDITIONAL_ARGS"
+_KEEP: Final = "no field of the object means it: keep the LLMInferenceService"
+_LLM_READ: Final = (
+    "annotations", "labels", "model", "parallelism", "replicas", "rolloutStrategy", "router", "speculativeDecoding",
+    "speculator", "storageInitializer", "template", "trustRemoteCode",
+)  # fmt: skip
+_ASKED: Final = {
+    "baseRefs": "holds settings that are not read here: write them into the object, and import again",
+    "kvCacheOffloading": "no field means it: say it by --kv-transfer-config in extraArgs",
+    "prefill": _KEEP,
+    "runtime": "holds settings that are not read here: write image and arguments into template, and import again",
+    "scaling": "say in spec.replicas how many there are, and point an autoscaler at the new object",
+    "tracing": "say it by --otlp-traces-endpoint in extraArgs",
+}
+_SIZES: Final = {
+    "tensor": "--tensor-parallel-size",
+    "pipeline": "--pipeline-parallel-size",
+    "data": "--data-parallel-size",
+}
+
+
+def read_llm_inference_service(body: Mapping[str, Any]) -> Workload:
+    """Return the server that the controller starts for a model.
+
+    Raises
+    ------
+    MigrationError
+        When it names no model.
+    """
+    spec, remarks = required(body, "spec"), Remarks()
+    model = required(body, "spec.model")
+    if not model.get("uri"):
+        raise MigrationError("spec.model.uri", MISSING, "must name the model, such as hf://org/name")
+    for key in (key for key in _ASKED if spec.get(key) is not None and spec[key] != []):
+        remarks.decide(f"spec.{key}", "is set", _ASKED[key])
+    if mapping(model, "lora"):
+        remarks.decide("spec.model.lora", "is set", "say the adapters by --enable-lora and --lora-modules in extraArgs")
+    if spec.get("router") is not None:
+        remarks.own("router", "routes and scheduler select pods: point them at the new Service")
+    if spec.get("rolloutStrategy"):
+        remarks.own("rolloutStrategy", "an old engine ends before its successor starts")
+    remarks.ask_for_rest(spec, (*_LLM_READ, *_ASKED, "worker"), "spec")
+    remarks.drop_metadata(body, read=(SECRET_ANNOTATION,))
+    template = mapping(spec, "template")
+    speculator = read_speculator(spec, remarks)
+    pod = {**template, "containers": _containers(body, spec, template, speculator.words, remarks)}
+    if speculator.uri:
+        pod = stored_draft(pod, speculator.uri)
+    return Workload(
+        kind="LLMInferenceService",
+        name=name_in(body),
+        pod=with_token(stored(pod, str(model["uri"])), body, remarks),
+        where="spec.template.containers",
+        metadata={key: mapping(spec, key) for key in ("labels", "annotations")},
+        namespace=namespace_of(body),
+        spec={"replicas": spec["replicas"]} if spec.get("replicas") is not None else {},
+        nodes=_nodes(spec, remarks),
+        end=f"kubectl delete llminferenceservice/{quoted_name(body)}{within(body)}",
+        remarks=remarks,
+    )
+
+
+def _containers(
+    body: Mapping[str, Any],
+    spec: Mapping[str, Any],
+    template: Mapping[str, Any],
+    speculation: Sequence[str],
+    remarks: Remarks,
+) -> list[dict[str, Any]]:
+    """Return the containers, the one that the controller starts vLLM in first."""
+    given = objects(template, "containers")
+    main = next((each for each in given if name_of(each) == _MAIN), {"name": _MAIN})
+    others = [each for each in given if each is not main]
+    if main.get("command"):
+        return [main, *others]
+    env, more = [], []
+    for each in objects(main, "env"):
+        if name_of(each) == _MORE:
+            more = _split(each, remarks)
+        else:
+            env.append(each)
+    words = [word for word in texts(main, "args") if word != "--"]
+    served = str(mapping(spec, "model").get("name") or name_in(body))
+    args = [
+        MODEL_PATH,
+        "--served-model-name",
+        served,
+        "--port",
+        "8000",
+        *_sizes(spec, remarks),
+        *speculation,
+        *more,
+        *words,
+    ]
+    return [{**main, "command": ["vllm", "serve"], "args": args, "env": env}, *others]
+
+
+def _split(variable: Mapping[str, Any], remarks: Remarks) -> list[str]:
+    """Return the arguments in a variable, which a shell of the controller's puts behind its own."""
+    try:
+        if "valueFrom" not in variable:
+            return shlex.split(str(variable.get("value") or ""))
+    except ValueError:
+        pass
+    message = "holds arguments that are not read here: write them into args, and import again"
+    remarks.decide("spec.template.containers[main].env", _MORE, message)
+    return []
+
+
+def _sizes(spec: Mapping[str, Any], remarks: Remarks) -> Iterator[str]:
+    parallelism = mapping(spec, "parallelism")
+    for key, flag in _SIZES.items():
+        value = parallelism.get(key)
+        if type(value) is int:
+            yield from (flag, str(value))
+        elif value is not None:
+            fix = "must be a whole number without quotes, as Kubernetes refuses all else: correct it, and import again"
+            remarks.decide(f"spec.parallelism.{key}", shown(value), fix)
+    if parallelism.get("expert") is True:
+        yield "--enable-expert-parallel"
+    if spec.get("trustRemoteCode") is True:
+        yield "--trust-remote-code"
+
+
+def _nodes(spec: Mapping[str, Any], remarks: Remarks) -> int:
+    """Return over how many pods one server is spread, as the controller counts them."""
+    if not mapping(spec, "worker"):
+        return 1
+    parallelism = mapping(spec, "parallelism")
+    if parallelism.get("data") is not None or "pipeline" not in parallelism:
+        remarks.decide("spec.worker", "is set", "which GPUs its pods lend to one server is not read here: " + _KEEP)
+        return 1
+    pipeline = parallelism["pipeline"]
+    return pipeline if isinstance(pipeline, int) and pipeline > 0 else 1

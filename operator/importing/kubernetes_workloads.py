@@ -1,16 +1,143 @@
-"""Values of vLLM's production-stack chart: each model that they start as a Deployment of its own.
+"""Read servers from Deployments, StatefulSets, Pods, LeaderWorkerSets and values of vLLM's production-stack chart."""
 
-Read in helm/templates/deployment-vllm-multi.yaml and _helpers.tpl of the chart; the name of the release, which values
-do not hold, is written RELEASE.
-"""
-
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from specdecode_operator.kube.nodes import GPU_RESOURCE
-from specdecode_operator.kube.untyped import mapping, objects, texts
-from specdecode_operator.migration.sources.workload import Remarks, Workload, plain_text
+from specdecode_operator.cluster.nodes import GPU_RESOURCE
+from specdecode_operator.importing.model_sources import USUAL_CACHES
+from specdecode_operator.importing.spec_builder import MigrationError, required
+from specdecode_operator.importing.workload import (
+    Remarks,
+    Workload,
+    name_in,
+    namespace_of,
+    plain_text,
+    quoted_name,
+    within,
+)
+from specdecode_operator.untrusted import mapping, name_of, objects, texts
+
+_BOUND: Final = ("nodeName", "restartPolicy", "priority", "preemptionPolicy", "hostname", "subdomain")
+"""What the scheduler and admission write into a pod, and names that it alone can have."""
+
+_OF_IDENTITY: Final = ("podManagementPolicy", "serviceName", "persistentVolumeClaimRetentionPolicy", "ordinals")
+
+
+def read_deployment(body: Mapping[str, Any]) -> Workload:
+    """Return the server of a Deployment."""
+    return _of_template(body, mapping(body, "spec"), Remarks())
+
+
+def read_stateful_set(body: Mapping[str, Any]) -> Workload:
+    """Return the server of a StatefulSet; a claim that each pod has to itself is none that replicas share."""
+    spec, remarks = mapping(body, "spec"), Remarks()
+    for key in _OF_IDENTITY:
+        if spec.get(key):
+            remarks.drop(key, "engines are alike: they need no names of their own")
+    if spec.get("updateStrategy"):
+        remarks.own("updateStrategy", "an old engine ends before its successor starts")
+    claims = [name_in(each) for each in objects(spec, "volumeClaimTemplates")]
+    message = "gives each pod a claim of its own: name one that all replicas can read in spec.models, or use the hub"
+    for claim in claims:
+        if not _is_cache(claim, mapping(mapping(mapping(body, "spec"), "template"), "spec")):
+            remarks.decide("spec.models", f"volumeClaimTemplates {claim}", message)
+    return _of_template(body, spec, remarks, [{"name": claim, "emptyDir": {}} for claim in claims])
+
+
+def _is_cache(claim: str, pod: Mapping[str, Any]) -> bool:
+    """Return whether a claim holds no more than the hub's cache."""
+    mounts = [each for container in objects(pod, "containers") for each in objects(container, "volumeMounts")]
+    paths = [str(each.get("mountPath")).rstrip("/") for each in mounts if name_of(each) == claim]
+    return all(any(f"{cache}/".startswith(f"{path}/") for cache in USUAL_CACHES) for path in paths)
+
+
+def read_pod(body: Mapping[str, Any]) -> Workload:
+    """Return the server of a single Pod."""
+    metadata = mapping(body, "metadata")
+    return Workload(
+        kind="Pod",
+        name=name_in(body),
+        pod={key: value for key, value in required(body, "spec").items() if key not in _BOUND},
+        where="spec.containers",
+        metadata={key: mapping(metadata, key) for key in ("labels", "annotations")},
+        namespace=namespace_of(body),
+        end=f"kubectl delete pod/{quoted_name(body)}{within(body)}",
+    )
+
+
+def _of_template(
+    body: Mapping[str, Any], spec: Mapping[str, Any], remarks: Remarks, volumes: list[dict[str, Any]] | None = None
+) -> Workload:
+    pod = required(body, "spec.template.spec")
+    remarks.drop_metadata(body)
+    which = f"{str(body.get('kind')).lower()}/{quoted_name(body)}"
+    return Workload(
+        kind=str(body.get("kind")),
+        name=name_in(body),
+        pod={**pod, "volumes": [*objects(pod, "volumes"), *volumes]} if volumes else pod,
+        where="spec.template.spec.containers",
+        metadata=mapping(required(body, "spec.template"), "metadata"),
+        namespace=namespace_of(body),
+        match_labels=mapping(mapping(spec, "selector"), "matchLabels"),
+        spec=spec,
+        end=f"kubectl scale {which} --replicas=0{within(body)}",
+        remove=f"kubectl delete {which}{within(body)}",
+        remarks=remarks,
+    )
+
+
+_TEMPLATE: Final = "spec.leaderWorkerTemplate"
+_KNOWN: Final = ("replicas", "leaderWorkerTemplate", "rolloutStrategy", "startupPolicy", "networkConfig")
+
+
+def read_leader_worker_set(body: Mapping[str, Any]) -> Workload:
+    """Return the server that the leaders start; the workers only lend it their GPUs.
+
+    Raises
+    ------
+    MigrationError
+        When the size of a group is no number.
+    """
+    template, spec, remarks = required(body, _TEMPLATE), mapping(body, "spec"), Remarks()
+    size = template.get("size", 1)
+    if not isinstance(size, int) or not 0 < size <= 1024:  # noqa: PLR2004  more pods than any server has
+        raise MigrationError(f"{_TEMPLATE}.size", str(size), "must be the number of pods in a group")
+    leader = "leaderTemplate" if mapping(template, "leaderTemplate") else "workerTemplate"
+    pod = required(body, f"{_TEMPLATE}.{leader}.spec")
+    for key in ("rolloutStrategy", "startupPolicy", "networkConfig"):
+        if spec.get(key):
+            remarks.own(key, "the operator makes a LeaderWorkerSet of its own where a replica needs several nodes")
+    if template.get("subGroupPolicy"):
+        remarks.decide(f"{_TEMPLATE}.subGroupPolicy", "is set", "groups are not divided: keep the LeaderWorkerSet")
+    remarks.ask_for_rest(spec, _KNOWN, "spec")
+    remarks.drop_metadata(body)
+    return Workload(
+        kind="LeaderWorkerSet",
+        name=name_in(body),
+        pod=_known_to_the_group(pod, size),
+        where=f"{_TEMPLATE}.{leader}.spec.containers",
+        metadata=mapping(mapping(template, leader), "metadata"),
+        namespace=namespace_of(body),
+        spec={"replicas": spec["replicas"]} if "replicas" in spec else {},
+        nodes=size,
+        end=f"kubectl scale leaderworkerset/{quoted_name(body)} --replicas=0{within(body)}",
+        remove=f"kubectl delete leaderworkerset/{quoted_name(body)}{within(body)}",
+        remarks=remarks,
+    )
+
+
+def _known_to_the_group(pod: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """Return the pod with the variables that the controller gives a leader, where its command line names them."""
+    given = {"LWS_GROUP_SIZE": str(size), "LWS_WORKER_INDEX": "0", "LWS_LEADER_ADDRESS": "leader"}
+    containers = []
+    for container in objects(pod, "containers"):
+        text = " ".join(str(container.get(key) or "") for key in ("command", "args"))
+        env = [{"name": name, "value": value} for name, value in given.items() if re.search(rf"\b{name}\b", text)]
+        containers.append({**container, "env": [*env, *objects(container, "env")]} if env else container)
+    return {**pod, "containers": containers}
+
 
 _SECTION: Final = "servingEngineSpec"
 _RENDER: Final = "helm template RELEASE CHART -f VALUES writes it out: import what that prints"

@@ -1,21 +1,21 @@
-"""Takes target and draft, and where they lie, into ``spec.target``, ``spec.speculation.draft`` and ``spec.models``."""
+"""Convert target and draft models and their locations to spec.target, draft and spec.models."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from specdecode_operator.deployment.spec.checkpoints import short_name
-from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
-from specdecode_operator.migration.arguments import Argument
-from specdecode_operator.migration.builder import MigrationError, Outcome, SpecBuilder
-from specdecode_operator.migration.environment import CACHE_VARIABLES, TOKEN_VARIABLES, secret_keys
-from specdecode_operator.migration.pod import Omitted, mount_of
-from specdecode_operator.migration.server_command import container_commands, plain_environment
-from specdecode_operator.migration.shell import ScriptError
-from specdecode_operator.migration.speculation import SpeculativeConfig
+from specdecode_operator.deployment.models.checkpoints import short_name
+from specdecode_operator.enums import METHODS_WITH_DRAFT, Method
+from specdecode_operator.importing.engine_container import CACHE_VARIABLES, TOKEN_VARIABLES, secret_keys
+from specdecode_operator.importing.pod_template import Omitted, mount_of
+from specdecode_operator.importing.server_arguments import Argument
+from specdecode_operator.importing.server_command import container_commands, plain_environment
+from specdecode_operator.importing.shell import ScriptError
+from specdecode_operator.importing.spec_builder import MigrationError, Outcome, SpecBuilder
+from specdecode_operator.importing.speculation import SpeculativeConfig
 from specdecode_operator.problems import MISSING
-from specdecode_operator.sizing.families.catalogue import find_entry, published_heads
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
+from specdecode_operator.sizing.catalogue import find_entry, published_heads
+from specdecode_operator.untrusted import mapping, name_of, objects, texts
 
 USUAL_CACHES: Final = ("/root/.cache/huggingface", "/root/.cache/huggingface/hub")
 

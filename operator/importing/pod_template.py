@@ -1,4 +1,4 @@
-"""Takes the rest of a pod into ``spec.podTemplate``."""
+"""Convert the rest of a pod to spec.podTemplate."""
 
 import json
 import re
@@ -7,13 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER, OWN_MOUNTS, OWN_VOLUMES
-from specdecode_operator.deployment.spec.timeouts import SHORTEST_GRACE_S
-from specdecode_operator.kube.nodes import GPU_RESOURCE, PRODUCT_LABEL
-from specdecode_operator.kube.pod_policy import needed_grants
-from specdecode_operator.kube.untyped import mapping, name_of, objects, texts
-from specdecode_operator.migration.arguments import Argument
-from specdecode_operator.migration.builder import Outcome, SpecBuilder
+from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
+from specdecode_operator.cluster.resources import ENGINE_CONTAINER
+from specdecode_operator.deployment.pod_security import needed_grants
+from specdecode_operator.deployment.pod_template_merge import OWN_MOUNTS, OWN_VOLUMES
+from specdecode_operator.deployment.timeouts import SHORTEST_GRACE_S
+from specdecode_operator.importing.server_arguments import Argument
+from specdecode_operator.importing.spec_builder import Outcome, SpecBuilder
+from specdecode_operator.untrusted import mapping, name_of, objects, texts
 
 _TEMPLATE: Final = "spec.podTemplate.spec"
 _OWN_LABELS: Final = ("specdecode.io/", "app.kubernetes.io/managed-by", "pod-template-hash")

@@ -1,4 +1,4 @@
-"""Finds vLLM's server in what a container runs: command and args, plain shell scripts, python -m."""
+"""Find the vLLM server in a container's command: command and args, shell scripts, python -m."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from specdecode_operator.kube.untyped import name_of, objects
-from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.shell import KUBELET_DOLLAR, Command, ScriptError, read_script, refuse_signs, shown
+from specdecode_operator.importing.shell import KUBELET_DOLLAR, Command, ScriptError, read_script, refuse_signs, shown
+from specdecode_operator.importing.spec_builder import MigrationError
+from specdecode_operator.untrusted import name_of, objects
 
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 _SERVER_MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")

@@ -1,7 +1,4 @@
-"""Reads plain shell scripts: simple commands one after the other, and variables whose values stand in the object.
-
-Whatever else a shell can do is refused by name, never followed: a person then writes the command out.
-"""
+"""Parse plain shell scripts: simple commands in sequence, and variables whose values are known."""
 
 import re
 import shlex

@@ -1,15 +1,179 @@
-"""A command line or a start script: `vllm serve …` as text, or as the words of one command."""
+"""Find servers in objects, manifests and command lines; say what to import instead of other kinds.
+
+Resolves variables that a server takes from ConfigMaps and Secrets of the same input.
+"""
 
 import re
 import shlex
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
-from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.server_command import is_harmless, script_index
-from specdecode_operator.migration.shell import MAX_CHARACTERS, Command, ScriptError, read_script, shown
-from specdecode_operator.migration.sources.docker_run import is_docker_run, is_of_docker, read_docker_run
-from specdecode_operator.migration.sources.workload import Workload
+from specdecode_operator.api.deployment import KIND
+from specdecode_operator.importing.docker import is_compose, is_docker_run, is_of_docker, read_compose, read_docker_run
+from specdecode_operator.importing.kserve import read_inference_service, read_llm_inference_service
+from specdecode_operator.importing.kubernetes_workloads import (
+    is_production_stack,
+    read_deployment,
+    read_leader_worker_set,
+    read_pod,
+    read_production_stack,
+    read_stateful_set,
+)
+from specdecode_operator.importing.server_command import is_harmless, script_index
+from specdecode_operator.importing.shell import MAX_CHARACTERS, Command, ScriptError, read_script, shown
+from specdecode_operator.importing.spec_builder import MigrationError
+from specdecode_operator.importing.workload import Workload, name_in, within
+from specdecode_operator.untrusted import mapping, name_of, objects
+
+GROUPS: Final[Mapping[str, str]] = {
+    "Deployment": "apps",
+    "StatefulSet": "apps",
+    "Pod": "",
+    "LeaderWorkerSet": "leaderworkerset.x-k8s.io",
+    "LLMInferenceService": "serving.kserve.io",
+    "InferenceService": "serving.kserve.io",
+    "ServingRuntime": "serving.kserve.io",
+    "ClusterServingRuntime": "serving.kserve.io",
+}
+"""API groups of the kinds that are read."""
+
+_CREATES: Final[Mapping[tuple[str, str], str]] = {
+    ("inference.llmkube.dev", "InferenceService"): "deployment/{name}",
+    ("production-stack.vllm.ai", "VLLMRuntime"): "deployment/{name}",
+    ("kaito.sh", "Workspace"): "statefulset/{name}",
+}
+"""What the controllers of other kinds create for an object, as `specdecode import` names it."""
+
+_NO_SERVER: Final = "does not run vllm serve: write its engine arguments behind vllm serve, and import that"
+
+
+def is_of_its_group(body: Mapping[str, Any]) -> bool:
+    """Return whether an object's kind is the one of its name that is read here; without apiVersion it is."""
+    group = _group(body)
+    return group is None or GROUPS.get(str(body.get("kind")), group) == group
+
+
+def import_instead(body: Mapping[str, Any]) -> str | None:
+    """Return what to import instead of an object of another project; None if nothing is known of its kind."""
+    kind, group, version = str(body.get("kind")), _group(body), str(body.get("apiVersion"))
+    name, where = name_in(body), within(body)
+    shown = f"{kind} of {version}"
+    if kind == "DynamoGraphDeployment":
+        workers = ", ".join(f"deployment/{each}" for each in _dynamo_workers(body))
+        return f"{shown} is not read: {workers or 'what it creates'} {_NO_SERVER}"
+    if kind == "RayService":
+        return f"{shown} is not read: Ray Serve {_NO_SERVER}"
+    if kind == "Model" and group == "kubeai.org":
+        selector = shlex.quote(f"model={name}")
+        return (
+            f"{shown} is not read: import a Pod that it creates, specdecode import pod/NAME{where}; its Pods:"
+            f" kubectl get pods{where} -l {selector}"
+        )
+    created = _CREATES.get((group or "", kind))
+    if created is not None:
+        words = f"specdecode import {shlex.quote(created.format(name=name))}{where}"
+        return f"{shown} is not read: import the {_KINDS[created.partition('/')[0]]} that it creates: {words}"
+    if kind in GROUPS and not is_of_its_group(body):
+        return f"{shown} is not read: import the Deployment that it creates, specdecode import deployment/NAME{where}"
+    return None
+
+
+_KINDS: Final = {"deployment": "Deployment", "statefulset": "StatefulSet"}
+
+
+def _dynamo_workers(body: Mapping[str, Any]) -> Iterator[str]:
+    """Return the names of the Deployments of services that run vLLM, GRAPH-SERVICE in lower case."""
+    for service, spec in mapping(mapping(body, "spec"), "services").items():
+        if "vllm" in str(mapping({"": spec}, "").get("extraPodSpec")):
+            yield f"{name_in(body)}-{service}".lower()
+
+
+def _group(body: Mapping[str, Any]) -> str | None:
+    version = body.get("apiVersion")
+    if not isinstance(version, str):
+        return None
+    return version.rpartition("/")[0]
+
+
+_VLLM: Final = "vllm"
+_WRITTEN_OUT: Final = "its values are written out: a later change of it does not reach the engines"
+_Body = Mapping[str, Any]
+
+
+def with_values(workload: Workload, others: Sequence[_Body]) -> Workload:
+    """Return the server with the values of its variables that ConfigMaps of the same file hold.
+
+    Of a Secret only the names of its keys are read: a variable of it stays a reference.
+    """
+    maps = _named(others, "ConfigMap", workload.namespace)
+    secrets = _named(others, "Secret", workload.namespace)
+    if not maps and not secrets:
+        return workload
+    pod, used = dict(workload.pod), set[str]()
+    for key in ("containers", "initContainers"):
+        if isinstance(pod.get(key), list):
+            pod[key] = [
+                _resolved(each, maps, secrets, used) if key == "initContainers" or _runs_vllm(each) else each
+                for each in pod[key]
+            ]
+    for name in sorted(used):
+        workload.remarks.drop(f"ConfigMap {name}", _WRITTEN_OUT)
+    return replace(workload, pod=pod)
+
+
+def _named(others: Sequence[_Body], kind: str, namespace: str | None) -> dict[str, _Body]:
+    near = [each for each in others if each.get("kind") == kind]
+    return {name_in(each): each for each in near if mapping(each, "metadata").get("namespace") in (None, namespace)}
+
+
+def _runs_vllm(container: Any) -> bool:
+    return any(_VLLM in str(mapping({"": container}, "").get(key)).lower() for key in ("image", "command", "args"))
+
+
+def _resolved(container: Any, maps: Mapping[str, _Body], secrets: Mapping[str, _Body], used: set[str]) -> Any:
+    if not isinstance(container, dict):
+        return container
+    from_all: list[dict[str, Any]] = []
+    unread = []
+    sources = container.get("envFrom")
+    for source in sources if isinstance(sources, list) else []:
+        found = list(_of_source(source, maps, secrets, used)) if isinstance(source, dict) else []
+        from_all += found
+        unread += [] if found else [source]
+    own = [_of_variable(each, maps, used) for each in objects(container, "env")]
+    names = {name_of(each) for each in own}
+    env = [*(each for each in from_all if each["name"] not in names), *own]
+    rest = {key: value for key, value in container.items() if key not in ("env", "envFrom")}
+    return rest | ({"env": env} if env else {}) | ({"envFrom": unread} if unread else {})
+
+
+def _of_source(
+    source: _Body, maps: Mapping[str, _Body], secrets: Mapping[str, _Body], used: set[str]
+) -> Iterator[dict[str, Any]]:
+    """Return the variables of one envFrom; nothing if its object is not beside the server."""
+    prefix = str(source.get("prefix") or "")
+    config, secret = name_of(mapping(source, "configMapRef")), name_of(mapping(source, "secretRef"))
+    if "configMapRef" in source and config in maps:
+        used.add(config)
+        for key, value in mapping(maps[config], "data").items():
+            yield {"name": f"{prefix}{key}", "value": str(value)}
+    elif "secretRef" in source and secret in secrets:
+        keys = {**mapping(secrets[secret], "data"), **mapping(secrets[secret], "stringData")}
+        for key in keys:
+            yield {"name": f"{prefix}{key}", "valueFrom": {"secretKeyRef": {"name": secret, "key": str(key)}}}
+
+
+def _of_variable(variable: dict[str, Any], maps: Mapping[str, _Body], used: set[str]) -> dict[str, Any]:
+    reference = mapping(mapping(variable, "valueFrom"), "configMapKeyRef")
+    name, key = name_of(reference), str(reference.get("key"))
+    values = mapping(maps.get(name, {}), "data") if reference else {}
+    if key not in values:
+        return variable
+    used.add(name)
+    # Two dollars are one to the kubelet: a value of a ConfigMap is text.
+    return {"name": name_of(variable), "value": str(values[key]).replace("$(", "$$(")}
+
 
 _STARTS: Final = re.compile(
     r"^[ \t]*(?:(?:[A-Za-z_]\w*=\S*|sudo|exec|env|nohup|time)[ \t]+)*"
@@ -109,3 +273,48 @@ def _without_log(line: str) -> str:
             break
         kept = kept.rsplit(maxsplit=taken)[0]
     return kept
+
+
+_OF_KINDS: Final[Mapping[str, Callable[[_Body], Workload]]] = {
+    "Deployment": read_deployment,
+    "StatefulSet": read_stateful_set,
+    "Pod": read_pod,
+    "LeaderWorkerSet": read_leader_worker_set,
+    "LLMInferenceService": read_llm_inference_service,
+}
+KINDS: Final = (*_OF_KINDS, "InferenceService")
+"""Kinds of Kubernetes that can be imported."""
+
+READABLE: Final = (
+    f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, docker compose, values of the production-stack chart,"
+    " or a vllm serve or docker run command line"
+)
+"""What can be imported, in words."""
+
+
+def read_workloads(body: _Body, others: Sequence[_Body] = ()) -> list[Workload]:
+    """Return the servers of one object; ``others`` are those beside it. Nothing where the kind is none of these.
+
+    Raises
+    ------
+    MigrationError
+        When its parts are not what its kind has.
+    """
+    _refuse_own(body)
+    if is_compose(body):
+        return read_compose(body)
+    if is_production_stack(body):
+        return read_production_stack(body)
+    kind = str(body.get("kind"))
+    if not is_of_its_group(body):
+        return []
+    if kind == "InferenceService":
+        return [with_values(read_inference_service(body, others), others)]
+    return [with_values(_OF_KINDS[kind](body), others)] if kind in _OF_KINDS else []
+
+
+def _refuse_own(body: _Body) -> None:
+    for owner in objects(mapping(body, "metadata"), "ownerReferences"):
+        if owner.get("kind") == KIND:
+            fix = f"it belongs to {KIND} {owner.get('name')} already: nothing is to be imported"
+            raise MigrationError("metadata.ownerReferences", str(owner.get("kind")), fix)

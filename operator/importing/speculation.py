@@ -1,4 +1,4 @@
-"""Takes speculation into ``spec.speculation``, from JSON, from dotted flags, and from the flags of 2024."""
+"""Convert --speculative-config, dotted flags and the flags of 2024 to spec.speculation."""
 
 import math
 import re
@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from specdecode_operator.api.deployment import Serving
-from specdecode_operator.api.values import DraftSampling, RejectionSampling
-from specdecode_operator.engine.lax_values import read_lax
-from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.rules.extra_config import refusal
-from specdecode_operator.migration.arguments import Argument
-from specdecode_operator.migration.builder import HOLDS_ANYWAY, Outcome, SpecBuilder
-from specdecode_operator.migration.serving import OF_CHECKPOINTS, OF_MODELS, read_json, read_number
+from specdecode_operator.enums import DraftSampling, Method, RejectionSampling
+from specdecode_operator.importing.engine_fields import OF_CHECKPOINTS, OF_MODELS, read_json, read_number
+from specdecode_operator.importing.server_arguments import Argument
+from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, Outcome, SpecBuilder
 from specdecode_operator.problems import MISSING, shown
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.vllm.profiles import EngineProfile
+from specdecode_operator.vllm.speculative_config import read_lax, reserved_key_problem
 
 _CONFIG: Final = "--speculative-config"
 OLD_KEYS: Final = {
@@ -220,7 +218,7 @@ def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, p
     if key in _SAMPLING:
         path, words = _SAMPLING[key]
         builder.decide(f"spec.{path}", f"{what}: {shown(value)}", f"must be one of {', '.join(words)}")
-    elif key in profile.speculative_keys and (advice := refusal(key)):
+    elif key in profile.speculative_keys and (advice := reserved_key_problem(key)):
         builder.decide("spec.speculation", f"{what}: {shown(value)}", advice)
     elif key in profile.speculative_keys:
         builder.take(what, f"speculation.extraConfig.{key}", value)

@@ -1,13 +1,13 @@
-"""One server as its source describes it: what every source becomes, and what the conversion reads."""
+"""A vLLM server as its source describes it: the common form of every source."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from specdecode_operator.kube.untyped import mapping
-from specdecode_operator.migration.builder import Outcome, Setting
+from specdecode_operator.importing.spec_builder import Outcome, Setting
 from specdecode_operator.problems import Problem
+from specdecode_operator.untrusted import mapping
 
 _WRITERS: Final = ("deployment.kubernetes.io/", "kubectl.kubernetes.io/", "field.cattle.io/")
 _OF_SYSTEM: Final = "Kubernetes wrote it for the old object"

@@ -1,4 +1,7 @@
-"""Real time for engines, to a fraction of a millisecond: the event loop's own timers only know whole ones."""
+"""Clocks of replayed engines: real time, scaled time, and virtual time.
+
+The event loop's timers resolve only to whole milliseconds; the real-time clock uses timerfd where it exists.
+"""
 
 import asyncio
 import ctypes
@@ -7,10 +10,64 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, Protocol
 
-from specdecode_operator.replay.engines.engine import Ticket
+from specdecode_operator.replay.engine import Clock, Ticket
+
+
+@dataclass(frozen=True)
+class ScaledClock:
+    """Of two seconds on the clock below, one passes here with a scale of 2."""
+
+    clock: Clock
+    scale: float
+
+    def now_ms(self) -> float:
+        """Return what time it is."""
+        return self.clock.now_ms() / self.scale
+
+    def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
+        """Call back at that moment, or as soon as may be where it is over."""
+        return self.clock.call_at(when_ms * self.scale, callback)
+
+
+@dataclass(slots=True)
+class _Timer:
+    callback: Callable[[], None] | None
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+@dataclass
+class VirtualClock:
+    """Time that passes only while `run` is called, from one timer to the next."""
+
+    _now_ms: float = 0.0
+    _timers: list[tuple[float, int, _Timer]] = field(default_factory=list)
+    _numbers: "count[int]" = field(default_factory=count)
+
+    def now_ms(self) -> float:
+        """Return what time it is."""
+        return self._now_ms
+
+    def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
+        """Call back at that moment; timers of one moment go off in the order in which they were set."""
+        timer = _Timer(callback)
+        heapq.heappush(self._timers, (max(when_ms, self._now_ms), next(self._numbers), timer))
+        return timer
+
+    def run(self, until_ms: float = float("inf")) -> None:
+        """Let time pass until nothing is left to do, or until that moment."""
+        while self._timers and self._timers[0][0] <= until_ms:
+            self._now_ms, _, timer = heapq.heappop(self._timers)
+            if timer.callback is not None:
+                timer.callback()
+        if until_ms != float("inf"):
+            self._now_ms = max(self._now_ms, until_ms)
+
 
 LATE_MS: Final = 1.0
 _EARLY_MS: Final = 0.05
@@ -19,7 +76,7 @@ _NS_PER_MS: Final = 1_000_000
 _NS_PER_S: Final = 1_000_000_000
 
 
-class _Timer(list[Any]):
+class _OsTimer(list[Any]):
     """When in ms, a number by which timers of one moment keep their order, and the callback: one object in the heap."""
 
     __slots__ = ()
@@ -42,7 +99,7 @@ class TimerClock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.zero_ns = time.monotonic_ns()
         self._loop = loop
-        self._timers: list[_Timer] = []
+        self._timers: list[_OsTimer] = []
         self._numbers = count()
         self._armed_ms = float("inf")  # for when the alarm is set; -inf: it need not be
         # How many timers went off, and how many of them so late that somebody should know.
@@ -59,7 +116,7 @@ class TimerClock:
 
     def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
         """Call back at that moment, or in the loop's next turn where it is over."""
-        timer = _Timer((when_ms, next(self._numbers), callback))
+        timer = _OsTimer((when_ms, next(self._numbers), callback))
         heapq.heappush(self._timers, timer)
         if when_ms < self._armed_ms:
             self._arm(when_ms)

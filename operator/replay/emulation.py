@@ -1,35 +1,180 @@
-"""An emulated engine for a SpecDecodeDeployment: what vLLM and the plugin in it are told."""
+"""Run vLLM as an emulated engine: model folders without weights, arguments, plugins and its process.
+
+The made-up tokenizer splits English text into about twice as many tokens as a model's own.
+"""
 
 import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
+from string import ascii_lowercase
+from types import FrameType
 from typing import Any, Final
 
 from specdecode_operator.capture.files.config_hash import gpu_label
-from specdecode_operator.capture.job.plugin_bundle import PluginBundle
+from specdecode_operator.capture.job.pod_files import RECORDER, PluginBundle
 from specdecode_operator.deployment.desired_state import Launch
-from specdecode_operator.deployment.spec.checkpoints import config_of
-from specdecode_operator.deployment.spec.engine_settings import engine_settings
-from specdecode_operator.engine.arguments import ARGUMENTS, COMPILATION_CONFIG
-from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.settings import EngineSettings, Platform
+from specdecode_operator.deployment.engine_settings import engine_settings
+from specdecode_operator.deployment.models.checkpoints import config_of
 from specdecode_operator.replay.emulated.settings import KEY
-from specdecode_operator.replay.fitted.model import FittedModel
-from specdecode_operator.sizing.choice.plan import CPU_PRODUCT, Row
-from specdecode_operator.sizing.kv.layers import CacheKind, LayerRun
-from specdecode_operator.sizing.kv.layout import cache_layout, cache_pages
-from specdecode_operator.sizing.kv.pages import Page
-from specdecode_operator.sizing.kv.settings import kv_rules
-from specdecode_operator.sizing.pair.pair import Pair
+from specdecode_operator.replay.model_file import FittedModel
+from specdecode_operator.sizing.memory.kv_cache import cache_layout, cache_pages
+from specdecode_operator.sizing.memory.kv_pages import CacheKind, LayerRun, Page, kv_rules
+from specdecode_operator.sizing.pair import Pair
+from specdecode_operator.sizing.plan import CPU_PRODUCT, Row
 from specdecode_operator.version import __version__
+from specdecode_operator.vllm.arguments import ARGUMENTS, COMPILATION_CONFIG
+from specdecode_operator.vllm.profiles import EngineProfile
+from specdecode_operator.vllm.settings import EngineSettings, Platform
+
+BEGIN: Final = 0
+END: Final = 1
+"""Tokens that begin and end a text."""
+
+_SPECIAL: Final = ("<s>", "</s>")
+
+TOKENIZER_CONFIG: Final[dict[str, Any]] = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "bos_token": _SPECIAL[BEGIN],
+    "eos_token": _SPECIAL[END],
+    "chat_template": "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}",
+}
+
+_SPACE: Final = "\u0120"
+"""How byte-level tokenizers write a space."""
+
+
+def tokenizer_json(vocabulary: int) -> dict[str, Any]:
+    """Return the content of a tokenizer.json with at most so many tokens."""
+    letters = [*_SPECIAL, *_byte_letters()]
+    merges = [*product(ascii_lowercase, repeat=2), *product(_SPACE, ascii_lowercase)][
+        : max(0, vocabulary - len(letters))
+    ]
+    tokens = [*letters, *("".join(pair) for pair in merges)]
+    return {
+        "version": "1.0",
+        "added_tokens": [_added(number, token) for number, token in enumerate(_SPECIAL)],
+        "normalizer": None,
+        "pre_tokenizer": _BYTE_LEVEL | {"add_prefix_space": False},
+        "post_processor": None,
+        "decoder": _BYTE_LEVEL | {"add_prefix_space": True},
+        "model": {
+            "type": "BPE",
+            "vocab": {token: number for number, token in enumerate(tokens)},
+            "merges": [list(pair) for pair in merges],
+        },
+    }
+
+
+def text_tokens(tokenizer: dict[str, Any]) -> tuple[int, int]:
+    """Return the first and the last of its tokens that are pairs of letters; of small letters where it has no pairs."""
+    model = tokenizer["model"]
+    if model["merges"]:
+        return len(model["vocab"]) - len(model["merges"]), len(model["vocab"]) - 1
+    return model["vocab"]["a"], model["vocab"]["z"]
+
+
+_BYTE_LEVEL: Final[dict[str, Any]] = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+
+
+def _added(number: int, token: str) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": token, "special": True, **flags}
+
+
+def _byte_letters() -> list[str]:
+    """Return the letter that stands for each byte: itself where it can be seen, else one from U+0100 on."""
+    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in seen else next(others)) for byte in range(256)]
+
+
+_OF_A_TOKENIZER: Final = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "tekken.json",
+    "chat_template*",
+    "generation_config.json",
+)
+"""Files of a model's repository that are its tokenizer's, and say where its texts end."""
+
+_WORDS: Final = ("tokenizer.", "vocab", "tekken.json")
+"""How the files begin that hold its tokens."""
+
+_NOT_TOLD: Final = ("quantization_config", "compression_config", "auto_map")
+"""What says how weights are stored, and asks for kernels and code that are not needed."""
+
+_USUAL_TEXT: Final = (300, 1000)
+"""Tokens of a text: in the vocabularies of published models these are pieces of words, and none of them ends it."""
+
+
+def write_model_folder(
+    folder: Path, config: Mapping[str, Any], tokenizer: Path | None, *, is_draft: bool = False
+) -> tuple[int, int]:
+    """Write the folder of a model; return the first and last token of the text that it shall generate.
+
+    ``tokenizer`` is a folder with the tokenizer's files; None: one is made on the spot. A draft keeps its architecture.
+    """
+    folder.mkdir(parents=True)
+    told = {
+        name: value for name, value in (config if is_draft else text_config(config)).items() if name not in _NOT_TOLD
+    }
+    vocabulary = int(told.get("vocab_size") or _USUAL_TEXT[1] + 1)
+    if tokenizer is not None:
+        for path in tokenizer_files(tokenizer):
+            shutil.copy(path, folder / path.name)
+        text = min(_USUAL_TEXT[0], vocabulary - 1), min(_USUAL_TEXT[1], vocabulary - 1)
+    else:
+        made = tokenizer_json(vocabulary)
+        ends = {"bos_token_id": BEGIN, "eos_token_id": END}
+        told |= ends | ({"pad_token_id": END} if "pad_token_id" in told else {})
+        _write(folder / "tokenizer.json", made)
+        _write(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
+        _write(folder / "generation_config.json", ends)
+        text = text_tokens(made)
+    _write(folder / "config.json", told)
+    return text
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files of a tokenizer in a folder; none where there is no tokenizer."""
+    found = [path for pattern in _OF_A_TOKENIZER for path in sorted(folder.glob(pattern)) if path.is_file()]
+    return found if any(path.name.startswith(_WORDS) for path in found) else []
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a config.json that generates text: what sees and hears needs processors that are not there."""
+    inner = config.get("text_config")
+    if not isinstance(inner, Mapping):
+        return dict(config)
+    outer_names = [
+        str(each).replace("ForConditionalGeneration", "ForCausalLM") for each in config.get("architectures", ())
+    ]
+    names = inner.get("architectures") or outer_names
+    outer = {name: config[name] for name in ("dtype", "torch_dtype", "tie_word_embeddings") if name in config}
+    return {**outer, **inner, "architectures": names}
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
 
 PACKAGE: Final = "specdecode_emulated"
 
 PLUGIN: Final = PluginBundle(
     package=PACKAGE,
     version=__version__,
-    sources=Path(__file__).parents[1] / "emulated",
+    sources=Path(__file__).parent / "emulated",
     entry_points=f"[vllm.platform_plugins]\n{PACKAGE} = {PACKAGE}.plugin:platform\n",
 )
 
@@ -197,3 +342,144 @@ def _kept(run: LayerRun, page: Page, pair: Pair) -> dict[str, Any]:
         "element_bytes": layer.element_bytes,
         "reach_tokens": layer.reach_tokens,
     }
+
+
+@dataclass(frozen=True)
+class EngineFolder:
+    """What was written for an engine."""
+
+    plugins: Path  # goes on PYTHONPATH
+    told: Path  # where the plugin tells of its steps
+    arguments: list[str]  # what follows `vllm serve`, but for where it listens
+
+
+def write_engine_folder(
+    folder: Path, emulated: Emulation, *, tokenizer: Path | None = None, seed: int = 0, tells_steps: bool = False
+) -> EngineFolder:
+    """Write models without weights, the plugins, of which the recorder is one, and what they are told."""
+    plugins, told = folder / "plugins", folder / "told"
+    told.mkdir(parents=True)
+    PLUGIN.write(plugins)
+    RECORDER.write(plugins)
+    text = write_model_folder(folder / "target", emulated.target_config, tokenizer)
+    draft = None
+    if emulated.draft_config is not None:
+        draft = folder / "draft"
+        write_model_folder(draft, emulated.draft_config, tokenizer, is_draft=True)
+    told_where = {"folder": str(told), "tells_steps": tells_steps}
+    settings = folder / "settings.json"
+    settings.write_text(json.dumps(emulated.plugin_settings(text, seed) | told_where), encoding="utf-8")
+    return EngineFolder(plugins, told, emulated.arguments(folder / "target", draft, settings))
+
+
+_VARIABLES: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    # Nothing is computed: threads that wait for work would take the cores of those that schedule and serve.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+_UNSET: Final = ("VLLM_TARGET_DEVICE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_USE_V2_MODEL_RUNNER")
+"""What would keep vLLM from looking for a platform, or have it size the cache by itself."""
+
+_LOOK_S: Final = 60
+
+
+@dataclass(frozen=True)
+class EngineEnvironment:
+    """An interpreter that knows vLLM, by itself or through a folder of packages."""
+
+    python: Path
+    packages: Path | None = None
+
+    @classmethod
+    def at(cls, place: Path | None) -> "EngineEnvironment":
+        """Return what a python executable, or a folder of installed packages, makes; None: this interpreter."""
+        if place is None:
+            return cls(Path(sys.executable))
+        return cls(Path(sys.executable), place) if place.is_dir() else cls(place)
+
+    def version(self) -> str:
+        """Return the version of its vLLM.
+
+        Raises
+        ------
+        NotEmulatedError
+            When it has none.
+        """
+        look = "import importlib.metadata as m, importlib.util as u; print(u.find_spec('vllm') and m.version('vllm'))"
+        try:
+            done = subprocess.run(  # noqa: S603  what the user names is what runs
+                [self.python, "-c", look],
+                env=self.variables((), {}),
+                capture_output=True,
+                text=True,
+                timeout=_LOOK_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NotEmulatedError(f"--engine {self.python}: cannot be run: name the python that has vLLM") from error
+        version = done.stdout.strip()
+        if done.returncode or not version[:1].isdigit():
+            place = self.packages or self.python
+            raise NotEmulatedError(f"--engine {place}: has no vLLM: name the python, or the packages, that have it")
+        return version
+
+    def variables(self, plugins: Sequence[Path], more: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a process with plugins in these folders."""
+        inherited = {name: value for name, value in os.environ.items() if name not in _UNSET}
+        if "VLLM_PLUGINS" in inherited:  # which then lists all that vLLM may load
+            listed = [inherited["VLLM_PLUGINS"], PLUGIN.package, RECORDER.package]
+            inherited["VLLM_PLUGINS"] = ",".join(filter(None, listed))
+        # The plugins come first: no package of the environment may take their place.
+        path = [*plugins, *([self.packages] if self.packages else []), inherited.get("PYTHONPATH")]
+        return {**inherited, **_VARIABLES, **more, "PYTHONPATH": os.pathsep.join(str(each) for each in path if each)}
+
+    def serve(self, arguments: Sequence[str], variables: Mapping[str, str]) -> int:
+        """Run vLLM's server until it ends, with the signals that this process gets; return its exit status."""
+        command = [str(self.python), "-m", "vllm.entrypoints.cli.main", "serve", *arguments]
+        process = subprocess.Popen(command, env=dict(variables), start_new_session=True)  # noqa: S603  as above
+
+        def forward(number: int, _: FrameType | None) -> None:
+            process.send_signal(number)
+
+        before = {each: signal.signal(each, forward) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+_START: Final = """\
+import json, os, sys
+
+TOLD = json.loads({told!r})
+for name in TOLD["unset"]:
+    os.environ.pop(name, None)
+paths = [TOLD["plugins"], os.environ.get("PYTHONPATH")]
+os.environ.update(TOLD["variables"], PYTHONPATH=os.pathsep.join(filter(None, paths)))
+command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *TOLD["arguments"], *sys.argv[1:]]
+os.execv(sys.executable, command)
+"""
+
+
+def start_script(plugins: Path, arguments: Sequence[str]) -> str:
+    """Return a program that becomes vLLM's server with plugins and arguments, and needs nothing else of ours."""
+    told = {
+        "plugins": str(plugins.resolve()),
+        "arguments": list(arguments),
+        "variables": _VARIABLES,
+        "unset": _UNSET,
+    }
+    return _START.format(told=json.dumps(told))
+
+
+def free_port(host: str) -> int:
+    """Return a port at which nobody listens now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

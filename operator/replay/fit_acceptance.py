@@ -1,11 +1,8 @@
-"""Fits what becomes of drafts to recordings: the section ``acceptance`` of a model file.
+"""Fit the `acceptance` section of a model file: the outcome of drafts.
 
-What a chunk has beyond one token was accepted, so each request of a trace is a series of accepted lengths. How many
-tokens were drafted for them is known in sum alone, of the step statistics, and is divided among the chunks.
-
-Requests differ: some are easy throughout, and some have easy passages. Both are looked for, as classes of requests and
-as what follows what within one, and each is taken only where it explains the recording so much better that chance
-cannot be why (Schwarz's criterion): a small capture gets one class.
+Each chunk beyond one token was accepted, so a request is a series of accepted lengths. Step statistics give drafted
+tokens only in sum; these are divided among the chunks. Classes of requests, and dependence between steps, are added
+only where they improve the fit by Schwarz's criterion (BIC), so a small capture gets one class.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,9 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from specdecode_operator.replay.fitted.measured_steps import Numbers
-from specdecode_operator.replay.recording.read import read_steps
-from specdecode_operator.replay.recording.recording import RecordedRequest, Recording
+from specdecode_operator.capture.recording import RecordedRequest, Recording, read_steps
+from specdecode_operator.replay.fit_step_time import Numbers
 
 LEAST_CHUNKS: Final = 100
 """Fewer of one temperature carry no fit of their own."""

@@ -1,27 +1,175 @@
-"""A model of an engine, fitted to captures: one small JSON document, of which each section is used by itself.
+"""The fitted model of an engine: one JSON document whose sections are used independently.
 
-A section says on which values it was fitted, so that whoever uses it outside of them can be told how far.
+The section `donors` holds pools of recorded steps and bursts. `buckets` says which of them count as alike;
+quantiles thin a pool, and ranges say how far a value lies outside the fitted ones.
 """
 
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 from msgspec import Meta, Struct
 
-from specdecode_operator.documents.json_text import parse_json
-from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.problems import printable, shown
-from specdecode_operator.replay.emulated.acceptance import acceptance_from_json
-from specdecode_operator.replay.emulated.step_time import step_time_from_json
-from specdecode_operator.replay.fitted.donors import Clients, Donors, Ttft
+from specdecode_operator.replay.emulated.engine_model import acceptance_from_json, step_time_from_json
+from specdecode_operator.untrusted import UnreadableTextError, parse_json
+
+DECODING: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Requests that have their next tokens in a step; each bucket ends with its number, included."""
+PREFILL_TOKENS: Final = (0, 64, 256, 1024, 2048, 4096, 8192, 16384)
+POSITION: Final = (16, 64, 256)
+"""Tokens of the output that a request has already."""
+CONTEXT: Final = (512, 2048, 8192, 32768)
+"""Tokens that a request attends to."""
+BURST: Final = (0, 1, 2, 3, 4, 5, 8, 16)
+"""Tokens of the burst before; 0 stands for the one that ended the prefill."""
+PACES: Final = 5
+"""Steps of a cell, from the shortest fifth to the longest."""
+
+
+def bucket(value: float, ends: Sequence[int]) -> int:
+    """Return in which bucket a value is; what is beyond the last end has one of its own."""
+    return bisect_left(ends, value)
+
+
+def buckets(ends: Sequence[int]) -> int:
+    """Return how many there are."""
+    return len(ends) + 1
+
+
+def thinned(values: Sequence[float], most: int, digits: int = 5) -> list[float]:
+    """Return so many of some values at most: ascending, each the middle of an equal share of them."""
+    ordered = sorted(values)
+    if len(ordered) > most:
+        ordered = [ordered[int((index + 0.5) * len(ordered) / most)] for index in range(most)]
+    return [round(float(value), digits) for value in ordered]
+
+
+def value_at(ascending: Sequence[float], share: float) -> float:
+    """Return the value below which a share of them lies, with straight lines between them."""
+    place = share * len(ascending) - 0.5
+    if place <= 0:
+        return ascending[0]
+    below = int(place)
+    if below + 1 >= len(ascending):
+        return ascending[-1]
+    return ascending[below] + (place - below) * (ascending[below + 1] - ascending[below])
+
+
+_NEAR: Final = 1.05
+"""So much farther is no farther: two loads of the same lengths differ by that."""
+
+
+class Range(Struct, frozen=True):
+    """The least and the largest value that was seen."""
+
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Self:
+        """Return the range of some values, of which there is one at least."""
+        sorted_values = sorted(values)
+        return cls(sorted_values[0], sorted_values[-1])
+
+    def outside(self, name: str, value: float) -> str | None:
+        """Say how far a value lies outside; nothing where it does not, or hardly."""
+        if self.least / _NEAR <= value <= self.most * _NEAR:
+            return None
+        bound, word = (self.most, "most") if value > self.most else (self.least, "least")
+        times = f", {value / bound:.1f} times that" if bound > 0 else ""
+        return f"{name} {value:g} is outside of what the model was fitted on: {bound:g} at {word}{times}"
+
+
+MOST_DONORS: Final = 256
+"""Of a cell: so many are kept, evenly spread over its quantiles."""
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0, le=2**40)]
+Small = Annotated[int, Meta(ge=0, le=2**20)]
+Ratio = Annotated[float, Meta(gt=0, le=1e6)]
+
+
+class Cell(Struct, kw_only=True, frozen=True):
+    """Steps that are alike."""
+
+    decoding: Small  # bucket of the requests that had their next tokens
+    prefill: Small  # bucket of the tokens of prompts
+    steps: Count
+    ratios: Annotated[list[Ratio], Meta(min_length=1, max_length=MOST_DONORS)]  # measured by trend, ascending
+
+
+class Bursts(Struct, kw_only=True, frozen=True):
+    """How often a burst of so many tokens came where; a row of each list belongs together."""
+
+    classes: list[Small]  # of the request, in the order of `Donors.classes`
+    paces: list[Small]
+    before: list[Small]  # bucket of the burst before
+    decoding: list[Small]
+    positions: list[Small]
+    contexts: list[Small]
+    tokens: list[Annotated[int, Meta(ge=1, le=2**27)]]
+    counts: list[Annotated[int, Meta(ge=1, le=2**40)]]
+
+    def __post_init__(self) -> None:
+        """Refuse rows that are not whole."""
+        lengths = {len(getattr(self, name)) for name in self.__struct_fields__}
+        if len(lengths) > 1:
+            raise ValueError("its lists differ in length")
+
+
+class Stops(Struct, kw_only=True, frozen=True):
+    """Requests that the model itself ended."""
+
+    share: Share
+    output_tokens: list[Count]  # ascending, evenly spread over quantiles
+
+
+class Drafts(Struct, kw_only=True, frozen=True):
+    """What was drafted, by the engine's own counters."""
+
+    singles: Share  # bursts of one token that had a draft: ngram does not always find one
+    tokens: Annotated[float, Meta(ge=0, le=4096)]  # of a draft, on average
+
+
+class Donors(Struct, kw_only=True, frozen=True):
+    """Steps, bursts, and what else is drawn of a capture."""
+
+    num_speculative_tokens: Annotated[int, Meta(ge=0, le=4095)]
+    trend: dict[str, Any]  # as a section `step_time`
+    cells: Annotated[list[Cell], Meta(min_length=1, max_length=4096)]
+    persistence: Annotated[float, Meta(ge=0, lt=1)]  # how much a step's pace tells of the next one's
+    classes: Annotated[list[Share], Meta(min_length=1, max_length=64)]  # shares of easy and hard requests
+    bursts: Bursts
+    firsts: list[tuple[Annotated[int, Meta(ge=1, le=2**27)], Count]]  # tokens at the end of a prefill, how often
+    drafts: Drafts
+    stops: Stops
+    ranges: dict[str, Range]
+
+    def __post_init__(self) -> None:
+        """Refuse a trend that is none."""
+        step_time_from_json(self.trend)
+
+
+class Ttft(Struct, kw_only=True, frozen=True):
+    """What a first token takes beside the steps: from arrival until the scheduler sees a request."""
+
+    lead_ms: list[Annotated[float, Meta(ge=0, le=3_600_000)]]  # ascending, evenly spread over quantiles
+
+
+class Clients(Struct, kw_only=True, frozen=True):
+    """Clients that wait for an answer before they ask again, where a capture has such."""
+
+    turnarounds_ms: list[Annotated[float, Meta(ge=0, le=3_600_000)]]  # from the last token to the next request
+
 
 SCHEMA: Final = 1
 
 MAX_BYTES: Final = 8 * 2**20
 """Of a model file: fitting writes 2 MiB at most."""
 
-Count = Annotated[int, Meta(ge=0, le=2**40)]
 Positive = Annotated[int, Meta(ge=1, le=2**40)]
 
 
@@ -69,8 +217,8 @@ class FittedModel(Struct, kw_only=True, frozen=True, omit_defaults=True):
     donors: Donors | None = None
     ttft: Ttft | None = None
     clients: Clients | None = None
-    step_time: dict[str, Any] | None = None  # as replay/emulated/step_time.py evaluates it
-    acceptance: dict[str, Any] | None = None  # as replay/emulated/acceptance.py evaluates it
+    step_time: dict[str, Any] | None = None  # as replay/emulated/engine_model.py evaluates it
+    acceptance: dict[str, Any] | None = None  # as replay/emulated/engine_model.py evaluates it
 
 
 class ModelFileError(Exception):

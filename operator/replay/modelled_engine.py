@@ -1,22 +1,109 @@
-"""An engine as it was fitted to captures: steps and bursts are drawn from what was recorded, together."""
+"""Draw step times and bursts for a stepped engine from a fitted model (`--mode modelled`)."""
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 from statistics import NormalDist
 from typing import Final
 
-from specdecode_operator.replay.emulated.step_time import StepShape, step_time_from_json
-from specdecode_operator.replay.engines.acceptance import position_chance
-from specdecode_operator.replay.engines.engine import Incoming
-from specdecode_operator.replay.fitted.buckets import BURST, CONTEXT, DECODING, PACES, POSITION, PREFILL_TOKENS, bucket
-from specdecode_operator.replay.fitted.burst_chances import BurstChances
-from specdecode_operator.replay.fitted.donors import Cell, Donors
-from specdecode_operator.replay.fitted.model import FittedModel
-from specdecode_operator.replay.fitted.quantiles import at
+from specdecode_operator.replay.drafting import position_chance
+from specdecode_operator.replay.emulated.engine_model import StepShape, step_time_from_json
+from specdecode_operator.replay.engine import Incoming
+from specdecode_operator.replay.model_file import (
+    BURST,
+    CONTEXT,
+    DECODING,
+    PACES,
+    POSITION,
+    PREFILL_TOKENS,
+    Bursts,
+    Cell,
+    Donors,
+    FittedModel,
+    bucket,
+    value_at,
+)
+
+Key = tuple[int, ...]
+"""Class, pace, burst before, decoding requests, position, context, each as its bucket; or a beginning of it."""
+
+_DEVIATIONS: Final = 3.0
+_DEPTHS: Final = (0, 1, 2, 3, 4, 5, 6)
+_PRIOR: Final = 10.0
+"""What the level above says counts as so many bursts."""
+
+
+class BurstChances:
+    """Chances of each size, summed up to it, by key."""
+
+    def __init__(self, bursts: Bursts) -> None:
+        """Add up what was recorded, at each level."""
+        self._counts: dict[Key, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        self._below: dict[Key, set[Key]] = defaultdict(set)
+        self._parted: dict[Key, bool] = {}
+        self._found: dict[Key, Sequence[float]] = {}
+        columns = (bursts.classes, bursts.paces, bursts.before, bursts.decoding, bursts.positions, bursts.contexts)
+        for *key, tokens, count in zip(*columns, bursts.tokens, bursts.counts, strict=True):
+            for depth in _DEPTHS:
+                self._counts[tuple(key[:depth])][tokens] += count
+                if depth:
+                    self._below[tuple(key[: depth - 1])].add(tuple(key[:depth]))
+        self.sizes: Sequence[int] = sorted(self._counts[()]) or [1]
+        self._chances: dict[Key, dict[int, float]] = {}
+
+    def up_to(self, key: Key) -> Sequence[float]:
+        """Return, for each of `sizes`, the chance that a burst is not larger."""
+        found = self._found.get(key)
+        if found is None:
+            total, sums = 0.0, list[float]()
+            chances = self._of(key)
+            for size in self.sizes:
+                total += chances.get(size, 0.0)
+                sums.append(total)
+            sums[-1] = 1.0
+            found = self._found[key] = sums
+        return found
+
+    def _of(self, key: Key) -> dict[int, float]:
+        if key not in self._chances:
+            self._chances[key] = (
+                self._mixed(key, self._of(key[:-1])) if key else _shares(self._counts.get(()) or {1: 1})
+            )
+        return self._chances[key]
+
+    def _mixed(self, key: Key, above: dict[int, float]) -> dict[int, float]:
+        counts = self._counts.get(key)
+        if counts is None or not self._parts(key[:-1]):
+            return above
+        total = sum(counts.values()) + _PRIOR
+        return {size: (counts.get(size, 0.0) + _PRIOR * share) / total for size, share in above.items()}
+
+    def _parts(self, key: Key) -> bool:
+        """Whether what is known next parts these bursts by more than chance: a G test, at three deviations.
+
+        Of all or none of the parts: if only those were taken that differ most, bursts would drift to their side.
+        """
+        if key not in self._parted:
+            parts = [self._counts[each] for each in self._below[key]]
+            shares = _shares(self._counts[key])
+            apart = sum(
+                2 * count * math.log(count / (sum(part.values()) * shares[size]))
+                for part in parts
+                for size, count in part.items()
+            )
+            free = (len(parts) - 1) * (len(shares) - 1)
+            self._parted[key] = free > 0 and apart > free + _DEVIATIONS * math.sqrt(2 * free)
+        return self._parted[key]
+
+
+def _shares(counts: Mapping[int, float]) -> dict[int, float]:
+    total = sum(counts.values())
+    return {size: count / total for size, count in counts.items()}
+
 
 AcceptanceNow = Callable[[], float | None]
 """Share of drafted tokens that is to be accepted at this moment; None: as it was recorded."""
@@ -95,7 +182,7 @@ class ModelledBehaviour:
 
     def lead_ms(self) -> float:
         """Return how long a request takes to the scheduler."""
-        return at(self._leads_ms, self._random.random()) if self._leads_ms else 0.0
+        return value_at(self._leads_ms, self._random.random()) if self._leads_ms else 0.0
 
     def begin(self, request: Incoming) -> _Course:
         """Return how a request goes: of a class from its first token to its last."""
@@ -106,7 +193,7 @@ class ModelledBehaviour:
         output_tokens, reason = request.max_tokens, "length"
         stops = donors.stops
         if not request.ignore_eos and stops.output_tokens and random.random() < stops.share:
-            stopped = max(1, round(at(stops.output_tokens, random.random())))
+            stopped = max(1, round(value_at(stops.output_tokens, random.random())))
             if stopped <= output_tokens:
                 output_tokens, reason = stopped, "stop"
         self._see("tokens of a prompt", request.prompt_tokens)
@@ -123,7 +210,7 @@ class ModelledBehaviour:
         cell = self._cell(self._decoding, bucket(step.prefill_tokens, PREFILL_TOKENS))
         self._see("requests decoding at once", decoding)
         self._see("prompt tokens in a step", step.prefill_tokens)
-        duration_ms = self._trend.ms(step) * at(cell.ratios, share)
+        duration_ms = self._trend.ms(step) * value_at(cell.ratios, share)
         return min(max(duration_ms, _LEAST_MS), _MOST_STEP_MS)
 
     def draw_first(self) -> int:

@@ -1,21 +1,170 @@
-"""An engine that goes step by step, as vLLM does: one batch for all, so that what slows one request slows every one.
+"""Simulate vLLM's scheduler step by step: one batch, chunked prefill, KV cache blocks and preemption.
 
-Scheduling is vLLM's V1 in short: what runs goes first, prompts take what is left of the step's tokens (chunked), what
-waits is admitted while there is room for it, and who came last is preempted and computed again where the KV cache is
-full. How long a step takes and what it brings is the `Behaviour`'s.
+Scheduling follows vLLM's V1. Running requests go first and prompts take the rest of the token budget. Waiting
+requests are admitted while blocks are free; if the cache is full, the last one admitted is preempted and
+recomputed. `Behaviour` decides how long a step takes and how many tokens come of it.
 """
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from itertools import count
+from typing import Final, Protocol
+from weakref import WeakValueDictionary
 
-from specdecode_operator.replay.emulated.step_time import StepShape
-from specdecode_operator.replay.engines.behaviour import Behaviour, Course, OnStep, StepReport
-from specdecode_operator.replay.engines.engine import Burst, Clock, Incoming, Load, Sink, Ticket
-from specdecode_operator.replay.engines.kv_cache import KvCache
-from specdecode_operator.replay.fitted.model import Limits
+from specdecode_operator.replay.emulated.engine_model import StepShape
+from specdecode_operator.replay.engine import Burst, Clock, Incoming, Load, Sink, Submission, Ticket
+from specdecode_operator.replay.model_file import Limits
+
+
+class Course(Protocol):
+    """How one request goes on."""
+
+    output_tokens: int  # it ends with them
+    finish_reason: str
+
+    def first(self) -> int:
+        """Return how many tokens come at the end of its prefill, or when it is computed again."""
+
+    def planned(self) -> int:
+        """Return how many drafted tokens its next step is planned with; what was drafted may be another number."""
+
+    def next(self, output_tokens: int) -> tuple[int, int]:
+        """Return how many tokens were drafted for its next step, and how many of them accepted.
+
+        It has ``output_tokens`` already. What comes is one more than was accepted.
+        """
+
+
+class Behaviour(Protocol):
+    """What is particular to an engine, where scheduling is the same in all."""
+
+    num_speculative_tokens: int
+
+    def lead_ms(self) -> float:
+        """Return how long a request takes from its arrival until the scheduler sees it."""
+
+    def begin(self, request: Incoming) -> Course:
+        """Return how a new request will go."""
+
+    def step_ms(self, step: StepShape, decoding: int) -> float:
+        """Return how long the next step takes, in which so many requests have their next tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One step of an engine, for those who record it."""
+
+    index: int
+    end_ms: float
+    duration_ms: float
+    shape: StepShape
+    decoding: int
+    prefilling: int
+    first_prompt_tokens: int  # prompts of the requests whose first token came in it
+    running: int  # after it, as are the others below
+    waiting: int
+    kv_cache_usage: float
+    prefix_cache_queries: int  # tokens, in this step alone
+    prefix_cache_hits: int
+    drafted: Sequence[int]  # tokens drafted for each request that had a draft
+    accepted: Sequence[int]  # and accepted, in the same order
+    scheduled: Sequence[str]  # ids of requests that ran for the first time
+    preempted: Sequence[str]
+
+
+OnStep = Callable[[StepReport], None]
+"""Is told of each step before its bursts go out."""
+
+
+MOST_KEPT: Final = 1_000_000
+"""Blocks that a cache without a size keeps findable."""
+
+
+class KvCache:
+    """Blocks in use and blocks kept, counted; what is in them is known by the hashes of prompts."""
+
+    def __init__(self, num_blocks: int | None, *, prefix_caching: bool) -> None:
+        """Begin with an empty cache; without a number of blocks it never fills up, and its usage is 0."""
+        self.num_blocks = num_blocks
+        self._prefix_caching = prefix_caching
+        self._users: dict[int, int] = {}
+        """How many requests use the block of each hash."""
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        """Hashes of blocks that nobody uses, the one freed longest ago first."""
+        self._anonymous = 0
+        """Blocks in use that have no hash: ends of prompts, outputs."""
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks that are in use."""
+        return (self._anonymous + len(self._users)) / self.num_blocks if self.num_blocks else 0.0
+
+    def found(self, hashes: Sequence[int]) -> int:
+        """Return how many blocks of a prompt are there, from its beginning on."""
+        if not self._prefix_caching:
+            return 0
+        count = 0
+        for each in hashes:
+            if each not in self._users and each not in self._kept:
+                break
+            count += 1
+        return count
+
+    def admit(self, hashes: Sequence[int], found: int, fresh: int) -> bool:
+        """Take a request's found blocks, and so many fresh ones; nothing where there is not enough room."""
+        used = hashes[:found]
+        revived = sum(1 for each in used if each in self._kept)
+        if not self._has_room(fresh + revived):
+            return False
+        for each in used:
+            self._kept.pop(each, None)
+            self._users[each] = self._users.get(each, 0) + 1
+        self._take(fresh)
+        return True
+
+    def grow(self, blocks: int) -> bool:
+        """Take fresh blocks; nothing where there is not enough room."""
+        if not self._has_room(blocks):
+            return False
+        self._take(blocks)
+        return True
+
+    def name(self, hashes: Sequence[int], named: int) -> int:
+        """Make a request's blocks findable, of which the first ones are already; return how many are."""
+        if not self._prefix_caching:
+            return named
+        for each in hashes[named:]:
+            self._kept.pop(each, None)
+            self._users[each] = self._users.get(each, 0) + 1
+        self._anonymous -= max(0, len(hashes) - named)
+        return max(named, len(hashes))
+
+    def release(self, hashes: Sequence[int], anonymous: int) -> None:
+        """Take blocks back; those with a hash stay findable. The end of a prompt goes first, as its rest is needed."""
+        self._anonymous -= anonymous
+        for each in reversed(hashes):
+            left = self._users[each] - 1
+            if left:
+                self._users[each] = left
+            else:
+                del self._users[each]
+                self._kept[each] = None
+        self._evict()
+
+    def _has_room(self, blocks: int) -> bool:
+        return self.num_blocks is None or self._anonymous + len(self._users) + blocks <= self.num_blocks
+
+    def _take(self, fresh: int) -> None:
+        self._anonymous += fresh
+        self._evict()
+
+    def _evict(self) -> None:
+        most = MOST_KEPT if self.num_blocks is None else self.num_blocks - self._anonymous - len(self._users)
+        while len(self._kept) > most:
+            self._kept.popitem(last=False)
+
 
 # vLLM's defaults, for what a capture does not say.
 MAX_NUM_SEQS: Final = 256
@@ -313,3 +462,44 @@ class SteppedEngine:
             scheduled=self._tally.scheduled,
             preempted=self._tally.preempted,
         )
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class _Watched:
+    submitted_ms: float
+    scheduled_ms: float | None = None
+    ticket: Ticket | None = None
+
+    def cancel(self) -> None:
+        if self.ticket is not None:
+            self.ticket.cancel()
+
+    def waited_ms(self) -> float | None:
+        return None if self.scheduled_ms is None else self.scheduled_ms - self.submitted_ms
+
+
+class WatchedEngine:
+    """Looks at the engine's steps for those that ran for the first time."""
+
+    def __init__(self, clock: Clock, behaviour: Behaviour, limits: Limits) -> None:
+        self._clock = clock
+        self._engine = SteppedEngine(clock, behaviour, limits, self._on_step)
+        # Ids of clients may be there twice, and several answers to one request have the same.
+        self._numbers = count()
+        self._watched: WeakValueDictionary[str, _Watched] = WeakValueDictionary()
+
+    def submit(self, request: Incoming, sink: Sink) -> Submission:
+        """Take a request; its bursts go to the sink. Cancelled, it frees its place at once."""
+        mine, name = _Watched(self._clock.now_ms()), str(next(self._numbers))
+        self._watched[name] = mine
+        mine.ticket = self._engine.submit(replace(request, request_id=name), sink)
+        return mine
+
+    def load(self) -> Load:
+        """Return what it has to do."""
+        return self._engine.load()
+
+    def _on_step(self, step: StepReport) -> None:
+        for name in step.scheduled:
+            if (watched := self._watched.get(name)) is not None:
+                watched.scheduled_ms = step.end_ms - step.duration_ms

@@ -1,14 +1,19 @@
-"""When requests come, as people write it on a command line: phases of a capture's load."""
+"""Parse a synthetic load: arrival phases, lengths of prompts and answers, shared prefixes."""
 
+import math
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from specdecode_operator.api.capture_workload import Pattern, Phase
+from specdecode_operator.api.capture import Pattern, Phase
+from specdecode_operator.capture.recorder.block_hashes import block_hashes
 from specdecode_operator.problems import shown
 
-FORMS: Final = (
+ARRIVAL_FORMS: Final = (
     "constant:4 or poisson:4 (requests a second), burst:8x10 (so many every 10 s), staircase:1+1x30 (requests a "
     "second, 1 more every 30 s), closed:16 (clients), multiturn:8x4 (conversations at once, of 4 turns) or "
     "multiturn:8x4x2 (with 2 s between them)"
@@ -55,5 +60,91 @@ def parse_arrivals(text: str, requests: int | None, duration_s: int | None, name
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             field = ".".join(map(str, problem["loc"]))
-            raise InvalidArrivalsError(f"{shown(text)}: {field}: {problem['msg']}: write {FORMS}") from error
-    raise InvalidArrivalsError(f"{shown(text)}: write {FORMS}")
+            raise InvalidArrivalsError(f"{shown(text)}: {field}: {problem['msg']}: write {ARRIVAL_FORMS}") from error
+    raise InvalidArrivalsError(f"{shown(text)}: write {ARRIVAL_FORMS}")
+
+
+LONGEST: Final = 16_777_216
+"""Tokens, as of the prompts of a capture's load."""
+
+LENGTH_FORMS: Final = "512, 100-900 (evenly spread) or lognormal:512:0.5 (median and sigma)"
+
+
+class InvalidLengthsError(ValueError):
+    """A text that says no lengths: the text, and what to write."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A distribution of lengths in tokens."""
+
+    least: int
+    most: int
+    sigma: float = 0.0  # of a lognormal distribution with its median in `least`
+
+    def draw(self, random: Random) -> int:
+        """Return one length."""
+        if self.sigma:
+            return min(max(1, round(self.least * math.exp(random.gauss(0, self.sigma)))), self.most)
+        return self.least if self.least == self.most else random.randint(self.least, self.most)
+
+
+def parse_lengths(text: str) -> Lengths:
+    """Return the lengths that a text says.
+
+    Raises
+    ------
+    InvalidLengthsError
+        It says none.
+    """
+    try:
+        if text.startswith("lognormal:"):
+            median, sigma = text.removeprefix("lognormal:").split(":")
+            found = Lengths(int(median), LONGEST, float(sigma))
+            usable = 0 < found.sigma <= 3 and found.least <= LONGEST  # noqa: PLR2004  e^3: 20 times the median
+        else:
+            least, _, most = text.partition("-")
+            found = Lengths(int(least), int(most or least))
+            usable = found.least <= found.most <= LONGEST
+    except ValueError:
+        usable = False
+    if not usable or found.least < 1:
+        raise InvalidLengthsError(f"{shown(text)}: write {LENGTH_FORMS}, of 1 to {LONGEST:,} tokens")
+    return found
+
+
+_ID_BITS = 31
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What requests are asked: the same for the same seed."""
+
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+    shared_prefix_tokens: int
+    block_size: int
+    seed: int
+
+    def lengths(self, name: str) -> tuple[int, int]:
+        """Return how long a request's own part and its answer are; the shared prefix comes on top of the first."""
+        random = Random(f"{self.seed}/{name}/lengths")  # noqa: S311  not for secrets
+        return self.prompt_tokens.draw(random), self.output_tokens.draw(random)
+
+    def hashes(self, conversation: str, tokens: int) -> Sequence[int]:
+        """Return the hashes of the full blocks of a conversation's first tokens, of which the prefix is everyone's.
+
+        One number stands for the content of a block: chained as those of tokens are, and much faster.
+        """
+        shared = self.shared_prefix_tokens // self.block_size
+        blocks = tokens // self.block_size
+        ids = [*self._ids("prefix", min(shared, blocks)), *self._ids(conversation, blocks - min(shared, blocks))]
+        return block_hashes(ids, 1, _no_pause)
+
+    def _ids(self, purpose: str, count: int) -> list[int]:
+        random = Random(f"{self.seed}/{purpose}/blocks")  # noqa: S311  not for secrets
+        return [random.getrandbits(_ID_BITS) for _ in range(count)]
+
+
+def _no_pause() -> None:
+    pass

@@ -1,18 +1,106 @@
-"""A load on an engine in virtual time: what the load generator of a capture does, without waiting."""
+"""Run an engine under a load in virtual time and write a capture (`replay synth` and `forecast`).
 
-from collections.abc import Callable, Iterator, Sequence
+`GivenBehaviour` is an engine whose distributions are all given, for traces with known statistics.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
-from specdecode_operator.api.capture_workload import Pattern, Phase
+from specdecode_operator.api.capture import Pattern, Phase
+from specdecode_operator.capture.files.formats import (
+    STEP_STATS,
+    TRACE,
+    FinishReason,
+    ItlContext,
+    StepStats,
+    TraceMeta,
+    TraceRecord,
+    encode,
+    encode_meta,
+)
 from specdecode_operator.capture.load.arrivals import arrival_offsets_s
-from specdecode_operator.capture.load.workload import needed
-from specdecode_operator.replay.engines.engine import Burst, Incoming, ReplayEngine
-from specdecode_operator.replay.engines.virtual_clock import VirtualClock
-from specdecode_operator.replay.recording.recording import RecordedRequest
-from specdecode_operator.replay.synth.prompts import Prompts
+from specdecode_operator.capture.load.run_settings import needed
+from specdecode_operator.capture.recording import RecordedRequest
+from specdecode_operator.replay.clocks import VirtualClock
+from specdecode_operator.replay.emulated.engine_model import Acceptance, Drafting, Paces, StepShape, StepTime
+from specdecode_operator.replay.engine import Burst, Incoming, Load, ReplayEngine, scheduler_stats
+from specdecode_operator.replay.model_file import Limits
+from specdecode_operator.replay.stepped_engine import Behaviour, SteppedEngine, StepReport
+from specdecode_operator.replay.synthetic_load import Prompts
+
+
+@dataclass(slots=True)
+class _Course:
+    drafting: Drafting | None
+    width: int
+    output_tokens: int
+    finish_reason: str = "length"
+    coming: tuple[int, int] | None = None
+
+    def first(self) -> int:
+        return 1
+
+    def planned(self) -> int:
+        if self.coming is None:
+            self.coming = self.drafting.next(self.width) if self.drafting is not None else (0, 0)
+        return self.coming[0]
+
+    def next(self, output_tokens: int) -> tuple[int, int]:  # noqa: ARG002  chance alone decides here
+        drafted = self.planned(), self.coming[1] if self.coming is not None else 0
+        self.coming = None
+        return drafted
+
+
+class GivenBehaviour:
+    """Steps of given length, drafts accepted by given chances."""
+
+    def __init__(
+        self,
+        step_time: StepTime,
+        acceptance: Acceptance | None,
+        seed: int,
+        *,
+        lead_ms: float = 0.0,
+        width: int | None = None,
+    ) -> None:
+        """Without acceptance nothing is drafted; a width is K where it is not that of the acceptance."""
+        self.acceptance = acceptance
+        self.num_speculative_tokens = (width or acceptance.num_speculative_tokens) if acceptance else 0
+        self.random = Random(f"{seed}/steps")  # noqa: S311  not for secrets
+        self._paces = Paces(step_time, self.random)
+        self._lead_ms = lead_ms
+
+    def lead_ms(self) -> float:
+        """Return how long a request takes to the scheduler."""
+        return self._lead_ms
+
+    def begin(self, request: Incoming) -> _Course:
+        """Return how a request goes: to its last token."""
+        acceptance = self.acceptance
+        drafting = None
+        if acceptance is not None:
+            drafting = Drafting(acceptance, acceptance.draw_class(request.temperature, self.random), self.random)
+        return _Course(drafting, self.num_speculative_tokens, request.max_tokens)
+
+    def step_ms(self, step: StepShape, decoding: int) -> float:  # noqa: ARG002  all is in the step
+        """Return how long a step takes."""
+        return self._paces.draw_ms(step)
+
+
+def spread(deviation: float, points: int = 101) -> tuple[float, ...]:
+    """Return residuals of a step time: a normal distribution around 1 with this standard deviation."""
+    from statistics import NormalDist  # noqa: PLC0415
+
+    if not deviation:
+        return ()
+    inverse: Callable[[float], float] = NormalDist(1.0, deviation).inv_cdf
+    return tuple(max(0.05, inverse((index + 0.5) / points)) for index in range(points))
+
 
 Done = Callable[[], None]
 
@@ -196,3 +284,199 @@ def _answer_hashes(requests: Sequence[RecordedRequest], block_size: int) -> dict
         if hashes:
             ends[hashes[-1]] = index
     return found
+
+
+_DIGITS = 4
+"""Of a millisecond, as in captures."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One request while it goes on."""
+
+    request: Incoming
+    phase: str | None
+    arrival_ms: float
+    concurrency: int
+    done: Callable[[], None]
+    scheduled_ms: float | None = None
+    preemptions: int = 0
+    cached_tokens: int = 0
+    stamps_ms: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    num_running: list[int] = field(default_factory=list)
+    prefill_tokens: list[int] = field(default_factory=list)
+
+
+class VirtualRecorder:
+    """Takes the steps and bursts of one engine; lines are written as requests finish and steps end."""
+
+    def __init__(self, folder: Path, clock: VirtualClock, meta: TraceMeta, k: int) -> None:
+        """Write into a folder, which is there."""
+        self._clock = clock
+        self._trace: BinaryIO = (folder / TRACE).open("wb")
+        self._steps: BinaryIO = (folder / STEP_STATS).open("wb")
+        self._trace.write(encode_meta(meta) + b"\n")
+        self._k = k
+        self._open: dict[str, _Watched] = {}
+        self._last: StepReport | None = None
+        self.finished = 0
+        self.failed = 0
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._trace.close()
+        self._steps.close()
+
+    def watch(self, request: Incoming, phase: str | None, done: Callable[[], None]) -> Callable[[Burst], None]:
+        """Take a request that arrives now."""
+        watched = _Watched(request, phase, self._clock.now_ms(), len(self._open) + 1, done)
+        self._open[request.request_id] = watched
+
+        def take(burst: Burst) -> None:
+            if burst.tokens:
+                self._add(watched, burst)
+            if burst.finish_reason is not None:
+                del self._open[request.request_id]
+                self._write(watched, burst.finish_reason)
+                watched.done()
+
+        return take
+
+    def on_step(self, report: StepReport) -> None:
+        """Take a step, before its bursts."""
+        self._last = report
+        start_ms = report.end_ms - report.duration_ms
+        for request_id in report.scheduled:
+            self._open[request_id].scheduled_ms = start_ms
+        for request_id in report.preempted:
+            self._open[request_id].preemptions += 1
+        line = StepStats(
+            ts_ms=round(report.end_ms, _DIGITS),
+            scheduler=_scheduler_stats(report, self._k),
+            duration_ms=round(report.duration_ms, _DIGITS),
+        )
+        self._steps.write(encode(line) + b"\n")
+
+    def _add(self, watched: _Watched, burst: Burst) -> None:
+        if not watched.stamps_ms:
+            watched.cached_tokens = burst.cached_tokens
+        watched.stamps_ms.append(self._clock.now_ms())
+        watched.tokens.append(burst.tokens)
+        watched.num_running.append(max(1, self._last.running if self._last else 1))
+        watched.prefill_tokens.append(self._last.first_prompt_tokens if self._last else 0)
+
+    def _write(self, watched: _Watched, finish_reason: str) -> None:
+        if not watched.stamps_ms:
+            self.failed += 1
+            return
+        if finish_reason == "error":
+            # Its answer outgrew the KV cache.
+            self.failed += 1
+        else:
+            self.finished += 1
+        stamps_ms = [round(stamp_ms, _DIGITS) for stamp_ms in watched.stamps_ms]
+        arrival_ms = round(watched.arrival_ms, _DIGITS)
+        scheduled_ms = watched.scheduled_ms
+        record = TraceRecord(
+            prompt_tokens=watched.request.prompt_tokens,
+            cached_tokens=watched.cached_tokens,
+            output_tokens=sum(watched.tokens),
+            ttft_ms=round(stamps_ms[0] - arrival_ms, _DIGITS),
+            itl_ms=[round(after - before, _DIGITS) for before, after in pairwise(stamps_ms)],
+            itl_tokens=watched.tokens[1:] if any(tokens != 1 for tokens in watched.tokens[1:]) else None,
+            concurrency=watched.concurrency,
+            arrival_ms=arrival_ms,
+            itl_ctx=ItlContext(num_running=watched.num_running[1:], prefill_tokens=watched.prefill_tokens[1:]),
+            block_hashes=list(watched.request.block_hashes) or None,
+            finish_reason=cast("FinishReason", finish_reason),
+            request_id=watched.request.request_id,
+            engine=0,
+            phase=watched.phase,
+            temperature=watched.request.temperature,
+            scheduled_ms=None if scheduled_ms is None else round(scheduled_ms, _DIGITS),
+            preemptions=watched.preemptions,
+            ended_by="engine",
+        )
+        self._trace.write(encode(record) + b"\n")
+
+
+def _scheduler_stats(report: StepReport, k: int) -> dict[str, Any]:
+    """Return a step as vLLM's SchedulerStats have it."""
+    load = Load(
+        running=report.running,
+        waiting=report.waiting,
+        kv_cache_usage=report.kv_cache_usage,
+        prefix_cache_queries=report.prefix_cache_queries,
+        prefix_cache_hits=report.prefix_cache_hits,
+    )
+    return scheduler_stats(load, len(report.scheduled), report.drafted, report.accepted, k) | {
+        "iteration_details": {
+            "iteration_index": report.index,
+            "num_ctx_requests": report.prefilling,
+            "num_ctx_tokens": report.shape.prefill_tokens,
+            "num_generation_requests": report.decoding,
+            "num_generation_tokens": report.shape.scheduled_tokens - report.shape.prefill_tokens,
+            "elapsed_ms": round(report.duration_ms, _DIGITS),
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run."""
+
+    finished: int
+    failed: int  # requests too large for the KV cache
+    end_ms: float
+    preemptions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualRun:
+    """An engine that runs in no time, and what it is recorded as."""
+
+    behaviour: Behaviour
+    limits: Limits
+    meta: TraceMeta
+    turnarounds_ms: Sequence[float] = (0.0,)  # of clients, from their last token to their next request
+
+    def phases(self, folder: Path, prompts: Prompts, phases: Iterable[Phase], name: str) -> Outcome:
+        """Run phases of a load, one after another."""
+
+        def send(clock: VirtualClock, engine: SteppedEngine, recorder: VirtualRecorder) -> None:
+            load = VirtualLoad(
+                clock=clock,
+                engine=engine,
+                watcher=recorder,
+                prompts=prompts,
+                name=name,
+                turnarounds_ms=self.turnarounds_ms,
+            )
+            for phase in phases:
+                load.run(phase)
+
+        return self._run(folder, send)
+
+    def requests(self, folder: Path, planned: Iterable[tuple[float, Incoming, str | None]]) -> Outcome:
+        """Run requests that come at given moments."""
+
+        def send(clock: VirtualClock, engine: SteppedEngine, recorder: VirtualRecorder) -> None:
+            def arrive(request: Incoming, phase: str | None) -> None:
+                engine.submit(request, recorder.watch(request, phase, lambda: None))
+
+            for when_ms, request, phase in planned:
+                clock.call_at(when_ms, partial(arrive, request, phase))
+            clock.run()
+
+        return self._run(folder, send)
+
+    def _run(self, folder: Path, send: Callable[[VirtualClock, SteppedEngine, VirtualRecorder], None]) -> Outcome:
+        clock = VirtualClock()
+        recorder = VirtualRecorder(folder, clock, self.meta, self.behaviour.num_speculative_tokens)
+        engine = SteppedEngine(clock, self.behaviour, self.limits, recorder.on_step)
+        try:
+            send(clock, engine, recorder)
+        finally:
+            recorder.close()
+        return Outcome(recorder.finished, recorder.failed, clock.now_ms(), engine.load().preemptions)

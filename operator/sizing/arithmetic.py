@@ -1,13 +1,40 @@
-"""Numbers that remember how they were computed, so that `explain` prints the arithmetic that sizing did.
+"""Units, rounding, and traced integers that record the formula they were computed by.
 
-Sizing computes with plain whole numbers, thousands of times a second. Given a traced copy of the same models and
-settings, its functions return the same numbers, each with its formula: nothing is derived a second time for people.
+Sizing computes with plain integers, thousands of times a second. Given a traced copy of the same models and
+settings, its functions return the same numbers with their formulas, so `explain` prints the arithmetic that sizing
+did.
 """
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
+
+MIB: Final = 2**20
+GIB: Final = 2**30
+"""Bytes in one GiB. vLLM's logs, CUDA and Kubernetes quantities all count in it."""
+
+
+def ceil_div(dividend: int, divisor: int) -> int:
+    """Return the quotient rounded up, exactly (no floats)."""
+    return -(-dividend // divisor)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the smallest multiple that is not below the value."""
+    return ceil_div(value, multiple) * multiple
+
+
+def gib_to_bytes(gib: float) -> int:
+    """Return whole bytes for a size that a source states in GiB."""
+    return round(gib * GIB)
+
+
+def format_gib(size_bytes: int) -> str:
+    """Return a size for a sentence: one decimal, without the unit, never ``-0.0``."""
+    text = f"{size_bytes / GIB:.1f}"
+    return "0.0" if text == "-0.0" else text
+
 
 _T = TypeVar("_T")
 

@@ -1,7 +1,7 @@
-"""The calibration file: what real engines had left for the KV cache, against what was predicted.
+"""Read and write the calibration file: KV cache space of real engines against the prediction.
 
-Weights and KV arithmetic are exact; activation, graphs and non-torch memory are
-estimates. A measured residual on the same kind of engine replaces their error.
+Weights and KV cache are computed exactly; activations, CUDA graphs and non-torch memory are estimates. A residual
+measured on the same kind of engine replaces their error.
 """
 
 import json
@@ -13,13 +13,12 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, Final
 
-from specdecode_operator.documents.json_text import parse_json
-from specdecode_operator.documents.limits import UnreadableTextError
+from specdecode_operator.enums import Precision
 from specdecode_operator.redaction import clip
-from specdecode_operator.sizing.base.datafiles import read_data
-from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.base.units import GIB, gib_to_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.arithmetic import GIB, gib_to_bytes
+from specdecode_operator.sizing.data_files import read_data
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.untrusted import UnreadableTextError, parse_json
 
 FORMAT: Final = 1
 """Version of the file's format."""

@@ -1,14 +1,16 @@
-"""Typed access to one JSON case: each wrong value becomes one clear error."""
+"""Fields of one JSON case of `specdecode estimate`: typed access, accepted key spellings, GPU names."""
 
 import difflib
 import math
-from collections.abc import Container, Mapping
+import re
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from specdecode_operator.documents.json_text import parse_json
-from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.problems import printable, sentence, shown_or_missing
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.devices import Device, family_of, find_device, known_products
+from specdecode_operator.untrusted import UnreadableTextError, parse_json
 
 _CLOSE: Final = 0.6
 """How alike two keys are before one counts as a slip of the pen for the other (1 is equal)."""
@@ -133,3 +135,149 @@ def _unknown(key: str, known: Mapping[str, str]) -> str:
     if meant:
         return f"is no key of a case: did you mean {meant[0]}?"
     return f"is no key of a case: remove it, or use one of {', '.join(dict.fromkeys(known.values()))}"
+
+
+CASE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "id": (),
+    "vllm_version": (),
+    "gpu": (),
+    "gpu_total_gib": (),
+    "tp": ("tensor_parallel_size",),
+    "pp": ("pipeline_parallel_size",),
+    "dp": ("data_parallel_size",),
+    "enable_expert_parallel": (),
+    "gpu_memory_utilization": (),
+    "max_model_len": ("max_seq_len",),
+    "max_num_seqs": (),
+    "max_num_batched_tokens": (),
+    "dtype": (),
+    "kv_cache_dtype": (),
+    "block_size": (),
+    "enforce_eager": (),
+    "warm_compile_cache": (),
+    "language_model_only": (),
+    "limit_mm_per_prompt": (),
+    "max_cudagraph_capture_size": (),
+    "compilation_config": (),
+    "decode_context_parallel_size": (),
+    "mamba_ssm_cache_dtype": (),
+    "enable_prefix_caching": (),
+    "quantization": (),
+    "model": ("model_tag",),
+    "revision": (),
+    "model_config": (),
+    "hf_overrides": (),
+    "speculative": ("speculative_config",),
+    "min_concurrency": (),
+    "available_kv_gib": (),
+}
+"""Keys of a case, with other names that vLLM has for them in its arguments and its log."""
+
+REMARKS: Final = ("notes", "comment", "source", "source_url", "observed", "confidence", "gpu_count")
+"""Keys of collected logs that set nothing; of gpu_count more than one is asked what is spread over them."""
+
+SPECULATIVE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "method": (),
+    "num_speculative_tokens": (),
+    "num_speculative_tokens_per_batch_size": (),
+    "model": (),
+    "revision": (),
+    "model_config": (),
+    "quantization": (),
+    "max_model_len": (),
+    "draft_tensor_parallel_size": (),
+    "draft_sample_method": (),
+    "enable_adaptive_verification": (),
+    "use_heterogeneous_vocab": (),
+    "parallel_drafting": (),
+    "draft_lm_head_quantization": (),
+    "xpress_topc": (),
+    "rejection_sample_method": (),
+}
+"""Keys of its speculative section that say something of memory, or what else is asked of a draft."""
+
+SPECULATIVE_REMARKS: Final = (
+    *("prompt_lookup_min", "prompt_lookup_max", "disable_padded_drafter_batch"),
+    *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor"),
+    *("suffix_decoding_min_token_prob", "draft_layers"),
+    *("fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k"),
+)
+"""Keys of vLLM's --speculative-config that change no memory, and one of collected logs."""
+
+
+def _spellings(names: Mapping[str, Iterable[str]]) -> Mapping[str, str]:
+    return {spelling: name for name, others in names.items() for spelling in (name, *others)}
+
+
+CASE_SPELLINGS: Final = _spellings(CASE_NAMES)
+SPECULATIVE_SPELLINGS: Final = _spellings(SPECULATIVE_NAMES)
+"""Our key for each name that a key has."""
+
+
+_OTHER_MEMORY: Final = ("MIG", "NVL")
+"""Words that make another device of the same family."""
+
+_SMALLEST_GIB: Final = 16
+"""Smaller numbers in a name count GPUs."""
+
+_ROUNDED_NAME: Final = 0.05
+"""By how much the number in a name may differ from what CUDA reports in GiB: 80 GB are 79.2, 96 GB are 95."""
+
+_SAME_TOTAL: Final = 0.02
+"""By how much the totals of boards of one family may differ and still be the same device here."""
+
+
+SHORT_NAMES: Final = ("H100", "H200", "H20")
+"""Names that stand alone for the board of most servers, whose memory no other board of the name falls short of. A100 is
+none: there are boards of 40 GB."""
+
+
+def full_product(name: str) -> str:
+    """Return the product label that a short name stands for; any other as it is."""
+    return find_named_gpu(name).product if name.upper() in SHORT_NAMES else name
+
+
+def find_named_gpu(name: str) -> Device:
+    """Return the device for a product label, ``H100``, or a name that holds one, such as ``H100 80GB``.
+
+    Raises
+    ------
+    CaseError
+        When no known device, or more than one, is meant.
+    """
+    exact = find_device(name)
+    if exact is not None:
+        return exact
+    known = ", ".join(known_products())
+    meant = [device for product in known_products() if (device := find_device(product)) and _is_meant(device, name)]
+    if not meant:
+        message = f"no memory figures are known for it: use one of {known}, or give gpu_total_gib"
+        raise CaseError("gpu", name, message)
+    largest = max(device.total_bytes for device in meant)
+    if min(device.total_bytes for device in meant) < largest * (1 - _SAME_TOTAL):
+        products = ", ".join(device.product for device in meant)
+        raise CaseError("gpu", name, f"may be any of {products}: name one, or its memory, such as A100-80")
+    return max(meant, key=lambda device: _likeness(device.product, name))
+
+
+def _likeness(product: str, name: str) -> tuple[int, bool]:
+    """Details that product and name share; among equals the board of most servers (SXM) wins."""
+    details = product.upper().split("-")
+    return sum(detail in name.upper() for detail in details), bool(re.search("SXM|HBM", product))
+
+
+def _is_meant(device: Device, name: str) -> bool:
+    """Whether a name holds the device's family, and nothing that contradicts its memory."""
+    family = family_of(device.product).upper()
+    details = device.product.upper().split("-")
+    wanted = name.upper()
+    # GH200 is no H200, and H1000 would be no H100.
+    if not re.search(rf"(?<![A-Z0-9]){family.replace('-', '[ -]?')}(?![0-9])", wanted):
+        return False
+    if any((word in details) is not bool(re.search(rf"\b{word}", wanted)) for word in _OTHER_MEMORY):
+        return False
+    numbers = re.findall(r"(?<![A-Z0-9.])(\d+)(?: ?GI?B)?(?![A-Z0-9.])", wanted)
+    # 6000 of RTX PRO 6000 and 480GB of GH200 480GB are no memory of the GPU.
+    named = set(re.findall(r"\d+", device.product))
+    asked = [int(number) for number in numbers if int(number) >= _SMALLEST_GIB and number not in named]
+    return all(abs(device.total_bytes / GIB / number - 1) <= _ROUNDED_NAME for number in asked)

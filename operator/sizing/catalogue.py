@@ -1,4 +1,4 @@
-"""Models whose geometry ships with the operator."""
+"""Catalogue of models whose config.json ships with the operator, and of their published draft heads."""
 
 import difflib
 import re
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Final
 
-from specdecode_operator.sizing.base.datafiles import data_files, read_data
-from specdecode_operator.sizing.base.errors import GeometryError
-from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
-from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
-from specdecode_operator.sizing.families.heads import method_of_head
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT
+from specdecode_operator.enums import METHODS_WITH_DRAFT
+from specdecode_operator.sizing.data_files import data_files, read_data
+from specdecode_operator.sizing.errors import GeometryError
+from specdecode_operator.sizing.families.architectures import geometry_from_config, head_from_config
+from specdecode_operator.sizing.families.draft_heads import method_of_head
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.memo import MEMO_SIZE
 
 _RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
 """How the data files shorten module names that differ by a number only, as in ``layers.{0..47}.mlp.gate``."""
@@ -62,7 +62,7 @@ class KnownDraft:
     source: str  # Where the draft and its target are named
 
 
-@lru_cache(maxsize=MOST_REMEMBERED)
+@lru_cache(maxsize=MEMO_SIZE)
 def find_geometry(model_id: str, method: str | None = None) -> ModelGeometry | None:
     """Return the geometry of the model with exactly this hub id, or None.
 
@@ -85,7 +85,7 @@ def find_geometry(model_id: str, method: str | None = None) -> ModelGeometry | N
     return head_from_config(model_id, entry.config, method or "") if read_as_head else geometry
 
 
-@lru_cache(maxsize=MOST_REMEMBERED)
+@lru_cache(maxsize=MEMO_SIZE)
 def find_entry(model_id: str) -> CatalogueEntry | None:
     """Return what the catalogue holds of the model with exactly this hub id, or None.
 

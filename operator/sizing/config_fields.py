@@ -1,10 +1,11 @@
-"""Typed access to a config.json: each wrong value becomes one clear error."""
+"""Typed access to a config.json: each invalid value raises one clear error."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
-from specdecode_operator.sizing.base.errors import GeometryError, UnmodelledError
+from specdecode_operator.sizing.errors import GeometryError, UnmodelledError
+from specdecode_operator.vllm.versions import ROPE_KEYS
 
 MAX_TOKENS: Final = 2**31 - 1
 """No position index of vLLM (int32 on the GPU) goes beyond it."""
@@ -115,3 +116,18 @@ class Fields:
     def unmodelled(self, key: str, message: str) -> UnmodelledError:
         """Return an error about something that sizing does not implement; such a model is estimated."""
         return UnmodelledError(self.path(key), self.values.get(key), f"{message} (config.json of {self.model})")
+
+
+def overridden(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json as the engine reads it: sections key by key, all else as a whole."""
+    changed = dict(config)
+    for key, value in keys.items():
+        inner = config.get(key)
+        if key.endswith("_config") and isinstance(inner, Mapping) and isinstance(value, Mapping):
+            changed[key] = overridden(inner, value)
+        elif key in ROPE_KEYS:
+            changed[ROPE_KEYS[0]] = value
+            changed.pop(ROPE_KEYS[1], None)
+        else:
+            changed[key] = value
+    return changed

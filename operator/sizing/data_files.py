@@ -1,10 +1,10 @@
-"""Reads the data files that ship with this package."""
+"""Read the JSON data files under sizing/data."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-_FOLDER = Path(__file__).parents[1] / "data"
+_FOLDER = Path(__file__).parent / "data"
 
 
 def read_data(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""GPUs whose memory is known, and what the engine takes of it for itself."""
+"""GPUs with known memory, and the memory coefficients of the engine on each."""
 
 import re
 from collections.abc import Mapping
@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Final
 
-from specdecode_operator.sizing.base.datafiles import read_data
-from specdecode_operator.sizing.base.formula import Named
-from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
-from specdecode_operator.sizing.base.units import MIB, gib_to_bytes
+from specdecode_operator.sizing.arithmetic import MIB, Named, gib_to_bytes
+from specdecode_operator.sizing.data_files import read_data
+from specdecode_operator.sizing.memo import MEMO_SIZE
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ GENERATIONS: Final[Mapping[str, str]] = {
 """Generation of GPUs by their CUDA compute capability: those of one generation run the same kernels in vLLM."""
 
 
-@lru_cache(maxsize=MOST_REMEMBERED)
+@lru_cache(maxsize=MEMO_SIZE)
 def generation_of(product: str) -> str | None:
     """Return the generation of a product; None for one whose compute capability is not known."""
     device = find_device(product)
@@ -257,3 +256,7 @@ def _devices() -> dict[str, Device]:
         for entry in entries
     ]
     return {device.product: device for device in devices}
+
+
+PRODUCT_FIELD: Final = "accelerator.product"
+"""Where users say which GPUs may be used."""

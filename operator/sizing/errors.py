@@ -1,4 +1,4 @@
-"""Errors of sizing: each names the field, the value and the fix."""
+"""Errors of sizing. Each names the field, the value and the fix."""
 
 from specdecode_operator.problems import sentence, shown_or_missing
 

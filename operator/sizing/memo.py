@@ -1,13 +1,13 @@
-"""How much sizing remembers of what it has worked out, and what it made of JSON that comes again and again."""
+"""LRU caches for results of sizing, keyed by arguments or by the content of a JSON object."""
 
 import marshal
 from collections.abc import Callable, Hashable, Mapping
 from hashlib import sha256
 from typing import Any, Final, Generic, TypeVar
 
-from specdecode_operator.documents.json_lines import SharedObject
+from specdecode_operator.untrusted import SharedObject
 
-MOST_REMEMBERED: Final = 512
+MEMO_SIZE: Final = 512
 """Answers that each function keeps, the last asked: a plan takes some twenty, and the operator does not grow for ever.
 
 A model's config, of at most a megabyte, comes to half a megabyte: 512 of them leave room under the chart's limit.
@@ -19,7 +19,7 @@ _WITHOUT_REFERENCES: Final = 2
 _Made = TypeVar("_Made")
 
 
-class Remembered(Generic[_Made]):
+class Memo(Generic[_Made]):
     """What was last made, by all that decides it."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Remembered(Generic[_Made]):
         if (made := self._made.pop(key, None)) is None:
             made = make()
         self._made[key] = made
-        if len(self._made) > MOST_REMEMBERED:
+        if len(self._made) > MEMO_SIZE:
             self._made.pop(next(iter(self._made)), None)
         return made
 
@@ -41,12 +41,12 @@ class Remembered(Generic[_Made]):
         self._made.clear()
 
 
-class MadeOfContent(Generic[_Made]):
+class ContentMemo(Generic[_Made]):
     """What was last made of JSON objects, by their content: equal values of equal types. Of each a digest is kept."""
 
     def __init__(self) -> None:
         """Remember nothing yet."""
-        self._made = Remembered[_Made]()
+        self._made = Memo[_Made]()
 
     def get(self, content: Mapping[str, Any], named: tuple[Hashable, ...], make: Callable[[], _Made]) -> _Made:
         """Return what was made of equal content under these names before, or make it; an error is not remembered."""

@@ -1,9 +1,130 @@
-"""Sentences about budgets, for people who read ``kubectl describe``."""
+"""Where a pair could run: GPUs, nodes and split of one candidate, its budget, and sentences about it."""
 
-from specdecode_operator.sizing.base.units import format_gib
-from specdecode_operator.sizing.choice.plan_row import Row
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.arithmetic import format_gib
+from specdecode_operator.sizing.devices import Device, find_device
+from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict
-from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, EngineLimits, Parallelism
+from specdecode_operator.sizing.pair import TENSOR_FIELD, TENSOR_ONLY, EngineLimits, Parallelism
+
+
+@dataclass(frozen=True)
+class GpuPool:
+    """Nodes of one kind."""
+
+    product: str  # Exact value of their label nvidia.com/gpu.product
+    gpus_per_node: int  # GPUs of each
+    nodes: int = 1  # How many of them one replica may lie on
+    memory_gib: int | None = None  # Memory of each GPU, as the user gives it for products without figures
+
+    @property
+    def device(self) -> Device | None:
+        """Return the GPU of these nodes; None if its memory is not known."""
+        return find_device(self.product, self.memory_gib)
+
+
+def nodes_needed(pool: GpuPool, tensor: int, spread: Parallelism) -> int | None:
+    """Return over how many nodes of a pool a replica lies, as few as can be; None where there is no room for it.
+
+    Each node takes the same share, as vLLM numbers its ranks
+    (vllm/engine/arg_utils.py create_engine_config, ``--nnodes``): whole groups
+    that share layers, or, where one such group is larger than a node, an even
+    part of it. Copies stay whole: those of dense models meet at the first
+    node of each, which only the leader's is known to be
+    (vllm/config/parallel.py reconfigure_for_independent_dp_rank).
+    """
+    gpus = tensor * spread.groups
+    if gpus <= pool.gpus_per_node:
+        return 1
+    for nodes in range(2, pool.nodes + 1):
+        share, rest = divmod(gpus, nodes)
+        if rest == 0 and share <= pool.gpus_per_node and _is_even(share, tensor, spread, pool.gpus_per_node):
+            return nodes
+    return None
+
+
+def place_phrase(gpus: int, nodes: int, product: str) -> str:
+    """Return where a replica lies: ``4 x NVIDIA-H200``, or ``2 nodes x 8 x NVIDIA-H200``."""
+    return f"{gpus} x {product}" if nodes == 1 else f"{nodes} nodes x {gpus // nodes} x {product}"
+
+
+def _is_even(share: int, tensor: int, spread: Parallelism, gpus_per_node: int) -> bool:
+    """Whether a node's share of a replica cuts nothing that has to stay together."""
+    if spread.data > 1:
+        return share % (tensor * spread.pipeline) == 0
+    if tensor <= gpus_per_node:
+        return share % tensor == 0
+    return tensor % share == 0
+
+
+def refuse_too_many(pools: Iterable[GpuPool], tensor: int | None, spread: Parallelism) -> None:
+    """Raise PlanError when a replica takes more GPUs than any pool has room for.
+
+    Raises
+    ------
+    PlanError
+        With the field to lower.
+    """
+    pools = tuple(pools)
+    if any(nodes_needed(pool, tensor or 1, spread) for pool in pools):
+        return
+    widest = max(pool.gpus_per_node for pool in pools)
+    several = any(pool.nodes > 1 for pool in pools)
+    if tensor is not None and spread == TENSOR_ONLY:
+        room = "nodes that may be used do not share so many" if several else "no node has so many"
+        # Layers are split over powers of two.
+        message = f"{room} GPUs, the largest has {widest}; write {1 << (widest.bit_length() - 1)} or less"
+        raise PlanError(TENSOR_FIELD, tensor, message)
+    gpus = (tensor or 1) * spread.groups
+    message = f"GPUs a replica (tensor x pipeline x data), the largest node has {widest}; lower one of them"
+    raise PlanError("parallelism", gpus, message)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate."""
+
+    product: str  # GPU product, or CPU
+    tensor: int  # GPUs that share each layer
+    budget: Budget  # Memory of each GPU
+    # What target and draft are served at; None where no model drafts
+    target_precision: Precision
+    draft_precision: Precision | None
+    spread: Parallelism = TENSOR_ONLY  # How it is spread beyond that
+    nodes: int = 1  # Over how many nodes its GPUs lie
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits."""
+        return self.budget.verdict
+
+    @property
+    def served(self) -> tuple[Precision, Precision | None, int | None]:
+        """Precisions of target and draft, and to how many requests at once the default is lowered; None: not at all."""
+        return self.target_precision, self.draft_precision, self.budget.fewer_seqs
+
+    @property
+    def split(self) -> Parallelism:
+        """Over which GPUs a replica is spread."""
+        return self.spread.at(self.tensor)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that a replica takes."""
+        return self.tensor * self.spread.groups
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs that it takes of each node."""
+        return self.gpus // self.nodes
+
+    @property
+    def place(self) -> str:
+        """Where it lies, in words."""
+        return place_phrase(self.gpus, self.nodes, self.product)
 
 
 def capacity_phrase(budget: Budget, max_model_len: int, split: Parallelism = TENSOR_ONLY) -> str:

@@ -1,18 +1,21 @@
-"""The quantization matrix: every precision of target, draft and KV cache on every place a replica could run."""
+"""The quantization matrix: each precision of target, draft and KV cache in each place, ranked.
 
-from collections.abc import Iterable, Iterator, Sequence
+`ranked` orders the rows by the user's objective; `candidate_rows` returns those a plan may choose from.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from specdecode_operator.sizing.base.devices import MEMORY_FIELD, Device, known_products
-from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.choice.adaptive_rules import adaptive_problem
-from specdecode_operator.sizing.choice.node_placement import GpuPool, nodes_needed, refuse_too_many
-from specdecode_operator.sizing.choice.plan_row import PRODUCT_FIELD
-from specdecode_operator.sizing.choice.precision_rules import (
+from specdecode_operator.enums import FP8_ELEMENT_BYTES, KvCacheDtype, Method, Objective, Precision
+from specdecode_operator.sizing.devices import MEMORY_FIELD, PRODUCT_FIELD, Device, find_device, known_products
+from specdecode_operator.sizing.errors import PlanError
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.kernel_support import (
     BACKEND_FIELD,
     NOTHING_NAMED,
     Available,
+    adaptive_problem,
     checkpoint_at,
     checkpoint_problem,
     cut_experts_problem,
@@ -21,17 +24,9 @@ from specdecode_operator.sizing.choice.precision_rules import (
     served_precision,
 )
 from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict, estimate
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import (
-    TENSOR_FIELD,
-    TENSOR_ONLY,
-    EngineLimits,
-    Pair,
-    Parallelism,
-    spread_problems,
-)
-from specdecode_operator.sizing.weights.divisibility import MAX_TENSOR, tensor_problems
-from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, KvCacheDtype, Method, Precision
+from specdecode_operator.sizing.pair import TENSOR_FIELD, TENSOR_ONLY, EngineLimits, Pair, Parallelism, spread_problems
+from specdecode_operator.sizing.placement import GpuPool, Row, nodes_needed, refuse_too_many
+from specdecode_operator.sizing.tensor_parallel import MAX_TENSOR, split_remedy, supported_tensors, tensor_problems
 
 _ALL_PRECISIONS: Final = tuple(Precision)
 _Whole = TypeVar("_Whole", Pair, EngineLimits)
@@ -302,3 +297,192 @@ def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Parallelism) ->
         for size in ([size for size in powers if size <= pool.gpus_per_node] if tensor is None else [tensor])
         if (nodes := nodes_needed(pool, size, spread))
     ]
+
+
+_GENTLEST_FIRST: Final = ("BF16", "FP8", "INT8", "NVFP4", "MXFP4", "INT4")
+"""Precisions by how much they take from a model: fewer bits later.
+
+FP8 before INT8, because FP8 lost nothing measurable where INT8 lost 1-3 % (Kurtic et al., "Give Me BF16 or Give Me
+Death?", arXiv 2411.02355). INT8 before all of 4 bits.
+"""
+
+
+_PREFERENCE: Final = (Verdict.FITS, Verdict.TIGHT, Verdict.DOES_NOT_FIT)
+
+_REASONS: Final = {
+    Objective.QUALITY: "the least quantized target that fits, then the fewest GPUs",
+    Objective.CAPACITY: "the most tokens for each GPU",
+    Objective.COST: "the fewest GPUs, then the smallest device, then the least quantized target",
+}
+
+
+_Key = tuple[float | str, ...]
+
+
+def ranked(rows: Iterable[MatrixRow], objective: Objective) -> list[MatrixRow]:
+    """Return the rows that can be launched, the one to take first, whatever their order.
+
+    Fits comes before Tight under every objective: both already hold
+    min_concurrency requests of max_model_len, but only Fits also after the
+    margin. Rows that do not fit follow, by how little they lack.
+    """
+    return _in_order((row for row in rows if row.launchable), objective)
+
+
+def best_places(rows: Iterable[MatrixRow], objective: Objective) -> list[MatrixRow]:
+    """Return for all precisions on each product the split that serves an objective best, launchable or not."""
+    rows = tuple(rows)
+    best: dict[tuple[str | None, ...], MatrixRow] = {}
+    for row in _in_order((row for row in rows if row.budget is not None), objective):
+        best.setdefault((row.target_precision, row.draft_precision, row.kv_cache_dtype, row.product), row)
+    return [row for row in rows if row in best.values()]
+
+
+def _in_order(rows: Iterable[MatrixRow], objective: Objective) -> list[MatrixRow]:
+    order = _ORDERS[objective]
+    return sorted(rows, key=lambda row: (_PREFERENCE.index(row.verdict), lacking_bytes(row), *order(row), *_last(row)))
+
+
+def lacking_bytes(row: MatrixRow) -> int:
+    """Return what the KV cache of each GPU is short of; 0 where it suffices."""
+    return 0 if row.budget is None else max(0, row.budget.needed_kv_bytes - row.budget.available_kv_bytes)
+
+
+def choice_phrase(row: MatrixRow | Row, objective: Objective) -> str:
+    """Return what an objective took and why: ``Quality takes FP8 target, BF16 draft: the least quantized …``."""
+    if row.verdict is Verdict.DOES_NOT_FIT:
+        return f"no precision fits, {_precisions(row)} lacks least"
+    return f"{objective} takes {_precisions(row)}: {_REASONS[objective]}"
+
+
+def missing_checkpoint(rows: Iterable[MatrixRow], objective: Objective) -> str:
+    """Return which checkpoint, that nobody named, would make it fit; empty where none would."""
+    order = _ORDERS[objective]
+    lacking = [row for row in rows if row.budget is not None and row.verdict is Verdict.FITS and not row.launchable]
+    if not lacking:
+        return ""
+    nearest = min(lacking, key=lambda row: (len(row.problems), *order(row), *_last(row)))
+    return f"{_precisions(nearest)} would fit, but {nearest.reason}"
+
+
+def severity(precision: Precision | None) -> int:
+    """Return how hard a precision quantizes, 0 for not at all; None (no draft) is 0."""
+    return 0 if precision is None else _GENTLEST_FIRST.index(precision.value)
+
+
+def _precisions(row: MatrixRow | Row) -> str:
+    draft = "no draft model" if row.draft_precision is None else f"{row.draft_precision} draft"
+    return f"{row.target_precision} target, {draft}"
+
+
+def _loss(row: MatrixRow) -> tuple[int, bool, bool]:
+    """Return what a row takes from the quality of the output, and whether the draft is spared before the target."""
+    spared_draft = row.draft_precision is not None and severity(row.draft_precision) < severity(row.target_precision)
+    return severity(row.target_precision), row.kv_cache_dtype != KvCacheDtype.AUTO, spared_draft
+
+
+def _quality(row: MatrixRow) -> _Key:
+    return (*_loss(row), row.gpus, row.tensor, _leaves_nvlink(row), _total_bytes(row))
+
+
+def _capacity(row: MatrixRow) -> _Key:
+    return (-row.tokens / row.gpus, row.gpus, row.tensor, *_loss(row), _leaves_nvlink(row))
+
+
+def _cost(row: MatrixRow) -> _Key:
+    return (row.gpus, row.tensor, _leaves_nvlink(row), _total_bytes(row), *_loss(row))
+
+
+_ORDERS: Final[dict[Objective, Callable[[MatrixRow], _Key]]] = {
+    Objective.QUALITY: _quality,
+    Objective.CAPACITY: _capacity,
+    Objective.COST: _cost,
+}
+
+
+def _leaves_nvlink(row: MatrixRow) -> bool:
+    """Return whether ranks of one layer would talk over PCIe, twice a layer and step."""
+    device = find_device(row.product)
+    return row.tensor > (1 if device is None else device.nvlink_gpus)
+
+
+def _last(row: MatrixRow) -> _Key:
+    """Return what decides between rows that the objective holds for equal; no two rows share it."""
+    return (severity(row.draft_precision), _total_bytes(row), row.product, row.target_precision, row.kv_cache_dtype)
+
+
+def _total_bytes(row: MatrixRow) -> int:
+    return 0 if row.budget is None else row.budget.total_bytes
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What a plan may choose from beside the place, and what for."""
+
+    objective: Objective = Objective.QUALITY
+
+    target: frozenset[Precision] = frozenset()
+    """Precisions to choose from; empty is the pair's own alone. The same holds for the draft."""
+
+    draft: frozenset[Precision] = frozenset()
+
+    available: Available = NOTHING_NAMED
+    """Checkpoints that those come from, beside the models' own."""
+
+    spread: Parallelism = TENSOR_ONLY
+    """How a replica is spread beyond tensor parallelism: not the plan's to choose."""
+
+
+PLACE_ONLY: Final = PlanOptions()
+"""Only the place is to be decided."""
+
+
+def candidate_rows(
+    pair: Pair, pools: Iterable[GpuPool], tensor: int | None, options: PlanOptions = PLACE_ONLY
+) -> tuple[Row, ...]:
+    """Return all candidates, the one to choose first, whatever the order of the pools.
+
+    They are the rows of the quantization matrix that the options allow, that
+    can be launched and that the models can be split into.
+
+    Raises
+    ------
+    PlanError
+        When no pool can be sized, or the models cannot be split as asked.
+    """
+    matrix = quantization_matrix(pair, pools, tensor, options.available, selection(pair, options), options.spread)
+    rows = tuple(
+        Row(row.product, row.tensor, row.budget, row.target_precision, row.draft_precision, row.spread, row.nodes)
+        for row in ranked(matrix, options.objective)
+        if row.budget is not None
+    )
+    if not rows:
+        unread = [pair_kernel_problem(row.product, pair, row.split) for row in matrix]
+        if unread[0] is not None and None not in unread:
+            raise unread[0]
+        raise _no_split(pair, tensor, options.spread, matrix[0].reason or "no supported split")
+    return rows
+
+
+def _no_split(pair: Pair, tensor: int | None, spread: Parallelism, reason: str) -> PlanError:
+    """Return what is wrong where no candidate is left: the split that is asked for, or a model that has none."""
+    version, data, expert = pair.limits.engine_version, spread.data, spread.expert
+    own, drafts = pair.target_precision, pair.draft_precision
+    remedy = split_remedy(pair.target, pair.draft, own, drafts, version, data=data, expert=expert)
+    message = f"{reason}; {remedy}"
+    if tensor is not None:
+        return PlanError(TENSOR_FIELD, tensor, message)
+    if pair.draft is None or not supported_tensors(pair.target, None, own, None, version, data=data, expert=expert):
+        return PlanError("target.model", pair.target.name, message)
+    return PlanError("speculation.draft.model", pair.draft.name, message)
+
+
+def selection(pair: Pair, options: PlanOptions) -> Selection:
+    """Return the rows of the quantization matrix that the plan chooses from."""
+    own_draft = None if pair.draft is None else frozenset({served_precision(pair.draft, pair.draft_precision)})
+    fp8_cache = pair.limits.kv_cache_element_bytes == FP8_ELEMENT_BYTES
+    return Selection(
+        target=options.target or frozenset({served_precision(pair.target, pair.target_precision)}),
+        draft=options.draft or own_draft,
+        kv_cache_dtype=KvCacheDtype.FP8 if fp8_cache else KvCacheDtype.AUTO,
+    )

@@ -1,17 +1,16 @@
-"""The linear layers of one decoder layer as one rank holds them.
+"""The layers that one rank holds: pipeline stages, and linear layers split by tensor parallelism.
 
-Rules of vLLM's linear.py and fused_moe: projections into heads or into the
-feed-forward width are split by outputs, those back are split by inputs, and
-routers, compressions and norms are whole on every rank.
+Rules of vLLM's linear.py and fused_moe: projections into heads or into the feed-forward width are split by outputs,
+projections back by inputs. Routers, compressions and norms are whole on every rank.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
-from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
-from specdecode_operator.sizing.base.units import ceil_div
-from specdecode_operator.sizing.model.layers import (
+from specdecode_operator.enums import FLOAT32_BYTES
+from specdecode_operator.sizing.arithmetic import ceil_div
+from specdecode_operator.sizing.geometry import (
     DeltaNet,
     DenseMlp,
     Experts,
@@ -19,12 +18,14 @@ from specdecode_operator.sizing.model.layers import (
     Indexer,
     LatentAttention,
     Layer,
+    ModelGeometry,
     SelectiveScan,
     SelfAttention,
     SingleMixer,
     StateSpace,
+    counted,
 )
-from specdecode_operator.vocabulary import FLOAT32_BYTES
+from specdecode_operator.sizing.memo import MEMO_SIZE
 
 GATE_AND_UP: Final = 2
 """Projections that a feed-forward layer with a gate merges into one."""
@@ -79,7 +80,7 @@ class RankLayer:
     fixed_bytes: int = 0  # Parameters whose type never changes
 
 
-@lru_cache(maxsize=MOST_REMEMBERED)
+@lru_cache(maxsize=MEMO_SIZE)
 def rank_layer(layer: Layer, hidden_size: int, split: Split) -> RankLayer:
     """Return one decoder layer as one rank holds it; the split must divide it (see divisibility)."""
     inputs = layer.input_multiple * hidden_size
@@ -285,3 +286,47 @@ def _experts(experts: Experts, hidden_size: int, split: Split) -> RankLayer:
         mlp = DenseMlp(experts.shared_intermediate_size, gated=experts.gated)
         linears += _mlp(shared, mlp, hidden_size, split.tensor)
     return RankLayer(tuple(linears), elements, fixed_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """The part of a model that one pipeline rank holds."""
+
+    layers: tuple[Layer, ...]  # Its decoder layers
+    # Whether it holds the embedding, and the output head
+    is_first: bool
+    is_last: bool
+
+    @cached_property
+    def distinct_layers(self) -> tuple[tuple[Layer, int], ...]:
+        """Layers that differ, each with how often it occurs."""
+        return counted(self.layers)
+
+
+def whole_model(geometry: ModelGeometry) -> Stage:
+    """Return the one stage of a model without pipeline parallelism."""
+    return stages(geometry, 1)[0]
+
+
+@lru_cache(maxsize=MEMO_SIZE)
+def stages(geometry: ModelGeometry, pipeline: int) -> tuple[Stage, ...]:
+    """Return the stages that a model is cut into.
+
+    Layers that do not divide go one each to the stages before the last one,
+    from the back (vLLM, distributed/utils.py, get_pp_indices).
+    """
+    counts = _layer_counts(geometry.num_layers, pipeline)
+    cut, result = 0, []
+    for index, count in enumerate(counts):
+        layers = geometry.layers[cut : cut + count]
+        result.append(Stage(layers, is_first=index == 0, is_last=index == pipeline - 1))
+        cut += count
+    return tuple(result)
+
+
+def _layer_counts(num_layers: int, pipeline: int) -> list[int]:
+    share, rest = divmod(num_layers, pipeline)
+    counts = [share] * pipeline
+    for index in range(2, rest + 2):
+        counts[-index] += 1
+    return counts

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from specdecode_operator.sizing.base.datafiles import read_data
-from specdecode_operator.versions.table import LAUNCHED_VERSIONS, release
+from specdecode_operator.sizing.data_files import read_data
+from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, release
 
 GENERATES: Final = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
 """Endings that stand for each other: vLLM looks for the class with each of them (config/model.py,

@@ -1,4 +1,4 @@
-"""What of the engine's memory changed between its versions."""
+"""Memory rules of vLLM that differ between versions: model runner, sampler, defaults, prefix caching."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
 
-from specdecode_operator.sizing.base.devices import memory_coefficients
-from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
-from specdecode_operator.sizing.base.units import gib_to_bytes
-from specdecode_operator.versions.table import SIZED_VERSIONS, release, version_facts
+from specdecode_operator.sizing.arithmetic import gib_to_bytes
+from specdecode_operator.sizing.devices import memory_coefficients
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.memo import MEMO_SIZE
+from specdecode_operator.vllm.versions import SIZED_VERSIONS, release, version_facts
 
 NEWEST_VERSION: Final = f"{SIZED_VERSIONS[-1]}.0"
 """Newest vLLM whose source was read. Newer ones are sized like it."""
@@ -51,7 +51,7 @@ DENSE_MODEL: Final = ModelTraits("")
 
 
 @dataclass(frozen=True)
-class Era:
+class VersionRules:
     """Versions that take memory by the same rules under one model runner."""
 
     runner: Runner
@@ -93,10 +93,10 @@ def sizing_facts(version: str) -> Mapping[str, Any]:
         raise SizingError("vllm_version", version, "write it as 0.32.0") from None
 
 
-@lru_cache(maxsize=MOST_REMEMBERED)
-def find_era(
+@lru_cache(maxsize=MEMO_SIZE)
+def find_version_rules(
     version: str, method: str = "none", model: ModelTraits = DENSE_MODEL, *, drafts_on_v1: bool = False
-) -> Era:
+) -> VersionRules:
     """Return the rules of a vLLM version such as ``0.19.1``; newer ones follow the newest, with more margin.
 
     ``drafts_on_v1``: whether it is to draft in a way that model runner V2 does not have.
@@ -116,7 +116,7 @@ def find_era(
     if release(version) > release(SIZED_VERSIONS[-1]):
         margin_bytes += memory_coefficients().unknown_version_margin_bytes
         rules["calibrated"] = False
-    return Era(
+    return VersionRules(
         runner=runner,
         sampler=Sampler(rules.pop("sampler")),
         margin_bytes=margin_bytes,

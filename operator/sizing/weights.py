@@ -1,28 +1,180 @@
-"""Bytes of a model's weights on one rank."""
+"""Bytes of a model's weights on one rank, and whether a checkpoint's size matches its config.json.
 
+Bytes of quantized linear layers equal the parameters of vLLM 0.32's own layer classes on the meta device.
+"""
+
+import math
 from dataclasses import replace
 from enum import Enum, auto
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from specdecode_operator.sizing.base.formula import named
-from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
-from specdecode_operator.sizing.base.units import ceil_div, round_up
-from specdecode_operator.sizing.model.geometry import HeadParts, ModelGeometry
-from specdecode_operator.sizing.model.layers import Layer, SelfAttention
-from specdecode_operator.sizing.model.precision import ExpertKernel, WeightFormat
-from specdecode_operator.sizing.weights.linear_bytes import (
-    SCALE_BYTES_FLOAT32,
-    attention_scale_bytes,
-    keeps_16_bits,
-    linear_bytes,
+from specdecode_operator.enums import FLOAT32_BYTES, SIXTEEN_BIT_BYTES, Precision
+from specdecode_operator.sizing.arithmetic import ceil_div, format_gib, named, round_up
+from specdecode_operator.sizing.geometry import (
+    ExpertKernel,
+    HeadParts,
+    LatentAttention,
+    Layer,
+    ModelGeometry,
+    QuantizationMethod,
+    Scales,
+    SelfAttention,
+    SingleMixer,
+    StoredWeights,
+    WeightFormat,
+    padded_vocabulary,
 )
-from specdecode_operator.sizing.weights.rank_layers import LinearLayer, Split, kv_heads_per_rank, rank_layer
-from specdecode_operator.sizing.weights.stages import Stage, whole_model
-from specdecode_operator.vocabulary import FLOAT32_BYTES, SIXTEEN_BIT_BYTES, Precision
+from specdecode_operator.sizing.memo import MEMO_SIZE
+from specdecode_operator.sizing.rank_layers import (
+    ROUTER,
+    LinearLayer,
+    Split,
+    Stage,
+    kv_heads_per_rank,
+    rank_layer,
+    whole_model,
+)
 
-VOCABULARY_PADDING: Final = 64
-"""vLLM pads the vocabulary to it, whatever the tensor parallelism (vocab_parallel_embedding.py)."""
+SCALE_BYTES_FLOAT32: Final = 4
+"""Scales of 8-bit weights and scales for whole tensors are float32 (vLLM, fp8_utils.py, create_fp8_scale_parameter)."""
+
+SCALE_BYTES_16_BIT: Final = SIXTEEN_BIT_BYTES
+"""Scales of packed integers are stored in the model's 16-bit type."""
+
+_PACKED_BYTES: Final = 4
+"""Weights of 4 and 8 bits are packed into int32."""
+
+_WEIGHT_SHAPE_BYTES: Final = 16
+"""``weight_shape``: two int64 beside each packed weight (vLLM, compressed_tensors_wNa16.py)."""
+
+_EXPERT_WEIGHT_SHAPE_BYTES: Final = 4
+"""The same two numbers an expert, in the model's type (compressed_tensors_moe_wna16.py)."""
+
+_COMPRESSED_ATTENTION_SCALES_BYTES: Final = 18
+"""q, k and v scale (float32) and zero point (16-bit) a layer (vLLM, CompressedTensorsKVCacheMethod)."""
+
+_ATTENTION_SCALES_BYTES: Final = 8
+"""q, k, v and probability scale in the model's type a layer (vLLM, kv_cache.py, BaseKVCacheMethod)."""
+
+_SMALLEST_REFINED_BLOCK: Final = 32
+"""Blocks of experts are cut down to it, not further (vLLM, fused_moe/oracle/fp8.py, refine_fp8_moe_block_shape)."""
+
+_MARLIN_EXPERT_GROUPS: Final = (0, 32, 64, 128)
+_MARLIN_EXPERT_HIDDEN_MULTIPLE: Final = 128
+"""What the Marlin kernel of experts takes (vLLM, marlin_utils.py, check_moe_marlin_supports_config)."""
+
+
+def linear_bytes(weight_format: WeightFormat, linear: LinearLayer, dtype_bytes: int = SIXTEEN_BIT_BYTES) -> int:
+    """Return the bytes of one copy of a linear layer on a rank, scales included, bias not.
+
+    ``dtype_bytes`` are those of a number that is not quantized. Scales in the model's type have 16 bits: vLLM
+    multiplies nothing quantized in float32.
+    """
+    weights = linear.inputs * linear.outputs
+    match weight_format.scales:
+        case Scales.NONE:
+            return dtype_bytes * weights
+        case Scales.TENSOR:
+            # Experts share one scale for what goes into gate and up.
+            inputs = (1 if linear.routed else len(linear.parts)) * weight_format.static_inputs
+            return weights + (len(linear.parts) + inputs) * SCALE_BYTES_FLOAT32
+        case Scales.CHANNEL:
+            return weights + linear.outputs * SCALE_BYTES_FLOAT32
+        case Scales.BLOCK:
+            return weights + _blocks(weight_format, linear) * SCALE_BYTES_FLOAT32
+        case Scales.MICROSCALE:
+            # One byte a group: the exponent of MXFP4, the FP8 scale of NVFP4.
+            scales = linear.inputs // weight_format.group_size * linear.outputs
+            return ceil_div(weights, 2) + scales + _global_scales(weight_format, linear) * SCALE_BYTES_FLOAT32
+        case Scales.GROUP:
+            return _packed_bytes(weight_format, linear)
+
+
+def keeps_16_bits(weight_format: WeightFormat, linear: LinearLayer) -> bool:
+    """Whether a format leaves a layer alone that it could hold."""
+    if weight_format.experts_only and not linear.routed:
+        return True
+    # What AWQ and GPTQ quantize is looked up in their files, which leave routers alone (vLLM, auto_gptq.py and
+    # auto_awq.py, maybe_update_config).
+    return linear.module == ROUTER and weight_format.method in (QuantizationMethod.AWQ, QuantizationMethod.GPTQ)
+
+
+def attention_scale_bytes(weight_format: WeightFormat, mixer: SingleMixer) -> int:
+    """Return the bytes of the scales that one attention layer holds until its checkpoint is loaded."""
+    match weight_format.method, mixer:
+        case QuantizationMethod.COMPRESSED_TENSORS, SelfAttention():
+            return _COMPRESSED_ATTENTION_SCALES_BYTES
+        case (QuantizationMethod.FP8, SelfAttention()) | (
+            QuantizationMethod.MODELOPT,
+            SelfAttention() | LatentAttention(),
+        ):
+            return _ATTENTION_SCALES_BYTES
+        case _:
+            return 0
+
+
+def refined_block(edge: int, linear: LinearLayer) -> int | None:
+    """Return the edge of the blocks that vLLM cuts an expert's blocks into; None where it refuses to.
+
+    Where a rank's part of an expert is no multiple of the edge, it takes the
+    largest common divisor with the part and the hidden size
+    (vLLM, fused_moe/oracle/fp8.py, refine_fp8_moe_block_shape).
+    """
+    part = linear.parts[0] if linear.widens else linear.inputs
+    if part % edge == 0:
+        return edge
+    refined = math.gcd(edge, linear.inputs, linear.parts[0])
+    return refined if refined >= _SMALLEST_REFINED_BLOCK else None
+
+
+def common_group(group_size: int, linear: LinearLayer) -> int | None:
+    """Return the group of experts in AWQ or GPTQ where Marlin does not take theirs; None where no other kernel does.
+
+    It is halved until it divides the expert's part and the hidden size (vLLM, moe_wna16.py, create_weights).
+    """
+    while group_size and (linear.inputs % group_size or linear.parts[0] % group_size):
+        group_size //= 2
+    return group_size if group_size >= _SMALLEST_REFINED_BLOCK else None
+
+
+def takes_marlin(group_size: int, linear: LinearLayer) -> bool:
+    """Whether Marlin takes the experts of AWQ or GPTQ (vLLM, marlin_utils.py, check_moe_marlin_supports_config)."""
+    part, hidden = (linear.parts[0], linear.inputs) if linear.widens else (linear.inputs, linear.outputs)
+    whole_groups = group_size == 0 or part % group_size == 0
+    return whole_groups and hidden % _MARLIN_EXPERT_HIDDEN_MULTIPLE == 0 and group_size in _MARLIN_EXPERT_GROUPS
+
+
+def _blocks(weight_format: WeightFormat, linear: LinearLayer) -> int:
+    edge = weight_format.group_size
+    if not linear.routed:
+        return ceil_div(linear.inputs, edge) * ceil_div(linear.outputs, edge)
+    edge = refined_block(edge, linear) or edge
+    return ceil_div(linear.inputs, edge) * sum(ceil_div(part, edge) for part in linear.parts)
+
+
+def _global_scales(weight_format: WeightFormat, linear: LinearLayer) -> int:
+    """Return the scales for whole tensors of NVFP4; experts always have those of their inputs, too."""
+    if weight_format.precision is not Precision.NVFP4:
+        return 0
+    return len(linear.parts) * (1 + (weight_format.static_inputs or linear.routed))
+
+
+def _packed_bytes(weight_format: WeightFormat, linear: LinearLayer) -> int:
+    bits = 4 if weight_format.precision is Precision.INT4 else 8
+    group_size, zero_points = weight_format.group_size, weight_format.zero_points
+    by_experts = linear.routed and weight_format.method in (QuantizationMethod.AWQ, QuantizationMethod.GPTQ)
+    if by_experts and not takes_marlin(group_size, linear):
+        group_size = common_group(group_size, linear) or group_size
+        zero_points = weight_format.method is QuantizationMethod.AWQ
+    groups = max(1, linear.inputs // group_size) if group_size else 1
+    size_bytes = linear.outputs * ceil_div(linear.inputs * bits, 8) + groups * linear.outputs * SCALE_BYTES_16_BIT
+    if zero_points:
+        size_bytes += groups * ceil_div(linear.outputs * bits, 8 * _PACKED_BYTES) * _PACKED_BYTES
+    if weight_format.method is QuantizationMethod.COMPRESSED_TENSORS:
+        size_bytes += _EXPERT_WEIGHT_SHAPE_BYTES if linear.routed else _WEIGHT_SHAPE_BYTES
+    return size_bytes
+
 
 _SEGMENT_FROM: Final = 10 * 2**20
 _SEGMENT_BYTES: Final = 2 * 2**20
@@ -57,11 +209,6 @@ def quantized_head_bytes(target: ModelGeometry, quantization: str, tensor: int) 
     if quantization == "fp8":
         return weights + rows * SCALE_BYTES_FLOAT32
     return weights // 2 + weights // 16 + SCALE_BYTES_FLOAT32
-
-
-def padded_vocabulary(tokens: int) -> int:
-    """Return the rows of an embedding as vLLM allocates it."""
-    return round_up(tokens, VOCABULARY_PADDING)
 
 
 def parameter_count(geometry: ModelGeometry) -> int:
@@ -131,7 +278,7 @@ def copied_bytes(geometry: ModelGeometry, tensor: int) -> int:
     return elements * geometry.dtype_bytes
 
 
-@lru_cache(maxsize=MOST_REMEMBERED)
+@lru_cache(maxsize=MEMO_SIZE)
 def allocation_bytes(geometry: ModelGeometry, precision: Precision, split: Split, *, stage: Stage | None = None) -> int:
     """Return what torch's allocator takes beyond the weights: part of what "Model loading took" says.
 
@@ -168,7 +315,7 @@ def _rounding(tensor_bytes: int) -> int:
     return rest if rest <= _SPLIT_FROM else 0
 
 
-@lru_cache(maxsize=MOST_REMEMBERED)
+@lru_cache(maxsize=MEMO_SIZE)
 def _weight_bytes(geometry: ModelGeometry, precision: Precision, split: Split, stage: Stage, tables: Tables) -> int:
     return sum(weight_parts(geometry, precision, split, stage, tables).values())
 
@@ -321,3 +468,60 @@ def _head_rows(head: HeadParts, embedding: int, tables: Tables) -> int:
     embeds = head.embeds and not (tables is Tables.SHARED and head.shares_embedding)
     outputs = head.output_heads if tables is Tables.OWN or not head.shares_output else 0
     return embedding * embeds + outputs * (padded_vocabulary(head.output_rows) if head.output_rows else 0)
+
+
+TOLERANCE_PERCENT: Final = 1
+"""Files hold what the engine never loads or stores otherwise: rotary frequencies, a scale a tensor instead of one
+a channel, group indices of GPTQ. All of that is well below one percent of a model."""
+
+TOLERANCE_BYTES: Final = 64 * 1024
+"""For models so small that their norms and scales count."""
+
+_SHOWN_PARTS: Final = 4
+
+
+def checkpoint_disagreement(geometry: ModelGeometry, stored: StoredWeights) -> str | None:
+    """Return a sentence if the tensors in a model's files and the geometry of its config.json differ, else None.
+
+    The sentence names the largest parts of the files if they are known.
+    """
+    loaded = stored.loaded_bytes(quantized=geometry.checkpoint is not None)
+    least, most = expected_file_bytes(geometry, output_head=stored.output_head)
+    if least - _tolerance(least) <= loaded <= most + _tolerance(most):
+        return None
+    described = most if loaded > most else least
+    more = "more" if loaded > described else "less"
+    percent = 100 * abs(loaded - described) / max(described, 1)
+    largest = sorted(stored.bytes_by_part, key=lambda part: -part[1])[:_SHOWN_PARTS]
+    parts = ", ".join(f"{name} {format_gib(part_bytes)}" for name, part_bytes in largest)
+    return (
+        f"the safetensors files of {geometry.name} hold {format_gib(loaded)} GiB as the engine loads them,"
+        f" {percent:.1f} % {more} than the {format_gib(described)} GiB that its config.json describes"
+        + (f" (largest parts in GiB: {parts})" if parts else "")
+    )
+
+
+def expected_file_bytes(geometry: ModelGeometry, *, output_head: bool) -> tuple[int, int]:
+    """Return the least and most bytes of the files that hold a model as its config.json describes it.
+
+    They are in the checkpoint's own precision. What an estimate scales to the files is not scaled here.
+    """
+    geometry = geometry.unscaled
+    precision = geometry.checkpoint_precision or Precision.BF16
+    loaded = weight_bytes(geometry, precision, Split(1))
+    table = geometry.vocab_size * geometry.hidden_size * geometry.dtype_bytes
+    if geometry.head is not None:
+        # Draft heads are published with or without the tables that they share with the target.
+        return loaded_head_bytes(geometry, precision, Split(1)), loaded + table
+    tables = 1 if geometry.tie_word_embeddings else 2
+    padding = padded_vocabulary(geometry.vocab_size) - geometry.vocab_size
+    at_rest = loaded - tables * padding * geometry.hidden_size * geometry.dtype_bytes
+    if geometry.tie_word_embeddings and output_head:
+        at_rest += table  # a copy that the engine passes over
+    # Layers for multi-token prediction come with tables of their own, or without.
+    layer = at_rest // max(geometry.num_layers, 1)
+    return at_rest, at_rest + geometry.mtp_layers * (layer + 2 * table)
+
+
+def _tolerance(expected_bytes: int) -> int:
+    return max(TOLERANCE_BYTES, expected_bytes * TOLERANCE_PERCENT // 100)

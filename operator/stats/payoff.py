@@ -1,10 +1,191 @@
-"""Whether speculation pays at a load: speed-up, break-even and the best K. Derived in docs/explanation/payoff.md."""
+"""Pay-off of speculation at a load: acceptance, step cost, speed-up, break-even and the best K.
 
+Derived in docs/explanation/payoff.md. Two shares are called acceptance at position k. vLLM counts, of all
+drafts, those whose first k tokens were all accepted (vllm/v1/spec_decode/metrics.py
+SpecDecodingStats.observe_draft): it only falls with k. The conditional share counts, of drafts whose first k-1
+tokens were accepted, those whose k-th was accepted too: it may rise. The first is the product of the second up
+to k. Step costs are measured points (tokens, milliseconds) joined by straight lines.
+"""
+
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import Final
 
-from specdecode_operator.payoff.acceptance import LARGEST_K, Acceptance, PayoffError
-from specdecode_operator.payoff.step_cost import StepCosts
+LARGEST_K: Final = 32
+"""Proposed tokens of a step that are looked at, at most."""
+
+_HALVINGS: Final = 60
+
+
+class PayoffError(ValueError):
+    """Numbers that no engine can have."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """The conditional share of each position; beyond the last one, that of the last one."""
+
+    conditional: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what is no share."""
+        if not 1 <= len(self.conditional) <= LARGEST_K:
+            raise PayoffError(f"{len(self.conditional)} positions: give 1 to {LARGEST_K}")
+        for share in self.conditional:
+            _checked_share(share)
+
+    @classmethod
+    def by_position(cls, shares: Sequence[float]) -> "Acceptance":
+        """Return it from shares of all drafts, as vLLM counts them."""
+        before, conditional = 1.0, []
+        for share in shares:
+            if _checked_share(share) > before:
+                raise PayoffError(
+                    f"{share:g} follows {before:g}: shares of all drafts, as vLLM counts them, do not rise; give those "
+                    "of the drafts that got so far as conditional acceptance"
+                )
+            conditional.append(share / before if before else 0.0)
+            before = share
+        return cls(tuple(conditional))
+
+    @classmethod
+    def of_rate(cls, rate: float, k: int) -> "Acceptance":
+        """Return the one with the same conditional share everywhere whose rate at K is the given one.
+
+        The rate is accepted over drafted tokens, which is strictly increasing in that share: found by bisection.
+        """
+        _checked_share(rate)
+        low, high = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (
+                (middle, high) if sum(middle**position for position in range(1, k + 1)) < rate * k else (low, middle)
+            )
+        return cls((high,) * k)
+
+    def conditional_to(self, k: int) -> tuple[float, ...]:
+        """Return the first K conditional shares."""
+        known = self.conditional[:k]
+        return known + (self.conditional[-1],) * (k - len(known))
+
+    def reached(self, k: int) -> tuple[float, ...]:
+        """Return the shares of all drafts for the first K positions, as vLLM counts them."""
+        return tuple(accumulate(self.conditional_to(k), mul))
+
+    def expected_tokens(self, k: int) -> float:
+        """Return tokens that a request gets from a step, the target's own one among them.
+
+        A step gives at least 1 + k tokens if and only if the first k were accepted; the expectation of a count is the
+        sum of these chances.
+        """
+        return 1 + sum(self.reached(k))
+
+    def rate(self, k: int) -> float:
+        """Return accepted over drafted tokens."""
+        return (self.expected_tokens(k) - 1) / k
+
+
+def _checked_share(share: float) -> float:
+    if not 0 <= share <= 1:
+        raise PayoffError(f"{share:g}: a share is from 0 to 1")
+    return share
+
+
+_LONGEST_MS: Final = 1e7
+_SHORTEST_MS: Final = 1e-12
+"""Of a step of the target: by a time that is as good as none nothing can be divided."""
+
+_LARGEST_COUNT: Final = 2**31
+_CLEARLY_LESS: Final = 0.95
+"""Share of a time: medians that were measured differ by less."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Time of a pass by its tokens: points (tokens, milliseconds), by rising tokens.
+
+    Below the first point a pass takes as long as there; above the last it goes on as between the last two, but never
+    falls. One point is a pass that takes equally long whatever is in it, as one does that reads weights alone.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what is no curve."""
+        if not self.points:
+            raise PayoffError("no point: give TOKENS:MS")
+        for tokens, ms in self.points:
+            if not (0 < tokens <= _LARGEST_COUNT and 0 <= ms <= _LONGEST_MS):
+                raise PayoffError(f"{tokens:g}:{ms:g}: tokens are above 0, milliseconds from 0 to {_LONGEST_MS:g}")
+        for (before, _), (after, _) in pairwise(self.points):
+            if after <= before:
+                raise PayoffError(f"{after:g} tokens after {before:g}: name each number of tokens once, rising")
+
+    def knows(self, tokens: float) -> bool:
+        """Whether so many tokens lie among the points, or one point stands for all."""
+        return len(self.points) == 1 or self.points[0][0] <= tokens <= self.points[-1][0]
+
+    @property
+    def falls(self) -> bool:
+        """Whether a pass with more tokens takes clearly less, as none does."""
+        return any(after < _CLEARLY_LESS * before for (_, before), (_, after) in pairwise(self.points))
+
+    def ms(self, tokens: float) -> float:
+        """Return how long a pass with so many tokens takes."""
+        if tokens <= self.points[0][0]:
+            return self.points[0][1]
+        for (left, left_ms), (right, right_ms) in pairwise(self.points):
+            if tokens <= right:
+                return left_ms + (right_ms - left_ms) * (tokens - left) / (right - left)
+        last, last_ms = self.points[-1]
+        if len(self.points) == 1:
+            return last_ms
+        left, left_ms = self.points[-2]
+        return last_ms + max(0.0, (last_ms - left_ms) / (last - left)) * (tokens - last)
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What a step of decoding costs, with and without proposed tokens."""
+
+    target: Curve
+    draft: Curve = Curve(((1, 0.0),))  # One pass of the draft; nothing for ngram and suffix
+    one_pass: bool = False  # The draft proposes all K tokens in one pass: DFlash, DSpark, P-EAGLE, PARD
+    # What reading the KV cache of 1,000 tokens adds to a pass
+    target_ms_per_1000_context: float = 0.0
+    draft_ms_per_1000_context: float = 0.0
+    drafted: int = 0  # Tokens that the draft proposes at least, however few of them are verified
+
+    def __post_init__(self) -> None:
+        """Refuse times that cannot be, and a target without any."""
+        for ms in (self.target_ms_per_1000_context, self.draft_ms_per_1000_context):
+            if not (math.isfinite(ms) and 0 <= ms <= _LONGEST_MS):
+                raise PayoffError(f"{ms:g}: milliseconds are from 0 to {_LONGEST_MS:g}")
+        shortest = min(ms for _, ms in self.target.points)
+        if shortest < _SHORTEST_MS:
+            raise PayoffError(f"{shortest:g} ms: a step of the target takes time")
+
+    def target_ms(self, batch: float, k: int, context_tokens: float) -> float:
+        """Return the time of the target's pass: K + 1 tokens of each request, which read its context once."""
+        return self.target.ms(batch * (k + 1)) + self.target_ms_per_1000_context * batch * context_tokens / 1000
+
+    def draft_ms(self, batch: float, k: int, context_tokens: float) -> float:
+        """Return the time of proposing: K passes of a token a request, or one of K."""
+        if k == 0:
+            return 0.0
+        k = max(k, self.drafted)
+        reading = self.draft_ms_per_1000_context * batch * context_tokens / 1000
+        if self.one_pass:
+            return self.draft.ms(batch * k) + reading
+        return k * (self.draft.ms(batch) + reading)
+
+    def step_ms(self, batch: float, k: int, context_tokens: float = 0.0) -> float:
+        """Return the time of a whole step; with K = 0 one without speculation, whose draft is not there at all."""
+        return self.target_ms(batch, k, context_tokens) + self.draft_ms(batch, k, context_tokens)
+
 
 LARGEST_BATCH: Final = 8192
 """Requests that a crossover is looked for among: more than engines run at once."""

@@ -1,27 +1,141 @@
-"""The lowest ratio that a series leaves possible at a level, whenever one looks: by a martingale for each ratio.
+"""Confidence intervals for the goodput ratio of a candidate to a baseline, and the verdict on it.
 
-If the true log ratio is t and blocks deviate from it to either side alike, whatever came before, then
+`PairedSeries` takes blocks of both arms and gives an interval that holds at every look. If the true log ratio
+is t and blocks deviate from it symmetrically whatever came before, then
 
     product over blocks of 2 / (1 + exp(-2 w x)),    x = deviation from t, in scales, between -2 and 2
 
-is a martingale for each weight w (de la Peña 1999; Ramdas, Ruf, Larsson and Koolen 2020): who bets on blocks above t
-wins nothing on average. So is the mean over several w. By Ville's inequality it ever reaches 2/alpha with a probability
-of at most alpha/2. It falls with t: the t at which it stands at 2/alpha is a bound below which all t are refuted.
+is a martingale for each weight w (de la Peña 1999; Ramdas, Ruf, Larsson and Koolen 2020), and so is the mean
+over several w. By Ville's inequality it ever reaches 2/alpha with a probability of at most alpha/2. It falls
+with t, so the t at which it equals 2/alpha is a lower bound. If blocks have an autocorrelation of a, the same
+holds for deviations less a times the last one.
 
-Where each block follows the one before it with an autocorrelation of a, the same holds of deviations less a times the
-last one.
+`between_starts` gives the interval between engine starts, which blocks of one start cannot show: Student's
+interval for two means with a common variance, from the log goodput of each start (Student, Biometrika 6, 1908;
+pooled variance: Fisher, Statistical Methods for Research Workers, 1925).
+
+For two records of the same prompts, a block jackknife estimates the ratio of their figures, with an interval. A block
+is a run of the same prompts in both records. Effects that last for less than a block, such as a queue, stay within
+blocks, so that blocks vary as they would in another run.
 """
 
 import math
-from collections.abc import Iterator
+from array import array
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from statistics import fmean
 from typing import Final
 
-from specdecode_operator.evidence.history import History
+ANYTHING_TO_NOTHING: Final = 1e4
+"""Log ratio of a block in which one arm alone did nothing: more than two numbers can have (1420)."""
+
+_NORMAL_QUARTILES: Final = 1.349
+"""How far the quartiles of a normal distribution are from each other, in standard deviations."""
+
+_FARTHEST: Final = 3.0
+"""Scales that a block deviates at most where dependence is estimated, so that one outlier hides nothing."""
+
+_TRIMMED: Final = 0.2
+"""Share of blocks at each end that the centre leaves out."""
+
+DEPENDENCES: Final = tuple(step / 10 for step in range(9))
+"""Autocorrelations that a series may be taken to have."""
+
+_CAUTION_BLOCKS: Final = 6.0
+_CAUTION_ERRORS: Final = 0.25
+"""By how much the estimate of an autocorrelation is raised: blocks of bias, and standard errors. Few blocks say little
+of it, and read low (Kendall 1954: by (1 + 3 times it) / n). How they were chosen: docs/explanation/verdict.md."""
+
+
+class History:
+    """The log ratios of a series, each with the scale that was known before it.
+
+    Attributes
+    ----------
+    log_ratios
+        Natural logarithm of candidate to baseline, a block each.
+    scales
+        Standard deviation of the blocks before each, by their quartiles, so that outliers do not move it; 0 where it
+        is not known: for the first two, and while all are equal.
+    """
+
+    __slots__ = ("_correlated", "_count", "_last", "_sorted", "_squared", "_summed", "log_ratios", "scales")
+
+    def __init__(self) -> None:
+        self.log_ratios = array("d")
+        self.scales = array("d")
+        self._sorted = array("d")
+        self._count = 0
+        self._last = self._summed = self._squared = self._correlated = 0.0
+
+    def __len__(self) -> int:
+        """Return how many blocks have told something."""
+        return len(self.log_ratios)
+
+    def add(self, log_ratio: float) -> None:
+        """Take the next block."""
+        scale = self.scale()
+        if len(self) > 1:
+            self._note_deviation((log_ratio - self._quantile(0.5)) / scale if scale else 0.0)
+        self.log_ratios.append(log_ratio)
+        self.scales.append(scale)
+        insort(self._sorted, log_ratio)
+
+    def scale(self) -> float:
+        """Return the scale of all blocks so far."""
+        blocks = len(self._sorted)
+        if blocks < 2:  # noqa: PLR2004  one block has no scale
+            return 0.0
+        # Of two to five blocks of a normal distribution the quartiles are nearer by about this.
+        few = blocks / (blocks - 1)
+        return few * (self._quantile(0.75) - self._quantile(0.25)) / _NORMAL_QUARTILES
+
+    def centre(self) -> float:
+        """Return the mean of the blocks without the outer ones: of more of them where one arm did nothing in some.
+
+        It is ANYTHING_TO_NOTHING where that is so up to the middle.
+        """
+        cut = int(len(self) * _TRIMMED)
+        if max(abs(self._sorted[cut]), abs(self._sorted[-1 - cut])) >= ANYTHING_TO_NOTHING:
+            cut = (len(self) - 1) // 2
+        inner = self._sorted[cut : len(self) - cut]
+        farthest = max(inner, key=abs)
+        return farthest if abs(farthest) >= ANYTHING_TO_NOTHING else math.fsum(inner) / len(inner)
+
+    def dependence(self) -> float:
+        """Return an autocorrelation, out of DEPENDENCES, that successive blocks probably do not exceed."""
+        if self._count < 2:  # noqa: PLR2004  there is no pair yet
+            return DEPENDENCES[-1]
+        mean = self._summed / self._count
+        variance = self._squared / self._count - mean**2
+        covariance = self._correlated / (self._count - 1) - mean**2
+        found = min(max(covariance / variance, -1.0), 1.0) if variance > 0 else 0.0
+        error = math.sqrt((1 - min(found**2, 0.8)) / self._count)
+        at_most = found + _CAUTION_BLOCKS * (1 + 3 * max(found, 0.0)) / self._count + _CAUTION_ERRORS * error
+        return next((each for each in DEPENDENCES if each >= at_most), DEPENDENCES[-1])
+
+    def _note_deviation(self, deviation: float) -> None:
+        deviation = min(max(deviation, -_FARTHEST), _FARTHEST)
+        self._correlated += deviation * self._last
+        self._summed += deviation
+        self._squared += deviation**2
+        self._count += 1
+        self._last = deviation
+
+    def _quantile(self, share: float) -> float:
+        place = share * (len(self._sorted) - 1)
+        below = int(place)
+        above = min(below + 1, len(self._sorted) - 1)
+        return self._sorted[below] + (self._sorted[above] - self._sorted[below]) * (place - below)
+
 
 _WEIGHTS: Final = (0.125, 0.25, 0.5, 1.0, 2.0)
 """Each is best for an effect of so many scales. Doubled each time, as `Point` counts on."""
 
-_FARTHEST: Final = 2.0
+_BOUND_FARTHEST: Final = 2.0
 """Scales that a block counts at most, so that an outlier neither decides nor destroys."""
 
 _FARTHEST_BEFORE: Final = 3.0
@@ -84,7 +198,7 @@ class Point:
                 deviation -= dependence * min(max(before, -farthest), farthest)
                 scale *= narrower
             if scale:
-                yield min(max(deviation / scale, -_FARTHEST), _FARTHEST)
+                yield min(max(deviation / scale, -_BOUND_FARTHEST), _BOUND_FARTHEST)
             else:
                 yield math.copysign(1.0, deviation) if deviation else 0.0
 
@@ -189,3 +303,295 @@ class LowerBound:
 def _on_grid(index: int, finer: int) -> int:
     """Return the place of a point on a grid that is so many times twice as fine, or coarser where that is negative."""
     return index << finer if finer >= 0 else index >> -finer
+
+
+DEFAULT_LEVEL: Final = 0.95
+_LARGEST_EXPONENT: Final = 700.0
+"""Of a ratio that a program can compute with."""
+
+
+class Verdict(StrEnum):
+    """What the interval says of a ratio of 1."""
+
+    PAYS = "Pays"
+    DOES_NOT_PAY = "DoesNotPay"
+    INCONCLUSIVE = "Inconclusive"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a series says after a block.
+
+    Attributes
+    ----------
+    verdict
+        Pays where the whole interval lies above 1, DoesNotPay where it lies below.
+    ratio
+        Goodput of the candidate to that of the baseline; None where one of them did nothing in half
+        of the blocks or more.
+    low, high
+        The interval; None where it has no such end yet.
+    """
+
+    verdict: Verdict
+    ratio: float | None
+    low: float | None
+    high: float | None
+
+
+class PairedSeries:
+    """Blocks of one comparison, each with the goodput of both arms.
+
+    Parameters
+    ----------
+    level
+        Probability that the interval holds the true ratio after every block; its docstring says of which series.
+    """
+
+    __slots__ = ("_bounds", "_history", "_needed")
+
+    def __init__(self, level: float = DEFAULT_LEVEL) -> None:
+        self._history = History()
+        self._needed = math.log(2 / (1 - level))
+        self._bounds: dict[float, tuple[LowerBound, LowerBound]] = {}
+
+    def add(self, baseline: float, candidate: float) -> Finding:
+        """Take the next block and return what is known now. One in which neither arm did anything tells nothing."""
+        if baseline or candidate:
+            self._history.add(_series_log_ratio(baseline, candidate))
+        if not len(self._history):
+            return Finding(Verdict.INCONCLUSIVE, None, None, None)
+        low, mirrored = self._lowest()
+        high = None if mirrored is None else -mirrored
+        centre = self._history.centre()
+        centre = centre if low is None else max(centre, low)
+        centre = centre if high is None else min(centre, high)
+        return Finding(_verdict(low, high), *(_ratio(each) for each in (centre, low, high)))
+
+    def _lowest(self) -> tuple[float | None, float | None]:
+        """Return the lowest log ratio, and that with arms swapped: for independent blocks or the dependence seen."""
+        dependences = {0.0, self._history.dependence()}
+        found = [[bound.value(self._needed) for bound in self._both(each)] for each in dependences]
+        low, mirrored = (None if None in each else min(each) for each in zip(*found, strict=True))
+        return low, mirrored
+
+    def _both(self, dependence: float) -> tuple[LowerBound, LowerBound]:
+        """Return the bounds for a dependence; those that were asked last are kept, as it goes to and fro."""
+        bounds = self._bounds.pop(dependence, None)
+        if bounds is None:
+            bounds = LowerBound(self._history, 1, dependence), LowerBound(self._history, -1, dependence)
+        self._bounds[dependence] = bounds
+        if len(self._bounds) > _KEPT:
+            del self._bounds[next(iter(self._bounds))]
+        return bounds
+
+
+def bounded_exp(log_ratio: float) -> float:
+    """Return a ratio; in place of one that no program can compute with, the largest or least that it can."""
+    return math.exp(max(-_LARGEST_EXPONENT, min(_LARGEST_EXPONENT, log_ratio)))
+
+
+def _series_log_ratio(baseline: float, candidate: float) -> float:
+    if not baseline or not candidate:
+        return ANYTHING_TO_NOTHING if candidate else -ANYTHING_TO_NOTHING
+    return math.log(candidate) - math.log(baseline)
+
+
+def _ratio(log_ratio: float | None) -> float | None:
+    return None if log_ratio is None or abs(log_ratio) > _LARGEST_EXPONENT else math.exp(log_ratio)
+
+
+def _verdict(low: float | None, high: float | None) -> Verdict:
+    if low is not None and low > 0:
+        return Verdict.PAYS
+    if high is not None and high < 0:
+        return Verdict.DOES_NOT_PAY
+    return Verdict.INCONCLUSIVE
+
+
+_HALVINGS: Final = 100
+_LARGEST_QUANTILE: Final = 1e9
+
+
+@lru_cache(maxsize=256)
+def student_quantile(share: float, freedom: int) -> float:
+    """Return what Student's t of so many degrees of freedom stays below with a probability of more than a half."""
+    low, high = 0.0, 1.0
+    while _student_below(high, freedom) < share and high < _LARGEST_QUANTILE:
+        high *= 2
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_below(middle, freedom) < share else (low, middle)
+    return high
+
+
+def _student_below(value: float, freedom: int) -> float:
+    """Return the probability below a value, in closed form (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
+    angle = math.atan(value / math.sqrt(freedom))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    odd = freedom % 2
+    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
+    for step in range(freedom // 2):
+        total += term
+        term *= cosine**2 * (2 * step + 1 + odd) / (2 * step + 2 + odd)
+    between = 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return (1 + between) / 2
+
+
+FEWEST_STARTS: Final = 2
+"""Of an arm: one start says nothing about the next."""
+
+
+def between_starts(arms: Sequence[Sequence[float]], candidate: int, level: float) -> tuple[float, float] | None:
+    """Return the ends of the interval of a log ratio.
+
+    Parameters
+    ----------
+    arms
+        For each arm its log goodput in each start; the baseline first.
+    candidate
+        Which of them is compared with the baseline.
+    level
+        Probability that the interval holds the true log ratio.
+
+    Returns
+    -------
+    tuple
+        The lower end and the upper one; None where an arm of the two has no start, or no arm has two.
+    """
+    baseline, other = arms[0], arms[candidate]
+    freedom = _freedom(arms)
+    if not baseline or not other or freedom < 1:
+        return None
+    variance = _variance(arms, freedom)
+    error = math.sqrt(variance * (1 / len(baseline) + 1 / len(other)))
+    half = student_quantile(1 - (1 - level) / 2, freedom) * error
+    centre = fmean(other) - fmean(baseline)
+    return centre - half, centre + half
+
+
+def starts_needed(arms: Sequence[Sequence[float]], log_ratio: float, level: float, most: int = 20) -> int | None:
+    """Return how many starts of each arm would tell such a ratio from 1 if they vary as these do; None: more."""
+    freedom = _freedom(arms)
+    if freedom < 1:
+        return None
+    variance = _variance(arms, freedom)
+    for starts in range(FEWEST_STARTS, most + 1):
+        quantile = student_quantile(1 - (1 - level) / 2, len(arms) * (starts - 1))
+        if quantile * math.sqrt(2 * variance / starts) < abs(log_ratio):
+            return starts
+    return None
+
+
+def _freedom(arms: Sequence[Sequence[float]]) -> int:
+    return sum(len(each) - 1 for each in arms if each)
+
+
+def _variance(arms: Sequence[Sequence[float]], freedom: int) -> float:
+    """Return the variance of a start, of all arms together."""
+    return sum((value - fmean(each)) ** 2 for each in arms if each for value in each) / freedom
+
+
+FEWEST_BLOCKS: Final = 6
+"""With fewer an interval is too wide to tell anything."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The logarithm of a ratio, with its standard error and that one's degrees of freedom."""
+
+    log_ratio: float
+    error: float
+    freedom: int
+
+    @property
+    def ratio(self) -> float:
+        """The ratio."""
+        return bounded_exp(self.log_ratio)
+
+    def interval(self, alpha: float) -> tuple[float, float]:
+        """Return an interval that misses the ratio with a probability of alpha, half of it on either side."""
+        half_width = self.error * student_quantile(1 - alpha / 2, self.freedom)
+        return bounded_exp(self.log_ratio - half_width), bounded_exp(self.log_ratio + half_width)
+
+
+@dataclass(frozen=True)
+class NearNothing:
+    """A ratio so near to 0 that it has no logarithm without one of the blocks, with its standard error."""
+
+    ratio: float
+    error: float
+    freedom: int
+
+    def interval(self, alpha: float) -> tuple[float, float]:
+        """Return an interval, as that of an `Estimate`."""
+        half_width = self.error * student_quantile(1 - alpha / 2, self.freedom)
+        return max(0.0, self.ratio - half_width), self.ratio + half_width
+
+
+Statistic = Callable[[int | None], float | None]
+"""A figure of one record without one of its blocks, or of all; None where there is none."""
+
+
+def estimate(golden: Statistic, found: Statistic, blocks: int) -> Estimate | None:
+    """Return the ratio of a figure in two records; None where there are too few blocks to tell how sure it is.
+
+    The delete-one jackknife over blocks (Efron and Stein 1981), with Student's t for the number of blocks.
+    """
+    whole = _log_ratio(golden(None), found(None))
+    parts = [_log_ratio(golden(block), found(block)) for block in range(blocks)]
+    told = [each for each in parts if each is not None]
+    if whole is None or len(told) < blocks or blocks < FEWEST_BLOCKS:
+        return None
+    centre = fmean(told)
+    error = math.sqrt((blocks - 1) / blocks * sum((each - centre) ** 2 for each in told))
+    return Estimate(whole, error, blocks - 1)
+
+
+def estimate_near_nothing(golden: Statistic, found: Statistic, blocks: int) -> NearNothing | None:
+    """Return the ratio of a figure that is 0 where there is none, such as what is accepted, as `estimate` does."""
+    pairs = [(golden(block), found(block) or 0.0) for block in (None, *range(blocks))]
+    told = [now / before for before, now in pairs if before]
+    if len(told) <= blocks or blocks < FEWEST_BLOCKS:
+        return None
+    whole, *parts = told
+    centre = fmean(parts)
+    error = math.sqrt((blocks - 1) / blocks * sum((each - centre) ** 2 for each in parts))
+    return NearNothing(whole, error, blocks - 1)
+
+
+def of_sums(numerators: Sequence[float], denominators: Sequence[float]) -> Statistic:
+    """Return the ratio of two sums over blocks as a figure of a record."""
+    whole = sum(numerators), sum(denominators)
+
+    def without(block: int | None) -> float | None:
+        above, below = whole
+        if block is not None:
+            above, below = above - numerators[block], below - denominators[block]
+        return above / below if above > 0 and below > 0 else None
+
+    return without
+
+
+def of_quantile(values: Sequence[tuple[float, int]], share: float, blocks: int) -> Statistic:
+    """Return a quantile of values, each with its block, as a figure of a record."""
+    ordered = sorted(values)
+    places: list[list[int]] = [[] for _ in range(blocks)]
+    for place, (_, block) in enumerate(ordered):
+        places[block].append(place)
+
+    def without(block: int | None) -> float | None:
+        left_out = [] if block is None else places[block]
+        kept = len(ordered) - len(left_out)
+        if not kept:
+            return None
+        rank = min(int(share * kept), kept - 1)
+        # Places of the block before the one that is sought: the first has none of its own before it, and so on.
+        before = bisect_right(range(len(left_out)), rank, key=lambda index: left_out[index] - index)
+        return ordered[rank + before][0] or None
+
+    return without
+
+
+def _log_ratio(golden: float | None, found: float | None) -> float | None:
+    return math.log(found) - math.log(golden) if golden and found else None

@@ -1,10 +1,10 @@
-"""The engine container's environment: what is set, and what may not be."""
+"""Build the engine container's environment, and reject variables that the operator sets."""
 
 from collections.abc import Iterable
 
 from specdecode_operator.api.deployment import EnvVar
-from specdecode_operator.engine.settings import CpuSettings, EngineSettings
 from specdecode_operator.problems import Problem
+from specdecode_operator.vllm.settings import CpuSettings, EngineSettings
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
 """Variable from which the engine takes the clients' key; set it by secret reference."""

@@ -1,9 +1,8 @@
-"""What is wrong with ``spec.engine.extraArgs``, found before a pod exists.
+"""Parse and check `spec.engine.extraArgs` the way vLLM's own parser reads it.
 
-The list is read as vLLM's own parser reads it (Python's argparse, with the
-liberties that vllm/utils/argparse_utils.py adds): ``--flag value``,
-``--flag=value``, ``--no-flag``, unique prefixes, underscores for dashes, short
-names with the value glued on, and dotted paths into JSON values.
+That is Python's argparse with the extensions of vllm/utils/argparse_utils.py: `--flag value`, `--flag=value`,
+`--no-flag`, unique prefixes, underscores for dashes, short names with the value attached, and dotted paths into
+JSON values.
 """
 
 import json
@@ -13,9 +12,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from specdecode_operator.engine.profiles import EngineProfile, Flag
-from specdecode_operator.engine.rules.refused_flags import refusal
 from specdecode_operator.problems import Problem, some_of
+from specdecode_operator.vllm.arguments import reserved_flag_problem
+from specdecode_operator.vllm.profiles import EngineProfile, Flag
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+")
 """argparse takes -0.5 for a number as well, but vLLM sees a dotted path first: only --flag=-0.5 works."""
@@ -175,7 +174,7 @@ def _read(extra_args: Sequence[str], index: int, profile: EngineProfile, *, hint
             token.name,
             1,
         )
-    advice = refusal(found.name) or refusal(f"{found.name}.{token.path}")
+    advice = reserved_flag_problem(found.name) or reserved_flag_problem(f"{found.name}.{token.path}")
     problem, taken = _take_values(token, found, following, len(extra_args) - index - 1)
     if advice is None:
         return problem, token.name, taken

@@ -1,6 +1,6 @@
-"""Values of ``spec.engine.extraArgs`` and ``spec.engine.env`` that vLLM rejects at start-up, as one table.
+"""Reject values of `spec.engine.extraArgs` and `spec.engine.env` that vLLM rejects at start-up.
 
-Each row of `FLAG_CHECKS` stands for one ``raise`` of vLLM's configuration. A row reports a problem only if vLLM
+Each row of `FLAG_CHECKS` stands for one `raise` in vLLM's configuration. A row reports a problem only if vLLM
 certainly rejects the value: a value of an unexpected type, or one that depends on the model, is left to the engine.
 """
 
@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from specdecode_operator.api.values import CudagraphMode
-from specdecode_operator.documents.json_text import parse_json
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile
-from specdecode_operator.engine.rules.extra_args import Option, json_or_text, json_value, options
-from specdecode_operator.engine.rules.extra_config import EXTRA_CONFIG
-from specdecode_operator.engine.rules.runners import runs_on_v1
-from specdecode_operator.engine.settings import EngineSettings, Platform
+from specdecode_operator.enums import CudagraphMode, Dtype, Method
 from specdecode_operator.problems import Problem, shown
-from specdecode_operator.versions.table import release
-from specdecode_operator.vocabulary import Dtype, Method
+from specdecode_operator.untrusted import parse_json
+from specdecode_operator.vllm.extra_args import Option, json_or_text, json_value, options
+from specdecode_operator.vllm.model_runner import runs_on_v1
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile
+from specdecode_operator.vllm.settings import EngineSettings, Platform
+from specdecode_operator.vllm.speculative_config import EXTRA_CONFIG
+from specdecode_operator.vllm.versions import release
 
 _OF_SPECULATION: Final = "speculation."
 """Prefix of keys of spec.speculation.extraConfig in `Given`."""

@@ -1,7 +1,7 @@
-"""What the engine is told of the target's config.json in the place of what stands there: ``--hf-overrides``.
+"""Work out overrides of the target's config.json: `spec.target.ropeScaling` and `--hf-overrides`.
 
-It is sized as it is told. The draft is not told: vLLM hands it no overrides that are JSON (config/speculative.py,
-compose_draft_hf_overrides).
+Sizing uses the overridden config. The draft is not overridden: vLLM passes it no JSON overrides
+(config/speculative.py, compose_draft_hf_overrides).
 """
 
 import math
@@ -9,18 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from specdecode_operator.api.models import RopeScaling
-from specdecode_operator.engine.arguments import HF_OVERRIDES
-from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.rules.extra_args import json_value, options
+from specdecode_operator.api.speculation import RopeScaling
 from specdecode_operator.problems import InvalidSpecError, Problem
+from specdecode_operator.vllm.arguments import HF_OVERRIDES
+from specdecode_operator.vllm.extra_args import json_value, options
+from specdecode_operator.vllm.profiles import EngineProfile
+from specdecode_operator.vllm.versions import ROPE_KEYS
 
 ROPE_SCALING: Final = "spec.target.ropeScaling"
 
 _LONGEST: Final = "max_position_embeddings"
 _THETA: Final = "rope_theta"
-_ROPE: Final = ("rope_parameters", "rope_scaling")
-"""One thing by its name today and that of older files; transformers takes both."""
 
 _OF_WINDOWS: Final = "rope_local_base_freq"
 """Gemma 3 files of before transformers 5: layers with a window have a base of their own."""
@@ -86,7 +85,7 @@ class ConfigOverrides:
         factor = float(scaling.factor)
         rope = {key: known[key] for key in _KEPT if known.get(key) is not None}
         rope |= {"rope_type": scaling.type.value, "factor": factor}
-        keys: dict[str, Any] = {_ROPE[0]: rope}
+        keys: dict[str, Any] = {ROPE_KEYS[0]: rope}
         if scaling.type.has_original_length:
             original = scaling.original_max_position_embeddings or longest
             rope["original_max_position_embeddings"] = original
@@ -117,21 +116,6 @@ def config_overrides(
     return ConfigOverrides(field, shown, None, keys)
 
 
-def overridden(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config.json as the engine reads it: sections key by key, all else as a whole."""
-    changed = dict(config)
-    for key, value in keys.items():
-        inner = config.get(key)
-        if key.endswith("_config") and isinstance(inner, Mapping) and isinstance(value, Mapping):
-            changed[key] = overridden(inner, value)
-        elif key in _ROPE:
-            changed[_ROPE[0]] = value
-            changed.pop(_ROPE[1], None)
-        else:
-            changed[key] = value
-    return changed
-
-
 def _refusal(field: str, shown: str, message: str) -> InvalidSpecError:
     return InvalidSpecError([Problem(field, shown, message)])
 
@@ -143,7 +127,7 @@ def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Any = next((config[key] for key in _ROPE if config.get(key)), {})
+    found: Any = next((config[key] for key in ROPE_KEYS if config.get(key)), {})
     return found if isinstance(found, Mapping) else {}
 
 

@@ -1,24 +1,48 @@
-"""How the engine logs: as vLLM does by itself, and its last words where the kubelet looks for them.
+"""Build the engine's logging configuration, and match log lines that report changed settings.
 
-The kubelet keeps the last 2048 bytes of a failed container's log. When vLLM's
-engine core fails, the API server's traceback that follows is longer than that,
-and the cause is lost. So errors of the core and its workers go to the
-container's termination log too, of which 4096 bytes are kept. A core that is killed says nothing: then
-the API server's only word of it is a warning, and it ends with exit code 0, of which no log is kept at all.
+The kubelet keeps the last 2048 bytes of a failed container's log. When vLLM's engine core fails, the API server's
+traceback is longer than that and hides the cause. So errors of the core and its workers also go to the termination
+log, which keeps 4096 bytes. A killed core logs nothing itself: the API server logs one warning and exits with code
+0. https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/
 
-Of settings that vLLM changes by itself, and of how it speculates in the end, it tells in its log alone, which the
-operator may not read. So a handler notes what is known by name, and it stands at /metrics (settings_watch.py).
-https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/
+Patterns in `CHANGED_SETTINGS` come from vLLM 0.28 to 0.33, vllm/config/vllm.py unless a comment names another file.
+They match the template of a log record, not its arguments, which requests and models can influence.
 """
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
-from specdecode_operator.engine import settings_watch
-from specdecode_operator.engine.changed_settings import CHANGED_SETTINGS
-from specdecode_operator.engine.speculative_config import SPOKEN_KEYS
+from specdecode_operator.vllm import settings_watch
+from specdecode_operator.vllm.speculative_config import SPOKEN_KEYS
+
+CHANGED_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        # From _maybe_disable_dynamic_sd_for_data_parallel.
+        "schedule_with_data_parallel": r"^Dynamic speculative decoding is not supported with data parallelism",
+        # From _maybe_disable_dynamic_sd_for_v1, as of 0.33.
+        "schedule_on_v1": r"^Dynamic speculative decoding is not supported with the '%s' speculative method",
+        # From _limit_max_model_len_to_draft, as of 0.33.
+        "max_model_len": r"^The draft model's max_model_len \(%d\) is smaller than the target model's",
+        # From _set_max_num_scheduled_tokens, as of 0.33.
+        "max_num_seqs": r"^The %s draft pass needs %d query tokens per request",
+        # From use_v2_model_runner.
+        "model_runner": r"^Model Runner V2 does not yet support %s",
+        # From __post_init__, up to 0.32 and in 0.33.
+        "async_scheduling": r"^Async scheduling (?:not supported with %s-based speculative decoding"
+        r"|is not compatible with disable_padded_drafter_batch|is disabled because the V1 model runner does not)",
+        # From _maybe_override_dynamic_sd_cudagraph_mode.
+        "cudagraph_mode_with_schedule": r"^Dynamic speculative decoding changes the target verification length",
+        # vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes: its arguments are in the template
+        "cudagraph_mode_with_drafts": r"^CUDAGraphMode\.\w+ is not supported with spec-decode for attention backend",
+        # vllm/v1/worker/gpu/spec_decode/dflash/speculator.py, init_cudagraph_manager
+        "draft_graphs": r"^%s draft attention \(%s\) does not support full CUDA graphs",
+    }
+)
+"""Regular expressions that find the template of a log record, by our name for what is changed."""
+
 
 LOGGING_CONFIG_VARIABLE: Final = "VLLM_LOGGING_CONFIG_PATH"
 LOGGING_LEVEL_VARIABLE: Final = "VLLM_LOGGING_LEVEL"

@@ -1,9 +1,9 @@
-"""Which of vLLM's two model runners serves what is asked for, and what a draft has of it."""
+"""Decide which of vLLM's two model runners (V1 or V2) serves an engine, and what follows for a draft."""
 
-from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.rules.extra_args import last_option
-from specdecode_operator.engine.settings import EngineSettings, Platform, SpeculationSettings
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.enums import Method
+from specdecode_operator.vllm.extra_args import last_option
+from specdecode_operator.vllm.profiles import EngineProfile
+from specdecode_operator.vllm.settings import EngineSettings, Platform, SpeculationSettings
 
 _V1 = "V1"
 

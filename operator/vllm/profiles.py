@@ -1,4 +1,4 @@
-"""What the engine of one vLLM version takes: flags, names, numbers."""
+"""Profile of one vLLM version: its flags, metric names, draft slots, runners and limits."""
 
 import re
 from collections.abc import Mapping
@@ -7,10 +7,10 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from specdecode_operator.engine.settings import OnlineQuantization, Platform
+from specdecode_operator.enums import Method
 from specdecode_operator.problems import Problem
-from specdecode_operator.versions.table import LAUNCHED_VERSIONS, release, version_facts
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.vllm.settings import OnlineQuantization, Platform
+from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, release, version_facts
 
 KNOWN_VERSIONS = LAUNCHED_VERSIONS
 """Versions with a profile, oldest first."""

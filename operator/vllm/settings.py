@@ -1,10 +1,16 @@
-"""The settings of one engine, resolved: no defaults left to the engine."""
+"""Resolved settings of one engine: every default is filled in, none is left to vLLM."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specdecode_operator.api.values import CudagraphMode, DraftHeadQuantization, DraftSampling, RejectionSampling
-from specdecode_operator.vocabulary import Dtype, Method
+from specdecode_operator.enums import (
+    CudagraphMode,
+    DraftHeadQuantization,
+    DraftSampling,
+    Dtype,
+    Method,
+    RejectionSampling,
+)
 
 
 class Platform(StrEnum):

@@ -1,13 +1,78 @@
-"""The engine's ``--speculative-config``: one JSON object for all of speculation."""
+"""Build vLLM's `--speculative-config`, and check keys of `spec.speculation.extraConfig`.
+
+vLLM parses the value with pydantic in lax mode, which accepts numbers and booleans as strings; `read_lax` does the
+same.
+"""
 
 import json
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 
-from specdecode_operator.api.values import METHODS_WITH_LAYERS
-from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.settings import EngineSettings, ScheduleRange, SpeculationSettings
+from specdecode_operator.enums import METHODS_WITH_LAYERS
+from specdecode_operator.problems import Problem, shown
+from specdecode_operator.vllm.profiles import EngineProfile
+from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.versions import FLY_KEY
+
+WHOLE_KEYS: Final = frozenset(
+    {
+        "draft_tensor_parallel_size",
+        "dspark_draft_topk",
+        "fly_entropy_top_k",
+        "fly_window_size",
+        "max_model_len",
+        "num_speculative_tokens",
+        "prompt_lookup_max",
+        "prompt_lookup_min",
+        "suffix_decoding_max_cached_requests",
+        "suffix_decoding_max_tree_depth",
+        "xpress_topc",
+    }
+)
+REAL_KEYS: Final = frozenset(
+    {"fly_entropy_threshold", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"}
+)
+SWITCH_KEYS: Final = frozenset(
+    {
+        "disable_eagle_block_drop",
+        "disable_lookahead_block_hashes",
+        "disable_padded_drafter_batch",
+        "enable_adaptive_verification",
+        "enforce_eager",
+        "index_share_for_mtp_iteration",
+        "parallel_drafting",
+        "use_heterogeneous_vocab",
+        "use_local_argmax_reduction",
+    }
+)
+_ON: Final = frozenset({"1", "on", "t", "true", "y", "yes"})
+_OFF: Final = frozenset({"0", "off", "f", "false", "n", "no"})
+_NUMBER: Final = re.compile(r"\s*([+-]?\d{1,18})(?:\.0{1,18})?\s*")
+
+
+def read_lax(key: str, value: Any) -> Any:
+    """Return the value of a key as vLLM reads it; what vLLM would refuse, unchanged.
+
+    Source: vllm/config/speculative.py, SpeculativeConfig, a pydantic dataclass without strict mode.
+    """
+    text = str(value).strip()
+    if key in WHOLE_KEYS and isinstance(value, str | float):
+        match = _NUMBER.fullmatch(text)
+        return int(match[1]) if match else value
+    if key in REAL_KEYS and isinstance(value, str):
+        with suppress(ValueError):
+            number = float(text)
+            return number if math.isfinite(number) else value
+    if key in SWITCH_KEYS and isinstance(value, str | int | float) and not isinstance(value, bool):
+        word = "1" if value == 1 else "0" if value == 0 else text.lower()
+        return True if word in _ON else False if word in _OFF else value
+    return value
+
 
 Value = Callable[[EngineSettings, SpeculationSettings, EngineProfile], Any]
 """What a key says for given settings; None leaves it out."""
@@ -62,9 +127,6 @@ def _suffix_share(name: str) -> Value:
 _SPECULATION = "spec.speculation"
 DRAFT_HEAD_KEY = "draft_lm_head_quantization"
 XPRESS_KEY = "xpress_topc"
-FLY_KEY = "fly_window_size"
-"""Versions with it have rejectionSampling fly. Not written: vLLM takes min(6, K - 1) tokens, and entropies from
-0.3 on, of the 3 likeliest."""
 
 SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
     SpeculativeKey("method", f"{_SPECULATION}.method", lambda _s, d, _p: d.method.value),
@@ -134,7 +196,7 @@ def speculative_config(settings: EngineSettings, profile: EngineProfile) -> str 
         return None
     config = {key.key: key.value(settings, speculation, profile) for key in SPECULATIVE_KEYS}
     given = {key: value for key, value in config.items() if value is not None}
-    # The keys of a field are refused there (engine/rules/extra_config.py).
+    # The keys of a field are refused there (vllm/speculative_config.py).
     given |= json.loads(speculation.extra_config or "{}")
     return json.dumps(given, sort_keys=True, separators=(",", ":"))
 
@@ -157,3 +219,71 @@ def complete_schedule(speculation: SpeculationSettings, max_num_seqs: int) -> li
     if next_uncovered <= max_num_seqs:
         complete.append(ScheduleRange(next_uncovered, max_num_seqs, general))
     return complete
+
+
+EXTRA_CONFIG: Final = "spec.speculation.extraConfig"
+
+_FIELDS: Final = {
+    **{key.key: f"use {key.field}" for key in SPECULATIVE_KEYS},
+    "parallel_drafting": "remove it; the operator sets it if the draft's config.json asks for it",
+    # vllm/config/speculative.py, _verify_args: it is there to be refused.
+    "tensor_parallel_size": "use spec.parallelism.draftTensor",
+}
+_SYNTHETIC: Final = "remove it; the engine would accept drafted tokens at random instead of checking them"
+_REFUSED: Final = _FIELDS | {
+    "synthetic_acceptance_rates": _SYNTHETIC,
+    "synthetic_acceptance_length": _SYNTHETIC,
+}
+_FLY: Final = frozenset({FLY_KEY, "fly_entropy_threshold", "fly_entropy_top_k"})
+
+_KINDS: Final[Mapping[str, tuple[str, tuple[type, ...]]]] = {
+    **dict.fromkeys(SWITCH_KEYS, ("true or false", (bool,))),
+    **dict.fromkeys(WHOLE_KEYS, ("a whole number", (int,))),
+    **dict.fromkeys(REAL_KEYS, ("a number", (int, float))),
+    **dict.fromkeys(("attention_backend", "moe_backend", "kv_cache_dtype", "code_revision"), ("a text", (str,))),
+    "draft_load_config": ("an object", (dict,)),
+}
+"""Types of vllm/config/speculative.py, SpeculativeConfig; a key that is not listed is left to the engine."""
+
+
+def extra_config_problems(
+    config: Mapping[str, Any], profile: EngineProfile, *, checks_by_entropy: bool = False
+) -> Iterator[Problem]:
+    """Yield a problem for each key that a field decides, that the version lacks, or that has a value of another type.
+
+    ``checks_by_entropy`` is whether rejectionSampling is fly, which alone reads the keys of fly.
+    """
+    for key, value in config.items():
+        field = f"{EXTRA_CONFIG}.{key}"
+        if key in _REFUSED:
+            yield Problem(field, shown(value), f"is not for extraConfig: {_REFUSED[key]}")
+        elif key not in profile.speculative_keys:
+            if profile.tested:
+                yield Problem(field, shown(value), _why_unknown(key, profile))
+        elif key in _FLY and not checks_by_entropy:
+            yield Problem(field, shown(value), "is read with rejectionSampling: fly only; remove it")
+        elif key in _KINDS and not _is_of(read_lax(key, value), _KINDS[key][1]):
+            yield Problem(field, shown(value), f"must be {_KINDS[key][0]}")
+
+
+def unknown_keys(config: Mapping[str, Any], profile: EngineProfile) -> list[str]:
+    """Return the keys that no known version has and that are passed to a version newer than all known ones."""
+    return [] if profile.tested else [key for key in config if key not in profile.speculative_keys]
+
+
+def reserved_key_problem(key: str) -> str | None:
+    """Return what to write instead of a key of --speculative-config in extraConfig; None if extraConfig may have it."""
+    return _REFUSED.get(key)
+
+
+def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
+    # True is an int to Python, and not to vLLM.
+    return value is None or (isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)))
+
+
+def _why_unknown(key: str, profile: EngineProfile) -> str:
+    if key in profile.later_speculative_keys:
+        return f"vLLM {profile.version} does not have this key yet; it came with {profile.later_speculative_keys[key]}"
+    nearest = get_close_matches(key, profile.speculative_keys, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else "remove it, or correct its name"
+    return f"vLLM {profile.version} has no such key in --speculative-config; {hint}"

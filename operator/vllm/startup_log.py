@@ -1,8 +1,8 @@
-"""Reads the start-up log of a vLLM engine: its settings and what it says of its memory.
+"""Parse the start-up log of a vLLM engine: its settings and its memory figures.
 
-Wording of 0.17 to 0.32, from v1/worker/gpu_worker.py, v1/worker/gpu_model_runner.py,
-v1/worker/gpu/model_runner.py, v1/core/kv_cache_utils.py, v1/engine/core.py and
-utils/mem_utils.py of those versions. Sizes are printed in GiB with two decimals.
+Wording of vLLM 0.17 to 0.32, from v1/worker/gpu_worker.py, v1/worker/gpu_model_runner.py,
+v1/worker/gpu/model_runner.py, v1/core/kv_cache_utils.py, v1/engine/core.py and utils/mem_utils.py. Sizes are
+printed in GiB with two decimals.
 """
 
 import ast
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from specdecode_operator.documents.numbers import MOST_DIGITS, whole_number
 from specdecode_operator.problems import shown
+from specdecode_operator.untrusted import MOST_DIGITS, whole_number
 
 _GIB: Final = 2**30
 _SIZE: Final = r"(-?\d+(?:\.\d+)?) ?GiB"

@@ -1,15 +1,19 @@
-"""What is known of each vLLM version: one table for what is launched and for what is sized.
+"""Tables of vLLM versions: what changed in each, and which version an image or engine has.
 
-``data/`` has a file for each minor version, written by hand: a list of changes against the version before it, each with
-the source that it was read in. ``flags/`` has one for each version that can be launched, written by
-``tests/engine/flag_table.py`` from the version's own parsers. A change is a JSON merge patch (RFC 7386): null removes.
+`data/` has one hand-written file for each minor version: changes against the version before, each with its source.
+`flags/` has one file for each version that can be launched, written by `tests/engine/flag_table.py` from the
+version's own parsers. A change is a JSON merge patch (RFC 7386): null removes a key. Sizing imports this module, so
+it may import only `documents`.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+
+from specdecode_operator.untrusted import parse_json
 
 _FOLDER: Final = Path(__file__).parent
 
@@ -95,3 +99,58 @@ def _merged(old: Any, patch: Any) -> Any:
 
 def _read(name: str) -> Any:
     return json.loads((_FOLDER / name).read_text(encoding="utf-8"))
+
+
+ROPE_KEYS: Final = ("rope_parameters", "rope_scaling")
+"""One thing by its name today and that of older files; transformers takes both."""
+
+
+FLY_KEY = "fly_window_size"
+"""Versions with it have rejectionSampling fly. Not written: vLLM takes min(6, K - 1) tokens, and entropies from
+0.3 on, of the 3 likeliest."""
+
+
+_TAG: Final = re.compile(r"v?(0\.\d+)(\.\d+)?([-+._].*|(post|rc)\d+)?")
+"""vLLM's releases are 0.x so far; a tag of another form says nothing of vLLM."""
+
+_SAID: Final = re.compile(r"v?(\d{1,4}\.\d{1,4})(?!\d)")
+_UNTOLD: Final = "0.1"
+"""What a build from a clone without tags calls itself: 0.1.dev1."""
+
+_MOST_CHARACTERS: Final = 4096
+_VERSION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}")
+
+
+def split_reference(image: str) -> tuple[str, str]:
+    """Return repository and tag of a reference; a digest is no tag."""
+    name, _, digest = image.partition("@")
+    repository, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:
+        return name, ""
+    return repository, "" if digest and not tag else tag
+
+
+def version_of_image(image: str) -> str | None:
+    """Return the version of vLLM, as major and minor, that an image's name tells; None where it tells none."""
+    repository, tag = split_reference(image)
+    found = _TAG.fullmatch(tag) if "vllm" in repository else None
+    return found[1] if found else None
+
+
+def version_of_engine(said: str) -> str | None:
+    """Return the version, as major and minor, that an engine says of itself; None where it says none."""
+    found = _SAID.match(said)
+    return found[1] if found and found[1] != _UNTOLD else None
+
+
+def read_version(page: str) -> str | None:
+    """Return what an engine's page /version says; None where that is no version.
+
+    vllm/entrypoints/serve/instrumentator/basic.py of 0.28 to 0.33.
+    """
+    try:
+        said = parse_json(page) if len(page) <= _MOST_CHARACTERS else None
+    except ValueError:
+        return None
+    version = said.get("version") if isinstance(said, dict) else None
+    return version if isinstance(version, str) and _VERSION.fullmatch(version) else None

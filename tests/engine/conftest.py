@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from devcluster.host.errors import ClusterError
-from specdecode_operator.engine.profiles import find_profile
-from specdecode_operator.sizing.base.eras import NEWEST_VERSION
+from specdecode_operator.sizing.version_rules import NEWEST_VERSION
+from specdecode_operator.vllm.profiles import find_profile
 from tests.engine.contract_cases import write_models
 from tests.engine.contract_checks import Vllm
 from tests.engine.emulated_server import Emulated, emulating_both

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.api.values import DraftSampling, RejectionSampling
-from specdecode_operator.engine.settings import (
+from specdecode_operator.enums import DraftSampling, Method, RejectionSampling
+from specdecode_operator.vllm.settings import (
     CpuSettings,
     EngineSettings,
     NodeGroup,
@@ -14,7 +14,6 @@ from specdecode_operator.engine.settings import (
     ScheduleRange,
     SpeculationSettings,
 )
-from specdecode_operator.vocabulary import Method
 
 TARGET, DRAFT, OTHER_VOCABULARY, EAGLE_PATH = "target", "draft", "other-vocabulary", "eagle-house/draft"
 

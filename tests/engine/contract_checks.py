@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.engine.arguments import command_line
-from specdecode_operator.engine.profiles import EngineProfile
-from specdecode_operator.engine.rules.runners import runs_on_v1
-from specdecode_operator.engine.rules.speculation import draft_slots
-from specdecode_operator.engine.settings import EngineSettings, Platform
-from specdecode_operator.engine.settings_watch import word
-from specdecode_operator.engine.speculative_config import SPECULATIVE_KEYS, SPOKEN_KEYS
-from specdecode_operator.sizing.base.eras import ModelTraits, Runner, find_era
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.enums import Method
+from specdecode_operator.sizing.version_rules import ModelTraits, Runner, find_version_rules
+from specdecode_operator.vllm.arguments import command_line
+from specdecode_operator.vllm.model_runner import runs_on_v1
+from specdecode_operator.vllm.profiles import EngineProfile
+from specdecode_operator.vllm.settings import EngineSettings, Platform
+from specdecode_operator.vllm.settings_watch import word
+from specdecode_operator.vllm.speculation_rules import draft_slots
+from specdecode_operator.vllm.speculative_config import SPECULATIVE_KEYS, SPOKEN_KEYS
 from tests.engine.contract_cases import METHODS, with_models_under
 from tests.engine.oracle_process import Answer, Oracle
 
@@ -123,7 +123,7 @@ def check_started(vllm: Vllm, settings: EngineSettings) -> None:
 def _runner(settings: EngineSettings, method: Method, profile: EngineProfile) -> dict[str, object]:
     """Return the model runner on a GPU, and whether it prepares a step while one runs."""
     experts = ModelTraits("", has_experts=method is Method.MTP)
-    era_on_v1 = find_era(profile.version, method.value, experts).runner is Runner.V1
+    era_on_v1 = find_version_rules(profile.version, method.value, experts).runner is Runner.V1
     on_v1 = runs_on_v1(replace(settings, target_on_v1=era_on_v1), profile)
     over_stages = on_v1 and settings.pipeline_parallel_size > 1 and not profile.asynchronous_over_stages_on_v1
     waits = over_stages or any(argument.startswith("--no") for argument in settings.extra_args)

@@ -4,9 +4,16 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from specdecode_operator.api.values import METHODS_WITH_SAMPLING, CudagraphMode, DraftSampling, RejectionSampling
-from specdecode_operator.engine.settings import EngineSettings, OnlineQuantization, ScheduleRange, SpeculationSettings
-from specdecode_operator.vocabulary import Dtype, KvCacheDtype, Method
+from specdecode_operator.enums import (
+    METHODS_WITH_SAMPLING,
+    CudagraphMode,
+    DraftSampling,
+    Dtype,
+    KvCacheDtype,
+    Method,
+    RejectionSampling,
+)
+from specdecode_operator.vllm.settings import EngineSettings, OnlineQuantization, ScheduleRange, SpeculationSettings
 from tests.engine.contract_cases import CPU, DRAFT, METHODS, STARTING_EXTRA, TARGET
 
 ranges = st.lists(st.tuples(st.integers(1, 600), st.integers(1, 600), st.integers(0, 8)), max_size=4).map(

@@ -1,7 +1,7 @@
 """What the installed vLLM's `serve` parser and --speculative-config accept; runs in the engine's Python.
 
 flag_table.py asks every version and keeps the answers in
-`operator/versions/flags/`; the contract test asks again and says when they are
+`operator/vllm/flags/`; the contract test asks again and says when they are
 stale.
 """
 

@@ -20,7 +20,7 @@ from devcluster.host.paths import REPOSITORY, cache_dir
 from devcluster.host.progress import step
 from devcluster.images.engine_environment import UV, install_engine_environment
 from devcluster.images.engine_image import VLLM_VERSION
-from specdecode_operator.versions.table import release
+from specdecode_operator.vllm.versions import release
 from tests.engine.engine_process import Engine
 
 REQUIREMENTS = REPOSITORY / "requirements" / "engine-versions"

@@ -1,4 +1,4 @@
-"""Writes `operator/versions/flags/`: what each vLLM version's own parsers take, against the version before it.
+"""Writes `operator/vllm/flags/`: what each vLLM version's own parsers take, against the version before it.
 
 Beside flags and keys, that is which environment variables it reads.
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from devcluster.images.engine_environment import install_engine_environment
-from specdecode_operator.versions import table
+from specdecode_operator.vllm import versions
 from tests.engine.engine_process import Engine
 from tests.engine.engine_versions import VERSIONS, at_version
 from tests.engine.oracle_process import Oracle
 
-FLAGS = Path(table.__file__).parent / "flags"
+FLAGS = Path(versions.__file__).parent / "flags"
 
 
 def keyed(flags: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

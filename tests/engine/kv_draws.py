@@ -4,10 +4,9 @@ import random
 from dataclasses import asdict, replace
 from typing import Any
 
-from specdecode_operator.sizing.base.eras import NEWEST_VERSION
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
-from specdecode_operator.sizing.kv.settings import KvSettings
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.memory.kv_pages import CacheKind, KvLayer, KvSettings, LayerRun
+from specdecode_operator.sizing.version_rules import NEWEST_VERSION
 
 CASES = 600
 LENGTHS = (1, 500, 4096, 8192, 8200, 40_960, 131_072)

@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.sizing.base.eras import NEWEST_VERSION
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.enums import Method
+from specdecode_operator.sizing.version_rules import NEWEST_VERSION
 from tests.engine.oracle_cases import TENSORS, Case, distinct_targets, representatives, splits, why_unsized
 from tests.engine.oracle_process import Oracle
 from tests.engine.oracle_rules import set_apart

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
-from specdecode_operator.sizing.base.eras import NEWEST_VERSION
-from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models
-from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, spread_problems
-from specdecode_operator.sizing.weights.divisibility import tensor_problems
-from specdecode_operator.sizing.weights.stages import Stage, stages
-from specdecode_operator.vocabulary import Knowledge, Method, Precision
+from specdecode_operator.enums import Knowledge, Method, Precision
+from specdecode_operator.sizing.catalogue import find_entry, find_geometry, known_models
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.families.architectures import geometry_from_config, head_from_config
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.pair import EngineLimits, Pair, Parallelism, spread_problems
+from specdecode_operator.sizing.rank_layers import Stage, stages
+from specdecode_operator.sizing.tensor_parallel import tensor_problems
+from specdecode_operator.sizing.version_rules import NEWEST_VERSION
 from tests.engine.quantized_models import QUANTIZED_MODELS
 
 TENSORS, PIPELINES = (1, 2, 4, 8), (1, 2)

@@ -14,14 +14,11 @@ the formats that it names and no other.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.layers import LatentAttention
-from specdecode_operator.sizing.model.precision import Method, Scales, WeightFormat
-from specdecode_operator.sizing.weights.linear_bytes import linear_bytes, takes_marlin
-from specdecode_operator.sizing.weights.rank_layers import ROUTER, LinearLayer, Split, rank_layer
-from specdecode_operator.sizing.weights.stages import Stage
-from specdecode_operator.versions.table import release
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.geometry import LatentAttention, ModelGeometry, QuantizationMethod, Scales, WeightFormat
+from specdecode_operator.sizing.rank_layers import ROUTER, LinearLayer, Split, Stage, rank_layer
+from specdecode_operator.sizing.weights import linear_bytes, takes_marlin
+from specdecode_operator.vllm.versions import release
 from tests.engine.oracle_cases import Case
 
 SIXTEEN_BITS = WeightFormat(Precision.BF16)
@@ -43,7 +40,7 @@ class Rule:
 
     name: str
     source: str
-    methods: tuple[Method, ...]
+    methods: tuple[QuantizationMethod, ...]
     difference_bytes: Callable[[ModelGeometry, Split, Stage], int]
 
 
@@ -59,7 +56,7 @@ def expert_biases(geometry: ModelGeometry, split: Split, stage: Stage) -> int:
 
 def quantized_routers(geometry: ModelGeometry, split: Split, stage: Stage) -> int:
     """Return what routers take less as quantized layers, which without files everything is."""
-    stored_as = replace(geometry.weight_format(), method=Method.NONE)
+    stored_as = replace(geometry.weight_format(), method=QuantizationMethod.NONE)
     return sum(
         count * (linear_bytes(stored_as, linear) - linear_bytes(SIXTEEN_BITS, linear))
         for linear, count in linears(geometry, split, stage)
@@ -78,14 +75,14 @@ WEIGHT_RULES = (
         "biases of GPTQ experts",
         "auto_gptq.py, AutoGPTQMoEMethod.create_weights makes them for every checkpoint; "
         "process_weights_after_loading drops those that no file filled",
-        (Method.GPTQ,),
+        (QuantizationMethod.GPTQ,),
         expert_biases,
     ),
     Rule(
         "routers of AWQ and GPTQ",
         "auto_awq.py and auto_gptq.py, maybe_update_config: which layers are quantized is read from the files; "
         "here are none, so that the router of Qwen3-MoE is quantized, too",
-        (Method.AWQ, Method.GPTQ),
+        (QuantizationMethod.AWQ, QuantizationMethod.GPTQ),
         quantized_routers,
     ),
 )
@@ -112,13 +109,15 @@ class Apart:
 
 def is_gptq(case: Case) -> bool:
     """Whether the checkpoint is one of GPTQ."""
-    return case.geometry.checkpoint is not None and case.geometry.checkpoint.method is Method.GPTQ
+    return case.geometry.checkpoint is not None and case.geometry.checkpoint.method is QuantizationMethod.GPTQ
 
 
 def packs_experts(case: Case) -> bool:
     """Whether compressed-tensors holds experts as packed integers, and it starts."""
     stored = case.geometry.checkpoint
-    packs = stored is not None and stored.method is Method.COMPRESSED_TENSORS and stored.scales is Scales.GROUP
+    packs = (
+        stored is not None and stored.method is QuantizationMethod.COMPRESSED_TENSORS and stored.scales is Scales.GROUP
+    )
     return packs and case.geometry.has_experts and not case.refused_by_sizing()
 
 
@@ -165,7 +164,7 @@ def groups_that_no_file_fills(case: Case) -> bool:
     group more, which cannot be loaded. Sizing refuses such a model.
     """
     checkpoint = case.geometry.checkpoint
-    if checkpoint is None or checkpoint.method is not Method.GPTQ or not checkpoint.group_size:
+    if checkpoint is None or checkpoint.method is not QuantizationMethod.GPTQ or not checkpoint.group_size:
         return False
     whole = [linear for stage in case.stages for linear, _ in linears(case.geometry, Split(1), stage)]
     return any(linear.inputs % checkpoint.group_size for linear in whole if not linear.routed)

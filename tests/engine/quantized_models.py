@@ -6,7 +6,7 @@ tools that make such checkpoints write it.
 
 from typing import Any
 
-from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.sizing.catalogue import find_entry
 
 Config = dict[str, Any]
 

@@ -4,14 +4,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from specdecode_operator.api.values import CudagraphMode, DraftHeadQuantization, DraftSampling, RejectionSampling
-from specdecode_operator.engine.settings import (
-    CpuSettings,
-    EngineSettings,
-    ScheduleRange,
-    SuffixSettings,
-)
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.enums import CudagraphMode, DraftHeadQuantization, DraftSampling, Method, RejectionSampling
+from specdecode_operator.vllm.settings import CpuSettings, EngineSettings, ScheduleRange, SuffixSettings
 from tests.engine.contract_cases import (
     ANOTHER_VOCABULARY,
     CPU,

@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.sizing.catalogue import find_entry
 from tests.engine.oracle_cases import HEADS as HEADS_OF_CLASSES
 from tests.engine.verdicts import Later, Ours, Refused, Verdict
 from tests.support.objects import Body, tiny_cpu
@@ -241,4 +241,4 @@ PAIRS: dict[str, tuple[Body, Verdict]] = {
         Ours("vllm/v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group, once the cache is divided"),
     ),
 }
-"""Of deployment/spec/rules/pairing.py and deployment/spec/rules/runner.py."""
+"""Of deployment/pairing.py and deployment/pairing.py."""

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.models import ServedModel
-from specdecode_operator.deployment.spec import validation
-from specdecode_operator.engine.settings import EngineSettings
+from specdecode_operator.api.speculation import ServedModel
+from specdecode_operator.deployment import validation
 from specdecode_operator.problems import InvalidSpecError, Problem
-from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.sizing.catalogue import find_entry
+from specdecode_operator.vllm.settings import EngineSettings
 
 
 def settings_despite(body: Mapping[str, Any], folder: Path) -> tuple[EngineSettings, list[Problem]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from specdecode_operator.sizing.kv.prefix_cache import prefix_tax
+from specdecode_operator.sizing.memory.prefix_cache import prefix_tax
 from tests.engine.engine_versions import SERVED
 from tests.engine.recorder_clients import Question
 from tests.engine.recorder_server import Line, Server

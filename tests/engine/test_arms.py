@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from devcluster.cluster.settings import free_ports
-from specdecode_operator.api.status.comparison import ArmVerdict
+from specdecode_operator.api.capture_status import ArmVerdict
 from specdecode_operator.capture.comparison.result import Arm, Comparison
-from specdecode_operator.capture.files.checks import Checks
-from specdecode_operator.capture.validation.validate import validate_capture
+from specdecode_operator.capture.files.formats import Checks
+from specdecode_operator.capture.files.validate import validate_capture
 from tests.engine.engine_process import QUIET, Engine
 from tests.engine.recorder_server import NGRAM, Line
 from tests.support.arm_pods import ArmPod, arm

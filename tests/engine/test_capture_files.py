@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.job.main import Job
-from specdecode_operator.capture.validation.validate import validate_capture
+from specdecode_operator.capture.files.validate import validate_capture
+from specdecode_operator.capture.job.entrypoint import Job
 from tests.engine.engine_process import Engine
 from tests.engine.recorder_server import NGRAM, Line, Server, serving
 from tests.support.recordings import read_lines_of

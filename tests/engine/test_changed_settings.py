@@ -10,13 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.engine.changed_settings import CHANGED_SETTINGS
-from specdecode_operator.engine.logging_config import LOGGING_CONFIG_VARIABLE, WATCH, logging_config
-from specdecode_operator.engine.metrics import EngineReading, read_metrics
-from specdecode_operator.engine.profiles import find_profile
-from specdecode_operator.engine.settings_watch import CORE_STARTS, LABEL, METRIC
-from specdecode_operator.engine.speculative_config import SPOKEN_KEYS
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.vllm.engine_metrics import EngineReading, read_metrics
+from specdecode_operator.vllm.logging_config import CHANGED_SETTINGS, LOGGING_CONFIG_VARIABLE, WATCH, logging_config
+from specdecode_operator.vllm.profiles import find_profile
+from specdecode_operator.vllm.settings_watch import CORE_STARTS, LABEL, METRIC
+from specdecode_operator.vllm.speculative_config import SPOKEN_KEYS
 from tests.engine.engine_process import HERE, Engine
 from tests.engine.engine_versions import SERVED, VERSIONS, find_packages
 from tests.engine.recorder_server import Server, serving

@@ -15,27 +15,22 @@ import pytest
 import yaml
 
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import METHODS_WITH_SAMPLING, CudagraphMode
-from specdecode_operator.deployment.spec.engine_settings import engine_settings
-from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.engine.environment import environment
-from specdecode_operator.engine.metrics import SpeculationReading, read_metrics
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS
-from specdecode_operator.engine.rules.extra_args import extra_args_problems
-from specdecode_operator.engine.rules.runners import runs_on_v1
-from specdecode_operator.engine.rules.serving import serving_problems
-from specdecode_operator.engine.rules.speculation import speculation_problems
-from specdecode_operator.engine.settings import (
-    Platform,
-    ScheduleRange,
-    SpeculationSettings,
-)
-from specdecode_operator.engine.speculative_config import XPRESS_KEY, complete_schedule
-from specdecode_operator.sizing.base.eras import ModelTraits, find_era
-from specdecode_operator.sizing.families.config import READERS
-from specdecode_operator.sizing.families.heads import DRAFT_CLASSES
-from specdecode_operator.versions.table import version_facts
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.deployment.engine_settings import engine_settings
+from specdecode_operator.deployment.validation import valid_facts
+from specdecode_operator.enums import METHODS_WITH_SAMPLING, CudagraphMode, Method
+from specdecode_operator.sizing.families.architectures import READERS
+from specdecode_operator.sizing.families.draft_heads import DRAFT_CLASSES
+from specdecode_operator.sizing.version_rules import ModelTraits, find_version_rules
+from specdecode_operator.vllm.engine_metrics import SpeculationReading, read_metrics
+from specdecode_operator.vllm.environment import environment
+from specdecode_operator.vllm.extra_args import extra_args_problems
+from specdecode_operator.vllm.model_runner import runs_on_v1
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
+from specdecode_operator.vllm.serving_rules import serving_problems
+from specdecode_operator.vllm.settings import Platform, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.speculation_rules import speculation_problems
+from specdecode_operator.vllm.speculative_config import XPRESS_KEY, complete_schedule
+from specdecode_operator.vllm.versions import version_facts
 from tests.engine.contract_cases import (
     ANOTHER_VOCABULARY,
     CPU,
@@ -244,7 +239,7 @@ def test_targets_with_experts_get_the_runner_that_we_say(vllm: Vllm, method: Met
     answer = vllm.start(replace(GPU, model="own-layers", speculation=speculation))
     assert answer.ok, answer.error
     experts = ModelTraits("DeepseekV3ForCausalLM", has_experts=True)
-    assert answer.value["runner"] == find_era(vllm.profile.version, method.value, experts).runner.value
+    assert answer.value["runner"] == find_version_rules(vllm.profile.version, method.value, experts).runner.value
 
 
 @pytest.mark.parametrize("method", [Method.EAGLE3, Method.DRAFT_MODEL])

@@ -5,12 +5,12 @@ from hypothesis import Phase, assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from specdecode_operator.engine.profiles import EngineProfile, find_profile
-from specdecode_operator.engine.rules.extra_args import extra_args_problems
-from specdecode_operator.engine.rules.serving import serving_problems
-from specdecode_operator.engine.rules.speculation import speculation_problems
-from specdecode_operator.engine.settings import EngineSettings
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.enums import Method
+from specdecode_operator.vllm.extra_args import extra_args_problems
+from specdecode_operator.vllm.profiles import EngineProfile, find_profile
+from specdecode_operator.vllm.serving_rules import serving_problems
+from specdecode_operator.vllm.settings import EngineSettings
+from specdecode_operator.vllm.speculation_rules import speculation_problems
 from tests.engine.contract_cases import METHODS
 from tests.engine.contract_checks import Vllm, check_parsed, check_started, skip_without_package
 from tests.engine.contract_draws import any_settings, settings_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.resolver import download_model
+from specdecode_operator.deployment.pod_scripts import download_model
 from tests.engine.engine_process import Engine
 from tests.engine.hub_jobs import run_script
 from tests.support.http_server import serving

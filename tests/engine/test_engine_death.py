@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
+from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod
 from tests.engine.engine_process import Engine
 from tests.engine.engine_versions import BESIDE, find_packages
 from tests.engine.recorder_server import TERMINATION_LOG, serving

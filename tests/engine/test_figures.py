@@ -3,9 +3,8 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.documents.monitoring import dashboard
-from specdecode_operator.monitoring.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT, find_figure
-from specdecode_operator.monitoring.growth import read_page
-from specdecode_operator.monitoring.measures import Gauge
+from specdecode_operator.stats.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT, find_figure
+from specdecode_operator.stats.measures import Gauge, read_page
 from tests.engine.contract_cases import GOOD
 from tests.engine.contract_checks import Vllm
 

@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-from specdecode_operator.api.values import CudagraphMode
-from specdecode_operator.deployment.pods.engine_errors import find_error
-from specdecode_operator.engine.arguments import command_line
-from specdecode_operator.engine.rules.flag_values import FLAG_CHECKS, flag_value_problems
-from specdecode_operator.engine.settings import CpuSettings, EngineSettings, OnlineQuantization
-from specdecode_operator.versions.table import release
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.deployment.rollout.engine_errors import find_error
+from specdecode_operator.enums import CudagraphMode, Method
+from specdecode_operator.vllm.arguments import command_line
+from specdecode_operator.vllm.flag_rules import FLAG_CHECKS, flag_value_problems
+from specdecode_operator.vllm.settings import CpuSettings, EngineSettings, OnlineQuantization
+from specdecode_operator.vllm.versions import release
 from tests.engine.contract_cases import (
     ANOTHER_VOCABULARY,
     CPU,

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
-from specdecode_operator.sizing.kv.groups import stage_groups
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.memory.kv_cache import pool_blocks, pool_capacity, stage_groups
 from tests.engine.differences import assert_none, differing_terms
 from tests.engine.kv_draws import CASES, case, described
 from tests.support.kv_logs import engine_starts, largest_length

@@ -2,9 +2,9 @@
 
 import pytest
 
-from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
-from specdecode_operator.engine import settings_watch
-from specdecode_operator.engine.logging_config import logging_config
+from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod
+from specdecode_operator.vllm import settings_watch
+from specdecode_operator.vllm.logging_config import logging_config
 from tests.engine.oracle_process import Oracle
 from tests.support.objects import ended, pod
 

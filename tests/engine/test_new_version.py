@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.capture.job.recorder_bundle import write_bundle
-from specdecode_operator.versions.table import release
+from specdecode_operator.capture.job.pod_files import write_bundle
+from specdecode_operator.vllm.versions import release
 from tests.engine import made_up_version
 from tests.engine.engine_process import HERE, Engine
 from tests.engine.engine_versions import NEWEST
@@ -38,7 +38,7 @@ def test_a_renamed_flag_and_a_changed_message_are_told_and_what_can_be_is_writte
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     (gone,) = (row for row in rows if f"`{FLAG}`" in row)
     assert gone[3] == "no such"
-    assert "engine/arguments.py" in gone[4]
+    assert "vllm/arguments.py" in gone[4]
     refused = [row for row in rows if row[1].endswith(", refused`")]
     assert refused
     assert all(f"unrecognized arguments: {FLAG}" in row[3] for row in refused)

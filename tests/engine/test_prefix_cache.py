@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.kv.prefix_cache import prefix_tax
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.enums import Method
+from specdecode_operator.sizing.memory.prefix_cache import prefix_tax
 from tests.engine.contract_checks import Vllm
 
 BLOCK = 16

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.capture.files.manifest import EngineCounters
+from specdecode_operator.capture.files.formats import EngineCounters
 from specdecode_operator.capture.files.segments import list_segments
+from specdecode_operator.capture.files.validate import validate_capture
 from specdecode_operator.capture.job.finish import Asked, Published, Run, finish
-from specdecode_operator.capture.job.places import Places
-from specdecode_operator.capture.validation.validate import validate_capture
+from specdecode_operator.capture.job.pod_files import Places
 from tests.engine import suffix_package
 from tests.engine.engine_process import Engine
 from tests.engine.recorder_checks import (

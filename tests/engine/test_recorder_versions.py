@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from specdecode_operator.capture.job.recorder_bundle import write_bundle
+from specdecode_operator.capture.job.pod_files import write_bundle
 from tests.engine.contract_checks import Vllm
 from tests.engine.engine_process import HERE
 

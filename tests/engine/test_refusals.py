@@ -20,22 +20,20 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 
-from specdecode_operator import engine
-from specdecode_operator.api.values import RejectionSampling
-from specdecode_operator.deployment.spec.rules import pairing, runner
-from specdecode_operator.engine import rules
-from specdecode_operator.engine.arguments import command_line
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
-from specdecode_operator.engine.rules import extra_args
-from specdecode_operator.engine.rules.extra_args import extra_args_problems
-from specdecode_operator.engine.rules.extra_config import extra_config_problems
-from specdecode_operator.engine.rules.flag_values import flag_value_problems
-from specdecode_operator.engine.rules.serving import serving_problems
-from specdecode_operator.engine.rules.speculation import speculation_problems
-from specdecode_operator.engine.settings import EngineSettings
-from specdecode_operator.engine.speculative_config import FLY_KEY
+from specdecode_operator import vllm
+from specdecode_operator.deployment import pairing
+from specdecode_operator.enums import Method, RejectionSampling
 from specdecode_operator.problems import Problem
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.vllm import extra_args
+from specdecode_operator.vllm.arguments import command_line
+from specdecode_operator.vllm.extra_args import extra_args_problems
+from specdecode_operator.vllm.flag_rules import flag_value_problems
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
+from specdecode_operator.vllm.serving_rules import serving_problems
+from specdecode_operator.vllm.settings import EngineSettings
+from specdecode_operator.vllm.speculation_rules import speculation_problems
+from specdecode_operator.vllm.speculative_config import extra_config_problems
+from specdecode_operator.vllm.versions import FLY_KEY
 from tests.engine import suffix_package
 from tests.engine.contract_cases import FAILING_EXTRA, LOSSY_CHECKS, TARGET, with_models_under
 from tests.engine.contract_checks import Vllm, check_parsed, check_started
@@ -51,10 +49,12 @@ from tests.engine.verdicts import Changed, Later, Refused, Verdict
 NOT_OF_THE_ENGINE = {
     "environment.owned_variable_problems": "variables that the operator itself sets",
     "profiles._unknown": "versions that nobody here knows",
-    "serving.image_problems": "images of versions that nobody here knows",
-    "config_overrides._refusal": "what vLLM takes, and answers otherwise with: test_ropes.py",
-    "speculation._head_problems 4": "a copy of a head in float32, at which vLLM ends after loading",
-    "extra_config.extra_config_problems 3": "keys of fly without it, which vLLM ignores where it knows them",
+    "serving_rules.image_problems": "images of versions that nobody here knows",
+    "hf_overrides._refusal": "what vLLM takes, and answers otherwise with: test_ropes.py",
+    "speculation_rules._head_problems 4": "a copy of a head in float32, at which vLLM ends after loading",
+    "speculative_config.extra_config_problems 3": "keys of fly without it, which vLLM ignores where it knows them",
+    "pairing._unregistered 1": "classes that a version does not register: tests/unit/deployment/spec/test_classes.py",
+    "pairing._unregistered 2": "the same of a model with a config of its own",
     "extra_args.extra_args_problems": "whatever is wrong with one argument: see FAILING_EXTRA",
 }
 """Places that say no to what an engine never sees, or that other tables are about."""
@@ -62,12 +62,8 @@ NOT_OF_THE_ENGINE = {
 
 def modules() -> list[ModuleType]:
     """Return what says no for the engine's sake."""
-    names = [
-        f"{package.__name__}.{module.name}"
-        for package in (engine, rules)
-        for module in pkgutil.iter_modules(package.__path__)
-    ]
-    return [*map(importlib.import_module, names), pairing, runner]
+    names = [f"{vllm.__name__}.{module.name}" for module in pkgutil.iter_modules(vllm.__path__)]
+    return [*map(importlib.import_module, names), pairing]
 
 
 def problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:

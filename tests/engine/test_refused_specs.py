@@ -7,14 +7,11 @@ import pytest
 import yaml
 
 from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.crd.admission import as_stored
-from specdecode_operator.api.crd.cel import Rule
-from specdecode_operator.api.crd.cel_expression import evaluator
-from specdecode_operator.api.crd.deployment_rules import RULES
-from specdecode_operator.api.crd.models_rules import SOURCES
+from specdecode_operator.api.crd_validation import as_stored, evaluator
 from specdecode_operator.api.deployment import Engine, SpecDecodeDeploymentSpec
-from specdecode_operator.api.models import HostPath, Models, ModelVolume
-from specdecode_operator.engine.arguments import command_line
+from specdecode_operator.api.deployment_rules import RULES, SOURCES, Rule
+from specdecode_operator.api.speculation import HostPath, Models, ModelVolume
+from specdecode_operator.vllm.arguments import command_line
 from tests.component.admission.rejection_cases import BAD
 from tests.component.admission.replay_rejection_cases import REPLAYS
 from tests.engine.contract_cases import MODELS

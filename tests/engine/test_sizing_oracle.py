@@ -28,13 +28,18 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.eras import NEWEST_VERSION
-from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
-from specdecode_operator.sizing.kv.layout import cache_layout, loads_encoder_everywhere, stage_parts
-from specdecode_operator.sizing.model.layers import LatentAttention, SelfAttention
-from specdecode_operator.sizing.pair.pair import loaded_draft
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import copied_bytes, loaded_head_bytes, weight_bytes
+from specdecode_operator.sizing.geometry import LatentAttention, SelfAttention
+from specdecode_operator.sizing.memory.kv_cache import (
+    cache_layout,
+    loads_encoder_everywhere,
+    pool_blocks,
+    pool_capacity,
+    stage_parts,
+)
+from specdecode_operator.sizing.pair import loaded_draft
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.version_rules import NEWEST_VERSION
+from specdecode_operator.sizing.weights import copied_bytes, loaded_head_bytes, weight_bytes
 from tests.engine.differences import assert_none, differing_terms
 from tests.engine.oracle_batches import Batch, Subjects, Truth, subjects
 from tests.engine.oracle_cases import (

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.api.values import CudagraphMode
-from specdecode_operator.deployment.pods.engine_errors import find_error
+from specdecode_operator.deployment.rollout.engine_errors import find_error
+from specdecode_operator.enums import CudagraphMode
 from tests.engine.contract_cases import GPU
 from tests.engine.contract_checks import Vllm
 

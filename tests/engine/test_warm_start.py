@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from devcluster.cluster.settings import free_ports
-from specdecode_operator.resolver import warm_start
+from specdecode_operator.deployment.pod_scripts import warm_start
 from tests.engine.engine_process import QUIET, Engine
 from tests.support.waiting import eventually
 

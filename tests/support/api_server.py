@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import yaml
 from aiohttp import web
 
-from specdecode_operator.kube.resources import (
+from specdecode_operator.cluster.resources import (
     CAPTURE_CHILDREN,
     CHILDREN,
     CUSTOM_RESOURCE_DEFINITION,

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from specdecode_operator.capture.files.manifest import Manifest, PartialManifest
-from specdecode_operator.capture.job.main import Job
-from specdecode_operator.capture.job.recorder_bundle import switcher_command, write_bundle
-from specdecode_operator.capture.job.recording import Timeouts
+from specdecode_operator.capture.files.formats import Manifest, PartialManifest
+from specdecode_operator.capture.job.entrypoint import Job
+from specdecode_operator.capture.job.pod_files import switcher_command, write_bundle
+from specdecode_operator.capture.job.record_part import Timeouts
 from tests.support.capture_pods import PATIENT, environment
 
 WORKLOAD = {

@@ -22,7 +22,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.attestation.attest import Seen, attested
 from specdecode_operator.attestation.keys import SigningKey
 from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import H200_NODE, decide
 from tests.support.objects import pair_70b, parent
 
@@ -57,7 +57,7 @@ def cosign_key(private: bytes, password: bytes, **parts: dict[str, Any]) -> byte
 def attest(body: Body, key: SigningKey, seen: Seen | None = None, now: datetime = NOW, **cluster: Any) -> DesiredState:
     """Return what should exist for an object, with its attestation."""
     desired = decide(body, nodes=(H200_NODE,), **cluster)[0]
-    return attested(read_parent(body), desired, seen or Seen({}, [], []), key, now)
+    return attested(parse_deployment(body), desired, seen or Seen({}, [], []), key, now)
 
 
 def entries(desired: DesiredState) -> dict[str, str]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from specdecode_operator.api.status.capture import BorrowStatus
-from specdecode_operator.capture.control.observation import CaptureObservation, MountedObjects
-from specdecode_operator.capture.control.outcome import Decision
-from specdecode_operator.capture.control.preemption import preempting_capture
-from specdecode_operator.kube.storage_classes import StorageClasses
+from specdecode_operator.api.capture_status import BorrowStatus
+from specdecode_operator.capture.gpu_sharing import preempting_capture
+from specdecode_operator.capture.observation import CaptureObservation, MountedObjects
+from specdecode_operator.capture.status import Decision
+from specdecode_operator.cluster.storage_classes import StorageClasses
 from tests.support.capture_decisions import NOW, decided
 from tests.support.captures import capture, capture_pod, capture_spec, claim, job, observed_deployment, surroundings
 from tests.support.objects import Body

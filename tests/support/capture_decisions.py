@@ -2,12 +2,10 @@
 
 from datetime import UTC, datetime
 
-from specdecode_operator.api.status.capture import SpecDecodeCaptureStatus
-from specdecode_operator.capture.control.capture import read_capture
-from specdecode_operator.capture.control.decision import decide
-from specdecode_operator.capture.control.observation import CaptureObservation
-from specdecode_operator.capture.control.outcome import Decision
-from specdecode_operator.capture.control.status import compose_status
+from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
+from specdecode_operator.capture.decision import decide
+from specdecode_operator.capture.observation import CaptureObservation, read_capture
+from specdecode_operator.capture.status import Decision, compose_status
 from tests.support.captures import surroundings
 from tests.support.objects import Body
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from specdecode_operator.capture.files.manifest import PartialManifest
-from specdecode_operator.capture.job.main import Job
-from specdecode_operator.capture.job.recording import Timeouts
+from specdecode_operator.capture.files.formats import PartialManifest
+from specdecode_operator.capture.job.entrypoint import Job
+from specdecode_operator.capture.job.record_part import Timeouts
 from specdecode_operator.capture.load.engine_ready import MetricsDelta, NoMetrics
-from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.capture.load.workload import RunSettings
+from specdecode_operator.capture.load.run_settings import RunSettings
+from specdecode_operator.capture.load.shutdown import Stop
 from tests.support.recordings import ZERO_S, ZERO_WALL_S, Recording, Scenario, write_lines
 from tests.support.waiting import DEADLINE_S
 

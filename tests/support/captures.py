@@ -5,11 +5,11 @@ from typing import Any
 
 from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
-from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.arms import arm_states
-from specdecode_operator.capture.control.observation import CaptureObservation, ObservedDeployment
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.capture.arms import arm_states
+from specdecode_operator.capture.observation import CaptureObservation, ObservedDeployment
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, parent, tiny_cpu
 
@@ -53,13 +53,13 @@ def observed_deployment(
 ) -> ObservedDeployment:
     """The deployment `llama`, on CPU unless a spec says otherwise, with the arms of the spec of a capture."""
     body = parent(spec or tiny_cpu())
-    owner = read_parent(body)
+    owner = parse_deployment(body)
     desired = desired_state(owner, nodes)
     arms = arm_states(
         SpecDecodeCaptureSpec.parse(capture or capture_spec()),
         body,
         desired.outcome,
-        lambda _, changed: desired_state(read_parent(changed), nodes),
+        lambda _, changed: desired_state(parse_deployment(changed), nodes),
     )
     return ObservedDeployment(owner.key, owner.uid, owner.generation, desired, arms, **seen)
 

@@ -8,17 +8,22 @@ from typing import Any, Final
 
 import msgspec
 
-from specdecode_operator.capture.files.checks import Checks, GreedyAnswer, GreedyCheck, ParsingCheck
-from specdecode_operator.capture.files.formats import CLIENT, DATA_FILES, MANIFEST, TRACE, TraceMeta
+from specdecode_operator.capture.files.formats import (
+    CLIENT,
+    DATA_FILES,
+    MANIFEST,
+    TRACE,
+    Checks,
+    GreedyAnswer,
+    GreedyCheck,
+    ParsingCheck,
+    TraceMeta,
+)
 from specdecode_operator.capture.files.publish import file_entry
-from specdecode_operator.replay.emulated.acceptance import Acceptance, from_rates
-from specdecode_operator.replay.emulated.step_time import StepTime
-from specdecode_operator.replay.fitted.model import Limits
-from specdecode_operator.replay.synth.arrivals import parse_arrivals
-from specdecode_operator.replay.synth.given import GivenBehaviour, spread
-from specdecode_operator.replay.synth.lengths import Lengths
-from specdecode_operator.replay.synth.prompts import Prompts
-from specdecode_operator.replay.synth.run import VirtualRun
+from specdecode_operator.replay.emulated.engine_model import Acceptance, StepTime, from_rates
+from specdecode_operator.replay.model_file import Limits
+from specdecode_operator.replay.synthetic_load import Lengths, Prompts, parse_arrivals
+from specdecode_operator.replay.virtual_run import GivenBehaviour, VirtualRun, spread
 
 RATES: Final = (0.8, 0.6, 0.42, 0.3)
 CURVE: Final = ((1, 10.0), (64, 11.0), (1024, 60.0))

@@ -6,15 +6,14 @@ from types import MappingProxyType
 from typing import Any
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status.deployment import Condition, SpecDecodeDeploymentStatus
+from specdecode_operator.api.deployment_status import Condition, SpecDecodeDeploymentStatus
+from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment import decision
-from specdecode_operator.deployment.cluster_state import ClusterState
-from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.spec.parent import Parent, read_parent
+from specdecode_operator.deployment.desired_state import ClusterState, DesiredState
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
+from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from tests.support.objects import H100, H200
 
 OPERATOR_IMAGE = "localhost/operator:1"
@@ -23,7 +22,7 @@ H100_NODE, H200_NODE = NodeFacts("h100-0", H100, 8), NodeFacts("h200-0", H200, 8
 
 
 def desired_state(
-    owner: Parent,
+    owner: ParsedDeployment,
     nodes: tuple[NodeFacts, ...] = (),
     entries: Mapping[str, str] = MappingProxyType({}),
     pods: Sequence[Body] = (),
@@ -43,7 +42,7 @@ def decide(
     **cluster: Any,
 ) -> tuple[DesiredState, SpecDecodeDeploymentStatus, dict[str, Condition]]:
     """Return what an object comes to there, its status, and that one's conditions by type."""
-    owner = read_parent(body)
+    owner = parse_deployment(body)
     desired = desired_state(owner, nodes, **cluster)
     status = compose_status(owner, desired, observation or Observation(), NOW)
     return desired, status, {condition.type: condition for condition in status.conditions}

@@ -9,7 +9,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from specdecode_operator.cluster.server_time import ServerTime
+from specdecode_operator.cluster.clock import ServerTime
 
 
 class DrivenClock:

@@ -12,8 +12,7 @@ import pytest
 
 from devcluster.cluster.settings import free_ports
 from specdecode_operator.handlers.main import run_operator
-from specdecode_operator.handlers.settings import Settings
-from specdecode_operator.handlers.state import OperatorState
+from specdecode_operator.handlers.operator import OperatorState, Settings
 from tests.support.waiting import DEADLINE_S
 
 

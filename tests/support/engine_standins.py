@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from specdecode_operator.capture.recorder.shapes import EngineClasses
+from specdecode_operator.capture.recorder.vllm_internals import EngineClasses
 
 SLICE = 128
 """vllm/envs.py VLLM_V1_OUTPUT_PROC_CHUNK_SIZE."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from specdecode_operator.engine.metrics import EngineReading, SpeculationReading
+from specdecode_operator.vllm.engine_metrics import EngineReading, SpeculationReading
 
 LOOK_S = 15.0
 

@@ -5,8 +5,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, Weights
 from specdecode_operator.deployment.models.facts_files import facts_data
-from specdecode_operator.resolver.read_model_facts import Checkpoint, Weights
 from tests.support.objects import TINY_CONFIG
 
 TINY_BYTES = 5_771_776

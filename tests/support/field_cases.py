@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.sizing.catalogue import find_entry
 from tests.support.objects import H100, H200, TINY_CONFIG, Body, pair_70b, tiny_cpu
 
 NODES = (NodeFacts("h200-0", H200, 8), NodeFacts("h100-0", H100, 8))

@@ -6,18 +6,23 @@ import math
 from functools import cache
 from typing import Any
 
-from specdecode_operator.capture.control.capture import read_capture
-from specdecode_operator.capture.control.decision import decide
-from specdecode_operator.capture.control.golden.gate import gate_capture
-from specdecode_operator.capture.control.job import LOAD
-from specdecode_operator.capture.control.schedules import DueCapture
-from specdecode_operator.capture.control.status import capture_attention, is_outlived
-from specdecode_operator.capture.control.status import compose_status as compose_capture_status
-from specdecode_operator.capture.load.workload import SETTINGS_VARIABLE
-from specdecode_operator.capture.recorder.settings import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE, Settings
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
+from specdecode_operator.capture.decision import decide
+from specdecode_operator.capture.golden_gate import gate_capture
+from specdecode_operator.capture.job_manifest import LOAD
+from specdecode_operator.capture.load.run_settings import SETTINGS_VARIABLE
+from specdecode_operator.capture.observation import read_capture
+from specdecode_operator.capture.recorder.segment_format import (
+    FOLDER_VARIABLE,
+    STEPS_VARIABLE,
+    TOKEN_IDS_VARIABLE,
+    Settings,
+)
+from specdecode_operator.capture.schedules import DueCapture
+from specdecode_operator.capture.status import capture_attention, is_outlived
+from specdecode_operator.capture.status import compose_status as compose_capture_status
+from specdecode_operator.cluster.resources import ENGINE_CONTAINER
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.problems import InvalidSpecError
 from tests.support.captures import capture, golden, observed_deployment, surroundings
@@ -51,7 +56,7 @@ _IDLE = {"borrow": {"since": "2026-01-01T00:00:00Z", "idleSince": "2026-01-01T00
 
 def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
     """Objects that are wanted for a spec with what becomes of its captures, and its status."""
-    owner = read_parent(parent(spec))
+    owner = parse_deployment(parent(spec))
     desired = desired_state(owner, case.nodes)
     status = compose_status(owner, desired, Observation(), NOW)
     scheduled = [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from specdecode_operator.engine.exposition import read_exposition
-from specdecode_operator.monitoring.looks import Looks
+from specdecode_operator.stats.figures import SampleBuffer
+from specdecode_operator.vllm.engine_metrics import read_exposition
 
 CASES = Path(__file__).parents[1] / "component/admission/data/figures-test.yaml"
 _GROWS = re.compile(r"(\d+)\+(\d+)x\d+")
@@ -38,7 +38,7 @@ def page(pod: str, minute: int) -> str:
     return "\n".join(dict.fromkeys(lines)) + "\n"
 
 
-def hear(looks: Looks, engine: str, text: str, at_s: float) -> None:
+def hear(looks: SampleBuffer, engine: str, text: str, at_s: float) -> None:
     """Keep what an engine says, where it is time for that."""
     if names := looks.names_due(engine, at_s):
         looks.hear(engine, read_exposition(text, names), at_s)

@@ -1,6 +1,6 @@
 """For each row of `flag_values.py`: settings that vLLM rejects, and the nearest ones that it takes.
 
-`tests/unit/engine/test_flag_values.py` asks our table, `tests/engine/test_flag_values.py` the real vLLM.
+`tests/unit/vllm/test_flag_values.py` asks our table, `tests/engine/test_flag_values.py` the real vLLM.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from specdecode_operator.engine.settings import EngineSettings
+from specdecode_operator.vllm.settings import EngineSettings
 
 PLAIN: Final = "plain"
 STAGES: Final = "two pipeline stages of two GPUs, no speculation"

@@ -14,16 +14,16 @@ import yaml
 
 from specdecode_operator.api import deployment
 from specdecode_operator.api.base import GROUP
-from specdecode_operator.cli.render.objects import (
+from specdecode_operator.cli.render import (
     AssumedCluster,
     RenderedDeployment,
+    documents_text,
     render_capture,
     render_deployment,
 )
-from specdecode_operator.cli.render.text import documents_text
-from specdecode_operator.deployment.observation import Observation
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.objects import H100, H200, Body
 
 ROOT = Path(__file__).parents[2]

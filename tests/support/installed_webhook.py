@@ -11,11 +11,10 @@ from typing import Any
 import yaml
 
 from devcluster.chart import template
-from specdecode_operator.admission.certificate import CertificateFolder
-from specdecode_operator.admission.judgement import Terms
-from specdecode_operator.admission.metrics import AdmissionCollector
-from specdecode_operator.admission.review import answer
-from specdecode_operator.admission.server import VALIDATE, serve_admission
+from specdecode_operator.handlers.metrics import AdmissionCollector
+from specdecode_operator.handlers.static_checks import Terms
+from specdecode_operator.handlers.webhook import VALIDATE, answer, serve_admission
+from specdecode_operator.handlers.webhook_certificate import CertificateFolder
 from tests.support.kubectl import Kubectl
 from tests.support.waiting import eventually
 

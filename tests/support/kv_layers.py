@@ -2,11 +2,16 @@
 
 from dataclasses import replace
 
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.kv.capacity import KvCapacity, pool_blocks, pool_capacity
-from specdecode_operator.sizing.kv.groups import KvGrouping, Layers, stage_groups
-from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
-from specdecode_operator.sizing.kv.settings import KvSettings
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.memory.kv_cache import (
+    KvCapacity,
+    KvGrouping,
+    Layers,
+    pool_blocks,
+    pool_capacity,
+    stage_groups,
+)
+from specdecode_operator.sizing.memory.kv_pages import CacheKind, KvLayer, KvSettings, LayerRun
 
 NEWEST = KvSettings(block_size=16, max_num_batched_tokens=8192, version="0.32.0")
 SPACE = 20 * GIB

@@ -1,8 +1,7 @@
 """What vLLM's log says of a KV cache, and whether it starts with it: only for comparing sizing with real engines."""
 
-from specdecode_operator.sizing.kv.capacity import NULL_BLOCKS, pool_capacity, request_blocks
-from specdecode_operator.sizing.kv.groups import KvGrouping
-from specdecode_operator.sizing.kv.settings import kv_rules
+from specdecode_operator.sizing.memory.kv_cache import NULL_BLOCKS, KvGrouping, pool_capacity, request_blocks
+from specdecode_operator.sizing.memory.kv_pages import kv_rules
 
 
 def printed_tokens(grouping: KvGrouping, version: str, num_blocks: int, max_model_len: int) -> int:

@@ -11,10 +11,10 @@ from typing import Any, Literal
 from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api import deployment as deployment_api
 from specdecode_operator.api.base import API_VERSION
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.pods.readiness import readiness_of
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.rollout.readiness import readiness_of
 from specdecode_operator.deployment.status import compose_status
 from tests.support.capture_decisions import decided
 from tests.support.captures import capture, capture_pod, capture_spec, golden, job, running, surroundings
@@ -116,7 +116,7 @@ def _deployments() -> _Found:
     _, before, _ = decide(parent(tiny_cpu()), serving)
     _, lost, _ = decide(parent(tiny_cpu(), status=_data(before)), rolling)
     yield "an engine is lost", "wait", parent(tiny_cpu(), status=_data(lost))
-    lent = read_parent(parent(tiny_cpu()), preempted_by="nightly")
+    lent = parse_deployment(parent(tiny_cpu()), preempted_by="nightly")
     status = compose_status(lent, desired_state(lent), Observation(), NOW)
     yield "its GPUs are lent to a capture", "wait", parent(tiny_cpu(), status=_data(status))
 

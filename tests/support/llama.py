@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, Final
 
-from specdecode_operator.sizing.pair.pair import EngineLimits
+from specdecode_operator.sizing.pair import EngineLimits
 
 ARTICLE_LIMITS: Final = EngineLimits(
     max_model_len=8192,

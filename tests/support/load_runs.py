@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from specdecode_operator.capture.load.run_settings import RunSettings, read_settings
 from specdecode_operator.capture.load.runner import LoadResult, run_load
-from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.capture.load.workload import RunSettings, read_settings
+from specdecode_operator.capture.load.shutdown import Stop
 from tests.support.completion_server import CompletionServer
 from tests.support.waiting import DEADLINE_S
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from specdecode_operator.capture.files.manifest import AccountingEntry, Manifest
-from specdecode_operator.capture.recorder.lines import EngineConfig
+from specdecode_operator.capture.files.formats import AccountingEntry, Manifest
+from specdecode_operator.capture.recorder.segment_format import EngineConfig
 
 _COUNTS = ("sent", "http_rejected", "never_admitted", "records", "not_sent", "warmup", "mismatches")
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.convert import Migration, migrate_workload
-from specdecode_operator.migration.sources.reading import read_workloads
+from specdecode_operator.importing.convert import Migration, migrate_workload
+from specdecode_operator.importing.sources import read_workloads
+from specdecode_operator.importing.spec_builder import MigrationError
 
 
 def migrate(

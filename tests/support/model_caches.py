@@ -4,11 +4,11 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.decisions import desired_state
 from tests.support.objects import H200, Body, pair_70b, parent
 
@@ -24,7 +24,7 @@ def cached(**changes: Any) -> Body:
 
 
 def decide(spec: Body, pods: list[Body] | None = None, downloads: dict[str, str] | None = None) -> DesiredState:
-    return desired_state(read_parent(parent(spec)), NODES, pods=pods or [], downloads=downloads or {})
+    return desired_state(parse_deployment(parent(spec)), NODES, pods=pods or [], downloads=downloads or {})
 
 
 def jobs(desired: DesiredState) -> list[Body]:
@@ -66,5 +66,5 @@ def template(desired: DesiredState) -> Body:
 
 
 def said(desired: DesiredState, spec: Body, **observed: Any) -> dict[str, tuple[str, str, str]]:
-    status = compose_status(read_parent(parent(spec)), desired, Observation(**observed), NOW)
+    status = compose_status(parse_deployment(parent(spec)), desired, Observation(**observed), NOW)
     return {found.type: (found.status.value, found.reason, found.message) for found in status.conditions}

@@ -3,11 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from specdecode_operator.sizing.choice.precision_rules import Available
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.geometry import DEFAULT_FORMATS, ModelGeometry
+from specdecode_operator.sizing.kernel_support import Available
 
 LLAMA_70B, LLAMA_8B = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
 

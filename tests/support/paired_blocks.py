@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from random import Random
 
-from specdecode_operator.evidence.series import Finding, PairedSeries, Verdict
+from specdecode_operator.stats.verdict import Finding, PairedSeries, Verdict
 
 Pair = tuple[float, float]
 Noise = Callable[[Random], Iterator[float]]

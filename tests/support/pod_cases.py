@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from specdecode_operator.kube.pod_policy import SYSTEM_TAINTS
+from specdecode_operator.deployment.pod_security import SYSTEM_TAINTS
 from tests.support.objects import Body
 
 

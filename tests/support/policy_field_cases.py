@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from specdecode_operator.api.policy import Policy, PolicyStatus
+from specdecode_operator.api.deployment import Policy, PolicyStatus
 from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.deployment.policy.evidence import read_measured
-from specdecode_operator.deployment.policy.status import Case, Remembered, judge, policy_status
-from specdecode_operator.policy.decision import Action, Outcome, Seen
-from specdecode_operator.policy.window import Drafting, Sample, Window
+from specdecode_operator.deployment.policy_decision import Seen
+from specdecode_operator.deployment.policy_state import PolicyInputs, Remembered, judge, policy_status, read_measured
+from specdecode_operator.enums import Action, Outcome
+from specdecode_operator.stats.engine_window import Drafting, Sample, Window
 from tests.support.field_cases import FieldCase, at
 from tests.support.objects import Body, pair_70b
 
@@ -84,7 +84,7 @@ def _outcome(policy: Policy, captures: Sequence[Body], restarted: list[str]) -> 
     before = PolicyStatus(
         mode=policy.mode, action=Action.KEEP, outcome=Outcome.KEPT, reason="Idle", message="", restarts=restarted
     )
-    case = Case(policy, "asked", before, measured)
+    case = PolicyInputs(policy, "asked", before, measured)
     end_s = NOW.timestamp()
     looks = [
         Sample(end_s - 900 + passed, 8.0, {"engine": Drafting(passed * 10, passed * 30, passed * 6)})

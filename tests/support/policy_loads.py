@@ -8,16 +8,15 @@ from itertools import pairwise
 from random import Random
 from typing import Final
 
-from specdecode_operator.policy.decision import Action, Memory, Outcome, Rules, Seen, decide
-from specdecode_operator.policy.evidence import Evidence, Point, Setting
-from specdecode_operator.policy.window import Drafting, Sample, Window
-from specdecode_operator.replay.emulated.acceptance import from_rates
-from specdecode_operator.replay.emulated.step_time import StepTime
-from specdecode_operator.replay.engines.engine import Burst, Incoming
-from specdecode_operator.replay.engines.stepped import SteppedEngine
-from specdecode_operator.replay.engines.virtual_clock import VirtualClock
-from specdecode_operator.replay.fitted.model import Limits
-from specdecode_operator.replay.synth.given import GivenBehaviour
+from specdecode_operator.deployment.policy_decision import Evidence, Memory, Point, Rules, Seen, Setting, decide
+from specdecode_operator.enums import Action, Outcome
+from specdecode_operator.replay.clocks import VirtualClock
+from specdecode_operator.replay.emulated.engine_model import StepTime, from_rates
+from specdecode_operator.replay.engine import Burst, Incoming
+from specdecode_operator.replay.model_file import Limits
+from specdecode_operator.replay.stepped_engine import SteppedEngine
+from specdecode_operator.replay.virtual_run import GivenBehaviour
+from specdecode_operator.stats.engine_window import Drafting, Sample, Window
 
 HOUR_S: Final = 3600.0
 START_S: Final = 240.0

@@ -17,10 +17,10 @@ import yaml
 
 from specdecode_operator.api import deployment
 from specdecode_operator.api.base import GROUP
-from specdecode_operator.cli.render.objects import AssumedCluster, RenderedDeployment, render_capture, render_deployment
-from specdecode_operator.deployment.objects.workload import WORKLOAD_KINDS, pod_templates
-from specdecode_operator.kube.drift import differing_paths
-from specdecode_operator.kube.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL, TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.cli.render import AssumedCluster, RenderedDeployment, render_capture, render_deployment
+from specdecode_operator.cluster.drift import differing_paths
+from specdecode_operator.cluster.resources import CAPTURE_LABEL, DEPLOYMENT_LABEL, TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS, pod_templates
 from specdecode_operator.version import __version__
 from tests.support.golden import FLEET, ROOT
 from tests.support.objects import Body

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
+from specdecode_operator.replay.clocks import TimerClock
+from specdecode_operator.replay.server.playback_source import SourceSettings, read_source
 from specdecode_operator.replay.server.serve import ServeSettings, assemble, http_server, listen_at
-from specdecode_operator.replay.server.source import SourceSettings, read_source
-from specdecode_operator.replay.server.timer_clock import TimerClock
 from tests.support.traces import META, Line, write_trace
 
 

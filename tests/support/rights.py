@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from specdecode_operator.kube.rights import permissions
+from specdecode_operator.cluster.rights import permissions
 from tests.support.objects import Body
 
 _LISTED = frozenset(permissions())

@@ -4,10 +4,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
-from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.schedules import ObservedSchedules, SchedulingDecision, decide_schedules
-from specdecode_operator.kube.labels import CAPTURE_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
+from specdecode_operator.api.deployment import CaptureSchedule, Key, ScheduleStatus
+from specdecode_operator.capture.schedules import ObservedSchedules, SchedulingDecision, decide_schedules
+from specdecode_operator.cluster.resources import (
+    CAPTURE_LABEL,
+    PUBLISHED_LABEL,
+    SCHEDULE_LABEL,
+    SCHEDULED_AT_ANNOTATION,
+)
 from tests.support.capture_field_cases import CAPTURE_FIELDS
 from tests.support.field_cases import FieldCase, at
 from tests.support.objects import Body, pair_70b

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.load.exchange import Exchange
-from specdecode_operator.capture.load.prompts.datasets import BadDatasetError
+from specdecode_operator.capture.load.datasets import BadDatasetError
+from specdecode_operator.capture.load.engine_client import Exchange
+from specdecode_operator.capture.load.run_settings import WARMUP_PHASE, read_settings
 from specdecode_operator.capture.load.runner import run_load
-from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.capture.load.workload import WARMUP_PHASE, read_settings
+from specdecode_operator.capture.load.shutdown import Stop
 from tests.support.completion_server import LAST_CHUNK, OK_HEAD, chunk, token_event, usage_event
 
 Json = dict[str, Any]

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.geometry import ModelGeometry
 
 NANO = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
 NANO_FP4 = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4"

@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from specdecode_operator.replay.emulated.acceptance import from_rates
-from specdecode_operator.replay.emulated.step_time import StepTime
-from specdecode_operator.replay.engines.behaviour import OnStep, StepReport
-from specdecode_operator.replay.engines.engine import Burst, Incoming, Ticket
-from specdecode_operator.replay.engines.stepped import SteppedEngine
-from specdecode_operator.replay.engines.virtual_clock import VirtualClock
-from specdecode_operator.replay.fitted.model import Limits
-from specdecode_operator.replay.synth.given import GivenBehaviour
+from specdecode_operator.replay.clocks import VirtualClock
+from specdecode_operator.replay.emulated.engine_model import StepTime, from_rates
+from specdecode_operator.replay.engine import Burst, Incoming, Ticket
+from specdecode_operator.replay.model_file import Limits
+from specdecode_operator.replay.stepped_engine import OnStep, SteppedEngine, StepReport
+from specdecode_operator.replay.virtual_run import GivenBehaviour
 
 
 @dataclass

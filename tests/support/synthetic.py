@@ -5,18 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from specdecode_operator.capture.files.formats import TraceMeta
-from specdecode_operator.replay.emulated.acceptance import Acceptance, from_rates
-from specdecode_operator.replay.emulated.step_time import StepTime
-from specdecode_operator.replay.engines.modelled import ModelledBehaviour
-from specdecode_operator.replay.fitted.model import FittedModel, Limits
-from specdecode_operator.replay.recording.read import read_recording
-from specdecode_operator.replay.recording.recording import RecordedRequest, Recording
-from specdecode_operator.replay.synth.arrivals import parse_arrivals
-from specdecode_operator.replay.synth.given import GivenBehaviour, spread
-from specdecode_operator.replay.synth.lengths import Lengths
-from specdecode_operator.replay.synth.load import replayed
-from specdecode_operator.replay.synth.prompts import Prompts
-from specdecode_operator.replay.synth.run import VirtualRun
+from specdecode_operator.capture.recording import RecordedRequest, Recording, read_recording
+from specdecode_operator.replay.emulated.engine_model import Acceptance, StepTime, from_rates
+from specdecode_operator.replay.model_file import FittedModel, Limits
+from specdecode_operator.replay.modelled_engine import ModelledBehaviour
+from specdecode_operator.replay.synthetic_load import Lengths, Prompts, parse_arrivals
+from specdecode_operator.replay.virtual_run import GivenBehaviour, VirtualRun, replayed, spread
 
 RATES = (0.8, 0.6, 0.42, 0.3)
 PROMPTS = Prompts(

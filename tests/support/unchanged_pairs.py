@@ -9,11 +9,9 @@ import msgspec
 
 from specdecode_operator.capture.files.formats import TraceMeta
 from specdecode_operator.capture.files.publish import file_entry
-from specdecode_operator.replay.emulated.acceptance import from_rates
-from specdecode_operator.replay.emulated.step_time import StepTime
-from specdecode_operator.replay.synth.arrivals import parse_arrivals
-from specdecode_operator.replay.synth.given import GivenBehaviour
-from specdecode_operator.replay.synth.run import VirtualRun
+from specdecode_operator.replay.emulated.engine_model import StepTime, from_rates
+from specdecode_operator.replay.synthetic_load import parse_arrivals
+from specdecode_operator.replay.virtual_run import GivenBehaviour, VirtualRun
 from tests.support.manifests import published_manifest
 from tests.support.synthetic import LIMITS, PROMPTS, RATES, STEP_TIME
 

@@ -17,55 +17,54 @@ NO_MESSAGES: Final = {
     # Digests and commits.
     "attestation/attest.py: digest(pods)[:16]",
     "cli/capture/fetch.py: file.sha256[:12]",
-    "cli/hub/cache.py: digest[:40]",
-    "cli/hub/models.py: commit[:12]",
-    "cli/hub/models.py: str(commit)[:12]",
-    "deployment/models/jobs.py: content_hash(template)[:_NAME_DIGITS]",
-    "deployment/spec/model_sources.py: digest[:12]",
-    "pictures/seen/identity.py: _text(manifest.get('config_hash') or meta.config_hash)[:_HASH]",
-    "resolver/answer.py: str(commit)[:64]",
+    "cli/hub.py: digest[:40]",
+    "cli/hub.py: commit[:12]",
+    "cli/hub.py: str(commit)[:12]",
+    "deployment/models/model_jobs.py: content_hash(template)[:_NAME_DIGITS]",
+    "deployment/models/model_locations.py: digest[:12]",
+    "capture/report/capture_reader.py: _text(manifest.get('config_hash') or meta.config_hash)[:_HASH]",
+    "deployment/models/model_facts.py: str(commit)[:64]",
     # Names of objects, files and certificates, which are of letters, digits and dashes.
-    "admission/self_signed.py: hosts[0][:_LONGEST_COMMON_NAME]",
-    "capture/control/schedules.py: deployment[:NAME_MAX_LENGTH - len(suffix)]",
+    "handlers/webhook_certificate.py: hosts[0][:_LONGEST_COMMON_NAME]",
+    "capture/schedules.py: deployment[:NAME_MAX_LENGTH - len(suffix)]",
     "cli/capture/fetch.py: location.capture[:40]",
-    "cli/described.py: name[:NAME_MAX_LENGTH]",
+    "cli/deployment_options.py: name[:NAME_MAX_LENGTH]",
     "cli/text_files.py: folder.name[:64]",
     "cli/text_files.py: target.name[:64]",
     "deployment/conditions.py: re.sub('[^A-Za-z0-9_,:]', '', reason)[:_REASON_LIMIT]",
-    "deployment/pods/gate.py: key.name[:_LONGEST_NAME]",
-    "deployment/policy/status.py: status.arm[:_LONGEST_ARM]",
-    "deployment/spec/model_sources.py: re.sub('[^-._a-zA-Z0-9]+', '.', self.model)[-180:]",
-    "migration/convert.py: old[:NAME_MAX_LENGTH - len(_SUFFIX)]",
-    "migration/convert.py: re.sub('[^a-z0-9]+', '-', model)[:NAME_MAX_LENGTH]",
-    "migration/convert.py: re.sub('[^a-z0-9]+', '-', old.lower())[:NAME_MAX_LENGTH]",
-    "replay/server/app.py: Request(scope).headers.get('x-request-id', '')[:_LONGEST_ID]",
-    "resolver/answer.py: str(answer['error']['reason'])[:64]",  # compared with those that are known
-    "resolver/read_model_facts.py: '.'.join(folder[:min(numbered, 3)])[:64]",
-    "resolver/read_model_facts.py: dtype[:16]",
+    "deployment/rollout/rollout_gate.py: key.name[:_LONGEST_NAME]",
+    "deployment/policy_state.py: status.arm[:_LONGEST_ARM]",
+    "deployment/models/model_locations.py: re.sub('[^-._a-zA-Z0-9]+', '.', self.model)[-180:]",
+    "importing/convert.py: old[:NAME_MAX_LENGTH - len(_SUFFIX)]",
+    "importing/convert.py: re.sub('[^a-z0-9]+', '-', model)[:NAME_MAX_LENGTH]",
+    "importing/convert.py: re.sub('[^a-z0-9]+', '-', old.lower())[:NAME_MAX_LENGTH]",
+    "replay/server/serve.py: Request(scope).headers.get('x-request-id', '')[:_LONGEST_ID]",
+    "deployment/models/model_facts.py: str(answer['error']['reason'])[:64]",  # compared with those that are known
+    "deployment/models/checkpoint_reader.py: '.'.join(folder[:min(numbered, 3)])[:64]",
+    "deployment/models/checkpoint_reader.py: dtype[:16]",
     # Numbers.
-    "capture/comparison/answers.py: number[:9]",
-    "resolver/read_model_facts.py: words[numbered][:9]",
-    "cluster/figures_source.py: ' '.join((f'{value:.4g}' for _, value in ordered if math.isfinite(value)))[:256]",
+    "capture/comparison/golden_records.py: number[:9]",
+    "deployment/models/checkpoint_reader.py: words[numbered][:9]",
+    "cluster/observed_figures.py: ' '.join((f'{value:.4g}' for _, value in ordered if math.isfinite(value)))[:256]",
     # Settings of an emulated engine, which runs without our package: numbers, or what stands in their place.
-    "replay/emulated/acceptance.py: {given!r:.40}",
-    "replay/emulated/acceptance.py: {width!r:.40}",
-    "replay/emulated/step_time.py: {given!r:.40}",
+    "replay/emulated/engine_model.py: {given!r:.40}",
+    "replay/emulated/engine_model.py: {width!r:.40}",
     # Input that is parsed or compared, and not shown.
-    "cluster/engine_http.py: data[start:start + _PIECE_BYTES]",
-    "engine/settings_watch.py: str(record.msg)[:_LOOKED_AT]",
-    "replay/server/text.py: _TEXT[start * BYTES_PER_TOKEN:(start + end - begin) * BYTES_PER_TOKEN]",
-    "resolver/answer.py: message[:MESSAGE_LIMIT_BYTES]",
-    "resolver/read_model_facts.py: first[:_LENGTH_BYTES]",
-    "resolver/read_model_facts.py: first[_LENGTH_BYTES:_LENGTH_BYTES + length]",
+    "cluster/engine_probe.py: data[start:start + _PIECE_BYTES]",
+    "vllm/settings_watch.py: str(record.msg)[:_LOOKED_AT]",
+    "replay/server/completion_requests.py: _TEXT[start * BYTES_PER_TOKEN:(start + end - begin) * BYTES_PER_TOKEN]",
+    "deployment/models/model_facts.py: message[:MESSAGE_LIMIT_BYTES]",
+    "deployment/models/checkpoint_reader.py: first[:_LENGTH_BYTES]",
+    "deployment/models/checkpoint_reader.py: first[_LENGTH_BYTES:_LENGTH_BYTES + length]",
 }
 """Slices that shorten no message."""
 
 UNMASKED: Final = {
     "redaction.py",
-    "resolver/download_model.py: text[:limit]",
-    "resolver/read_model_facts.py: text[:limit]",
+    "deployment/pod_scripts/download_model.py: text[:limit]",
+    "deployment/models/checkpoint_reader.py: text[:limit]",
 }
-"""The one module that masks; and scripts that run without it, which keep whole words (`tests/unit/resolver`)."""
+"""The module that masks, and scripts that run without it and keep whole words (`tests/unit/deployment/models`)."""
 
 
 def is_length(bound: ast.expr | None) -> bool:

@@ -31,7 +31,7 @@ def test_objects_of_an_example_are_those_that_are_checked_in(fresh: dict[str, st
 
 PRINT_ALL = """
 import json
-from specdecode_operator.api.crd.definitions import crds
+from specdecode_operator.api.crds import crds
 from tests.support.golden import golden_texts, statuses
 print(json.dumps([golden_texts(), statuses(), crds()], indent=1))
 """

@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 
 from devcluster.cluster.settings import free_ports
-from specdecode_operator.handlers import lifecycle
+from specdecode_operator.handlers import main
+from specdecode_operator.handlers.http_server import BoundedHandler, BoundedServer, Places
 from specdecode_operator.handlers.metrics import ReconcileTimes, serve_metrics
-from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.http_server import BoundedHandler, BoundedServer, Places
+from specdecode_operator.handlers.operator import OperatorState
 
 MANY = 100
 
@@ -37,7 +37,7 @@ def metrics_port() -> int:
 
 def health_port() -> int:
     (port,) = free_ports(1)
-    lifecycle.serve_health(port, OperatorState())
+    main.serve_health(port, OperatorState())
     return port
 
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
-from specdecode_operator.api.crd.admission import refusals
-from specdecode_operator.capture.control.capture import read_capture
-from specdecode_operator.capture.control.decision import decide
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.api.crd_validation import object_problems
+from specdecode_operator.capture.decision import decide
+from specdecode_operator.capture.observation import read_capture
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.problems import InvalidSpecError
 from tests.support.capture_field_cases import CAPTURE_FIELDS
 from tests.support.captures import capture, golden, observed_deployment, surroundings
@@ -67,8 +67,8 @@ def _is_text(schema: Body, path: str) -> bool:
 
 def deployment_objects(spec: Body, case: FieldCase) -> list[Body]:
     """What is made for a spec: workload, Service, plan, Jobs that read and download."""
-    owner = read_parent(parent(spec))
-    if isinstance(owner.spec, InvalidSpecError) or refusals(owner.spec):
+    owner = parse_deployment(parent(spec))
+    if isinstance(owner.spec, InvalidSpecError) or object_problems(owner.spec):
         return []  # the API server lets no such object be
     return desired_state(owner, case.nodes).children
 
@@ -76,7 +76,7 @@ def deployment_objects(spec: Body, case: FieldCase) -> list[Body]:
 def capture_objects(spec: Body, case: FieldCase) -> list[Body]:
     """The Job of a capture; nothing where there is none."""
     try:
-        if refusals(SpecDecodeCaptureSpec.model_validate(spec)):
+        if object_problems(SpecDecodeCaptureSpec.model_validate(spec)):
             return []
         subject = read_capture(capture(spec))
         deployment = observed_deployment(case.deployment, nodes=case.nodes, capture=spec, engines_wanted=1)

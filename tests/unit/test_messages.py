@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import pytest
 
-from specdecode_operator.deployment.spec.admission import admitted_spec
-from specdecode_operator.deployment.spec.validation import valid_facts
+from specdecode_operator.api.spec_problems import admitted_spec
+from specdecode_operator.deployment.validation import valid_facts
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, printable
-from specdecode_operator.sizing.base.datafiles import read_data
-from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.families.config import geometry_from_config
+from specdecode_operator.sizing.data_files import read_data
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.families.architectures import geometry_from_config
 from tests.support.field_cases import DEPLOYMENT_FIELDS
 from tests.support.llama import SMALL_CONFIG
 from tests.support.replay_field_cases import REPLAY_FIELDS

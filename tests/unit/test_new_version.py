@@ -40,7 +40,7 @@ def test_a_text_names_files_their_neighbours_and_functions() -> None:
 def test_the_operator_names_what_its_facts_and_rules_stand_on() -> None:
     found = list(citations())
     assert {"config/speculative.py", "v1/core/kv_cache_utils.py"} <= {each.path for each in found}
-    assert {"versions", "sizing", "engine"} <= {each.place.partition("/")[0] for each in found}
+    assert {"vllm", "sizing"} <= {each.place.partition("/")[0] for each in found}
 
 
 def test_only_what_is_said_counts(tmp_path: Path) -> None:
@@ -235,15 +235,13 @@ def test_the_page_begins_with_what_hurts() -> None:
         ],
         SourceChanges(
             (
-                Change("a.py", "f", ("engine/rules/graphs.py",), "a.py", "x"),
-                Change(
-                    "b.py", "g", ("versions/data/0.28.json: kv_cache", "versions/data/0.30.json: kv_cache"), None, ""
-                ),
+                Change("a.py", "f", ("vllm/serving_rules.py",), "a.py", "x"),
+                Change("b.py", "g", ("vllm/data/0.28.json: kv_cache", "vllm/data/0.30.json: kv_cache"), None, ""),
             ),
             {"models/llama.py": ("+new",), "v1/core/pool.py": tuple("abcdefghijkl")},
         ),
         Outcome("3 passed, 1 failed, 0 skipped", (("test_contract.py test_x[0.34]", "assert 1 == 2"),)),
-        ["operator/versions/data/0.34.json"],
+        ["operator/vllm/data/0.34.json"],
     )
     text = page(found)
     in_this_order = [
@@ -251,7 +249,7 @@ def test_the_page_begins_with_what_hurts() -> None:
         "- Tests: 3 passed, 1 failed",
         "- The recorder **does not record**: EngineCoreOutput has no new_token_ids.",
         "| `test_contract.py test_x[0.34]` | `assert 1 == 2` |",
-        "| `--enable-expert-parallel` | `values: 0` | no such | engine/arguments.py",
+        "| `--enable-expert-parallel` | `values: 0` | no such | importing/",
         "| `--enforce-eager` | `values: 0` | `values: 1` |",
         "| `SpeculativeConfig.method` | -`c` | +`d` |",
         "further spellings |  | +`--longest` |",

@@ -12,34 +12,29 @@ from typing import Any, Final, cast
 
 import pytest
 
-from specdecode_operator.api.deployment import KIND
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.policy import PolicyStatus
-from specdecode_operator.api.status.deployment import ConditionStatus
-from specdecode_operator.capture.control.job import LOAD
-from specdecode_operator.capture.control.termination import read_failure
-from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.job.messages import error_message as capture_message
-from specdecode_operator.capture.load.completion_stream import error_text
-from specdecode_operator.capture.load.workload import InvalidSettingsError, read_settings
-from specdecode_operator.cli.calibrate.engine_runs import EngineRun
-from specdecode_operator.cli.capture.kubectl import one_line
-from specdecode_operator.cli.ending import run_to_its_end
+from specdecode_operator.api.deployment import KIND, Key, PolicyStatus
+from specdecode_operator.api.deployment_status import ConditionStatus
+from specdecode_operator.capture.files.formats import CaptureError
+from specdecode_operator.capture.job.entrypoint import error_message as capture_message
+from specdecode_operator.capture.job_manifest import LOAD
+from specdecode_operator.capture.job_status import read_failure
+from specdecode_operator.capture.load.engine_client import error_text
+from specdecode_operator.capture.load.run_settings import InvalidSettingsError, read_settings
+from specdecode_operator.cli.application import run_to_its_end
+from specdecode_operator.cli.calibrate import EngineRun
+from specdecode_operator.cli.kubectl import one_line
 from specdecode_operator.cli.terminal import say, say_line
-from specdecode_operator.cluster.http import error_message as api_message
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.conditions import ConditionUpdate, stamp
-from specdecode_operator.deployment.models.download import DOWNLOADER
-from specdecode_operator.deployment.models.reading import READER
-from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
-from specdecode_operator.deployment.pods.last_words import lines_of
-from specdecode_operator.deployment.policy.status import given_up
-from specdecode_operator.handlers.logs import OneLine
-from specdecode_operator.handlers.reconcile.reporter import Reporter
-from specdecode_operator.migration.builder import MigrationError, SpecBuilder
-from specdecode_operator.problems import Problem, shown
-from specdecode_operator.resolver.read_model_facts import CheckpointError, pack_error
-from specdecode_operator.sizing.pair.calibration import CalibrationError, parse_calibration
+from specdecode_operator.cluster.client import error_message as api_message
+from specdecode_operator.deployment.conditions import Blocked, ConditionUpdate, stamp
+from specdecode_operator.deployment.models.checkpoint_reader import CheckpointError, pack_error
+from specdecode_operator.deployment.models.model_jobs import DOWNLOADER, READER
+from specdecode_operator.deployment.policy_state import given_up
+from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod
+from specdecode_operator.deployment.rollout.engine_errors import error_lines
+from specdecode_operator.handlers.status_writer import Reporter
+from specdecode_operator.importing.spec_builder import MigrationError, SpecBuilder
+from specdecode_operator.problems import OneLine, Problem, shown
+from specdecode_operator.sizing.calibration import CalibrationError, parse_calibration
 from tests.support.captures import capture_pod, job
 from tests.support.captures import ended as capture_ended
 from tests.support.objects import ended, pod
@@ -197,19 +192,19 @@ def test_what_the_kubelet_has_cut_shows_no_part_of_a_secret(form: SecretForm, li
     log = f"it began{space}{form.text}{space}then it failed for good{space}"
     for cut in range(0, len(log), 3):
         kept = log[cut:].ljust(LOG_BYTES - 20, "." if line == "one line" else " ") + "\nValueError: the end\n"
-        told = "\n".join(lines_of(kept))
+        told = "\n".join(error_lines(kept))
         assert form.leaks_in(told) is None, told
         assert "ValueError: the end" in told
     for share in SHARES:
         for end in range(0, len(form.text) + 2, 3):
             kept = log[: len("it began ") + end].rjust(share)
-            told = "\n".join(lines_of(kept))
+            told = "\n".join(error_lines(kept))
             assert form.leaks_in(told) is None, told
 
 
 def test_a_log_that_is_whole_keeps_its_first_and_its_last_word() -> None:
-    assert lines_of("ValueError: first\nlast") == ["ValueError: first", "last"]
-    assert lines_of("x" * 1536 + "\n") == ["x" * 1536, ""]
+    assert error_lines("ValueError: first\nlast") == ["ValueError: first", "last"]
+    assert error_lines("x" * 1536 + "\n") == ["x" * 1536, ""]
 
 
 def test_a_capture_with_lines_of_progress_shows_no_part_of_a_cut_secret() -> None:

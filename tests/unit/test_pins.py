@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from specdecode_operator.versions.table import LAUNCHED_VERSIONS, release
+from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, release
 
 ROOT = Path(__file__).parents[2]
 PINNED = sorted(path for path in (ROOT / "requirements").glob("*.txt") if "overrides" not in path.name)

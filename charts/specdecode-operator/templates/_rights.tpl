@@ -1,4 +1,4 @@
-{{/* Generated of operator/kube/rights.py: ./just docs */}}
+{{/* Generated of operator/cluster/rights.py: ./just docs */}}
 {{- define "specdecode.rights.served" -}}
 # Read SpecDecodeDeployments.
 - apiGroups: [specdecode.io]

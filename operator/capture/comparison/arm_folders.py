@@ -1,4 +1,4 @@
-"""The folders of a capture's arms, and what their manifests say: hostile until checked."""
+"""Find the folders of a capture's arms and read their manifests and checks, which are untrusted input."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,11 +10,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from specdecode_operator.capture.comparison.result import Slo
-from specdecode_operator.capture.files.checks import Checks
-from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.files.formats import CHECKS, MANIFEST
-from specdecode_operator.capture.files.manifest import EngineCounters, FileEntry
-from specdecode_operator.capture.recorder.lines import EngineConfig
+from specdecode_operator.capture.files.formats import CHECKS, MANIFEST, CaptureError, Checks, EngineCounters, FileEntry
+from specdecode_operator.capture.recorder.segment_format import EngineConfig
 from specdecode_operator.problems import printable, shown
 
 MOST_ARMS: Final = 8

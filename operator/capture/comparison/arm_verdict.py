@@ -1,16 +1,150 @@
-"""What an arm's loads and outputs come to: one verdict, the load from which it stops paying, and a sentence."""
+"""Judge each arm against the baseline: ratio and interval by load, verdict, and status message.
 
+In ``status.comparison`` decimals are strings, as everywhere in the API.
+"""
+
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
-from specdecode_operator.api.status.comparison import ArmVerdict, Outputs
-from specdecode_operator.capture.comparison.judged import SMALLEST_EFFECT
-from specdecode_operator.capture.comparison.result import Load, LoadVerdict, OutputsFound
+from specdecode_operator.api.capture_status import ArmVerdict, ComparedArm, ComparedLoad, ComparisonStatus, Outputs
+from specdecode_operator.capture.comparison.client_requests import Block
+from specdecode_operator.capture.comparison.result import Arm, Comparison, Load, LoadVerdict, OutputsFound
 from specdecode_operator.redaction import clip
+from specdecode_operator.stats.verdict import Finding, PairedSeries, Verdict, between_starts, bounded_exp, starts_needed
 
-LONGEST: Final = 1024
+Pair = tuple[Block, Block]
+
+_AS_GOOD_AS_NOTHING: Final = 1e-3
+"""Of the other arm's goodput: what stands for none, of which there is no logarithm."""
+
+_POWER: Final = ((0.3, 253), (0.5, 112), (1.0, 47), (2.0, 27), (5.0, 11))
+"""Blocks that nine of ten comparisons take, by the effect in standard deviations of a block's log ratio, at the level
+95 %: measured, docs/explanation/verdict.md."""
+
+SMALLEST_EFFECT: Final = 0.01
+"""A log ratio nearer to 0 is taken for no difference: how long it would take to see it helps nobody."""
+
+_MOST_BLOCKS: Final = 2000
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one arm in one phase, beside the baseline."""
+
+    pairs: Mapping[int, Sequence[Pair]]
+    """By repetition, in the order of time: blocks of the baseline and of the candidate."""
+
+    goodputs: Sequence[Sequence[float]]
+    """Of each arm, the baseline first, in each start of its engine."""
+
+    candidate: int
+    """Which of them it is."""
+
+    whole: bool
+    """Whether all repetitions are there that were asked for. Else there is no verdict: looking earlier than planned,
+    and stopping where it looks good, would err more often than the level says."""
+
+
+def judge(measured: Measured, level: float, predicted: float | None = None) -> LoadVerdict:
+    """Return the verdict of a phase; ``level`` is of the interval, ``predicted`` the ratio that formulas predict."""
+    pairs = measured.pairs
+    found, count = _by_blocks(pairs, level)
+    logs = _logs(measured.goodputs)
+    starts = between_starts(logs, measured.candidate, level)
+    blocks_low, blocks_high = (None, None) if found is None else (found.low, found.high)
+    starts_low, starts_high = (None, None) if starts is None else (bounded_exp(starts[0]), bounded_exp(starts[1]))
+    verdict = _both(found, starts) if measured.whole else Verdict.INCONCLUSIVE
+    effect = _effect(found) if verdict is Verdict.INCONCLUSIVE else None
+    return LoadVerdict(
+        verdict=verdict.value,
+        blocks=count,
+        ratio=None if found is None else found.ratio,
+        low=None if blocks_low is None or starts_low is None else min(blocks_low, starts_low),
+        high=None if blocks_high is None or starts_high is None else max(blocks_high, starts_high),
+        blocks_low=blocks_low,
+        blocks_high=blocks_high,
+        starts_low=starts_low,
+        starts_high=starts_high,
+        blocks_needed=None if effect is None else _blocks_needed(pairs, effect),
+        repetitions_needed=None if effect is None else starts_needed(logs, effect, level),
+        predicted_ratio=predicted,
+    )
+
+
+def _by_blocks(pairs: Mapping[int, Sequence[Pair]], level: float) -> tuple[Finding | None, int]:
+    """Return what the series of all pairs has found, if there is one, and how many pairs it is of."""
+    series, count, found = PairedSeries(level), 0, None
+    for repetition in sorted(pairs):
+        for baseline, other in pairs[repetition]:
+            found = series.add(baseline.goodput, other.goodput)
+            count += 1
+    return found, count
+
+
+def _effect(found: Finding | None) -> float | None:
+    """Return the log ratio that more measurements could show; None where there is none, or one too small to help."""
+    if found is None or found.ratio is None or found.ratio <= 0:
+        return None
+    effect = math.log(found.ratio)
+    return effect if abs(effect) >= SMALLEST_EFFECT else None
+
+
+def _both(blocks: Finding | None, starts: tuple[float, float] | None) -> Verdict:
+    """Return the verdict that both intervals give; where one arm did nothing, that of blocks has no end to show."""
+    if blocks is None or starts is None:
+        return Verdict.INCONCLUSIVE
+    by_starts = Verdict.PAYS if starts[0] > 0 else Verdict.DOES_NOT_PAY if starts[1] < 0 else Verdict.INCONCLUSIVE
+    return blocks.verdict if blocks.verdict is by_starts else Verdict.INCONCLUSIVE
+
+
+def _logs(goodputs: Sequence[Sequence[float]]) -> list[list[float]]:
+    largest = max((each for arm in goodputs for each in arm), default=0.0)
+    if not largest:
+        return [[] for _ in goodputs]
+    return [[math.log(max(each, _AS_GOOD_AS_NOTHING * largest)) for each in arm] for arm in goodputs]
+
+
+def _blocks_needed(pairs: Mapping[int, Sequence[Pair]], effect: float) -> int | None:
+    """Return how many pairs of blocks nine of ten comparisons take for such an effect at the noise of these."""
+    noise = _noise(pairs)
+    if noise is None:
+        return None
+    size = max(_POWER[0][0] / 3, abs(effect) / noise if noise else math.inf)
+    if size >= _POWER[-1][0]:
+        return _POWER[-1][1]
+    if size <= _POWER[0][0]:
+        # Where noise is larger than an effect, blocks go with the square.
+        needed = _POWER[0][1] * (_POWER[0][0] / size) ** 2
+    else:
+        (left, more), (right, fewer) = next(
+            (one, other) for one, other in pairwise(_POWER) if one[0] <= size <= other[0]
+        )
+        share = (math.log(size) - math.log(left)) / (math.log(right) - math.log(left))
+        needed = math.exp(math.log(more) + share * (math.log(fewer) - math.log(more)))
+    return math.ceil(needed) if needed <= _MOST_BLOCKS else None
+
+
+def _noise(pairs: Mapping[int, Sequence[Pair]]) -> float | None:
+    """Return the standard deviation of a block's log ratio within a repetition."""
+    squares, freedom = 0.0, 0
+    for of_one in pairs.values():
+        logs = [
+            math.log(other.goodput / baseline.goodput)
+            for baseline, other in of_one
+            if baseline.goodput and other.goodput
+        ]
+        if len(logs) > 1:
+            mean = sum(logs) / len(logs)
+            squares += sum((each - mean) ** 2 for each in logs)
+            freedom += len(logs) - 1
+    return math.sqrt(squares / freedom) if freedom else None
+
+
+LONGEST_SENTENCE: Final = 1024
 """Letters of a sentence, as the status takes it."""
 
 _MOST_LOADS: Final = 6
@@ -86,7 +220,7 @@ def sentence(  # noqa: PLR0913, PLR0917  what it speaks of
     parts = [*_parts(verdict, baseline, loads, outputs, crossing, level, made)]
     if missing is not None:
         parts.insert(0, missing)
-    return clip("; ".join(parts), LONGEST)
+    return clip("; ".join(parts), LONGEST_SENTENCE)
 
 
 def _parts(  # noqa: PLR0913, PLR0917  as above
@@ -192,3 +326,74 @@ def _outputs(outputs: OutputsFound) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+MOST_BYTES: Final = 3072
+"""Of a termination message's 4096: the rest is for status.summary."""
+
+_SHORTER: Final = ((400, 32), (200, 16), (160, 8), (120, 4), (120, 2), (80, 1), (60, 0))
+"""Letters of each message, and loads of each arm, tried until it fits."""
+
+
+def comparison_status(comparison: Comparison, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """Return the status that a comparison gives, as it stands in the object, in so many bytes of JSON at most.
+
+    Where it would be more, messages are cut, then loads in the middle are left out: all of it is in comparison.json.
+    """
+    status = _whole(comparison)
+    for letters, loads in _SHORTER:
+        if len(json.dumps(status, separators=(",", ":"))) <= most_bytes:
+            break
+        for arm in status["arms"]:
+            text = arm["message"]
+            arm["message"] = text if len(text) <= letters else f"{text[: letters - 1]}…"
+            arm["loads"] = _thinned(arm.get("loads", []), loads)
+    return status
+
+
+def _thinned(loads: list[Any], most: int) -> list[Any]:
+    """Return some of the loads, evenly, the first and the last among them."""
+    if len(loads) <= most:
+        return loads
+    return [loads[round(place * (len(loads) - 1) / max(1, most - 1))] for place in range(most)]
+
+
+def _whole(comparison: Comparison) -> dict[str, Any]:
+    baseline, *others = comparison.arms
+    status = ComparisonStatus(
+        baseline=baseline.name,
+        level_percent=round(100 * comparison.level),
+        arms=[
+            ComparedArm(
+                name=arm.name,
+                verdict=ArmVerdict(arm.verdict or ArmVerdict.INCONCLUSIVE),
+                message=arm.message,
+                outputs=Outputs(arm.outputs.outputs) if arm.outputs is not None else Outputs.NOT_CHECKED,
+                acceptance_percent=None if arm.drafting is None else round(100 * arm.drafting.acceptance),
+                loads=list(_loads(baseline, arm)),
+            )
+            for arm in others
+        ],
+        crossover_running=_decimal(others[0].crossover_running, 1) if others else None,
+    )
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _loads(baseline: Arm, arm: Arm) -> Iterator[ComparedLoad]:
+    of_baseline = {each.phase: each for each in baseline.loads}
+    for load, compared in compared_loads(arm.loads):
+        plain = of_baseline[load.phase]
+        yield ComparedLoad(
+            phase=load.phase,
+            running=_decimal(plain.running, 1) or "0",
+            baseline_goodput=_decimal(plain.goodput, 1) or "0",
+            goodput=_decimal(load.goodput, 1) or "0",
+            verdict=ArmVerdict(compared.verdict),
+            ratio=_decimal(compared.ratio, 3),
+            low=_decimal(compared.low, 3),
+            high=_decimal(compared.high, 3),
+        )
+
+
+def _decimal(value: float | None, digits: int) -> str | None:
+    return None if value is None else f"{value:.{digits}f}"

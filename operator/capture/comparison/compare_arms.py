@@ -1,20 +1,31 @@
-"""Compares the arms of a capture: published folders in, a comparison out.
+"""Compare the arms of a capture: published folders in, a comparison out.
 
-Where it is called in the pod, all files were published just before; elsewhere they may be anything.
+Besides the figures, this compares what the arms answer (greedy tokens and output formats), and notes what other
+than the setting may explain a difference, such as another precision than the baseline's. In the capture's pod all
+files were published just before; elsewhere they are untrusted.
 """
 
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from pydantic import ValidationError
 
-from specdecode_operator.api.capture_workload import CaptureWorkload, Phase
-from specdecode_operator.api.status.comparison import ArmVerdict
-from specdecode_operator.capture.comparison.arms import (
+from specdecode_operator.api.capture import CaptureWorkload, Phase
+from specdecode_operator.api.capture_status import ArmVerdict, Outputs
+from specdecode_operator.capture.comparison.arm_folders import (
+    ArmFolders,
+    ArmManifest,
+    Repetition,
+    find_arms,
+    not_comparable,
+    read_checks,
+)
+from specdecode_operator.capture.comparison.arm_totals import (
     ArmSums,
     drafting_of,
     engine_of,
@@ -23,18 +34,275 @@ from specdecode_operator.capture.comparison.arms import (
     predicted_ratio,
     prefix_cache_of,
 )
-from specdecode_operator.capture.comparison.checked import compare_outputs
-from specdecode_operator.capture.comparison.confounds import notes_of
-from specdecode_operator.capture.comparison.judged import Measured, judge
-from specdecode_operator.capture.comparison.precisions import lossy_of, precision_notes
-from specdecode_operator.capture.comparison.reading.blocks import sends_at_a_rate
-from specdecode_operator.capture.comparison.reading.folders import ArmFolders, find_arms, not_comparable, read_checks
-from specdecode_operator.capture.comparison.result import COMPARISON, Arm, Comparison, Load, OutputsFound
-from specdecode_operator.capture.comparison.sentences import arm_verdict, crossover, sentence
-from specdecode_operator.capture.files.formats import PART_SUFFIX
-from specdecode_operator.evidence.series import DEFAULT_LEVEL
-from specdecode_operator.evidence.starts import FEWEST_STARTS
+from specdecode_operator.capture.comparison.arm_verdict import Measured, arm_verdict, crossover, judge, sentence
+from specdecode_operator.capture.comparison.client_requests import sends_at_a_rate
+from specdecode_operator.capture.comparison.result import COMPARISON, Arm, Comparison, Difference, Load, OutputsFound
+from specdecode_operator.capture.files.formats import CHECKS, PART_SUFFIX, Checks, GreedyAnswer, ParsingCheck
+from specdecode_operator.capture.files.validate import RANDOM_PROMPTS, are_random
+from specdecode_operator.problems import printable, shown
+from specdecode_operator.stats.verdict import DEFAULT_LEVEL, FEWEST_STARTS
 from specdecode_operator.version import __version__
+
+CLOSE: Final = 0.25
+"""Difference of log probability up to which two tokens are as likely: logits from 16 to 32 have steps of 0.125 in BF16,
+and either may be off by one, as the order of sums changes with what is in a batch."""
+
+_BY_CHANCE: Final = 0.05
+
+
+def compare_outputs(baseline: Checks | None, arm: Checks | None, lossy: str | None) -> OutputsFound:
+    """Return what the answers of an arm come to beside the baseline's."""
+    pairs = [] if baseline is None or arm is None else [*_pairs(baseline, arm)]
+    missing = list(_not_measured(baseline, arm, pairs))
+    differences = [found for one, other in pairs if (found := _difference(one, other)) is not None]
+    explained = sum(each.explained for each in differences)
+    structured = tool_calls = None
+    if baseline is not None and arm is not None:
+        structured = _parsing(baseline.structured, arm.structured)
+        tool_calls = _parsing(baseline.tool_calls, arm.tool_calls)
+    first = next((each for each in differences if not each.explained), differences[0] if differences else None)
+    return OutputsFound(
+        outputs=_outputs(len(pairs), len(differences), explained, lossy).value,
+        prompts=len(pairs),
+        equal=len(pairs) - len(differences),
+        explained=explained,
+        different=len(differences) - explained,
+        first_difference=first,
+        structured=_shares(structured),
+        tool_calls=_shares(tool_calls),
+        parses_less=_less(structured) or _less(tool_calls),
+        not_measured=missing,
+    )
+
+
+def _outputs(prompts: int, differences: int, explained: int, lossy: str | None) -> Outputs:
+    if lossy is not None:
+        # What may answer otherwise is never called equal, whatever so many prompts showed.
+        return Outputs.LOSSY
+    if not prompts:
+        return Outputs.NOT_CHECKED
+    if differences > explained:
+        return Outputs.DIFFERENT
+    return Outputs.EXPLAINED if differences else Outputs.EQUAL
+
+
+def _pairs(baseline: Checks, arm: Checks) -> Iterator[tuple[GreedyAnswer, GreedyAnswer]]:
+    of_arm = {each.prompt_sha256: each for each in arm.greedy.answers}
+    for each in baseline.greedy.answers:
+        other = of_arm.get(each.prompt_sha256)
+        # Two answers without a token show nothing: an engine that says nothing would have said it of any prompt.
+        if other is not None and (each.tokens or other.tokens):
+            yield each, other
+
+
+def _difference(baseline: GreedyAnswer, other: GreedyAnswer) -> Difference | None:
+    """Return where two answers part: at a token, or where one of them has ended."""
+    if baseline.tokens == other.tokens:
+        return None
+    shorter = min(len(baseline.tokens), len(other.tokens))
+    position = next((at for at in range(shorter) if baseline.tokens[at] != other.tokens[at]), shorter)
+    margins = [
+        answer.top2_margin[position]
+        for answer in (baseline, other)
+        if position < min(len(answer.tokens), len(answer.top2_margin))
+    ]
+    margin = next((each for each in margins if each is not None), None)
+    return Difference(
+        prompt_sha256=baseline.prompt_sha256,
+        position=position,
+        baseline_margin=margin,
+        explained=margin is not None and abs(margin) <= CLOSE,
+    )
+
+
+Parsing = tuple[ParsingCheck, ParsingCheck]
+"""Of the arm and of the baseline."""
+
+
+def _parsing(baseline: ParsingCheck, arm: ParsingCheck) -> Parsing | None:
+    if not baseline.asked or not arm.asked:
+        return None
+    return arm, baseline
+
+
+def _shares(parsing: Parsing | None) -> tuple[float, float] | None:
+    if parsing is None:
+        return None
+    arm, baseline = (round(min(each.parsed, each.asked) / each.asked, 4) for each in parsing)
+    return arm, baseline
+
+
+def _less(parsing: Parsing | None) -> bool:
+    """Whether an arm parses less often than chance explains: Fisher's exact test, one-sided."""
+    if parsing is None:
+        return False
+    (asked, parsed), (asked_before, parsed_before) = (
+        (min(each.asked, _MOST_ASKED), min(each.parsed, each.asked, _MOST_ASKED)) for each in parsing
+    )
+    together, right = asked + asked_before, parsed + parsed_before
+    as_few = sum(
+        math.comb(asked, count) * math.comb(asked_before, right - count)
+        for count in range(max(0, right - asked_before), parsed + 1)
+    )
+    return as_few / math.comb(together, right) <= _BY_CHANCE
+
+
+_MOST_ASKED: Final = 64
+
+
+def _not_measured(
+    baseline: Checks | None, arm: Checks | None, pairs: Sequence[tuple[GreedyAnswer, GreedyAnswer]]
+) -> Iterator[str]:
+    if baseline is None or arm is None:
+        yield f"outputs were not checked: {'the baseline' if baseline is None else 'it'} has no {CHECKS}"
+        return
+    for what, of_baseline, of_arm in (
+        ("greedy outputs", baseline.greedy, arm.greedy),
+        ("structured outputs", baseline.structured, arm.structured),
+        ("tool calls", baseline.tool_calls, arm.tool_calls),
+    ):
+        why = of_baseline.not_measured or of_arm.not_measured
+        if why is None and of_baseline is baseline.greedy and not pairs:
+            why = "no prompt has an answer with a token of both engines"
+        if why is not None:
+            yield f"{what} were not checked: {why}"
+
+
+MOST_POINTS_LOST: Final = 5.0
+"""Of acceptance, from where on a draft no longer fits a target that was quantized: a rule of thumb, which says where to
+look. Goodput decides."""
+
+_PRECISIONS: Final = {"targetQuantization": "its target is in", "kvCacheDtype": "its KV cache is in"}
+
+
+def lossy_of(folders: ArmFolders, name: str) -> str | None:
+    """Return why an arm may answer otherwise than the baseline by its settings, precision among them."""
+    experiment = folders.experiment
+    return experiment.lossy.get(name) or (_other_precision(folders, name) if name != experiment.baseline else None)
+
+
+def precision_notes(folders: ArmFolders, arms: list[Arm]) -> Iterator[str]:
+    """Yield what another precision did to acceptance, of arms that speculate as the baseline does."""
+    baseline, *others = arms
+    for arm in others:
+        precision = _other_precision(folders, arm.name)
+        if precision is None or arm.drafting is None or baseline.drafting is None or arm.engine is None:
+            continue
+        speculation = arm.engine.method, arm.drafting.k
+        if baseline.engine is None or speculation != (baseline.engine.method, baseline.drafting.k):
+            continue
+        own, of_baseline = 100 * arm.drafting.acceptance, 100 * baseline.drafting.acceptance
+        lost = of_baseline - own
+        said = f"arm {arm.name}: acceptance is {own:.1f} %, the baseline's {of_baseline:.1f} %, and {precision}"
+        if lost > MOST_POINTS_LOST:
+            yield (
+                f"{said}: {lost:.1f} points less, more than {MOST_POINTS_LOST:g}, say that the draft no longer fits:"
+                " take a higher precision, a draft trained beside this one, or a smaller K"
+            )
+        else:
+            yield f"{said}: it cost no more than {MOST_POINTS_LOST:g} points, the draft still fits"
+
+
+def _other_precision(folders: ArmFolders, name: str) -> str | None:
+    repetitions = folders.repetitions.get(name)
+    if not repetitions:
+        return None
+    own, of_baseline = _plan(repetitions[0].manifest), _plan(folders.first)
+    said = [
+        f"{words} {shown(own[field], 40)}, the baseline's in {shown(of_baseline[field], 40)}"
+        for field, words in _PRECISIONS.items()
+        if field in own and field in of_baseline and own[field] != of_baseline[field]
+    ]
+    return " and ".join(said) or None
+
+
+def _plan(manifest: ArmManifest) -> Mapping[str, Any]:
+    plan = manifest.context.get("plan")
+    return plan if isinstance(plan, Mapping) else {}
+
+
+def notes_of(folders: ArmFolders) -> list[str]:
+    """Return the confounds of a capture, a sentence each."""
+    return [printable(each) for each in _notes(folders)]
+
+
+def _notes(folders: ArmFolders) -> Iterator[str]:
+    experiment, first = folders.experiment, folders.first
+    if are_random(first.workload):
+        yield RANDOM_PROMPTS
+    baseline = folders.repetitions[experiment.baseline]
+    for name in experiment.arms:
+        repetitions = folders.repetitions[name]
+        missing = experiment.repetitions - len(repetitions)
+        if missing:
+            yield f"arm {name}: {missing} of {experiment.repetitions} repetitions are missing: no verdict on it"
+        if lossy := lossy_of(folders, name):
+            yield f"arm {name} may answer otherwise by its settings: {lossy}"
+        if repetitions and name != experiment.baseline:
+            yield from _differences(name, repetitions[0].manifest, baseline[0].manifest)
+    yield from _same_commands(folders)
+    yield from _within_arms(folders)
+
+
+def _differences(name: str, arm: ArmManifest, baseline: ArmManifest) -> Iterator[str]:
+    """Yield what differs though nobody asked to compare it."""
+    for what, of_arm, of_baseline in (
+        ("async scheduling", arm.config.async_scheduling, baseline.config.async_scheduling),
+        ("eager execution", arm.config.enforce_eager, baseline.config.enforce_eager),
+        ("prefix caching", arm.config.enable_prefix_caching, baseline.config.enable_prefix_caching),
+        ("requests in a batch at most", arm.config.max_num_seqs, baseline.config.max_num_seqs),
+        ("tokens in a step at most", arm.config.max_num_batched_tokens, baseline.config.max_num_batched_tokens),
+        ("longest sequence", arm.config.max_model_len, baseline.config.max_model_len),
+        ("vLLM", arm.vllm, baseline.vllm),
+        ("image", arm.image_id, baseline.image_id),
+        ("GPU", arm.gpu, baseline.gpu),
+        ("GPUs", arm.gpu_uuids, baseline.gpu_uuids),
+        ("node", arm.node, baseline.node),
+        ("model", arm.model, baseline.model),
+        ("graph mode", _graphs(arm), _graphs(baseline)),
+    ):
+        if of_arm != of_baseline:
+            yield (
+                f"arm {name}: {what} is {_word(of_arm)}, in the baseline {_word(of_baseline)}: part of the difference "
+                "may be its"
+            )
+
+
+def _graphs(manifest: ArmManifest) -> Any:
+    """Return what the command says of CUDA graphs: K by batch size and some drafts change it."""
+    command = manifest.context.get("command")
+    words = [str(each) for each in command] if isinstance(command, list) else []
+    for place, word in enumerate(words):
+        if word.startswith("--compilation-config"):
+            return word.partition("=")[2] or (words[place + 1] if place + 1 < len(words) else None)
+    return None
+
+
+def _same_commands(folders: ArmFolders) -> Iterator[str]:
+    experiment = folders.experiment
+    of_first = _command(folders.repetitions[experiment.baseline])
+    for name in experiment.arms[1:]:
+        if of_first is not None and _command(folders.repetitions[name]) == of_first:
+            yield f"arm {name} starts the same engine as the baseline: an A/A test, which should be Inconclusive"
+
+
+def _command(repetitions: list[Repetition]) -> Any:
+    return repetitions[0].manifest.context.get("command") if repetitions else None
+
+
+def _within_arms(folders: ArmFolders) -> Iterator[str]:
+    """Yield where repetitions of one arm were not on the same GPUs."""
+    for name, repetitions in folders.repetitions.items():
+        places = {(each.manifest.node, *each.manifest.gpu_uuids) for each in repetitions}
+        if len(places) > 1:
+            yield f"arm {name}: its repetitions ran on other GPUs or nodes: how these differ is in the interval"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "not known" if value is None else shown(value)
+
 
 _MOST_BYTES: Final = 8 * 2**20
 

@@ -1,10 +1,13 @@
-"""What the arms of a capture come to: ``comparison.json``. docs/reference/comparison.md defines every figure."""
+"""Define ``comparison.json``, the result of comparing the arms of a capture.
+
+docs/reference/comparison.md defines every figure.
+"""
 
 from typing import Final
 
 from msgspec import Struct
 
-from specdecode_operator.capture.validation.quantiles import Quantiles
+from specdecode_operator.capture.files.totals import Quantiles
 
 COMPARISON: Final = "comparison.json"
 SCHEMA: Final = 1

@@ -1,4 +1,4 @@
-"""Hashes that say whether two traces are of the same engine."""
+"""Hash the engine's configuration, to tell whether two traces are of the same engine."""
 
 import hashlib
 import re
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from specdecode_operator.capture.recorder.lines import EMULATED, EngineConfig, Header
+from specdecode_operator.capture.recorder.segment_format import EMULATED, EngineConfig, Header
 
 _V3: Final = "config-fingerprint-v3"
 _ENGINE: Final = "specdecode-engine-v1"

@@ -1,16 +1,36 @@
-"""Lines of the files that a capture publishes, and how they are written.
+"""Define the files of a capture: names, lines, checks and manifest; read JSONL, plain or gzip.
 
-The trace and the step statistics are what vllm-vcr reads (its crates sim-trace and sim-protocol, release 0.2.1);
-what it does not know stands in further fields, which it passes over. docs/reference/trace-format.md explains every
-field. All times are milliseconds since the run's zero, which the manifest names by both clocks.
+The trace and the step statistics are those that vllm-vcr reads (its crates sim-trace and sim-protocol, release
+0.2.1). Fields that it does not know are extra; it ignores them. docs/reference/trace-format.md explains every
+field. All times are milliseconds since the run's zero, which the manifest gives on both clocks.
+
+``checks.json`` lies beside the first manifest of an arm. It holds the answers to requests that do not measure
+speed: every arm gets the same ones, one after the other, so that batching cannot change an answer. It stores no
+text of prompts or answers, only the token ids of greedy answers.
 """
 
-from typing import Annotated, Any, Final, Literal
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Final, Literal, cast
 
 import msgspec
 from msgspec import Meta, Struct
 
-from specdecode_operator.vocabulary import METHODS_OF_BLOCKS
+from specdecode_operator.capture.recorder.segment_format import EngineConfig
+from specdecode_operator.enums import METHODS_OF_BLOCKS
+
+
+class CaptureError(Exception):
+    """A capture cannot go on."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason  # one word in CamelCase, for conditions and scripts
+        self.message = message  # what happened, where, and what to do
+
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 Outcome = Literal["completed", "http_rejected", "disconnected", "timed_out", "cancelled", "not_sent"]
@@ -183,3 +203,233 @@ def encode(line: Struct) -> bytes:
 def encode_meta(meta: TraceMeta) -> bytes:
     """Return the first line of a trace."""
     return _ENCODER.encode({"meta": meta})
+
+
+GZIP_SUFFIX = ".gz"
+
+LONGEST_LINE_BYTES = 2**27
+"""An answer of a million tokens has a third of that. Zeros that gzip packed a thousandfold would fill the memory."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a file."""
+
+    number: int  # from 1
+    text: bytes  # without white space at either end
+    whole: bool  # it ends with a line feed; only a file's last line may not
+
+
+class NoTrailerError(Exception):
+    """A gzip stream ends without its trailer, as its writer still runs or was killed; all whole lines came before."""
+
+
+class BrokenGzipError(Exception):
+    """What a gzip file holds is damaged, or a line does not end: nothing after this place can be read."""
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Return the lines of a file that are not blank; a name that ends in ``.gz`` is decompressed.
+
+    Raises
+    ------
+    NoTrailerError
+        After the last whole line of an unfinished gzip stream.
+    BrokenGzipError
+        Where compressed data is damaged, or a line is longer than any.
+    """
+    with open_to_read(path) as stream:
+        number = 0
+        while raw := _next_line(stream, number + 1):
+            number += 1
+            if text := raw.strip():
+                yield Line(number, text, whole=raw.endswith(b"\n"))
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """Return the bytes of a file, decompressed where its name ends in ``.gz``."""
+    if path.name.endswith(GZIP_SUFFIX):
+        return cast("BinaryIO", gzip.open(path, "rb"))
+    return path.open("rb")
+
+
+def _next_line(stream: BinaryIO, number: int) -> bytes:
+    try:
+        raw = stream.readline(LONGEST_LINE_BYTES + 1)
+    except EOFError as error:
+        raise NoTrailerError(f"line {number}: the gzip stream ends without its trailer") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise BrokenGzipError(f"line {number}: {error}") from error
+    if len(raw) > LONGEST_LINE_BYTES:
+        raise BrokenGzipError(f"line {number}: has more than {LONGEST_LINE_BYTES:,} bytes")
+    return raw
+
+
+MOST_CHECK_PROMPTS: Final = 64
+MOST_CHECK_TOKENS: Final = 128
+_LONGEST_REASON: Final = 512
+
+CheckReason = Annotated[str, Meta(max_length=_LONGEST_REASON)]
+
+
+class GreedyAnswer(Struct, kw_only=True, frozen=True):
+    """What the likeliest tokens after a prompt were."""
+
+    prompt_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # of the prompt's JSON, by which arms are paired
+    prompt_tokens: Count
+    tokens: Annotated[list[Word], Meta(max_length=MOST_CHECK_TOKENS)]
+    # For each token the difference of log probability between the two likeliest: how close it was; null where the
+    # engine did not say both. As long as ``tokens``.
+    top2_margin: Annotated[list[float | None], Meta(max_length=MOST_CHECK_TOKENS)]
+
+
+class GreedyCheck(Struct, kw_only=True, frozen=True):
+    """Answers at temperature 0, in the order in which they were asked for; the same prompts for every arm."""
+
+    answers: Annotated[list[GreedyAnswer], Meta(max_length=MOST_CHECK_PROMPTS)] = []
+    not_measured: CheckReason | None = None  # why there are none
+
+
+class ParsingCheck(Struct, kw_only=True, frozen=True):
+    """Answers that must have a form."""
+
+    asked: Count = 0
+    parsed: Count = 0  # how many of them had it
+    failures: Annotated[list[CheckReason], Meta(max_length=5)] = []  # why the first ones had not, without their content
+    not_measured: CheckReason | None = None  # why nothing was asked
+
+
+class Checks(Struct, kw_only=True, frozen=True):
+    """Everything that one arm was asked."""
+
+    greedy: GreedyCheck
+    structured: ParsingCheck  # JSON of a given schema
+    tool_calls: ParsingCheck  # calls of a named function
+
+
+MANIFEST_SCHEMA: Final = 1
+"""Version of the manifest and of our fields in the files."""
+
+
+class FileEntry(Struct, kw_only=True, frozen=True):
+    """One file."""
+
+    bytes: int
+    lines: int  # how many it has, a trace's first included
+    sha256: str
+
+
+class SegmentEntry(Struct, kw_only=True, frozen=True):
+    """What one API server's recorder said of itself."""
+
+    boot: str  # random, one for each start of a process
+    client_index: int
+    closed: str | None = None  # why it ended; null where it was interrupted
+    # Its own counts; null where it was interrupted.
+    requests: int | None = None
+    steps: int | None = None
+    dropped: int | None = None
+    unfinished: int | None = None
+
+
+class Gate(Struct, kw_only=True, frozen=True):
+    """One measure of a capture's quality."""
+
+    value: float | None  # null where it could not be measured
+    limit: float | None  # the most that passes; null where nothing is judged
+    passed: bool  # whether it did; what could not be measured passes
+    why: str
+
+
+class EngineCounters(Struct, kw_only=True, frozen=True):
+    """How far the engine's own counters on /metrics went, from before the first measured request until it was idle."""
+
+    generation_tokens: int  # over all ranks
+    # Verifications of one request's draft, tokens drafted, and tokens accepted of them; null without speculation.
+    drafts: int | None = None
+    draft_tokens: int | None = None
+    accepted_tokens: int | None = None
+    # What the engine allocated for the KV cache, of the smallest rank; null where it does not say.
+    num_gpu_blocks: int | None = None
+    kv_cache_tokens: int | None = None
+
+
+class AccountingEntry(Struct, kw_only=True, frozen=True):
+    """Where every request went: ``sent = http_rejected + never_admitted + sum(engine)``."""
+
+    sent: int  # without warm-up
+    http_rejected: int  # refused by the server before the engine saw them
+    never_admitted: int  # given up by the client before the engine saw them
+    engine: dict[str, int]  # requests with a record of the engine, by the client's outcome
+    records: int  # records of the engine: n for each request
+    not_sent: int  # requests of the workload that were never sent, as the time was over
+    warmup: int
+    mismatches: int
+    equation: str
+
+
+class Experiment(Struct, kw_only=True, frozen=True):
+    """What a part of a capture with several arms is a part of; the same in the manifest of each."""
+
+    arms: list[str]  # in the order of the spec
+    baseline: str  # the arm that the others are compared with: the first
+    repetitions: int
+    order: list[list[str]]  # in which the arms were measured, repetition by repetition; drawn from the seed
+    slo: dict[str, int] = {}  # ``ttftMs``, ``tpotMs``, ``latencyMs``: what counts as goodput; all requests where empty
+    lossy: dict[str, str] = {}  # arms that may answer otherwise by their settings, and why
+
+
+class Manifest(Struct, kw_only=True, frozen=True):
+    """Everything about a published capture."""
+
+    schema: int = MANIFEST_SCHEMA
+    # Which capture, and which part of it
+    namespace: str
+    capture: str
+    arm: str
+    repetition: int
+    experiment: Experiment | None = None  # null for a capture with one arm
+    capture_uid: str | None = None  # UID of its object, by which a later attempt knows these files for its own
+    attempt: str  # of the pod that made it
+    specdecode: str  # of the operator's image
+    # As the engine itself reports them
+    vllm: str
+    recorder_tried: bool = True  # with this version
+    model: str | None
+    gpu: str | None
+    host: str
+    config: EngineConfig
+    node: str | None
+    # Image that the engine's container ran, with its digest, as Kubernetes has it; null where it is not known.
+    image_id: str | None = None
+    gpu_uuids: list[str] = []  # what the driver calls the GPUs; empty where it does not tell
+    context: dict[str, Any]  # what the operator gave: image, plan, recording flags added and more, as it stands
+    workload: dict[str, Any]
+    seed: int
+    record: dict[str, Any]
+    # The run's zero by CLOCK_MONOTONIC and in seconds since 1970.
+    zero_monotonic_s: float
+    zero_wall_s: float
+    published_wall_s: float  # when the files were complete, in seconds since 1970
+    config_hash: str  # as vllm-vcr computes it (scheme v3)
+    engine_hash: str  # over everything that the engine runs with
+    accounting: AccountingEntry
+    engine_counters: EngineCounters | None  # what /metrics says of the run; null where it did not answer
+    files: dict[str, FileEntry]
+    gates: dict[str, Gate]
+    segments: list[SegmentEntry]
+    notes: list[str]  # what else a reader should know, such as torn ends that were left out
+    summary: dict[str, Any]
+
+
+class PartialManifest(Struct, kw_only=True, frozen=True):
+    """Labels the files of an attempt that was not published."""
+
+    schema: int = MANIFEST_SCHEMA
+    namespace: str
+    capture: str
+    attempt: str
+    # Why it ended; ``Unfinished`` while it runs, and for ever if it was killed.
+    reason: str
+    message: str
+    files: dict[str, int] = {}  # bytes of each, as they were

@@ -1,45 +1,315 @@
-"""Merges what recorders and load generator wrote into the files of a capture.
+"""Merge the segments of the recorders and the load generator's log into the files of a capture.
 
-Everything is sorted and joined in tables on the volume, so memory does not grow with the capture:
+SQLite sorts and joins everything in tables on the volume, so memory does not grow with the capture:
 
-1. Requests of all segments meet the client's line of their id, which gives each its phase and leaves warm-up requests
-   out. Those with tokens are sorted by the engine's stamp of the last chunk, which is the order in which they finished.
-2. Steps of all engines are sorted by the engine's stamp. Steps before the first measured request are left out.
+1. Requests of all segments are joined with the client's line of their id, which gives each its phase and leaves out
+   warm-up requests. Requests with tokens are sorted by the engine's timestamp of the last chunk, the order in which
+   they finished.
+2. Steps of all engines are sorted by the engine's timestamp. Steps before the first measured request are left out.
+
+An index is created before its table is filled. Otherwise SQLite sorts in /var/tmp or /tmp, which is the node's
+storage.
+
+With several API servers, one step of an engine yields one message per API server, with the requests of that server
+only, microseconds apart, and the step's statistics go to one of them. Messages of one engine that are closer than
+half of its shortest step count as one step. This takes about 40 bytes per step and request.
 """
 
+import errno
 import sqlite3
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
+from urllib.parse import quote
 
 import msgspec
 
-from specdecode_operator.capture.files.errors import CaptureError
 from specdecode_operator.capture.files.formats import (
     ABORTED,
     CLIENT,
     PART_SUFFIX,
     STEP_STATS,
     TRACE,
+    AbortedRecord,
+    CaptureError,
     ClientRecord,
+    FinishReason,
+    ItlContext,
+    StepStats,
     TraceMeta,
+    TraceRecord,
     encode,
     encode_meta,
+    read_lines,
 )
-from specdecode_operator.capture.files.lines import read_lines
 from specdecode_operator.capture.files.segments import FOLDER, Segment, Torn, list_segments, read_segment
-from specdecode_operator.capture.merge.convert import (
-    Clock,
-    aborted_record,
-    has_tokens,
-    step_stats,
-    trace_record,
-)
-from specdecode_operator.capture.merge.request_ids import client_id
-from specdecode_operator.capture.merge.scratch import scratch_database
-from specdecode_operator.capture.merge.whole_engine import WholeEngine
-from specdecode_operator.capture.recorder.lines import Request, Step
+from specdecode_operator.capture.recorder.segment_format import Request, Step
+
+CACHE_KIB: Final = 8 * 1024
+"""What SQLite holds of a database in memory."""
+
+SCRATCH_SUFFIX: Final = ".scratch"
+
+
+@contextmanager
+def scratch_database(folder: Path, name: str) -> Iterator[sqlite3.Connection]:
+    """Open a database in a folder for as long as the block lasts; its file goes with it.
+
+    Raises
+    ------
+    OSError
+        When the volume is full or fails.
+    """
+    path = folder / f"{name}{SCRATCH_SUFFIX}"
+    path.unlink(missing_ok=True)  # of a merge that was killed
+    # Nobody else opens it, so no locks, which some network file systems do not have. It is never read after a crash,
+    # so no journal either: all is one transaction that nobody commits.
+    uri = f"file:{quote(str(path))}?vfs=unix-none"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as database:
+            for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{CACHE_KIB}"):
+                database.execute(f"PRAGMA {setting}")
+            database.execute("BEGIN")
+            yield database
+    except sqlite3.Error as error:
+        full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
+    finally:
+        path.unlink(missing_ok=True)
+
+
+_CHAT: Final = "chatcmpl-"
+_COMPLETION: Final = "cmpl-"
+
+
+def client_id(external_id: str) -> str:
+    """Return the X-Request-Id behind an engine's external id.
+
+    ``cmpl-X-0`` is prompt 0 of the completion that came with X (entrypoints/openai/completion/serving.py), and
+    ``chatcmpl-X`` a chat. The n answers to one prompt share the external id; only their internal ids differ
+    (``0_cmpl-X-0-1f2e3d4c``, ``1_cmpl-X-0-...``; v1/engine/parallel_sampling.py and input_processor.py).
+    """
+    if external_id.startswith(_CHAT):
+        return external_id.removeprefix(_CHAT)
+    name, _, prompt = external_id.removeprefix(_COMPLETION).rpartition("-")
+    return name if external_id.startswith(_COMPLETION) and name and prompt.isdigit() else external_id
+
+
+_SHORTEST_STEP_S: Final = 1e-4
+"""Shorter gaps between two stamps of one API server are no step of a model."""
+
+
+class _Samples:
+    """Numbers by time, added in any order."""
+
+    def __init__(self) -> None:
+        self.times = array("d")
+        self.values = array("Q")
+
+    def add(self, time_s: float, value: int) -> None:
+        self.times.append(time_s)
+        self.values.append(value)
+
+    def sort(self) -> None:
+        order = sorted(range(len(self.times)), key=self.times.__getitem__)
+        self.times = array("d", (self.times[i] for i in order))
+        self.values = array("Q", (self.values[i] for i in order))
+
+
+class WholeEngine:
+    """Collects steps and requests of all API servers, then answers for one moment of one engine."""
+
+    def __init__(self) -> None:
+        self._running: defaultdict[int, _Samples] = defaultdict(_Samples)
+        self._prefills: defaultdict[int, _Samples] = defaultdict(_Samples)
+        self._prefill_sums: dict[int, array[int]] = {}
+        self._shortest_s: dict[int, float] = {}
+        self._last_stamp_s: dict[tuple[int, int], float] = {}
+        self._arrivals_s = array("d")
+        self._ends_s = array("d")
+
+    def add_step(self, segment: int, step: Step) -> None:
+        """Take a step that the API server of one segment saw."""
+        if (before_s := self._last_stamp_s.get((segment, step.engine))) is not None:
+            self._shorten(step.engine, step.t - before_s)
+        self._last_stamp_s[segment, step.engine] = step.t
+        if step.scheduler is not None:
+            self._running[step.engine].add(step.t, int(step.scheduler.get("num_running_reqs", 0)))
+
+    def add_request(self, request: Request) -> None:
+        """Take a request of any API server."""
+        if not request.chunk_s:
+            return  # when it ended is not known: it would count as in flight for ever
+        self._arrivals_s.append(request.arrival_monotonic_s)
+        self._ends_s.append(request.chunk_s[-1])
+        engine = request.engine or 0
+        self._prefills[engine].add(request.chunk_s[0], request.prompt_tokens)
+        for before_s, after_s in pairwise(request.chunk_s):
+            self._shorten(engine, after_s - before_s)
+
+    def _shorten(self, engine: int, gap_s: float) -> None:
+        if _SHORTEST_STEP_S < gap_s < self._shortest_s.get(engine, float("inf")):
+            self._shortest_s[engine] = gap_s
+
+    def freeze(self) -> None:
+        """Sort what was collected; answers are right from here on."""
+        self._arrivals_s = array("d", sorted(self._arrivals_s))
+        self._ends_s = array("d", sorted(self._ends_s))
+        for engine, samples in [*self._running.items(), *self._prefills.items()]:
+            samples.sort()
+            if samples is self._prefills.get(engine):
+                self._prefill_sums[engine] = array("Q", accumulate(samples.values, initial=0))
+
+    def concurrency(self, arrival_s: float) -> int:
+        """Return the requests in flight at a moment, those that arrive in it included."""
+        return bisect_right(self._arrivals_s, arrival_s) - bisect_right(self._ends_s, arrival_s)
+
+    def num_running(self, engine: int, stamp_s: float) -> int | None:
+        """Return the requests that ran after the step with this stamp; nothing where its statistics are missing."""
+        samples = self._running.get(engine)
+        if samples is None:
+            return None
+        first, end = self._step(engine, samples.times, stamp_s)
+        return int(samples.values[first]) if first < end else None
+
+    def prefill_tokens(self, engine: int, stamp_s: float) -> int:
+        """Return the prompt lengths of all requests whose first token came in the step with this stamp."""
+        samples = self._prefills.get(engine)
+        if samples is None:
+            return 0
+        first, end = self._step(engine, samples.times, stamp_s)
+        sums = self._prefill_sums[engine]
+        return int(sums[end] - sums[first])
+
+    def _step(self, engine: int, times: "array[float]", stamp_s: float) -> tuple[int, int]:
+        half_s = self._shortest_s.get(engine, _SHORTEST_STEP_S) / 2
+        return bisect_left(times, stamp_s - half_s), bisect_right(times, stamp_s + half_s)
+
+
+_DIGITS: Final = 4
+"""Of a millisecond: a tenth of a microsecond, less than an engine's stamp is good for."""
+_OLDER_READERS: Final[dict[str, Any]] = {
+    "encoder_cache_usage": 0.0,
+    "waiting_lora_adapters": {},
+    "running_lora_adapters": {},
+}
+"""What vllm-vcr builds for older engines demand and vLLM 0.32 does not have."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Turns an engine's stamps into milliseconds since the run's zero."""
+
+    zero_s: float  # by CLOCK_MONOTONIC
+
+    def ms(self, stamp_s: float) -> float:
+        """Return a moment in milliseconds."""
+        return round((stamp_s - self.zero_s) * 1000, _DIGITS)
+
+    def ms_or_none(self, stamp_s: float | None) -> float | None:
+        """Return a moment in milliseconds, if it is known."""
+        return None if stamp_s is None else self.ms(stamp_s)
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """Chunks that carry tokens, with their batch."""
+
+    stamps_s: list[float]
+    tokens: list[int]
+    num_running: list[int]
+    prefill_tokens: list[int]
+
+
+def trace_record(
+    request: Request, client: ClientRecord | None, clock: Clock, whole: WholeEngine | None = None
+) -> TraceRecord:
+    """Return the trace's line of a request that has tokens; `whole` is given where API servers share engines."""
+    chunks = _chunks(request, whole)
+    arrival_s = request.arrival_monotonic_s
+    later = chunks.tokens[1:]
+    return TraceRecord(
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=request.cached_tokens or 0,
+        output_tokens=sum(chunks.tokens),
+        ttft_ms=_gap_ms(arrival_s, chunks.stamps_s[0]),
+        itl_ms=[_gap_ms(before_s, after_s) for before_s, after_s in pairwise(chunks.stamps_s)],
+        itl_tokens=later if any(tokens != 1 for tokens in later) else None,
+        concurrency=max(1, whole.concurrency(arrival_s) if whole else request.concurrency),
+        arrival_ms=clock.ms(arrival_s),
+        itl_ctx=ItlContext(num_running=chunks.num_running[1:], prefill_tokens=chunks.prefill_tokens[1:]),
+        block_hashes=request.block_hashes or None,
+        output_token_ids=request.token_ids,
+        finish_reason=cast("FinishReason | None", request.finish_reason),
+        request_id=client.id if client else client_id(request.external_id or request.id),
+        engine=request.engine,
+        phase=client.phase if client else None,
+        temperature=request.temperature,
+        queued_ms=clock.ms_or_none(request.queued_s),
+        scheduled_ms=clock.ms_or_none(request.scheduled_s),
+        preemptions=request.preemptions,
+        ended_by=request.ended_by,
+        stop_reason=request.stop_reason,
+        kept_tokens=request.kept_tokens,
+        client_ttft_ms=client.ttft_ms if client else None,
+    )
+
+
+def aborted_record(request: Request, client: ClientRecord | None, clock: Clock) -> AbortedRecord:
+    """Return the line of a request that ended without a token."""
+    return AbortedRecord(
+        request_id=client.id if client else client_id(request.external_id or request.id),
+        engine=request.engine,
+        phase=client.phase if client else None,
+        arrival_ms=clock.ms(request.arrival_monotonic_s),
+        prompt_tokens=request.prompt_tokens,
+        queued_ms=clock.ms_or_none(request.queued_s),
+        scheduled_ms=clock.ms_or_none(request.scheduled_s),
+        ended_by=request.ended_by,
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+    )
+
+
+def step_stats(step: Step, scheduler: dict[str, Any], clock: Clock) -> StepStats:
+    """Return the published line of a step that carried statistics."""
+    details = scheduler.get("iteration_details")
+    return StepStats(
+        ts_ms=clock.ms(step.t),
+        scheduler=_OLDER_READERS | scheduler,
+        engine=step.engine,
+        duration_ms=details.get("elapsed_ms") if isinstance(details, dict) else None,
+    )
+
+
+def has_tokens(request: Request) -> bool:
+    """Whether the engine produced anything for a request."""
+    return any(request.chunk_tokens)
+
+
+def _chunks(request: Request, whole: WholeEngine | None) -> _Chunks:
+    """A message without tokens, such as one that only says that a request ended, is no chunk."""
+    kept = [index for index, tokens in enumerate(request.chunk_tokens) if tokens]
+    stamps_s = [request.chunk_s[index] for index in kept]
+    running = [request.num_running[index] for index in kept]
+    prefill = [request.prefill_tokens[index] for index in kept]
+    if whole is not None:
+        engine = request.engine or 0
+        of_all = [whole.num_running(engine, stamp_s) for stamp_s in stamps_s]
+        running = [own if found is None else found for found, own in zip(of_all, running, strict=True)]
+        prefill = [whole.prefill_tokens(engine, stamp_s) for stamp_s in stamps_s]
+    return _Chunks(stamps_s, [request.chunk_tokens[index] for index in kept], [max(1, n) for n in running], prefill)
+
+
+def _gap_ms(before_s: float, after_s: float) -> float:
+    return round((after_s - before_s) * 1000, _DIGITS)
+
 
 _REQUEST: Final = msgspec.json.Decoder(Request)
 _STEP: Final = msgspec.json.Decoder(Step)

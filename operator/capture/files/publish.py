@@ -1,9 +1,9 @@
-"""Publication: a capture's files are whole and checked, or they are not there.
+"""Publish the files of a capture atomically.
 
-Every file is flushed to the disk and checksummed under its ``.part`` name and renamed; then comes the manifest; last,
-one rename of the folder makes the capture appear under its final name. Killed anywhere before, an attempt stays
-beside it as it was, labelled by its manifest.partial.json. With its manifest it is whole, and only lacks its name: the
-next attempt of the same capture gives it that.
+Every file is flushed and checksummed under its ``.part`` name, then renamed. The manifest comes next. Renaming the
+folder to its final name comes last. An attempt that is killed before the manifest exists stays as it is, labelled
+by its manifest.partial.json. An attempt with a manifest is complete: the next attempt of the same capture renames
+its folder.
 """
 
 import errno
@@ -18,10 +18,18 @@ from typing import Any, Final
 
 import msgspec
 
-from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.files.formats import DATA_FILES, MANIFEST, PART_SUFFIX, PARTIAL_MANIFEST
-from specdecode_operator.capture.files.lines import GZIP_SUFFIX, open_to_read
-from specdecode_operator.capture.files.manifest import FileEntry, Manifest, PartialManifest
+from specdecode_operator.capture.files.formats import (
+    DATA_FILES,
+    GZIP_SUFFIX,
+    MANIFEST,
+    PART_SUFFIX,
+    PARTIAL_MANIFEST,
+    CaptureError,
+    FileEntry,
+    Manifest,
+    PartialManifest,
+    open_to_read,
+)
 from specdecode_operator.capture.files.segments import FOLDER
 from specdecode_operator.problems import printable
 

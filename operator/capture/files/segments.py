@@ -1,21 +1,21 @@
-"""Segments: what the recorders of a capture wrote, whichever process, engine and start they come from.
+"""List, read and count the segments that the recorders of a capture wrote.
 
-An engine that starts anew writes new segments beside the old ones, so an older one is interrupted, never truncated.
-The segments of one start carry its id; where the recorder could not tell that, the API server's index tells them
-from another start's: it comes once in a start.
+An engine that restarts writes new segments beside the old ones, so an older segment is interrupted, never
+truncated. The segments of one start carry its start id. Without a start id, segments are grouped by API-server
+index, which is unique per start.
 """
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.files.lines import Line, read_lines
-from specdecode_operator.capture.recorder.lines import Closed, Header, Off, SegmentLine
+from specdecode_operator.capture.files.formats import CaptureError, Line, read_lines
+from specdecode_operator.capture.recorder.segment_format import Closed, Header, Off, SegmentLine
 
 FOLDER: Final = "segments"
 _PATTERN: Final = "segment-*.jsonl"
@@ -175,3 +175,35 @@ def recorders_closed(folder: Path) -> bool:
 def boots(segments: list[Segment]) -> frozenset[str]:
     """Return the boot ids of some segments: another set means that the engine started anew."""
     return frozenset(segment.header.boot for segment in segments)
+
+
+_REQUEST: Final = b'{"k":"request",'
+"""How the recorder begins the line of a request: the tag is a line's first field."""
+
+_PIECE_BYTES: Final = 2**20
+
+
+class RecordedRequestCount:
+    """Counts the lines of requests in growing segments; each is read once, however often is asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+        self._count = 0
+
+    def count(self) -> int:
+        """Return how many there are; what cannot be read now is counted later."""
+        with suppress(OSError):
+            for path in segment_paths(self._folder):
+                self._read_on(path)
+        return self._count
+
+    def _read_on(self, path: Path) -> None:
+        """Count what was appended, up to the last line feed: the rest is a line that is not whole yet."""
+        with path.open("rb") as stream:
+            stream.seek(self._offsets.get(path, 0))
+            torn = b""
+            while piece := stream.read(_PIECE_BYTES):
+                *lines, torn = (torn + piece).split(b"\n")
+                self._count += sum(line.startswith(_REQUEST) for line in lines)
+                self._offsets[path] = stream.tell() - len(torn)

@@ -1,4 +1,4 @@
-"""What a capture measured, in a few numbers for people, for the status and for the manifest."""
+"""Summarize a capture in a few numbers, for the terminal, the status and the manifest."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -6,11 +6,16 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from specdecode_operator.capture.files.formats import Outcome
-from specdecode_operator.capture.files.manifest import FileEntry
-from specdecode_operator.capture.validation.quantiles import Quantiles, quantiles
-from specdecode_operator.capture.validation.totals import ClientTotals, Latencies, StepTotals, TraceTotals
-from specdecode_operator.capture.validation.validate import Validation
+from specdecode_operator.capture.files.formats import FileEntry, Outcome
+from specdecode_operator.capture.files.totals import (
+    ClientTotals,
+    Latencies,
+    Quantiles,
+    StepTotals,
+    TraceTotals,
+    quantiles,
+)
+from specdecode_operator.capture.files.validate import Validation
 
 MESSAGE_BYTES: Final = 4096
 """Kubernetes keeps no more of a termination message."""

@@ -1,15 +1,43 @@
-"""What one walk over each file of a capture adds up.
+"""Add up the lines of a capture's files in one walk per file, and compute quantiles of times.
 
-Memory: one number of 8 bytes for each measure and request, nothing for chunks and steps.
+Memory: 8 bytes per measure and request; constant for chunks and steps.
 """
 
+import statistics
 from array import array
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import Struct
+
 from specdecode_operator.capture.files.formats import ClientRecord, TraceMeta, TraceRecord
-from specdecode_operator.capture.validation.rules import StepLine
+from specdecode_operator.capture.files.trace_rules import StepLine
+
+
+class Quantiles(Struct, kw_only=True, frozen=True):
+    """What so many percent of some numbers do not exceed, interpolated linearly between neighbours as numpy does."""
+
+    count: int
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+
+def quantiles(values: Iterable[float]) -> Quantiles | None:
+    """Return the quantiles of some numbers; nothing of none."""
+    numbers = list(values)
+    if not numbers:
+        return None
+    # Before Python 3.13 statistics takes two numbers at least; twice the same has the same quantiles.
+    at_least_two = numbers * 2 if len(numbers) == 1 else numbers
+    # "inclusive" is numpy's definition: the smallest and the largest number are the quantiles 0 and 1.
+    percentiles = [round(each, 3) for each in statistics.quantiles(at_least_two, n=100, method="inclusive")]
+    p50, p90, p95, p99 = (percentiles[share - 1] for share in (50, 90, 95, 99))
+    return Quantiles(count=len(numbers), p50=p50, p90=p90, p95=p95, p99=p99)
+
 
 SHORT_GAP_MS: Final = 0.2
 """No step is so short: shorter gaps come from stamps taken on receipt, or from one chunk split into two."""

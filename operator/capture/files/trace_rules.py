@@ -1,7 +1,7 @@
-"""What vllm-vcr's reader demands of a line: the rules by which it refuses a whole file for one bad line.
+"""Decode and check lines of a trace by the rules of vllm-vcr's reader.
 
-Restated from release 0.2.1 (crates sim-trace and sim-protocol) in our own words. A trace's reader also refuses a
-field it knows when that comes twice in a line, and any line that is no UTF-8.
+That reader rejects a whole file for one bad line. The rules are restated from release 0.2.1 (crates sim-trace and
+sim-protocol). A reader of a trace also rejects a duplicate of a known field, and lines that are not UTF-8.
 """
 
 import json

@@ -1,6 +1,8 @@
-"""Validates the files of a capture: the reader's rules line by line, then measures of quality over all.
+"""Validate the files of a capture: rules for each line, quality gates, notes on engine and prompts.
 
-Everything is read once, line by line, plain or gzip, in constant memory but for one number a request and measure.
+Reads every file once, line by line, plain or gzip, in constant memory except for one number per request and
+measure. Notes say that the vLLM was not tested with the recorder or is not the planned version, and that acceptance
+measured with random prompts does not carry over.
 """
 
 import tempfile
@@ -11,25 +13,31 @@ from typing import Any, Final
 
 import msgspec
 
-from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.files.accounting import Accounting, account, gates, missing_steps
 from specdecode_operator.capture.files.formats import (
     ABORTED,
     CLIENT,
+    GZIP_SUFFIX,
     MANIFEST,
     PART_SUFFIX,
     STEP_STATS,
     TRACE,
     AbortedRecord,
+    BrokenGzipError,
+    CaptureError,
     ClientRecord,
+    EngineCounters,
+    Gate,
+    Line,
+    Manifest,
+    NoTrailerError,
+    SegmentEntry,
     TraceRecord,
+    read_lines,
 )
-from specdecode_operator.capture.files.lines import GZIP_SUFFIX, BrokenGzipError, Line, NoTrailerError, read_lines
-from specdecode_operator.capture.files.manifest import EngineCounters, Gate, SegmentEntry
 from specdecode_operator.capture.files.publish import verify
-from specdecode_operator.capture.validation.accounting import Accounting, account
-from specdecode_operator.capture.validation.engine import engine_notes, maker_note
-from specdecode_operator.capture.validation.gates import gates, missing_steps
-from specdecode_operator.capture.validation.rules import (
+from specdecode_operator.capture.files.totals import ClientTotals, StepTotals, TraceTotals
+from specdecode_operator.capture.files.trace_rules import (
     BrokenRule,
     UnreadableLineError,
     broken_rules,
@@ -39,7 +47,75 @@ from specdecode_operator.capture.validation.rules import (
     decode_step,
     is_meta,
 )
-from specdecode_operator.capture.validation.totals import ClientTotals, StepTotals, TraceTotals
+from specdecode_operator.capture.recorder.vllm_internals import TRIED
+from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
+from specdecode_operator.version import __version__, is_newer
+from specdecode_operator.vllm.versions import version_of_engine
+
+_LONGEST_VERSION = 64
+
+
+def engine_notes(vllm: str, *, recorder_tried: bool, context: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each doubt; ``context`` is what the operator gave."""
+    version, notes = _short(vllm), []
+    if not recorder_tried:
+        notes.append(
+            f"nobody tried the recorder with vLLM {version}: it recorded because all that it uses of the engine is as"
+            f" in {TRIED}, with which it was tried"
+        )
+    planned, said = context.get("engine_version"), version_of_engine(vllm)
+    if isinstance(planned, str) and said not in (None, planned):
+        notes.append(
+            f"the engine is vLLM {version}, and was planned and started as spec.engine.version"
+            f" {_short(planned)} of its deployment"
+        )
+    return notes
+
+
+def maker_note(specdecode: str) -> list[str]:
+    """Say of files that a newer operator's pod made that they may hold more than is read here."""
+    if not is_newer(specdecode, __version__):
+        return []
+    return [f"made by {_short(specdecode)}, newer than this {__version__}, which passes over what it does not know"]
+
+
+def engine_status(manifest: Manifest) -> dict[str, Any]:
+    """Return what ``status.summary`` of a SpecDecodeCapture says of the engine."""
+    notes = engine_notes(manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context)
+    return {"engineVersion": _short(manifest.vllm)} | ({"engineNotes": notes} if notes else {})
+
+
+def _short(version: str) -> str:
+    return clip(printable(version), _LONGEST_VERSION)
+
+
+RANDOM_PROMPTS: Final = (
+    "the prompts are random tokens (workload.prompts): times and memory hold for other prompts of these lengths,"
+    " acceptance does not: 0.13 to 0.27 is usual, and more where a model repeats itself; decide by prompts of your own"
+)
+_TRACE: Final = "Trace"
+
+
+def are_random(workload: Mapping[str, Any]) -> bool:
+    """Whether the prompts of a manifest's workload are; one without prompts has the usual ones, which are."""
+    prompts = workload.get("prompts", {"synthetic": {}})
+    if not isinstance(prompts, Mapping):
+        return False
+    dataset = prompts.get("dataset")
+    return prompts.get("synthetic") is not None or (isinstance(dataset, Mapping) and dataset.get("format") == _TRACE)
+
+
+def prompt_notes(workload: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
+    """Return the doubt about acceptance that was measured with random prompts, if it was; from a manifest's parts."""
+    return [RANDOM_PROMPTS] if summary.get("speculation") and are_random(workload) else []
+
+
+def prompt_status(manifest: Manifest) -> dict[str, Any]:
+    """Return what ``status.summary`` of a SpecDecodeCapture says of the prompts."""
+    notes = prompt_notes(manifest.workload, manifest.summary)
+    return {"promptNotes": notes} if notes else {}
+
 
 SHOWN: Final = 20
 """Problems of one file that are named; the rest is counted."""

@@ -1,8 +1,8 @@
-"""A capture from inside its pod: what the containers `prepare` and `load` of its Job do.
+"""Run the containers `prepare` and `load` of a capture's Job.
 
-`prepare` runs before the engine, `run` beside it: for each part of the capture wait for the engine and its recorders,
-send the workload, have the recorders finish, merge, validate, publish. Either says how it went in the container's
-termination message: the summary, or ``{"error": {"reason", "message"}}``.
+`prepare` runs before the engine, `load` beside it. For each part of the capture, `load` waits for the engine and
+its recorders, sends the workload, closes the recorders, merges, validates and publishes. Both report in the
+container's termination message: the summary, or ``{"error": {"reason", "message"}}``.
 """
 
 import asyncio
@@ -10,33 +10,85 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
-from specdecode_operator.capture.comparison.compare import compare_capture, write_comparison
+from specdecode_operator.capture.comparison.arm_verdict import comparison_status
+from specdecode_operator.capture.comparison.compare_arms import compare_capture, write_comparison
+from specdecode_operator.capture.comparison.regression import regression_status, with_regression
 from specdecode_operator.capture.comparison.result import Comparison
-from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.files.manifest import PartialManifest
+from specdecode_operator.capture.files.formats import CaptureError, PartialManifest
 from specdecode_operator.capture.files.publish import label_partial
-from specdecode_operator.capture.job.against import regression_status, with_regression
+from specdecode_operator.capture.files.summary import MESSAGE_BYTES, summary_text
 from specdecode_operator.capture.job.finish import Asked, Published, finish, published_before
-from specdecode_operator.capture.job.image import IMAGE_ID_FILE
-from specdecode_operator.capture.job.messages import comparison_report, report, success_message
-from specdecode_operator.capture.job.parts import Part, parts_of
-from specdecode_operator.capture.job.prepare import begin, look_at_volume, volume_errors
-from specdecode_operator.capture.job.recorder_bundle import SWITCH_FOLDER, write_bundle
-from specdecode_operator.capture.job.recording import PATIENT, Load, Pod, Recording, Timeouts
+from specdecode_operator.capture.job.pod_files import (
+    IMAGE_ID_FILE,
+    SWITCH_FOLDER,
+    begin,
+    look_at_volume,
+    volume_errors,
+    write_bundle,
+)
+from specdecode_operator.capture.job.record_part import PATIENT, Load, Part, Pod, Recording, Timeouts, parts_of
+from specdecode_operator.capture.load.datasets import DATASET_MOUNT, BadDatasetError
 from specdecode_operator.capture.load.progress import print_line
-from specdecode_operator.capture.load.prompts.datasets import DATASET_MOUNT, BadDatasetError
-from specdecode_operator.capture.load.prompts.sources import prompt_source
-from specdecode_operator.capture.load.runner import run_load
-from specdecode_operator.capture.load.workload import (
+from specdecode_operator.capture.load.prompts import prompt_source
+from specdecode_operator.capture.load.run_settings import (
     ATTEMPT_VARIABLE,
     NODE_VARIABLE,
     SETTINGS_VARIABLE,
     InvalidSettingsError,
     read_settings,
 )
+from specdecode_operator.capture.load.runner import run_load
+from specdecode_operator.redaction import clip
+
+_MESSAGE_CHARACTERS: Final = 2000
+
+
+def error_message(error: CaptureError) -> bytes:
+    """Return the termination message of a failure."""
+    message = clip(error.message, _MESSAGE_CHARACTERS)
+    while len(text := msgspec.json.encode({"error": {"reason": error.reason, "message": message}})) > MESSAGE_BYTES:
+        message = clip(message, len(message) * 3 // 4)
+    return text
+
+
+def success_message(published: Published, comparison: Comparison | None = None) -> bytes:
+    """Return the termination message of a success: ``status.summary``, small enough for Kubernetes.
+
+    With several arms it is under that name, without its files, and ``status.comparison`` beside it.
+    """
+    status: dict[str, Any] = dict(published.status)
+    compared = None
+    if comparison is not None:
+        del status["files"]
+        compared = comparison_status(comparison)
+    text = _message(status, compared)
+    for dropped in ("files", "perPositionPercent", "lateMs", "latencyMs"):
+        if len(text) <= MESSAGE_BYTES:
+            return text
+        status.pop(dropped, None)
+        text = _message(status, compared)
+    if comparison is not None and len(text) > MESSAGE_BYTES:
+        left = MESSAGE_BYTES - len(_message(status, {}))
+        return _message(status, comparison_status(comparison, left))
+    return text
+
+
+def _message(summary: dict[str, Any], comparison: dict[str, Any] | None) -> bytes:
+    return msgspec.json.encode(summary if comparison is None else {"summary": summary, "comparison": comparison})
+
+
+def comparison_report(comparison: Comparison) -> str:
+    """Return what the container's log says of the arms."""
+    return "\n".join(f"{arm.name}: {arm.verdict}: {arm.message}" for arm in comparison.arms if arm.verdict is not None)
+
+
+def report(published: Published) -> str:
+    """Return what the container's log ends with."""
+    return f"{summary_text(published.summary)}\n{published.manifest.accounting.equation}\n{published.status['path']}"
 
 
 class Job:

@@ -1,4 +1,4 @@
-"""The end of a capture: raw files become checked files with a manifest, under their final name, or stay as they are."""
+"""Finish a capture: merge, validate and publish its raw files, or leave them as they are and say why."""
 
 import time
 from collections.abc import Sequence
@@ -8,27 +8,32 @@ import msgspec
 from msgspec import Struct
 
 from specdecode_operator.capture.files.config_hash import engine_hash, gpu_label, header_hash
-from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.files.formats import TraceMeta
-from specdecode_operator.capture.files.manifest import (
-    SCHEMA,
+from specdecode_operator.capture.files.formats import (
+    MANIFEST_SCHEMA,
+    CaptureError,
     EngineCounters,
     Experiment,
     FileEntry,
     Manifest,
     SegmentEntry,
+    TraceMeta,
 )
+from specdecode_operator.capture.files.merge import Merged, merge
 from specdecode_operator.capture.files.publish import finish_publication, publish, read_manifest, seal
 from specdecode_operator.capture.files.segments import Segment
-from specdecode_operator.capture.job.places import Places
-from specdecode_operator.capture.job.prepare import volume_errors
-from specdecode_operator.capture.merge.merge import Merged, merge
-from specdecode_operator.capture.recorder.lines import Header
-from specdecode_operator.capture.validation.engine import engine_notes, engine_status
-from specdecode_operator.capture.validation.prompts import prompt_notes, prompt_status
-from specdecode_operator.capture.validation.summary import Summary, status_summary, summarize
-from specdecode_operator.capture.validation.totals import ClientTotals
-from specdecode_operator.capture.validation.validate import Validation, validate_capture, wants_steps
+from specdecode_operator.capture.files.summary import Summary, status_summary, summarize
+from specdecode_operator.capture.files.totals import ClientTotals
+from specdecode_operator.capture.files.validate import (
+    Validation,
+    engine_notes,
+    engine_status,
+    prompt_notes,
+    prompt_status,
+    validate_capture,
+    wants_steps,
+)
+from specdecode_operator.capture.job.pod_files import Places, volume_errors
+from specdecode_operator.capture.recorder.segment_format import Header
 from specdecode_operator.version import __version__
 
 _SOURCE: Final = "specdecode-operator"
@@ -124,7 +129,7 @@ def _meta(places: Places, asked: Asked, run: Run, header: Header) -> TraceMeta:
         block_size=header.config.block_size,
         config_hash=header_hash(header),
         vllm_version=header.vllm,
-        schema=SCHEMA,
+        schema=MANIFEST_SCHEMA,
         capture=f"{places.namespace}/{places.capture}",
         attempt=places.attempt,
         zero_monotonic_s=run.zero_monotonic_s,

@@ -1,17 +1,163 @@
-"""Before an engine starts: whether the volume can take what it records, and the folders for it."""
+"""Lay out the files that a capture's containers share: volume folders, recorder, image ID.
 
+A plugin, such as the recorder, is copied as a package with its distribution metadata into a folder that an
+unmodified vLLM has on its PYTHONPATH. The volume is checked for write access and free space before the engine
+starts.
+"""
+
+import asyncio
 import errno
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.files.manifest import PartialManifest
+from specdecode_operator.capture.files.formats import CLIENT, PART_SUFFIX, CaptureError, PartialManifest
 from specdecode_operator.capture.files.publish import UNFINISHED, flush, label_partial, refuse_finished
-from specdecode_operator.capture.job.places import Places
+from specdecode_operator.capture.files.segments import FOLDER
+from specdecode_operator.capture.recorder.segment_format import CLOSE_FILE, RECORDER_VERSION
+
+
+@dataclass(frozen=True)
+class PluginBundle:
+    """Modules of ours as a package of their own, which imports nothing else of ours."""
+
+    package: str
+    version: str
+    sources: Path  # The folder of its modules
+    entry_points: str  # As in a distribution's entry_points.txt
+
+    def files(self) -> dict[str, str]:
+        """Return the content of every file, by its path below the folder that goes on PYTHONPATH."""
+        info = f"{self.package}-{self.version}.dist-info"
+        paths = sorted(self.sources.glob("*.py"))
+        modules = {f"{self.package}/{path.name}": path.read_text(encoding="utf-8") for path in paths}
+        metadata = f"Metadata-Version: 2.1\nName: {self.package}\nVersion: {self.version}\n"
+        return modules | {f"{info}/METADATA": metadata, f"{info}/entry_points.txt": self.entry_points}
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write it below a folder, readable by every user; return its files."""
+        written = []
+        for name, text in self.files().items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            path.chmod(0o644)
+            written.append(path)
+        return written
+
+
+PLUGIN: Final = "specdecode_recorder"
+"""Name of the entry point: what VLLM_PLUGINS must list, where it is set."""
+
+SWITCHER: Final = "switcher.py"
+"""The script in the bundle that starts engines."""
+
+RECORDER: Final = PluginBundle(
+    package=PLUGIN,
+    version=RECORDER_VERSION,
+    sources=Path(__file__).parents[1] / "recorder",
+    entry_points=f"[vllm.stat_logger_plugins]\n{PLUGIN} = {PLUGIN}.plugin:RecorderPlugin\n",
+)
+
+
+SWITCH_FOLDER: Final = "/specdecode/switch"
+"""What the engine's container and the load generator's share: orders, and what became of them."""
+
+
+def switcher_command(recorder: str, folder: str = SWITCH_FOLDER) -> list[str]:
+    """Return the command of an engine's container that starts the engine that it is told to start.
+
+    ``recorder`` is the folder with the bundle. What the image has in Python's variables is for engines alone.
+    """
+    return ["python3", "-I", f"{recorder}/{PLUGIN}/{SWITCHER}", folder]
+
+
+def write_bundle(folder: Path) -> list[Path]:
+    """Write the recorder below a folder, readable by every user; return its files."""
+    return RECORDER.write(folder)
+
+
+IMAGE_ID_FILE: Final = Path("/specdecode/podinfo/engine-image-id")
+"""Of a ConfigMap that the operator writes when the pod's status has it: one line, ``<UID of the pod> <image id>``."""
+
+_POLL_S: Final = 0.5
+
+
+async def engine_image_id(file: Path, pod_uid: str, until_s: float) -> str | None:
+    """Return the image's id with its digest; None where it does not come in time, or nothing is mounted there.
+
+    What the file says of an earlier attempt's pod is passed over. ``until_s`` is on the monotonic clock.
+    """
+    while (found := _read_image_id(file, pod_uid)) is None:
+        if not file.parent.is_dir() or time.monotonic() >= until_s:
+            return None
+        await asyncio.sleep(_POLL_S)
+    return found
+
+
+def _read_image_id(file: Path, pod_uid: str) -> str | None:
+    try:
+        uid, _, image_id = file.read_text(encoding="utf-8").strip().partition(" ")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return image_id if uid == pod_uid and image_id else None
+
+
+ARM: Final = "as-deployed"
+REPETITION: Final = 1
+
+
+@dataclass(frozen=True)
+class Places:
+    """The folders of one attempt at one repetition of one arm."""
+
+    root: Path
+    namespace: str
+    capture: str
+    attempt: str  # UID of the pod
+    arm: str = ARM
+    repetition: int = REPETITION
+
+    @property
+    def of_capture(self) -> Path:
+        """What holds all arms of the capture."""
+        return self.root / self.namespace / self.capture
+
+    @property
+    def final(self) -> Path:
+        """Where the files appear when they are complete."""
+        return self.of_capture / self.arm / str(self.repetition)
+
+    @property
+    def folder(self) -> Path:
+        """Where they are until then; for ever, if the attempt fails."""
+        return self.final.with_name(f"{self.repetition}{PART_SUFFIX}-{self.attempt}")
+
+    @property
+    def segments(self) -> Path:
+        """Where the recorders write."""
+        return self.folder / FOLDER
+
+    @property
+    def close_file(self) -> Path:
+        """What orders the recorders to finish."""
+        return self.segments / CLOSE_FILE
+
+    @property
+    def client_file(self) -> Path:
+        """What the load generator writes."""
+        return self.folder / f"{CLIENT}{PART_SUFFIX}"
+
+    @property
+    def path(self) -> str:
+        """The final folder, from the volume's root."""
+        return str(self.final.relative_to(self.root))
+
 
 SMALLEST_FREE_BYTES: Final = 32 * 2**20
 """Room for a minute of a small engine; less is a mistake."""

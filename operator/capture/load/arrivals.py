@@ -1,7 +1,7 @@
-"""When the requests of a workload are sent, and how many there are.
+"""Compute how many requests a workload sends, when, and how long that takes.
 
-An open phase's times are offsets from its start, each computed by itself from
-the request's number: nothing adds up, so nothing drifts, however long it runs.
+Times of an open phase are offsets from its start. Each is computed from the number of the request alone, so
+rounding errors do not add up, however long the phase is.
 """
 
 import math
@@ -11,8 +11,8 @@ from fractions import Fraction
 from itertools import count, islice, takewhile
 from random import Random
 
-from specdecode_operator.api.capture_workload import CaptureWorkload, Pattern, Phase
-from specdecode_operator.capture.load.workload import exact, needed
+from specdecode_operator.api.capture import CaptureWorkload, Pattern, Phase
+from specdecode_operator.capture.load.run_settings import exact, needed
 
 
 def arrival_offsets_s(phase: Phase, seed: int, recorded_s: Sequence[float] = ()) -> Iterator[float]:

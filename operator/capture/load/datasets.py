@@ -1,4 +1,4 @@
-"""Reads the prompts of a dataset: JSONL, GSM8K in parquet, ShareGPT in JSON, SPEED-Bench in JSONL or parquet."""
+"""Read the prompts of a dataset: JSONL, GSM8K (parquet), ShareGPT (JSON), SPEED-Bench (either)."""
 
 import codecs
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
-from specdecode_operator.api.capture_workload import CaptureWorkload, Dataset, DatasetFormat
-from specdecode_operator.capture.load.workload import WARMUP_PHASE, needed
+from specdecode_operator.api.capture import CaptureWorkload, Dataset, DatasetFormat
+from specdecode_operator.capture.load.run_settings import WARMUP_PHASE, needed
 from specdecode_operator.problems import printable
 
 DATASET_MOUNT = Path("/dataset")

@@ -1,32 +1,233 @@
-"""One request on a connection of its own, from connecting to its end.
+"""Stream completions from the engine over HTTP/1.1, one connection per request.
 
-The connection is made before the request's time, if that is known, because
-hundreds of connections at once take a tenth of a second and more.
+The connection is made before the request's time if that is known, because hundreds of connections at once take a
+tenth of a second and more.
 
-Why not httpx: it costs 90 microseconds for each event of a stream, and its
-connection pool more, the more connections it has. 300 streams with 30 events a
-second each take it a whole core, which the engine's own API server beside it
-needs, and it is up to seconds late. A protocol that the event loop calls with
-the bytes takes about 30 microseconds, half of them in h11. A connection of its own for each request lets
-the kernel spread requests over several API servers, and no request can meet a
-kept connection that the server is just closing.
+Why not httpx: it costs 90 microseconds per event of a stream, and its connection pool costs more the more
+connections it has. 300 streams with 30 events a second each need a whole core, which the engine's own API server
+beside it needs, and the client is up to seconds late. A protocol that the event loop calls with the bytes takes
+about 30 microseconds, half of them in h11.
 """
 
 import asyncio
+import os
+import resource
 import ssl
 import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
 
 import h11
 import msgspec
+from msgspec import Meta, Struct
 
-from specdecode_operator.capture.files.formats import Outcome
-from specdecode_operator.capture.load.completion_stream import (
-    CompletionStream,
-    UnreadableStreamError,
-    error_text,
-    shortened,
+from specdecode_operator.capture.files.formats import Outcome, Word
+from specdecode_operator.capture.load.prompts import Prompt
+from specdecode_operator.capture.load.run_settings import EngineAddress, InvalidSettingsError, tls_of
+from specdecode_operator.problems import Problem
+from specdecode_operator.redaction import clip
+
+_EVENT_END = b"\n\n"
+_DATA = b"data: "
+_DONE = b"[DONE]"
+_ERROR = b'{"error"'
+_USAGE = b'"usage"'
+_LONGEST_ERROR = 200
+_LONGEST_EVENT_BYTES = 1024 * 1024
+_LARGEST_KEPT_BYTES: Final = 2**27
+"""Of the events of an answer that is kept: an engine's longest answers have less."""
+
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class _Usage(Struct):
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+
+
+class _Choice(Struct):
+    text: str | None = None
+    token_ids: list[Word] | None = None
+
+
+class _Event(Struct):
+    usage: _Usage | None = None
+    choices: list[_Choice] | None = None
+
+
+_EVENT: Final = msgspec.json.Decoder(_Event)
+
+
+class UnreadableStreamError(Exception):
+    """What arrives is no stream of events."""
+
+
+class CompletionStream:
+    """The server-sent events of one answer.
+
+    Events with tokens are only counted, unless the answer itself is wanted:
+    taking hundreds of streams apart would make the load generator late.
+    """
+
+    def __init__(self, *, keep_answer: bool) -> None:
+        self.chunks = 0  # events with tokens
+        # When the first and the last of them arrived, on the monotonic clock.
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        # What the engine's usage report says, at the end.
+        self.prompt_tokens: int | None = None
+        self.completion_tokens: int | None = None
+        self.done = False
+        self.error: str | None = None  # what the engine said went wrong after it had begun to answer
+        self._keep_answer = keep_answer
+        self._ids: list[int] = []
+        self._texts: list[str] = []
+        self._kept_bytes = 0
+        self._tail = bytearray()  # of an event whose end has not arrived
+
+    def feed(self, data: bytes, now_s: float) -> None:
+        """Read what arrived now.
+
+        Raises
+        ------
+        UnreadableStreamError
+            An event, or an answer that is kept, is longer than any of an engine.
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError
+            An event is not what an engine sends.
+        """
+        # Only what is new is searched, and nothing is copied: an event may arrive in very many pieces.
+        searched = max(len(self._tail) - len(_EVENT_END) + 1, 0)
+        self._tail += data
+        if self._tail.find(_EVENT_END, searched) < 0:
+            if len(self._tail) > _LONGEST_EVENT_BYTES:
+                raise UnreadableStreamError(f"an event has no end after {_LONGEST_EVENT_BYTES} bytes")
+            return
+        *events, self._tail = self._tail.split(_EVENT_END)
+        for event in events:
+            if event.startswith(_DATA):
+                self._read(event[len(_DATA) :], now_s)
+
+    def answer(self, *, as_text: bool) -> Prompt:
+        """Return what was answered; only of a stream that was to keep it."""
+        return Prompt("".join(self._texts) if as_text else self._ids)
+
+    def _read(self, payload: bytearray, now_s: float) -> None:
+        if payload == _DONE:
+            self.done = True
+        elif payload.startswith(_ERROR):
+            self.error = error_text(payload)
+        elif self._keep_answer or _USAGE in payload:
+            self._read_document(payload, now_s)
+        else:
+            self._count_chunk(now_s)
+
+    def _read_document(self, payload: bytearray, now_s: float) -> None:
+        if self._keep_answer:
+            self._kept_bytes += len(payload)
+            if self._kept_bytes > _LARGEST_KEPT_BYTES:
+                raise UnreadableStreamError(f"the answer has no end after {_LARGEST_KEPT_BYTES} bytes")
+        event = _EVENT.decode(payload)
+        if event.usage is not None:
+            self.prompt_tokens = event.usage.prompt_tokens
+            self.completion_tokens = event.usage.completion_tokens
+        for choice in event.choices or ():
+            self._count_chunk(now_s)
+            if self._keep_answer:
+                self._ids += choice.token_ids or ()
+                self._texts.append(choice.text or "")
+
+    def _count_chunk(self, now_s: float) -> None:
+        self.chunks += 1
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        self.last_token_s = now_s
+
+
+def error_text(body: bytes | bytearray) -> str:
+    """Return the short reason in an engine's error document, without anything of the prompt that it may repeat.
+
+    vLLM says ``{"error": {"message": ...}}``, FastAPI ``{"detail": ...}``;
+    a document on a field that it does not take ends with the field's input.
+    """
+    try:
+        return shortened(_reason(msgspec.json.decode(body)))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # no JSON, or nested too deep
+        return shortened(body.decode(errors="replace"))
+
+
+def _reason(document: Any) -> str:
+    if isinstance(document, dict):
+        error = document.get("error", document.get("detail", document))
+        document = error.get("message", error) if isinstance(error, dict) else error
+    return document if isinstance(document, str) else msgspec.json.encode(document).decode()
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of a text from the engine, without anything of the prompt that it may repeat."""
+    for mark in ("'input'", '"input"'):
+        text = text.partition(mark)[0]
+    return clip(" ".join(text.split()), _LONGEST_ERROR)
+
+
+LONGEST_HEAD_BYTES: Final = 64 * 1024
+"""Of the head, and of the line before a chunk: an answer that is longer is none."""
+
+_MOST_INFORMATIONAL: Final = 16
+"""Responses like ``100 Continue`` before the response itself; an engine sends one at most."""
+
+# What a response may be depends on what was asked. The requests themselves are made before their time (`EngineClient`).
+_ASKED: Final = h11.Request(
+    method="POST", target="/", headers=[("Host", "engine"), ("Content-Length", "0"), ("Connection", "close")]
 )
-from specdecode_operator.capture.load.http_response import HttpResponse
+
+
+class HttpResponse:
+    """Hands out the status of a response and the bytes of its body, as soon as they are there."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.complete = False  # the body's end was seen
+        self._informational = 0
+        self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD_BYTES)
+        self._connection.send(_ASKED)
+        self._connection.send(h11.EndOfMessage())
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the bytes of the body in what arrived.
+
+        Raises
+        ------
+        h11.RemoteProtocolError
+            It is not HTTP, or never comes to the response itself.
+        """
+        if data:  # nothing would be the end of the connection
+            self._connection.receive_data(data)
+        return self._body()
+
+    def end_of_connection(self) -> None:
+        """Note that nothing more comes: the end of a body without a length, and of no other."""
+        with suppress(h11.RemoteProtocolError):
+            self._connection.receive_data(b"")
+            self._body()
+
+    def _body(self) -> bytes:
+        body = []
+        while not self.complete and (event := self._connection.next_event()) is not h11.NEED_DATA:
+            if isinstance(event, h11.Data):
+                body.append(event.data)
+            elif isinstance(event, h11.InformationalResponse):
+                self._informational += 1
+                if self._informational > _MOST_INFORMATIONAL:
+                    raise h11.RemoteProtocolError("too many informational responses")
+            elif isinstance(event, h11.Response):
+                self.status = event.status_code
+            elif isinstance(event, h11.EndOfMessage):
+                self.complete = True
+        return b"".join(body)
+
 
 _OK = 200
 _MOST_ERROR_BYTES = 64 * 1024
@@ -147,3 +348,138 @@ class Exchange(asyncio.Protocol):
             self.end("disconnected", "the stream ended without its end mark")
         else:
             self.end("completed")
+
+
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """Where completions come from."""
+
+    host: str
+    port: int
+    model: str
+    path: str = "/v1"  # what the names of its paths begin with
+    api_key: str | None = None
+    tls: ssl.SSLContext | None = None  # None: plain HTTP
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """One request, ready to be sent."""
+
+    request_id: str  # goes as X-Request-Id, and so into the engine's own records
+    prompt: Prompt
+    max_tokens: int
+    temperature: float | None  # None: the server's own
+    ignore_eos: bool  # the answer is ``max_tokens`` long whatever the model says
+    keep_answer: bool = False  # for the next turn of a conversation
+
+    def body(self, model: str) -> bytes:
+        """Return the document that /v1/completions takes."""
+        document = {
+            "model": model,
+            "prompt": self.prompt.content,
+            "max_tokens": self.max_tokens,
+            **({} if self.temperature is None else {"temperature": self.temperature}),
+            "n": 1,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": self.ignore_eos,
+        }
+        if self.keep_answer:
+            document["return_token_ids"] = True
+        return _ENCODER.encode(document)
+
+
+class EngineClient:
+    """Sends requests, each on a connection of its own, as many at a time as it is asked to."""
+
+    def __init__(self, server: Server, timeout_s: float) -> None:
+        self._server = server
+        self._timeout_s = timeout_s
+        self._headers = _headers(server)
+        self._open: set[Exchange] = set()
+        self._cancelled: str | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests were sent and have not ended."""
+        return sum(exchange.sent_s is not None for exchange in self._open)
+
+    def prepare(self, request: CompletionRequest) -> bytes:
+        """Return the bytes of a request, made before its time so that making them does not delay it."""
+        body = request.body(self._server.model)
+        own = f"X-Request-Id: {request.request_id}\r\nContent-Length: {len(body)}\r\n\r\n"
+        return self._headers + own.encode() + body
+
+    async def send(self, prepared: bytes, due_s: float, *, keep_answer: bool = False) -> Exchange:
+        """Return the ended exchange of a prepared request, sent at its time or, if that is over, at once."""
+        exchange = Exchange(prepared, due_s, keep_answer=keep_answer)
+        if self._cancelled is not None:
+            exchange.end("cancelled", self._cancelled)
+        self._open.add(exchange)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_at(
+            max(due_s, loop.time()) + self._timeout_s,
+            exchange.end,
+            "timed_out",
+            f"not complete after {self._timeout_s:g} s",
+        )
+        try:
+            await exchange.run(self._server.host, self._server.port, self._server.tls)
+        finally:
+            timer.cancel()
+            self._open.discard(exchange)
+        return exchange
+
+    def cancel_all(self, reason: str) -> None:
+        """End every open request as cancelled; requests after it do not leave."""
+        self._cancelled = reason
+        for exchange in list(self._open):
+            exchange.end("cancelled", reason)
+
+
+def server_of(engine: EngineAddress, environment: Mapping[str, str] = os.environ) -> Server:
+    """Return the engine of a capture.
+
+    Raises
+    ------
+    InvalidSettingsError
+        Its key is not in the environment, or its certificates are not in their folder.
+    """
+    url = urlsplit(engine.url)
+    assert url.hostname and url.port  # noqa: S101, PT018 - the settings' pattern
+    key = _api_key(engine, environment)
+    return Server(host=url.hostname, port=url.port, model=engine.model, api_key=key, tls=tls_of(engine))
+
+
+def allow_many_connections() -> None:
+    """Use as many file descriptors as this process may: every request in flight has one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _headers(server: Server) -> bytes:
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    lines = [
+        f"POST {server.path}/completions HTTP/1.1",
+        f"Host: {host}:{server.port}",
+        "Content-Type: application/json",
+        "Connection: close",
+    ]
+    if server.api_key is not None:
+        lines.append(f"Authorization: Bearer {server.api_key}")
+    return "".join(f"{line}\r\n" for line in lines).encode()
+
+
+def _api_key(engine: EngineAddress, environment: Mapping[str, str]) -> str | None:
+    if engine.api_key_variable is None:
+        return None
+    key = environment.get(engine.api_key_variable)
+    if not key:
+        raise InvalidSettingsError(
+            Problem("settings.engine.api_key_variable", engine.api_key_variable, "is not set in this container: set it")
+        )
+    return key.strip()

@@ -1,4 +1,4 @@
-"""Waits for the engine, and reads what its own counters say of a run."""
+"""Wait until the engine is ready or idle, and read the difference of its own counters over a run."""
 
 import asyncio
 import ssl
@@ -10,10 +10,15 @@ from typing import Self
 
 import httpx
 
-from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.engine.image_version import read_version, version_of_engine
-from specdecode_operator.engine.metrics import EngineReading, SpeculationReading, UnreadableMetricsError, read_metrics
-from specdecode_operator.engine.profiles import EngineProfile, UnknownEngineVersionError, find_profile
+from specdecode_operator.capture.load.shutdown import Stop
+from specdecode_operator.vllm.engine_metrics import (
+    EngineReading,
+    SpeculationReading,
+    UnreadableMetricsError,
+    read_metrics,
+)
+from specdecode_operator.vllm.profiles import EngineProfile, UnknownEngineVersionError, find_profile
+from specdecode_operator.vllm.versions import read_version, version_of_engine
 
 _TIMEOUT_S = 5.0
 _LARGEST_PAGE_BYTES = 16 * 2**20

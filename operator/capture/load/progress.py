@@ -1,4 +1,4 @@
-"""Counts what a run sent, and says once a second how far it is: one line of JSON on standard output."""
+"""Count the requests of a run, and print its progress once a second as one line of JSON."""
 
 import asyncio
 import time
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from specdecode_operator.api.capture_workload import Phase
+from specdecode_operator.api.capture import Phase
 from specdecode_operator.capture.files.formats import Outcome
 from specdecode_operator.capture.load.arrivals import phase_duration_s, phase_requests
-from specdecode_operator.capture.load.stop import Stop
+from specdecode_operator.capture.load.shutdown import Stop
 
 TICK_S = 1.0
 

@@ -1,17 +1,19 @@
-"""What a capture's load is: the settings of its run, as its Job is given them.
+"""Parse the settings of a capture's run that its Job passes, TLS settings for the engine included.
 
-The operator writes them as one JSON document into the environment variable `SETTINGS_VARIABLE`. ``workload`` in it is
-the capture's ``spec.workload`` in camelCase, defined by the API alone (``api/capture_workload.py``) and checked by the
-CRD's rules before there is a Job; the rest is in snake_case.
+The operator writes them as one JSON document into the environment variable `SETTINGS_VARIABLE`. ``workload`` in it
+is the capture's ``spec.workload`` in camelCase, as the API defines it (``api/capture.py``) and as the
+CRD's rules checked it; the rest is in snake_case.
 """
 
+import ssl
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from specdecode_operator.api.capture_workload import CaptureWorkload
+from specdecode_operator.api.capture import CaptureWorkload
 from specdecode_operator.problems import Problem
 from specdecode_operator.redaction import clip
 
@@ -117,3 +119,38 @@ def exact(value: str | int | None) -> Fraction:
     """Return a number that a phase must have, a decimal such as 0.1 without the error of binary fractions."""
     assert value is not None  # noqa: S101 - as above
     return Fraction(value)
+
+
+CERTIFICATE: Final = "tls.crt"
+AUTHORITY: Final = "ca.crt"
+"""Keys of the Secret that hold no secret. Who maintains it, such as cert-manager, adds the authority's."""
+
+_NO_CHECK_TIME: Final = 0x200000
+"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL (x509_vfy.h), which Python has no name for."""
+
+
+def tls_of(engine: EngineAddress) -> ssl.SSLContext | None:
+    """Return what believes the certificates that the engine was given, and no others; None for plain HTTP.
+
+    It is asked at its own pod's address, which no certificate names. One that has expired meets the engine's clients,
+    and says nothing of what is measured; one that is renewed in the meantime is believed if its authority is known.
+
+    Raises
+    ------
+    InvalidSettingsError
+        There are no certificates.
+    """
+    if engine.certificates is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+    folder = Path(engine.certificates)
+    try:
+        context.load_verify_locations(folder / CERTIFICATE)
+        if (folder / AUTHORITY).exists():
+            context.load_verify_locations(folder / AUTHORITY)
+    except OSError as error:
+        wanted = f"has no certificates that can be read ({error}): put PEM into {CERTIFICATE}, and {AUTHORITY} if any"
+        raise InvalidSettingsError(Problem("spec.serving.tlsSecret", "its Secret", wanted)) from error
+    return context

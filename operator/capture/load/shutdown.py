@@ -1,4 +1,4 @@
-"""How a run is told to end before its workload does."""
+"""End a run before its workload does: on SIGTERM, SIGINT or for a reason that a task reports."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Hashes of a prompt's blocks, which say how far two prompts are equal without saying what they are."""
+"""Hash the blocks of a prompt, to find common prefixes of prompts without storing them."""
 
 from collections.abc import Callable, Iterator, Sequence
 

@@ -1,16 +1,24 @@
-"""What is put around four methods of vLLM, and taken away again.
+"""Record one API server from its start to its end, through hooks around four methods of vLLM.
 
-Each calls the original exactly as it was called, returns what that returns and lets its exceptions pass.
-What the recorder itself does wrong is counted, and never seen by the engine.
+Each hook calls the original with the same arguments, returns its result and lets its exceptions pass. Errors of the
+recorder itself are counted and never reach the engine.
 """
 
+import atexit
 import functools
+import logging
+import os
+import secrets
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from .collector import Collector
-from .shapes import EngineClasses
+from .collector import BoundedQueue, Collector
+from .segment_format import CLOSE_FILE, EXIT, ORDERED, UNKNOWN_SHAPE, WRITE_ERROR, Settings
+from .vllm_internals import EngineClasses, find_classes, header, unknown_shapes
+from .writer import Segment, Writer
 
 
 class Hooks:
@@ -95,3 +103,96 @@ def _get_output_async(collector: Collector, original: Callable[..., Any]) -> Cal
         return message
 
     return get_output_async
+
+
+logger = logging.getLogger("vllm.specdecode_recorder")
+"""Below vLLM's own logger, whose handler prints it among the engine's lines."""
+
+TURN_EVERY_S = 0.05
+EXIT_TIMEOUT_S = 10.0
+SMALLEST_BLOCK_SIZE = 16
+
+_first = threading.Lock()
+"""Taken for good: a process has one recorder, however many engines it talks to."""
+
+
+def start(vllm_config: Any, engines: list[int]) -> None:
+    """Start to record, where the environment wants it; say why where it cannot. Never raises."""
+    try:
+        settings = Settings.from_environment()
+        if settings is not None and _first.acquire(blocking=False):
+            _start(settings, vllm_config, engines)
+    except Exception:
+        logger.exception("recorder: off, it could not start")
+
+
+def _start(settings: Settings, vllm_config: Any, engines: list[int]) -> None:
+    boot = secrets.token_hex(8)
+    first_line = header(vllm_config, engines, boot, settings)
+    segment = Segment(settings.folder / f"segment-{boot}-{os.getpid()}.jsonl")
+    queue = BoundedQueue()
+    collector = Collector(queue, token_ids=settings.token_ids, steps=settings.steps)
+    writer = Writer(segment, collector, queue, first_line.config.block_size or SMALLEST_BLOCK_SIZE)
+    writer.begin(first_line)
+    classes, problems = _known_classes()
+    if classes is None or problems:
+        writer.turn_off(UNKNOWN_SHAPE, "; ".join(problems))
+        logger.warning("recorder: off, this engine is not one that it knows: %s", "; ".join(problems))
+        return
+    hooks = Hooks(classes, collector)
+    hooks.install()
+    Recording(writer, hooks, settings.folder / CLOSE_FILE).start()
+    if not first_line.recorder_tried:
+        logger.warning("recorder: nobody tried it with vLLM %s, whose classes are as it needs them", first_line.vllm)
+    logger.info("recorder: on, writing %s", segment.path)
+
+
+def _known_classes() -> tuple[EngineClasses | None, list[str]]:
+    try:
+        classes = find_classes()
+        problems = unknown_shapes(classes)
+    except ImportError as error:
+        return None, [str(error)]
+    except Exception as error:  # noqa: BLE001 (whatever an unknown class does when it is looked at)
+        return None, [f"{type(error).__name__}: {error}"]
+    return classes, problems
+
+
+class Recording(threading.Thread):
+    """The writer's thread: takes its turns until it is told to close or the process ends."""
+
+    def __init__(self, writer: Writer, hooks: Hooks, close_file: Path) -> None:
+        super().__init__(name="specdecode-recorder", daemon=True)
+        self._writer = writer
+        self._hooks = hooks
+        self._close_file = close_file
+        self._process_ends = threading.Event()
+        self._process = os.getpid()
+        atexit.register(self.end)
+
+    def run(self) -> None:
+        """Write until there is nothing more to record; then the engine has its own methods back."""
+        try:
+            while not self._writer.is_closed:
+                self._take_turn()
+        except Exception as error:
+            logger.exception("recorder: off")
+            self._writer.turn_off(WRITE_ERROR, f"{type(error).__name__}: {error}")
+        finally:
+            self._hooks.remove()
+            logger.info("recorder: closed (%s)", self._writer.closed_as)
+
+    def _take_turn(self) -> None:
+        process_ends = self._process_ends.wait(TURN_EVERY_S)
+        if self._close_file.exists():
+            self._writer.close(ORDERED)
+        elif process_ends:
+            self._writer.close(EXIT)
+        else:
+            self._writer.turn()
+
+    def end(self) -> None:
+        """Close the segment; called when the process ends, which TERM makes vLLM do in good order."""
+        if os.getpid() == self._process:  # a fork has no such thread
+            self._process_ends.set()
+            self.join(EXIT_TIMEOUT_S)

@@ -1,15 +1,15 @@
-"""What vLLM loads, through the entry point group vllm.stat_logger_plugins.
+"""Entry point that vLLM loads through the group vllm.stat_logger_plugins.
 
-vLLM makes one object of it in every process that serves requests, and in no other, after it has
-connected to the engine and before it asks for the first message. That moment is all that is needed:
-what a stat logger is told has neither request ids nor chunks.
+vLLM creates one such object in every process that serves requests, and in no other, after it has connected to the
+engine and before it asks for the first message. The recorder needs only that moment: a stat logger sees neither
+request ids nor chunks.
 """
 
 from typing import Any
 
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
-from .recording import start
+from .hooks import start
 
 
 class RecorderPlugin(AggregateStatLoggerBase):  # type: ignore[misc] # vLLM is not there where this is checked

@@ -1,9 +1,14 @@
-"""The lines of a segment file, one structure a kind, tagged by ``k``: written beside the engine, read by the operator.
+"""Define the lines of a segment file, and the environment variables that configure the recorder.
 
-One file per API server. Every time is in seconds. ``*_monotonic_s``, ``chunk_s``, ``queued_s``, ``scheduled_s`` and
-``t`` are CLOCK_MONOTONIC of this host, ``*_wall_s`` are seconds since 1970.
+Lines are written beside the engine and read by the load generator's container; ``k`` tags the kind of line. There
+is one file per API server. Every time is in seconds: ``*_monotonic_s``, ``chunk_s``, ``queued_s``, ``scheduled_s``
+and ``t`` are CLOCK_MONOTONIC of this host, ``*_wall_s`` are seconds since 1970.
 """
 
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -155,3 +160,32 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_as_plain)
 def encode(line: msgspec.Struct) -> bytes:
     """Return one line of a segment, with its newline."""
     return _ENCODER.encode(line) + b"\n"
+
+
+FOLDER_VARIABLE = "SPECDECODE_RECORD_DIR"
+TOKEN_IDS_VARIABLE = "SPECDECODE_RECORD_TOKEN_IDS"  # noqa: S105 (no password)
+STEPS_VARIABLE = "SPECDECODE_RECORD_STEPS"
+
+CLOSE_FILE = "close"
+"""Made beside the segments by the load generator: the order to finish."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where to record, and what apart from the requests."""
+
+    folder: Path  # takes one segment of every API server of the engine
+    token_ids: bool = False  # whether what was generated is recorded too. Prompts never are
+    steps: bool = True
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings | None":
+        """Return what the variables say, or None where nothing is to be recorded."""
+        folder = environment.get(FOLDER_VARIABLE)
+        if not folder:
+            return None
+        return cls(
+            folder=Path(folder),
+            token_ids=environment.get(TOKEN_IDS_VARIABLE, "0") == "1",
+            steps=environment.get(STEPS_VARIABLE, "1") != "0",
+        )

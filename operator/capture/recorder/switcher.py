@@ -1,8 +1,9 @@
-"""The engine's container in a capture with several arms: starts the engine that it is told to start, one at a time.
+"""Run the engines of several arms in one container, one at a time, on the load generator's orders.
 
-It is run as a script by the python3 of the engine's image and needs nothing but it. Orders and answers are files in a
-folder that the load generator's container has, too. Each is written beside its name and renamed, so that nobody reads
-half of one. An engine is gone when every process that it started is: the next one needs its port and its GPU memory.
+Runs as a script by the python3 of the engine's image, on the standard library alone. Orders and answers are files
+in a folder that the load generator's container shares. Each is written beside its name and renamed, so that a
+reader never sees half of one. An engine counts as stopped when every process that it started is gone: the next one
+needs its port and its GPU memory.
 """
 
 import ctypes

@@ -1,21 +1,32 @@
-"""Reads a capture into what its pictures need: sums of a bounded size, however long it ran."""
+"""Read captures for a report: sums of bounded size, identity, and the arms of an experiment.
 
+Values of manifests and headers are untrusted; they are made safe to show.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from specdecode_operator.capture.files.formats import CLIENT, MANIFEST, TRACE, ClientRecord, TraceMeta
-from specdecode_operator.capture.files.lines import GZIP_SUFFIX, BrokenGzipError, NoTrailerError, read_lines
-from specdecode_operator.capture.validation.rules import UnreadableLineError, decode
-from specdecode_operator.pictures.seen.client import ClientSums
-from specdecode_operator.pictures.seen.identity import Identity, identify
-from specdecode_operator.pictures.seen.requests import RequestSums
-from specdecode_operator.pictures.seen.steps import StepSums
-from specdecode_operator.problems import printable
-from specdecode_operator.replay.recording.read import (
+from specdecode_operator.capture.comparison.compare_arms import compare_capture
+from specdecode_operator.capture.comparison.result import Comparison
+from specdecode_operator.capture.files.formats import (
+    CLIENT,
+    GZIP_SUFFIX,
+    MANIFEST,
+    TRACE,
+    BrokenGzipError,
+    CaptureError,
+    ClientRecord,
+    NoTrailerError,
+    TraceMeta,
+    read_lines,
+)
+from specdecode_operator.capture.files.trace_rules import UnreadableLineError, decode
+from specdecode_operator.capture.recording import (
     RecordingError,
     find_steps,
     find_trace,
@@ -23,6 +34,92 @@ from specdecode_operator.replay.recording.read import (
     read_requests,
     read_steps,
 )
+from specdecode_operator.capture.report.capture_sums import ClientSums, RequestSums, StepSums
+from specdecode_operator.problems import printable, shown
+from specdecode_operator.untrusted import MAX_BYTES, UnreadableTextError, parse_json
+
+_NAME: Final = 130
+"""Two names of Kubernetes have 63 letters each; those of models are shorter."""
+
+_HASH: Final = 12
+_OURS: Final = "specdecode-operator"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """A capture's identity, each part short enough for a caption; empty where it is not known."""
+
+    name: str  # namespace/name, and its arm where it has several
+    model: str
+    gpu: str
+    vllm: str
+    config_hash: str
+    speculation: str  # such as ``draft_model, K 4``; ``none`` for an engine without
+    source: str  # who made it, where that was not our own recorder in front of a real engine
+    plan: Mapping[str, Any] = field(default_factory=dict)  # what the operator planned, as the manifest repeats it
+    kv_cache_tokens: int | None = None  # what the engine said it allocated
+
+    def caption(self, requests: int) -> str:
+        """Return who made a picture's figures, in one line."""
+        vllm, config = self.vllm and f"vLLM {self.vllm}", self.config_hash and f"config {self.config_hash}"
+        parts = (
+            self.name,
+            self.model,
+            self.gpu,
+            vllm,
+            config,
+            f"{requests:,} request{'s' * (requests != 1)}",
+            self.source,
+        )
+        return " · ".join(filter(None, parts))
+
+
+def identify(folder: Path | None, meta: TraceMeta, trace: str) -> tuple[Identity, str | None]:
+    """Return what a capture is, and why its manifest could not be read, where it could not."""
+    manifest, problem = _manifest(folder) if folder else ({}, None)
+    context = _object(manifest.get("context"))
+    named = f"{manifest.get('namespace')}/{manifest['capture']}" if manifest.get("capture") else meta.capture
+    if named and manifest.get("arm") and isinstance(manifest.get("experiment"), dict):
+        named = f"{named}/{manifest['arm']}"
+    source = "" if meta.source in {None, _OURS} else f"made by {_text(meta.source)}"
+    tokens = _object(manifest.get("engine_counters")).get("kv_cache_tokens")
+    return Identity(
+        name=_text(named or (folder.resolve().name if folder else trace)),
+        model=_text(manifest.get("model") or meta.model),
+        gpu=_text(manifest.get("gpu") or meta.gpu),
+        vllm=_text(manifest.get("vllm") or meta.vllm_version),
+        config_hash=_text(manifest.get("config_hash") or meta.config_hash)[:_HASH],
+        speculation=_speculation(meta.speculative),
+        source=source,
+        plan=_object(context.get("plan")),
+        kv_cache_tokens=tokens if isinstance(tokens, int) and tokens > 0 else None,
+    ), problem
+
+
+def _manifest(folder: Path) -> tuple[Mapping[str, Any], str | None]:
+    path = folder / MANIFEST
+    if not path.is_file():
+        return {}, None
+    try:
+        with path.open("rb") as stream:
+            return _object(parse_json(stream.read(MAX_BYTES + 1))), None
+    except (OSError, UnreadableTextError) as error:
+        return {}, f"{path}: {error.strerror if isinstance(error, OSError) else error}"
+
+
+def _speculation(settings: dict[str, Any] | None) -> str:
+    if not settings:
+        return "none"
+    return f"{_text(settings.get('method')) or 'unknown method'}, K {_text(settings.get('num_speculative_tokens'))}"
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else shown(value, _NAME)
+
 
 _TRACES: Final = (TRACE, f"{TRACE}{GZIP_SUFFIX}")
 _CLIENT: Final = msgspec.json.Decoder(ClientRecord)
@@ -161,3 +258,36 @@ def _client(folder: Path, bad: _BadLines) -> ClientSums | None:
     except OSError as error:
         bad(RecordingError(f"{path}: cannot be read: {error.strerror}"))
     return client
+
+
+@dataclass(frozen=True)
+class Arms:
+    """A capture with arms."""
+
+    folders: Sequence[Path]  # of the first repetition of each
+    comparison: Comparison | None
+    warning: str | None  # why there is none
+
+
+def arms_of(path: Path) -> Arms | None:
+    """Return the arms in a capture's folder; None where it has none."""
+    firsts: dict[str, Path] = {}
+    for manifest in sorted(path.glob(f"*/*/{MANIFEST}")):
+        if _of_an_experiment(manifest):
+            firsts.setdefault(manifest.parent.parent.name, manifest.parent)
+    if not firsts:
+        return None
+    try:
+        comparison = compare_capture(path)
+    except CaptureError as error:
+        return Arms(list(firsts.values()), None, f"{path}: its arms are not compared: {error.message}")
+    return Arms([firsts[arm.name] for arm in comparison.arms if arm.name in firsts], comparison, None)
+
+
+def _of_an_experiment(manifest: Path) -> bool:
+    try:
+        with manifest.open("rb") as stream:
+            found = parse_json(stream.read(MAX_BYTES + 1))
+    except (OSError, UnreadableTextError):
+        return False
+    return isinstance(found, dict) and isinstance(found.get("experiment"), dict)

@@ -1,14 +1,145 @@
-"""What a trace comes to: a row a request, and sums over all their bursts."""
+"""Add up the requests and steps of a capture in bounded memory, for charts.
+
+Sums are by whole number, over time, or by size on a log scale.
+"""
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specdecode_operator.pictures.seen.sums import LOG_BINS, ByNumber, ByTime, Floats, Integers, log_bin
-from specdecode_operator.replay.recording.recording import RecordedRequest
+from specdecode_operator.capture.files.formats import ClientRecord
+from specdecode_operator.capture.files.trace_rules import StepLine
+from specdecode_operator.capture.recording import RecordedRequest
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+MOST_TIME_BINS: Final = 4096
+_FIRST_WIDTH_MS: Final = 16.0
+_FURTHEST_MS: Final = 1e15
+"""30,000 years: what lies further is no moment of a run."""
+
+_LEAST_MS: Final = 0.001
+_PER_DECADE: Final = 500
+"""Quantiles of a log histogram err by half a bin: 0.23 %."""
+_DECADES: Final = 10
+LOG_BINS: Final = _PER_DECADE * _DECADES
+
+
+class ByNumber:
+    """Sums by a whole number, such as the requests in a batch; all numbers above the largest count as it."""
+
+    def __init__(self, largest: int, columns: int) -> None:
+        self.sums: Floats = np.zeros((largest + 1, columns))
+
+    def add(self, numbers: Integers, *columns: Floats | Integers) -> None:
+        """Add the values that belong to some numbers."""
+        length = len(self.sums)
+        clipped = np.minimum(numbers, length - 1)
+        for column, values in enumerate(columns):
+            self.sums[:, column] += np.bincount(clipped, weights=values, minlength=length)
+
+
+class ByTime:
+    """Sums over time, in bins of one width, which doubles as often as there are too many; and maxima, if wanted."""
+
+    def __init__(self, columns: int, most: int = MOST_TIME_BINS) -> None:
+        self.width_ms = _FIRST_WIDTH_MS
+        self._most = most
+        self._keys: Integers = np.empty(0, dtype=np.int64)
+        self._sums: Floats = np.empty((0, columns))
+        self._largest: Floats = np.empty((0, columns))
+
+    def add(self, moments_ms: Floats, *columns: Floats | Integers) -> None:
+        """Add the values of some moments; what is no moment of a run is left out."""
+        sane = np.abs(moments_ms) <= _FURTHEST_MS
+        if not sane.any():
+            return
+        values = np.column_stack(columns).astype(np.float64)[sane]
+        keys = np.floor(moments_ms[sane] / self.width_ms).astype(np.int64)
+        self._merge(
+            np.concatenate((self._keys, keys)),
+            np.concatenate((self._sums, values)),
+            np.concatenate((self._largest, values)),
+        )
+        while len(self._keys) > self._most:
+            self.width_ms *= 2
+            self._merge(self._keys // 2, self._sums, self._largest)
+
+    def _merge(self, keys: Integers, sums: Floats, largest: Floats) -> None:
+        self._keys, places = np.unique(keys, return_inverse=True)
+        columns = range(sums.shape[1])
+        self._sums = np.column_stack([np.bincount(places, weights=sums[:, column]) for column in columns])
+        self._largest = np.full(self._sums.shape, -np.inf)
+        np.maximum.at(self._largest, places, largest)
+
+    def coarser(self, most: int) -> "ByTime":
+        """Return the same in fewer, wider bins."""
+        found = ByTime(self._sums.shape[1], most)
+        found.width_ms, found._keys, found._sums, found._largest = (
+            self.width_ms,
+            self._keys,
+            self._sums,
+            self._largest,
+        )
+        # By the span, not by how many have something in them: a picture has its width for all of it.
+        while len(found._keys) and found._keys[-1] - found._keys[0] >= most:
+            found.width_ms *= 2
+            found._merge(found._keys // 2, found._sums, found._largest)
+        return found
+
+    @property
+    def moments_ms(self) -> Floats:
+        """The middle of each bin that has something in it."""
+        return np.asarray((self._keys + 0.5) * self.width_ms, dtype=np.float64)
+
+    @property
+    def sums(self) -> Floats:
+        """A row a bin."""
+        return self._sums
+
+    @property
+    def largest(self) -> Floats:
+        """A row a bin."""
+        return self._largest
+
+
+def log_bin(values_ms: Floats) -> Integers:
+    """Return the bin of each duration on a log scale."""
+    logs = np.log10(np.maximum(values_ms, _LEAST_MS) / _LEAST_MS)
+    return np.asarray(np.minimum(logs * _PER_DECADE, LOG_BINS - 1), dtype=np.int64)
+
+
+def log_quantile(counts: Floats, share: float) -> float:
+    """Return the duration that a share of all counted ones does not exceed, in ms."""
+    cumulated = np.cumsum(counts)
+    place = int(np.searchsorted(cumulated, share * cumulated[-1]))
+    return float(_LEAST_MS * 10 ** ((min(place, LOG_BINS - 1) + 0.5) / _PER_DECADE))
+
+
+_LONGEST_MS: Final = 86_400_000.0
+"""A day: nobody waits so long for a token, and what is longer was no time."""
+
+
+class ClientSums:
+    """TTFT of whole answers over HTTP, and what became of all requests; without warm-up."""
+
+    def __init__(self) -> None:
+        self.ttft_ms = array("d")
+        self.outcomes: Counter[str] = Counter()
+
+    def add(self, record: ClientRecord) -> None:
+        """Take a request in."""
+        if record.warmup:
+            return
+        self.outcomes[record.outcome] += 1
+        if record.outcome == "completed" and record.ttft_ms is not None and 0 <= record.ttft_ms <= _LONGEST_MS:
+            self.ttft_ms.append(record.ttft_ms)
+
 
 LARGEST_BURST: Final = 256
 """Tokens of a burst that are told apart: more are counted as so many."""
@@ -135,3 +266,65 @@ def _moment(value_ms: float | None) -> float:
 
 def _joined(arrays: Iterable[Sequence[float]], kind: type[np.int64 | np.float64]) -> NDArray[Any]:
     return np.concatenate([np.asarray(each, dtype=kind) for each in arrays])
+
+
+_LARGEST_BATCH: Final = 8192
+MOST_POSITIONS: Final = 256
+_BATCH_STEPS: Final = 20_000
+
+
+class StepSums:
+    """Sums over all steps of all engines."""
+
+    def __init__(self) -> None:
+        self.steps = self.drafts = self.draft_tokens = self.accepted_tokens = 0
+        self.accepted_per_position: list[int] = []
+        self.by_running = ByNumber(_LARGEST_BATCH, 2)  # draft tokens, accepted tokens
+        # Steps, draft tokens, accepted tokens, KV cache usage, running, waiting, preempted.
+        self.by_time = ByTime(7)
+        self._pending: list[tuple[float, ...]] = []
+
+    def add(self, line: StepLine) -> None:
+        """Take a step in."""
+        scheduler = line.scheduler
+        drafting = scheduler.spec_decoding_stats
+        drafted, accepted = (drafting.num_draft_tokens, drafting.num_accepted_tokens) if drafting else (0, 0)
+        preempted = scheduler.prefix_cache_stats.preempted_requests
+        self.steps += 1
+        if drafting is not None and drafted:
+            self.drafts += drafting.num_drafts
+            self.draft_tokens += drafted
+            self.accepted_tokens += accepted
+            self._add_positions(drafting.num_accepted_tokens_per_pos)
+        running, waiting = scheduler.num_running_reqs, scheduler.num_waiting_reqs
+        usage = max(0.0, min(scheduler.kv_cache_usage, 1.0))
+        self._pending.append((line.ts_ms, drafted, accepted, usage, running, waiting, preempted))
+        if len(self._pending) >= _BATCH_STEPS:
+            self.flush()
+
+    def _add_positions(self, accepted: list[int]) -> None:
+        sums = self.accepted_per_position
+        sums += [0] * (min(len(accepted), MOST_POSITIONS) - len(sums))
+        for position, count in enumerate(accepted[:MOST_POSITIONS]):
+            sums[position] += count
+
+    def flush(self) -> None:
+        """Add what waits to the sums: to be called once all steps are in."""
+        if not self._pending:
+            return
+        rows = np.array(self._pending, dtype=np.float64)
+        self._pending = []
+        moments_ms, drafted, accepted, usage, running, waiting, preempted = rows.T
+        self.by_time.add(moments_ms, np.ones(len(rows)), drafted, accepted, usage, running, waiting, preempted)
+        batch = np.minimum(running, _LARGEST_BATCH).astype(np.int64)
+        self.by_running.add(batch, drafted, accepted)
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted share of the drafted tokens; None where nothing was drafted."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
+
+    @property
+    def per_position(self) -> list[float]:
+        """The share of drafts of which the token at each position was accepted."""
+        return [count / self.drafts for count in self.accepted_per_position] if self.drafts else []

@@ -1,27 +1,390 @@
-"""TTFT and TPOT: distributions, quantiles by load, and what the client saw of them."""
+"""Draw the charts of one capture: acceptance, tokens per step, step time, latency, GPU memory and KV cache.
 
-from collections.abc import Sequence
-from typing import Final
+Acceptance is drawn by position, time, batch size, context and temperature. TTFT and TPOT are drawn as distributions
+and as quantiles by load, with the client's view of TTFT beside them. The planned GPU memory is drawn against what the
+engine reported, and preemptions with the use of the KV cache over time.
+
+Arms of a capture are drawn against the first: verdict and goodput by load, latency, acceptance.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from specdecode_operator.pictures.figures.drawing import (
+from specdecode_operator.capture.comparison.result import Arm, Comparison, Load
+from specdecode_operator.capture.files.totals import Quantiles
+from specdecode_operator.capture.report.capture_reader import Capture
+from specdecode_operator.capture.report.capture_sums import (
+    LARGEST_BURST,
+    ClientSums,
+    Floats,
+    StepSums,
+    context_tokens,
+    log_quantile,
+)
+from specdecode_operator.capture.report.drawing import (
     QUIET,
+    STYLES,
     LeftOut,
     Picture,
     Series,
+    Style,
+    counted,
     legend_above,
     measured,
     new_figure,
+    number,
     per_series,
     percent_axis,
     plain_log,
+    whole_ticks,
 )
-from specdecode_operator.pictures.seen.client import ClientSums
-from specdecode_operator.pictures.seen.sums import Floats
-from specdecode_operator.problems import shown
+from specdecode_operator.problems import printable, shown
+from specdecode_operator.redaction import clip
+
+_POINTS_OVER_TIME: Final = 80
+_FEWEST_DRAFTED: Final = 100
+"""Drafted tokens, or steps: a share of fewer is left out, as chance alone would move it by more than 10 points."""
+
+_FEW: Final = 2
+_HEADROOM: Final = 1.15
+_ACCEPTANCE: Final = "accepted drafted tokens"
+
+
+def by_position(series: Sequence[Series]) -> Picture | LeftOut:
+    """Draw how often the token at each position of a draft was accepted, by the engine's own counters."""
+    title = "Acceptance by position"
+    known = _drafting(series)
+    if isinstance(known, str):
+        return LeftOut(title, known)
+    figure, axes = new_figure()
+    for each in known:
+        shares = _steps(each).per_position
+        style = each.style
+        axes.plot(
+            range(1, len(shares) + 1),
+            shares,
+            color=style.colour,
+            marker=style.marker,
+            linestyle=style.line,
+            label=f"{each.label} ({each.capture.identity.speculation})",
+        )
+    percent_axis(axes, "drafts accepted up to here")
+    axes.set_xlabel("position in the draft")
+    whole_ticks(axes)
+    legend_above(figure, axes)
+    words = per_series(known, _position_words)
+    return Picture("acceptance-by-position", title, words, figure, tuple(each.capture for each in known))
+
+
+def _position_words(each: Series) -> str:
+    steps = _steps(each)
+    shares = steps.per_position
+    return (
+        f"{shares[0]:.0%} of the drafts were accepted at the first position, {shares[-1]:.0%} to the last of "
+        f"{len(shares)}; {1 + steps.accepted_tokens / steps.drafts:.2f} tokens a verification"
+    )
+
+
+def over_time(series: Sequence[Series]) -> Picture | LeftOut:
+    """Draw the accepted share of the drafted tokens as the run went on."""
+    title = "Acceptance over time"
+    known = _drafting(series)
+    if isinstance(known, str):
+        return LeftOut(title, known)
+    figure, axes = new_figure()
+    found: dict[str, Floats] = {}
+    for each in known:
+        bins = _steps(each).by_time.coarser(_POINTS_OVER_TIME)
+        often = bins.sums[:, 1] >= _FEWEST_DRAFTED
+        often = often if often.any() else bins.sums[:, 1] > 0
+        shares = bins.sums[often, 2] / bins.sums[often, 1]
+        found[each.label] = shares
+        seconds = (bins.moments_ms[often] - each.capture.zero_ms) / 1000
+        style = each.style
+        axes.plot(
+            seconds, shares, color=style.colour, marker=style.marker, markersize=3, linestyle=style.line,
+            label=each.label,
+        )  # fmt: skip
+    percent_axis(axes, _ACCEPTANCE, max(shares.max() for shares in found.values()) * _HEADROOM)
+    axes.set_xlabel("time since the first arrival (s)")
+    if len(known) > 1:
+        legend_above(figure, axes)
+
+    def words(each: Series) -> str:
+        shares = found[each.label]
+        return f"{_steps(each).acceptance or 0:.0%} overall, between {shares.min():.0%} and {shares.max():.0%}"
+
+    return Picture(
+        "acceptance-over-time", title, per_series(known, words), figure, tuple(each.capture for each in known)
+    )
+
+
+def by_concurrency(series: Sequence[Series]) -> Picture | LeftOut:
+    """Draw the accepted share of the drafted tokens by the requests that the step left running."""
+    title = "Acceptance against concurrency"
+    known = _drafting(series)
+    if isinstance(known, str):
+        return LeftOut(title, known)
+
+    def points(each: Series) -> tuple[Floats, Floats]:
+        sums = _steps(each).by_running.sums
+        return _grouped(np.arange(len(sums), dtype=np.float64), sums[:, 0], sums[:, 1])
+
+    return _against(
+        "acceptance-by-concurrency",
+        title,
+        known,
+        points,
+        "requests running after the step",
+        _concurrency_words,
+    )
+
+
+def _concurrency_words(running: Floats, shares: Floats) -> str:
+    more = f", {shares[-1]:.0%} with {number(running[-1])}" if len(running) > 1 else ""
+    return f"{shares[0]:.0%} with {number(running[0])} running{more}"
+
+
+def by_context(series: Sequence[Series]) -> Picture | LeftOut:
+    """Draw the drafted tokens that a step got accepted by the context it came after."""
+    title = "Acceptance against context length"
+    known = [each for each in series if each.capture.speculates and each.capture.requests.bursts.any()]
+    if not known:
+        return LeftOut(title, "nothing was drafted")
+
+    def points(each: Series) -> tuple[Floats, Floats]:
+        sums = each.capture.requests.by_context.sums
+        often = sums[:, 0] >= _FEWEST_DRAFTED
+        bins = np.flatnonzero(often if often.any() else sums[:, 0] > 0)
+        return context_tokens(bins), sums[bins, 1] / sums[bins, 0] - 1
+
+    return _against(
+        "acceptance-by-context",
+        title,
+        known,
+        points,
+        "tokens before the step: prompt and output so far",
+        lambda x, y: (
+            f"{y[0]:.2f} drafted tokens accepted a step after {x[0]:,.0f} tokens, {y[-1]:.2f} after {x[-1]:,.0f}"
+        ),
+        share=False,
+    )
+
+
+def by_temperature(series: Sequence[Series]) -> Picture | LeftOut:
+    """Draw the drafted tokens that a step got accepted by the temperature that its request asked for."""
+    title = "Acceptance against temperature"
+    known = [each for each in series if each.capture.speculates and each.capture.requests.by_temperature]
+    temperatures = sorted({at for each in known for at in each.capture.requests.by_temperature})
+    if len(temperatures) < _FEW:
+        return LeftOut(title, "no two requests with drafts have different temperatures")
+
+    def points(each: Series) -> tuple[Floats, Floats]:
+        sums = sorted(each.capture.requests.by_temperature.items())
+        return np.array([at for at, _ in sums]), np.array([tokens / bursts - 1 for _, (bursts, tokens) in sums])
+
+    picture = _against(
+        "acceptance-by-temperature",
+        title,
+        known,
+        points,
+        "temperature of the request",
+        lambda x, y: f"{y[0]:.2f} drafted tokens accepted a step at temperature {x[0]:g}, {y[-1]:.2f} at {x[-1]:g}",
+        share=False,
+    )
+    picture.figure.axes[0].set_xticks(temperatures)
+    return picture
+
+
+def _against(  # noqa: PLR0913, PLR0917  what such a picture is made of
+    name: str,
+    title: str,
+    known: Sequence[Series],
+    points: Callable[[Series], tuple[Floats, Floats]],
+    label: str,
+    words: Callable[[Floats, Floats], str],
+    *,
+    share: bool = True,
+) -> Picture:
+    figure, axes = new_figure()
+    found = {each.label: points(each) for each in known}
+    for each in known:
+        style = each.style
+        axes.plot(*found[each.label], color=style.colour, marker=style.marker, linestyle=style.line, label=each.label)
+    if share:
+        percent_axis(axes, _ACCEPTANCE, max(max(y) for _, y in found.values()) * _HEADROOM)
+    else:
+        axes.set_ylim(0, max(max(y) for _, y in found.values()) * 1.1 or 1)
+        axes.set_ylabel("drafted tokens accepted\nper decode step")
+    axes.set_xlabel(label)
+    every = np.concatenate([x for x, _ in found.values()])
+    if every.max() > 8 * max(every.min(), 1):
+        plain_log(axes, "x")
+    else:
+        whole_ticks(axes)
+    if len(known) > 1:
+        legend_above(figure, axes)
+    sentence = per_series(known, lambda each: words(*found[each.label]))
+    return Picture(name, title, sentence, figure, tuple(each.capture for each in known))
+
+
+def _grouped(values: Floats, drafted: Floats, accepted: Floats) -> tuple[Floats, Floats]:
+    """Return means and shares of neighbouring values, as many together as chance asks for, in octaves of four."""
+    used = np.flatnonzero(drafted > 0)
+    keys = np.floor(np.log2(np.maximum(values[used], 1)) * 4).astype(np.int64)
+    x, y = [], []
+    for key in np.unique(keys):
+        those = used[keys == key]
+        weight = drafted[those].sum()
+        if weight >= _FEWEST_DRAFTED:
+            x.append(float(np.maximum(values[those], 1) @ drafted[those] / weight))
+            y.append(float(accepted[those].sum() / weight))
+    if not x:
+        return np.array([float(values[used] @ drafted[used] / drafted.sum())]), np.array(
+            [accepted.sum() / drafted.sum()]
+        )
+    return np.array(x), np.array(y)
+
+
+def _steps(each: Series) -> StepSums:
+    steps = each.capture.steps
+    assert steps is not None  # noqa: S101  _drafting has left the others out
+    return steps
+
+
+def _drafting(series: Sequence[Series]) -> list[Series] | str:
+    """Return the captures whose step statistics tell of drafts; else why there are none."""
+    known = [each for each in series if each.capture.steps is not None and each.capture.steps.drafts]
+    if known:
+        return known
+    if not any(each.capture.speculates for each in series):
+        return "nothing was drafted"
+    return "there are no step statistics (step-stats.jsonl), and only they tell what was drafted"
+
+
+_FEW_BARS: Final = 40
+_FEWEST_SIZES: Final = 4
+_ONE_PERCENT: Final = 0.01
+_FEWEST_STEPS: Final = 5
+"""Fewer steps of a size say nothing of its quantiles."""
+
+_HIGHEST: Final = 3.5
+"""Medians that fit into the figure: where steps stall, their P90 would press all else to the ground."""
+
+_NO_STEPS: Final = "no request has more than one chunk, so there is no decode step"
+
+
+def tokens_per_step(series: Sequence[Series]) -> Picture | LeftOut:
+    """Draw how many tokens decode steps gave each request: what was captured beside what was replayed."""
+    title = "Tokens per decode step"
+    known = [each for each in series if each.capture.requests.bursts.any()]
+    if not known:
+        return LeftOut(title, _NO_STEPS)
+    figure, axes = new_figure()
+    largest = max(int(np.flatnonzero(each.capture.requests.bursts)[-1]) for each in known)
+    sizes = np.arange(1, largest + 1)
+    width = 0.8 / len(known)
+    highest = 0.0
+    for place, each in enumerate(known):
+        counts = each.capture.requests.bursts[1 : largest + 1]
+        shares = counts / counts.sum()
+        highest = max(highest, shares.max())
+        offset = (place - (len(known) - 1) / 2) * width
+        colours = {"color": each.style.colour, "hatch": each.style.hatch, "edgecolor": "white", "linewidth": 0}
+        axes.bar(sizes + offset, shares, width * 0.94, label=each.label, **colours)
+        if largest * len(known) <= _FEW_BARS:
+            for size, share in zip(sizes, shares, strict=True):
+                words = f"{100 * share:.0f}" if share >= _ONE_PERCENT else ("<1" if share else "")
+                axes.text(size + offset, share, words, ha="center", va="bottom", fontsize=7.5)
+    axes.grid(visible=False, axis="x")
+    axes.set_xlabel(f"tokens a step gave a request{f' ({LARGEST_BURST}: or more)' if largest == LARGEST_BURST else ''}")
+    percent_axis(axes, "decode steps", highest * 1.08)
+    _size_axis(axes, largest)
+    if len(known) > 1:
+        legend_above(figure, axes)
+    sentence = per_series(known, _mean_words)
+    return Picture("tokens-per-step", title, sentence, figure, tuple(each.capture for each in known))
+
+
+def _size_axis(axes: Axes, largest: int) -> None:
+    """Show sizes from 1 on; one alone gets no bar as wide as the figure."""
+    axes.set_xlim(0.4, max(largest, _FEWEST_SIZES) + 0.6)
+    whole_ticks(axes)
+
+
+def _mean_words(each: Series) -> str:
+    counts = each.capture.requests.bursts
+    ones = counts[1] / counts.sum()
+    return f"{each.capture.requests.mean_burst:.2f} tokens a step on average, {ones:.0%} of the steps gave one"
+
+
+def step_time(series: Sequence[Series]) -> Picture | LeftOut:
+    """Draw the time of a step by what it gave, and that time shared among its tokens."""
+    title = "Step time against burst size"
+    known = [each for each in series if each.capture.requests.bursts.any()]
+    if not known:
+        return LeftOut(title, _NO_STEPS)
+    figure, axes = new_figure()
+    slowest_ms = max(_median(each, size) for each in known for size in _sizes(each))
+    for place, each in enumerate(known):
+        _draw_times(axes, each, (place - (len(known) - 1) / 2) * min(0.18, 0.7 / len(known)))
+    axes.plot([], [], color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)), label="gap / N: time a token (median)")
+    cut = axes.get_ylim()[1] > _HIGHEST * slowest_ms
+    words = f"P10 to P90 of the steps{', cut at the top' if cut else ''}"
+    axes.plot([], [], color=QUIET, linewidth=5, alpha=0.4, label=words)
+    axes.set_ylim(0, min(axes.get_ylim()[1], _HIGHEST * slowest_ms))
+    axes.set_xlabel("burst size N: tokens a step gave a request")
+    axes.set_ylabel("time of the step (ms)")
+    _size_axis(axes, max(_sizes(each)[-1] for each in known))
+    legend_above(figure, axes)
+    sentence = per_series(known, _time_words)
+    return Picture("step-time", title, sentence, figure, tuple(each.capture for each in known))
+
+
+def _sizes(each: Series) -> list[int]:
+    counts = each.capture.requests.bursts
+    often = np.flatnonzero(counts >= _FEWEST_STEPS)
+    return [int(size) for size in (often if len(often) else np.flatnonzero(counts))]
+
+
+def _median(each: Series, size: int) -> float:
+    return log_quantile(each.capture.requests.gaps[size], 0.5)
+
+
+def _draw_times(axes: Axes, each: Series, offset: float) -> None:
+    sizes = np.array(_sizes(each))
+    gaps = each.capture.requests.gaps
+    low, middle, high = (np.array([log_quantile(gaps[size], share) for size in sizes]) for share in (0.1, 0.5, 0.9))
+    style = each.style
+    axes.vlines(sizes + offset, low, high, colors=style.colour, linewidth=5, alpha=0.4)
+    axes.plot(sizes + offset, middle, color=style.colour, marker=style.marker, linestyle=style.line, label=each.label)
+    axes.plot(
+        sizes + offset,
+        middle / sizes,
+        color=style.colour,
+        marker=style.marker,
+        markersize=3,
+        markerfacecolor="white",
+        linewidth=1.0,
+        linestyle=(0, (4, 2)),
+    )
+
+
+def _time_words(each: Series) -> str:
+    sizes = _sizes(each)
+    first, last = sizes[0], sizes[-1]
+    if first == last:
+        return f"a step took {measured(_median(each, first))} ms (median), and gave {first} token{'s' * (first > 1)}"
+    return (
+        f"a step took {measured(_median(each, first))} ms (median) where it gave {first} and "
+        f"{measured(_median(each, last))} ms where it gave {last}: {measured(_median(each, first) / first)} against "
+        f"{measured(_median(each, last) / last)} ms a token"
+    )
+
 
 Mask = NDArray[np.bool_]
 """Which of the requests."""
@@ -226,3 +589,388 @@ def _client_words(each: Series) -> str:
     outcomes = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in client.outcomes.items())
     seen, given = float(np.median(client.ttft_ms)), float(np.median(ttft_ms(each)))
     return f"the client's median is {measured(seen)} ms, the engine's {measured(given)} ms; {outcomes}"
+
+
+_GIB: Final = 2**30
+_MOST_BYTES: Final = 2**50
+_BAR: Final = 0.6
+_LABEL_SHARE: Final = 0.045
+_KV: Final = ("KV cache", "#009E73", "", ("availableKvBytes",))
+_PARTS: Final = (
+    ("target weights", "#0072B2", "", ("targetWeightsBytes",)),
+    ("draft weights", "#56B4E9", "xxxx", ("draftWeightsBytes",)),
+    (
+        "state, activation, graphs, NCCL",
+        "#E69F00",
+        "////",
+        ("stateBytes", "activationBytes", "cudaGraphsBytes", "nonTorchBytes"),
+    ),
+    _KV,
+)
+_REST: Final = ("all but the KV cache", "#BBBBBB", "\\\\\\\\")
+
+
+def budgets(series: Sequence[Series]) -> Picture | LeftOut:
+    """Draw the plan's budget term by term, beside what the engine reported."""
+    title = "Memory: the plan against the engine"
+    known = [each for each in series if _memory(each) is not None]
+    if not known:
+        return LeftOut(title, "no manifest holds the plan of the deployment that was captured")
+    figure, axes = new_figure(height_in=1.7 + 0.75 * len(known))
+    names: list[str] = []
+    for each in known:
+        _draw_plan(axes, each, len(names))
+        names.append(f"{each.label}\nplan" if len(known) > 1 else "plan")
+        if each.capture.identity.kv_cache_tokens is not None:
+            _draw_engine(axes, each, len(names))
+            names.append("engine")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.45, -0.55)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("memory of one GPU (GiB)" if _on_gpu(known) else "memory (GiB)")
+    legend_above(figure, axes, columns=3)
+    return Picture("budget", title, per_series(known, _words), figure, tuple(each.capture for each in known))
+
+
+def _memory(each: Series) -> Mapping[str, float] | None:
+    """Return the terms of a plan in bytes; None where the manifest has none, or none that can be."""
+    per_gpu = each.capture.identity.plan.get("perGpu")
+    needed = {"requestedBytes", *(term for *_, terms in _PARTS for term in terms)}
+    if not isinstance(per_gpu, dict) or not all(_sane(per_gpu.get(term)) for term in needed):
+        return None
+    return per_gpu
+
+
+def _sane(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) < _MOST_BYTES
+
+
+def _on_gpu(known: Sequence[Series]) -> bool:
+    return all(each.capture.identity.plan.get("product") != "CPU" for each in known)
+
+
+def _draw_plan(axes: Axes, each: Series, place: int) -> None:
+    memory = _memory(each) or {}
+    left = 0.0
+    for name, colour, hatch, terms in _PARTS:
+        size = max(0.0, sum(memory[term] for term in terms) / _GIB)
+        _draw_part(axes, place, left, size, (name, colour, hatch), memory["requestedBytes"] / _GIB)
+        left += size
+
+
+def _draw_engine(axes: Axes, each: Series, place: int) -> None:
+    memory = _memory(each) or {}
+    reported = _reported_gib(each)
+    requested = memory["requestedBytes"] / _GIB
+    _draw_part(axes, place, 0.0, max(0.0, requested - reported), _REST, requested)
+    _draw_part(axes, place, max(0.0, requested - reported), reported, _KV[:3], requested)
+
+
+def _draw_part(  # noqa: PLR0913, PLR0917  where, how wide, and how
+    axes: Axes, place: int, left: float, size: float, looks: tuple[str, str, str], whole: float
+) -> None:
+    name, colour, hatch = looks
+    if size <= 0:
+        return
+    given = axes.get_legend_handles_labels()[1]
+    label = name if name not in given else None
+    axes.barh(place, size, _BAR, left, color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label)
+    if size > _LABEL_SHARE * whole:
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.2}
+        axes.text(left + size / 2, place, measured(size), ha="center", va="center", fontsize=8, bbox=box)
+
+
+def _reported_gib(each: Series) -> float:
+    """Return what the engine's KV cache takes on a GPU: its tokens in the bytes that the plan has for one."""
+    identity = each.capture.identity
+    memory, planned = _memory(each) or {}, identity.plan.get("kvCacheTokens")
+    tokens = identity.kv_cache_tokens or 0
+    if not isinstance(planned, int) or planned <= 0:
+        return 0.0
+    return tokens / planned * memory["availableKvBytes"] / _GIB
+
+
+def _words(each: Series) -> str:
+    identity = each.capture.identity
+    planned, reported = identity.plan.get("kvCacheTokens"), identity.kv_cache_tokens
+    if not isinstance(planned, int) or planned <= 0 or reported is None:
+        return "the engine's own figure is not in the capture, so the plan stands alone"
+    return (
+        f"planned were {planned:,} tokens of KV cache, the engine reported {reported:,} ({reported / planned - 1:+.1%})"
+    )
+
+
+_POINTS: Final = 240
+_HALF: Final = 0.5
+_WAITING: Final = "#D55E00"
+_PREEMPTED: Final = "#B00020"
+
+
+def cache_use(series: Sequence[Series]) -> Picture | LeftOut:
+    """Draw how full the KV cache was, how many requests ran and waited, and when some were preempted."""
+    title = "KV cache and preemptions"
+    known = [(each, steps) for each in series if (steps := each.capture.steps) is not None]
+    if not known:
+        return LeftOut(title, "there are no step statistics (step-stats.jsonl)")
+    figure, rows = new_figure(len(known), 1, height_in=1.3 + 2.1 * len(known), squeeze=False)
+    for (each, steps), (axes,) in zip(known, rows, strict=True):
+        _draw(axes, each, steps)
+        if len(known) > 1:
+            axes.set_title(each.label)
+    rows[-1][0].set_xlabel("time since the first arrival (s)")
+    legend_above(figure, *rows[:, 0], columns=5)
+    steps_of = {each.label: steps for each, steps in known}
+    sentence = per_series([each for each, _ in known], lambda each: _cache_words(each, steps_of[each.label]))
+    return Picture("kv-cache", title, sentence, figure, tuple(each.capture for each, _ in known))
+
+
+def _draw(axes: Axes, each: Series, steps: StepSums) -> None:
+    bins = steps.by_time.coarser(_POINTS)
+    seconds = (bins.moments_ms - each.capture.zero_ms) / 1000
+    count = bins.sums[:, 0]
+    mean, most = bins.sums[:, 3] / count, bins.largest[:, 3]
+    axes.plot(seconds, 100 * most, color=each.style.colour, linewidth=0.8, label="KV cache in use, most")
+    axes.fill_between(seconds, 100 * mean, color=each.style.colour, alpha=0.25, label="KV cache in use, mean")
+    axes.set_ylim(0, 100 if most.max() > _HALF else max(1.0, 115 * most.max()))
+    axes.set_ylabel("KV cache in use (%)")
+    preempted = bins.sums[:, 6] > 0
+    if preempted.any():
+        top = np.full(preempted.sum(), axes.get_ylim()[1] * 0.97)
+        axes.plot(seconds[preempted], top, "v", color=_PREEMPTED, markersize=5, label="resumed after preemption")
+    other = axes.twinx()
+    other.spines["right"].set_visible(True)
+    other.grid(visible=False)
+    other.set_ylabel("requests")
+    for column, name, colour, line in ((4, "running", "#000000", "--"), (5, "waiting", _WAITING, ":")):
+        values = bins.sums[:, column] / count
+        if values.any():
+            other.plot(seconds, values, color=colour, linewidth=1.2, linestyle=line)
+            axes.plot([], [], color=colour, linewidth=1.2, linestyle=line, label=f"requests {name} (right)")
+    other.set_ylim(bottom=0)
+
+
+def _cache_words(each: Series, steps: StepSums) -> str:
+    bins = steps.by_time
+    most, waited = float(bins.largest[:, 3].max()), float(bins.largest[:, 5].max())
+    preemptions = sum(each.capture.requests.preemptions)
+    waiting = f"up to {counted(waited, 'request')} waited" if waited else "no request waited after a step"
+    # An engine without a limit, as of forecasts of captures that do not say it, has none of it in use.
+    used = f"at most {most:.1%} of the KV cache was in use" if most else "how full the KV cache was is not known"
+    return f"{used}, {waiting}, {counted(preemptions, 'preemption')}"
+
+
+_TENTHS: Final = 10
+_VERDICT: Final = "Verdict by load"
+_GOODPUT: Final = "Goodput by load"
+_LATENCY: Final = "Latency of the arms by load"
+_ARM_CHARTS_ACCEPTANCE: Final = "Acceptance of the arms"
+
+Drawn = Sequence[tuple[Arm, Style]]
+
+
+class _Places:
+    """Where loads stand: by the requests running in the baseline, or one beside the other where each asks its own."""
+
+    def __init__(self, baseline: Sequence[Load]) -> None:
+        self.apart = any(each.asks for each in baseline)
+        self._phases = [each.phase for each in baseline]
+        self._running = {each.phase: each.running for each in baseline}
+
+    def of(self, load: Load, beside: float = 0.0) -> float | None:
+        """Return the place of a load, a little to a side."""
+        if self.apart:
+            return self._phases.index(load.phase) + 0.08 * beside
+        running = self._running[load.phase]
+        return running * (1 + 0.04 * beside) if running else None
+
+    def finish(self, axes: Axes) -> None:
+        """Name the places."""
+        if self.apart:
+            _name_phases(axes, self._phases)
+            return
+        axes.set_xlabel("requests running at once in the baseline")
+        plain_log(axes, "x")
+
+
+def _name_phases(axes: Axes, phases: Sequence[str]) -> None:
+    axes.set_xticks(range(len(phases)), [clip(printable(each), 18) for each in phases], rotation=35, ha="right")
+    axes.set_xlim(-0.6, len(phases) - 0.4)
+
+
+def pictures_of(comparison: Comparison, captures: Sequence[Capture]) -> Iterator[Picture | LeftOut]:
+    """Return the pictures of a comparison, in the order in which they are read."""
+    arms = list(zip(comparison.arms, STYLES, strict=False))
+    for draw in (_verdicts, _goodput, _latency, _acceptance):
+        yield draw(arms, comparison, tuple(captures))
+
+
+def _verdicts(arms: Drawn, comparison: Comparison, captures: tuple[Capture, ...]) -> Picture | LeftOut:
+    baseline, *others = arms
+    places = _Places(baseline[0].loads)
+    figure, axes = new_figure()
+    drawn = 0
+    for place, (arm, style) in enumerate(others):
+        for index, load in enumerate(arm.loads):
+            compared, at = load.compared, places.of(load, place - (len(others) - 1) / 2)
+            if compared is None or compared.ratio is None or at is None:
+                continue
+            drawn += 1
+            middle = 100 * (compared.ratio - 1)
+            if compared.low is not None and compared.high is not None:
+                ends = [[middle - 100 * (compared.low - 1)], [100 * (compared.high - 1) - middle]]
+            else:
+                ends = [[0.0], [0.0]]
+            axes.errorbar(
+                [at],
+                [middle],
+                yerr=np.maximum(ends, 0),
+                color=style.colour,
+                marker=style.marker,
+                markerfacecolor="white" if compared.verdict == "Inconclusive" else style.colour,
+                capsize=4,
+                label=_name(arm) if index == 0 or drawn == 1 else None,
+            )
+    if not drawn:
+        return LeftOut(_VERDICT, "no load could be compared")
+    axes.axhline(0, color=QUIET, linewidth=1)
+    _crossings(axes, others)
+    places.finish(axes)
+    axes.set_ylabel(f"goodput against {_name(baseline[0])} (%)")
+    legend_above(figure, axes)
+    words = (
+        *(f"{_name(arm)}: {arm.verdict}: {printable(arm.message)}." for arm, _ in others),
+        f"Bars are intervals of {comparison.level:.0%} over all loads of an arm; hollow marks are Inconclusive.",
+    )
+    return Picture("arms-verdict", _VERDICT, words, figure, captures)
+
+
+def _goodput(arms: Drawn, comparison: Comparison, captures: tuple[Capture, ...]) -> Picture | LeftOut:
+    places = _Places(comparison.arms[0].loads)
+    figure, axes = new_figure()
+    for arm, style in arms:
+        points = sorted(
+            (at, each.goodput) for each in arm.loads if (at := places.of(each)) is not None and each.goodput is not None
+        )
+        if points:
+            axes.plot(
+                *zip(*points, strict=True),
+                color=style.colour,
+                marker=style.marker,
+                linestyle="" if places.apart else style.line,
+                label=_name(arm),
+            )
+    if not axes.lines:
+        return LeftOut(_GOODPUT, "no request was answered")
+    _crossings(axes, arms)
+    axes.set_ylim(bottom=0)
+    places.finish(axes)
+    axes.set_ylabel("goodput (tokens/s)")
+    legend_above(figure, axes)
+    return Picture("arms-goodput", _GOODPUT, tuple(map(_goodput_words, comparison.arms)), figure, captures)
+
+
+def _goodput_words(arm: Arm) -> str:
+    loads = [f"{measured(each.goodput)} tokens/s in {printable(each.phase)}" for each in arm.loads if each.goodput]
+    turns = "" if arm.crossover_running is None else f"; it stops paying above about {arm.crossover_running:g} running"
+    return f"{_name(arm)}: {', '.join(loads[:_MOST_LOADS]) or 'nothing'}{turns}."
+
+
+def _crossings(axes: Axes, arms: Drawn) -> None:
+    for arm, style in arms:
+        if arm.crossover_running is not None:
+            axes.axvline(arm.crossover_running, color=style.colour, linewidth=1, linestyle=":")
+
+
+def _latency(arms: Drawn, comparison: Comparison, captures: tuple[Capture, ...]) -> Picture | LeftOut:
+    phases = [each.phase for each in comparison.arms[0].loads][:_MOST_LOADS]
+    figure, panels = new_figure(1, 3, height_in=3.4)
+    drawn = False
+    for axes, name in zip(panels, ("ttft_ms", "tpot_ms", "latency_ms"), strict=True):
+        for place, (arm, style) in enumerate(arms):
+            loads = {each.phase: each for each in arm.loads}
+            offset = (place - (len(arms) - 1) / 2) * min(0.2, 0.8 / len(arms))
+            for index, phase in enumerate(phases):
+                found = _quantiles(loads.get(phase), name)
+                if found is not None:
+                    drawn = True
+                    _bar(axes, index + offset, found, style, _name(arm) if index == 0 else None)
+        _name_phases(axes, phases)
+        axes.set_ylabel(f"{name.removesuffix('_ms').replace('ttft', 'TTFT').replace('tpot', 'TPOT')} (ms)")
+        plain_log(axes, "y")
+    if not drawn:
+        return LeftOut(_LATENCY, "no request was answered")
+    legend_above(figure, panels[0])
+    words = (
+        *(_latency_words(arm) for arm in comparison.arms),
+        "Marks are P50, ticks P90 and P95, hollow marks P99, as the client saw them.",
+    )
+    return Picture("arms-latency", _LATENCY, words, figure, captures)
+
+
+def _quantiles(load: Load | None, name: str) -> Quantiles | None:
+    found: Quantiles | None = getattr(load, name, None)
+    return found
+
+
+def _bar(axes: Axes, at: float, found: Quantiles, style: Style, label: str | None) -> None:
+    low, high = (max(each, 1e-3) for each in (found.p50, found.p99))
+    axes.plot([at, at], [low, high], color=style.colour, linewidth=1)
+    axes.plot([at, at], [max(found.p90, 1e-3), max(found.p95, 1e-3)], color=style.colour, marker="_", linewidth=0)
+    axes.plot([at], [low], color=style.colour, marker=style.marker, linewidth=0, label=label)
+    axes.plot([at], [high], color=style.colour, marker=style.marker, linewidth=0, markerfacecolor="white")
+
+
+def _latency_words(arm: Arm) -> str:
+    found = [
+        f"TPOT P50 {measured(each.tpot_ms.p50)}, P99 {measured(each.tpot_ms.p99)} ms in {printable(each.phase)}"
+        for each in arm.loads
+        if each.tpot_ms is not None
+    ]
+    return f"{_name(arm)}: {', '.join(found[:_MOST_LOADS]) or 'nothing'}."
+
+
+def _acceptance(arms: Drawn, _: Comparison, captures: tuple[Capture, ...]) -> Picture | LeftOut:
+    drafting = [(arm, style, arm.drafting) for arm, style in arms if arm.drafting is not None]
+    if not drafting:
+        return LeftOut(_ARM_CHARTS_ACCEPTANCE, "nothing was drafted")
+    figure, (left, right) = new_figure(1, 2)
+    words = []
+    for arm, style, found in drafting:
+        left.plot(
+            range(1, len(found.per_position) + 1),
+            found.per_position,
+            color=style.colour,
+            marker=style.marker,
+            linestyle=style.line,
+            label=_name(arm),
+        )
+        each = found.per_request
+        if each is not None and each.requests:
+            right.step(
+                [place / _TENTHS for place in range(_TENTHS + 1)],
+                [count / each.requests for count in (*each.histogram, each.histogram[-1])],
+                where="post",
+                color=style.colour,
+                linestyle=style.line,
+            )
+        most = "" if found.largest_block_efficiency is None else f" of {found.largest_block_efficiency}"
+        spread = "" if each is None else f"; by request P10 {each.p10:.0%}, P50 {each.p50:.0%}, P90 {each.p90:.0%}"
+        words.append(
+            f"{_name(arm)}: {found.acceptance:.0%} of the drafted tokens, {found.block_efficiency:.2f}{most} tokens a "
+            f"verification{spread}."
+        )
+    percent_axis(left, "drafts accepted up to here")
+    left.set_xlabel("position in the draft")
+    whole_ticks(left)
+    highest = max(
+        (line.get_ydata()[place] for line in right.lines for place in range(len(line.get_ydata()))), default=1.0
+    )
+    percent_axis(right, "requests", float(highest))
+    right.set_xlabel("acceptance of a request, as if each step drafted K")
+    legend_above(figure, left)
+    return Picture("arms-acceptance", _ARM_CHARTS_ACCEPTANCE, tuple(words), figure, captures)
+
+
+def _name(arm: Arm) -> str:
+    return printable(arm.name)

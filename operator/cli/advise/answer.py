@@ -1,13 +1,20 @@
-"""The answer of `advise`: numbers in, figures with what they take for granted out."""
+"""The answer of `advise`: figures, with the assumptions behind them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
-from specdecode_operator.cli.outputs.advise import AdviseOutput, LoadOutput, PositionOutput, PrefixCacheOutput
-from specdecode_operator.cli.plan.tables import aligned
-from specdecode_operator.payoff.acceptance import Acceptance
-from specdecode_operator.payoff.speed_up import (
+import typer
+
+from specdecode_operator.cli.advise.measured import Measured
+from specdecode_operator.cli.outputs import Output
+from specdecode_operator.cli.terminal import aligned
+from specdecode_operator.problems import shown
+from specdecode_operator.stats.payoff import (
+    Acceptance,
+    Curve,
     Load,
+    StepCosts,
     best_k,
     break_even_rate,
     break_even_tokens,
@@ -15,8 +22,157 @@ from specdecode_operator.payoff.speed_up import (
     memory_bound_speed_up,
     speed_up,
 )
-from specdecode_operator.payoff.step_cost import Curve, StepCosts
-from specdecode_operator.versions.table import LAUNCHED_VERSIONS, release
+from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, release
+
+
+class PositionOutput(Output):
+    """Acceptance at one place in the proposal."""
+
+    position: int
+    """From 1."""
+    conditional: float
+    """Of the drafts whose earlier tokens were all accepted, those whose token here was, too."""
+    of_all_drafts: float
+    """Of all drafts, those accepted up to here: what vLLM counts."""
+    expected_tokens: float
+    """Tokens that a request gets from a step where K ends here."""
+    known: bool
+    """Whether the share was given; where not, that of the position before stands for it."""
+
+
+class LoadOutput(Output):
+    """Whether speculation pays with so many requests at once; times are null where none were given."""
+
+    batch: float
+    """Requests in a step with speculation."""
+    batch_alone: float
+    """Requests in a step without: more than with it where the KV cache is full and the draft takes a share."""
+    context_tokens: float
+    """Of each request."""
+    full_cache: bool
+    """Whether these requests are all that the KV cache holds."""
+    plain_step_ms: float
+    """A step without speculation."""
+    step_ms: float
+    """A step with K proposed tokens a request."""
+    break_even_tokens: float
+    """Tokens a request must get from that step for it to be worth its time."""
+    break_even_acceptance: float | None
+    """Accepted over drafted tokens that give them; null where even all of them are too few."""
+    speed_up: float | None
+    """Tokens a second over those without speculation; null where acceptance is not known."""
+    best_k: int | None
+    """The K with the largest speed-up; 0: no speculation."""
+    best_speed_up: float | None
+    """That speed-up."""
+
+
+class PrefixCacheOutput(Output):
+    """What the draft costs of the prefix cache."""
+
+    method: str
+    """How tokens are proposed."""
+    engine_version: str
+    """vLLM's version."""
+    block_tokens: int
+    """Tokens in a block of the KV cache."""
+    mean_lost_tokens: float
+    """Tokens that a prefix of at least a block loses, over all lengths alike."""
+    shared_tokens: int | None
+    """Tokens with which prompts begin alike; null where it was not asked."""
+    found_tokens: int | None
+    """Tokens of them that are found in the cache."""
+    lost_tokens: int | None
+    """Tokens of them that would be found without speculation, and are computed again."""
+
+
+class AdviseOutput(Output):
+    """The arithmetic of speculation for the numbers that were given."""
+
+    num_speculative_tokens: int
+    """K."""
+    acceptance: list[PositionOutput]
+    """By position up to K; empty where it is not known."""
+    acceptance_rate: float | None
+    """Accepted over drafted tokens at K."""
+    expected_tokens: float | None
+    """Tokens that a request gets from a step: mean acceptance length, block efficiency."""
+    memory_bound_speed_up: float | None
+    """MBSU; null without --size-ratio."""
+    loads: list[LoadOutput]
+    """One for each number of requests and context length; empty where no step times are known."""
+    crossover_batch: int | None
+    """Requests from which on K no longer pays, at the first context length and while the KV cache has room; 1 where it
+    never does, null where it does with 8,192, or it is not known."""
+    prefix_cache: PrefixCacheOutput | None
+    """The prefix-cache tax; null without a method."""
+    assumptions: list[str]
+    """What was taken for granted."""
+
+
+_USUAL_BLOCK: Final = 16
+_MTP: Final = "mtp"
+_NOTHING: Final = Measured(k=0, acceptance=None, shortened=False, step_ms={})
+
+
+def prefix_cache(  # noqa: PLR0913  each is an option
+    method: str | None,
+    version: str | None,
+    block_size: int | None,
+    shared: int | None,
+    speculating: Measured | None,
+    *,
+    mtp: tuple[int, int] = (1, 1),
+) -> PrefixCacheOutput | None:
+    """Return the prefix-cache tax of a method; None where no method is known, and nothing else was asked for.
+
+    ``mtp`` are the target's layers that predict tokens, and K: several of them read one after the other.
+    """
+    recorded = speculating or _NOTHING
+    if method is None and recorded.method is None:
+        if (version, block_size, shared) != (None, None, None):
+            raise typer.BadParameter("is missing: what is lost depends on it", param_hint="--method")
+        return None
+    from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS  # noqa: PLC0415  only who asks needs it
+
+    asked = (method or recorded.method or "", version or recorded.version or LAUNCHED_VERSIONS[-1])
+    layers, k = mtp
+    if layers > 1 and asked[0] != _MTP:
+        raise typer.BadParameter(f"{layers}: it is for --method {_MTP} alone", param_hint="--mtp-layers")
+    try:
+        return _found(*asked, block_size or recorded.block_tokens or _USUAL_BLOCK, shared, k if layers > 1 else 1)
+    except typer.BadParameter:
+        # What somebody recorded need not be what is known here.
+        if method is None and shared is None:
+            return None
+        raise
+
+
+def _found(method: str, version: str, block_tokens: int, shared: int | None, chained: int) -> PrefixCacheOutput:
+    from specdecode_operator.enums import Method  # noqa: PLC0415
+    from specdecode_operator.sizing.errors import SizingError  # noqa: PLC0415
+    from specdecode_operator.sizing.memory.prefix_cache import prefix_tax  # noqa: PLC0415
+    from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS  # noqa: PLC0415
+
+    if method not in set(Method):
+        message = f"{shown(method)}: is no method: use {', '.join(Method)}"
+        raise typer.BadParameter(message, param_hint="--method")
+    try:
+        tax = prefix_tax(version, method, block_tokens, chained)
+    except SizingError as error:
+        raise typer.BadParameter(str(error), param_hint="--engine-version") from error
+    if tax is None:
+        message = f"{shown(version)}: was not read for this: name {LAUNCHED_VERSIONS[0]} or later"
+        raise typer.BadParameter(message, param_hint="--engine-version")
+    return PrefixCacheOutput(
+        method=method,
+        engine_version=version,
+        block_tokens=block_tokens,
+        mean_lost_tokens=tax.mean_lost,
+        shared_tokens=shared,
+        found_tokens=None if shared is None else tax.found(shared),
+        lost_tokens=None if shared is None else tax.lost(shared),
+    )
 
 
 @dataclass(frozen=True)

@@ -1,61 +1,180 @@
-"""`specdecode advise`: whether speculation pays, by arithmetic on numbers that were measured."""
+"""`specdecode advise`: whether speculation pays, computed from measured numbers."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specdecode_operator.cli.advise import options
-from specdecode_operator.cli.advise.given import (
+from specdecode_operator.cli import completion
+from specdecode_operator.cli.advise.measured import (
+    Measured,
     acceptance_of,
+    acceptance_of_page,
     asked_k,
     counts,
     curve_of,
+    draft_curve,
     loads_of,
+    measured,
+    measured_batches,
+    plain_curve,
     refuse_several,
     refused_at,
     with_verification,
 )
-from specdecode_operator.cli.advise.measured import (
-    Measured,
-    acceptance_of_page,
-    draft_curve,
-    measured,
-    measured_batches,
-    plain_curve,
-)
 from specdecode_operator.cli.options import TableOrData, VersionOption
-from specdecode_operator.cli.outputs.printing import print_data
+from specdecode_operator.cli.outputs import print_data
 from specdecode_operator.cli.terminal import say
-from specdecode_operator.payoff.acceptance import Acceptance
-from specdecode_operator.payoff.step_cost import Curve, StepCosts
-from specdecode_operator.vocabulary import METHODS_OF_BLOCKS
+from specdecode_operator.enums import METHODS_OF_BLOCKS
+from specdecode_operator.stats.payoff import LARGEST_K, Acceptance, Curve, StepCosts
+
+Capture = Annotated[
+    Path | None,
+    typer.Argument(help="A capture's folder: its K, its acceptance, and how long its steps took.", show_default=False),
+]
+Baseline = Annotated[
+    Path | None,
+    typer.Option("--baseline", help="A capture without speculation: how long the target's steps take, by requests."),
+]
+Metrics = Annotated[
+    str | None,
+    typer.Option("--metrics", metavar="FILE", help="An engine's /metrics, saved: acceptance since its start."),
+]
+ByPosition = Annotated[
+    str | None,
+    typer.Option(
+        "--acceptance",
+        metavar="SHARES",
+        help="Share of drafts accepted up to each position, as vLLM counts them: 0.8,0.6,0.4. They do not rise.",
+    ),
+]
+Conditional = Annotated[
+    str | None,
+    typer.Option(
+        "--conditional-acceptance",
+        metavar="SHARES",
+        help="The same, each of the drafts whose earlier tokens were all accepted: 0.8,0.75,0.67.",
+    ),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option("--acceptance-rate", help="Accepted over drafted tokens at K, where positions are not known."),
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(
+        "--num-speculative-tokens",
+        "-K",
+        min=1,
+        max=LARGEST_K,
+        show_default=False,
+        help="K: tokens proposed a step. Absent: as many as there are positions.",
+    ),
+]
+TargetStep = Annotated[
+    str | None,
+    typer.Option(
+        "--target-step-ms",
+        metavar="MS",
+        help="A step of the target with a token for each request; or by tokens in it: 1:20,64:24,512:60.",
+    ),
+]
+VerifyStep = Annotated[
+    float | None,
+    typer.Option(
+        "--verify-step-ms",
+        help="A step of the target with K + 1 tokens for each of the first --batch, without drafting.",
+    ),
+]
+DraftStep = Annotated[
+    str | None,
+    typer.Option("--draft-step-ms", metavar="MS", help="One pass of the draft, likewise. Absent: 0, as with ngram."),
+]
+ParallelDrafting = Annotated[
+    bool, typer.Option("--parallel-drafting", help="The draft proposes all K tokens in one pass.")
+]
+TargetContext = Annotated[
+    float, typer.Option("--target-context-ms", help="What 1,000 tokens of KV cache add to a step of the target.")
+]
+DraftContext = Annotated[float, typer.Option("--draft-context-ms", help="What they add to a pass of the draft.")]
+Batch = Annotated[
+    str | None,
+    typer.Option(
+        "--batch", metavar="REQUESTS", help="Requests that decode at once; several: 1,8,32. Absent: as captured, or 1."
+    ),
+]
+Context = Annotated[
+    str | None, typer.Option("--context", metavar="TOKENS", help="Tokens of each of them; several: 2000,32000.")
+]
+KvTokens = Annotated[
+    int | None,
+    typer.Option("--kv-tokens", min=1, help="Tokens that the KV cache holds beside the draft, as plan says."),
+]
+KvTokensAlone = Annotated[
+    int | None, typer.Option("--kv-tokens-alone", min=1, help="Tokens that it holds without speculation.")
+]
+SizeRatio = Annotated[
+    float | None,
+    typer.Option("--size-ratio", help="Bytes of the draft's weights over those of the target's, for MBSU."),
+]
+MethodName = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        metavar="METHOD",
+        autocompletion=completion.methods,
+        help="Who proposes tokens, for the prefix-cache tax and for schedules of K. Absent: as captured.",
+    ),
+]
+BlockSize = Annotated[
+    int | None,
+    typer.Option(
+        "--block-size",
+        min=1,
+        max=1_048_576,
+        show_default=False,
+        help="Tokens in a block of the KV cache. Absent: as captured, or 16.",
+    ),
+]
+MtpLayers = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=64,
+        help="Layers of the target that predict further tokens (num_nextn_predict_layers), for the tax of method mtp.",
+    ),
+]
+SharedPrefix = Annotated[
+    int | None,
+    typer.Option("--shared-prefix", min=1, max=2**31, help="Tokens with which prompts begin alike, with --method."),
+]
 
 
 def advise_command(  # noqa: PLR0913  each is an option
-    capture: options.Capture = None,
+    capture: Capture = None,
     *,
-    baseline: options.Baseline = None,
-    metrics: options.Metrics = None,
-    acceptance: options.ByPosition = None,
-    conditional_acceptance: options.Conditional = None,
-    acceptance_rate: options.Rate = None,
-    num_speculative_tokens: options.Tokens = None,
-    target_step_ms: options.TargetStep = None,
-    verify_step_ms: options.VerifyStep = None,
-    draft_step_ms: options.DraftStep = None,
-    parallel_drafting: options.ParallelDrafting = False,
-    target_context_ms: options.TargetContext = 0.0,
-    draft_context_ms: options.DraftContext = 0.0,
-    batch: options.Batch = None,
-    context: options.Context = None,
-    kv_tokens: options.KvTokens = None,
-    kv_tokens_alone: options.KvTokensAlone = None,
-    size_ratio: options.SizeRatio = None,
-    method: options.MethodName = None,
+    baseline: Baseline = None,
+    metrics: Metrics = None,
+    acceptance: ByPosition = None,
+    conditional_acceptance: Conditional = None,
+    acceptance_rate: Rate = None,
+    num_speculative_tokens: Tokens = None,
+    target_step_ms: TargetStep = None,
+    verify_step_ms: VerifyStep = None,
+    draft_step_ms: DraftStep = None,
+    parallel_drafting: ParallelDrafting = False,
+    target_context_ms: TargetContext = 0.0,
+    draft_context_ms: DraftContext = 0.0,
+    batch: Batch = None,
+    context: Context = None,
+    kv_tokens: KvTokens = None,
+    kv_tokens_alone: KvTokensAlone = None,
+    size_ratio: SizeRatio = None,
+    method: MethodName = None,
     engine_version: VersionOption = None,
-    mtp_layers: options.MtpLayers = 1,
-    block_size: options.BlockSize = None,
-    shared_prefix: options.SharedPrefix = None,
+    mtp_layers: MtpLayers = 1,
+    block_size: BlockSize = None,
+    shared_prefix: SharedPrefix = None,
     output: Annotated[TableOrData, typer.Option("--output", "-o", help="How to print the answer.")] = TableOrData.TABLE,
 ) -> None:
     """Say what speculation brings, by arithmetic: tokens a step, break-even acceptance, best K, by load and context.
@@ -66,8 +185,12 @@ def advise_command(  # noqa: PLR0913  each is an option
 
     For example: specdecode advise --acceptance 0.8,0.6 --target-step-ms 1:20,64:24
     """
-    from specdecode_operator.cli.advise.answer import Question, advise_text, answer  # noqa: PLC0415  not for --help
-    from specdecode_operator.cli.advise.prefix import prefix_cache  # noqa: PLC0415
+    from specdecode_operator.cli.advise.answer import (  # noqa: PLC0415  not for --help
+        Question,
+        advise_text,
+        answer,
+        prefix_cache,
+    )
 
     shares = {"--acceptance": acceptance, "--conditional-acceptance": conditional_acceptance}
     refuse_several({**shares, "--acceptance-rate": acceptance_rate, "--metrics": metrics, "CAPTURE": capture})
@@ -119,9 +242,9 @@ def _drafts_in_full(method: str | None, version: str | None) -> str | None:
 
     Model runner V2 of a GPU is meant: V1 drafts fewer.
     """
-    from specdecode_operator.api.values import METHODS_WITH_LAYERS  # noqa: PLC0415  not for --help
-    from specdecode_operator.engine.profiles import UnknownEngineVersionError, find_profile  # noqa: PLC0415  slow
-    from specdecode_operator.versions.table import LAUNCHED_VERSIONS  # noqa: PLC0415
+    from specdecode_operator.enums import METHODS_WITH_LAYERS  # noqa: PLC0415  not for --help
+    from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile  # noqa: PLC0415  slow
+    from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS  # noqa: PLC0415
 
     asked = ".".join((version or LAUNCHED_VERSIONS[-1]).split(".")[:2])
     try:

@@ -1,7 +1,8 @@
-"""What a capture, or a saved page of metrics, says of acceptance and step times."""
+"""The inputs of `advise`: acceptance and step times from options, a capture, or a saved page of metrics."""
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,134 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from specdecode_operator.cli.advise.given import refused_at
 from specdecode_operator.cli.replay.fit import NO_NUMPY
 from specdecode_operator.cli.text_files import DocumentError, place_of, read_text
-from specdecode_operator.payoff.acceptance import LARGEST_K, Acceptance
-from specdecode_operator.payoff.step_cost import Curve
-from specdecode_operator.problems import printable
-from specdecode_operator.vocabulary import METHODS_OF_BLOCKS
+from specdecode_operator.enums import METHODS_OF_BLOCKS
+from specdecode_operator.problems import printable, shown
+from specdecode_operator.stats.payoff import LARGEST_K, Acceptance, Curve, Load, PayoffError, full_cache
 
 if TYPE_CHECKING:
-    from specdecode_operator.replay.recording.recording import Recording
+    from specdecode_operator.capture.recording import Recording
+
+
+MOST_NUMBERS: Final = 64
+_LARGEST: Final = 2**31
+
+
+@contextmanager
+def refused_at(option: str) -> Iterator[None]:
+    """Name the option whose number cannot be."""
+    try:
+        yield
+    except PayoffError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def refuse_several(given: Mapping[str, object]) -> None:
+    """End where more than one of some options says the same thing."""
+    named = [option for option, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise typer.BadParameter(f"is given beside {named[0]}: give one of them", param_hint=named[1])
+
+
+def acceptance_of(by_position: str | None, conditional: str | None, rate: float | None, k: int) -> Acceptance | None:
+    """Return the acceptance that one of three options gives; None where none does."""
+    if by_position is not None:
+        with refused_at("--acceptance"):
+            return Acceptance.by_position(numbers(by_position, "--acceptance"))
+    if conditional is not None:
+        with refused_at("--conditional-acceptance"):
+            return Acceptance(tuple(numbers(conditional, "--conditional-acceptance")))
+    if rate is not None:
+        with refused_at("--acceptance-rate"):
+            return Acceptance.of_rate(rate, k)
+    return None
+
+
+def curve_of(text: str, option: str) -> Curve:
+    """Return a curve of ``MS``, or of ``TOKENS:MS,TOKENS:MS``."""
+    parts = _parts(text, option)
+    with refused_at(option):
+        if len(parts) == 1 and ":" not in text:
+            return Curve(((1.0, _number(text, option)),))
+        return Curve(tuple(_point(part, option) for part in parts))
+
+
+def _point(text: str, option: str) -> tuple[float, float]:
+    tokens, colon, ms = text.partition(":")
+    if not colon:
+        raise typer.BadParameter(f"{shown(text)}: write TOKENS:MS, such as 64:21.5", param_hint=option)
+    return _number(tokens, option), _number(ms, option)
+
+
+def numbers(text: str, option: str) -> list[float]:
+    """Return the numbers of a list with commas."""
+    return [_number(part, option) for part in _parts(text, option)]
+
+
+def counts(text: str, option: str) -> list[int]:
+    """Return the numbers of a list with commas, which are whole and above 0."""
+    found = numbers(text, option)
+    for each in found:
+        if each != int(each) or not 0 < each <= _LARGEST:
+            raise typer.BadParameter(f"{each:g}: write whole numbers above 0, up to {_LARGEST}", param_hint=option)
+    return [int(each) for each in found]
+
+
+def _parts(text: str, option: str) -> Sequence[str]:
+    parts = text.split(",")
+    if len(parts) > MOST_NUMBERS:
+        raise typer.BadParameter(f"has {len(parts)} numbers: give at most {MOST_NUMBERS}", param_hint=option)
+    return parts
+
+
+def _number(text: str, option: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{shown(text)}: is no number; write them with commas between", param_hint=option)
+    return value
+
+
+def asked_k(k: int | None, shares: str | None) -> int:
+    """Return K: as asked, else as many as there are positions."""
+    if k is not None:
+        return k
+    if shares is None:
+        raise typer.BadParameter(f"is missing: give K, from 1 to {LARGEST_K}", param_hint="--num-speculative-tokens")
+    return min(shares.count(",") + 1, LARGEST_K)
+
+
+def with_verification(target: Curve, verify_ms: float | None, batch: int, k: int) -> Curve:
+    """Return the curve through a plain step and one that verifies, both of the same requests."""
+    if verify_ms is None:
+        return target
+    if len(target.points) > 1:
+        message = "is given beside times by tokens in the step, which say it already: leave it out"
+        raise typer.BadParameter(message, param_hint="--verify-step-ms")
+    with refused_at("--verify-step-ms"):
+        return Curve(((batch, target.points[0][1]), (batch * (k + 1), verify_ms)))
+
+
+def loads_of(
+    batches: Sequence[int], context: str | None, kv_tokens: int | None, kv_tokens_alone: int | None
+) -> tuple[Load, ...]:
+    """Return a load for each number of requests and context length, and where it is known those of a full cache."""
+    contexts = [] if context is None else counts(context, "--context")
+    loads = [Load.same(batch, tokens) for tokens in contexts or [0] for batch in batches]
+    if (kv_tokens is None) != (kv_tokens_alone is None):
+        missing = "--kv-tokens" if kv_tokens is None else "--kv-tokens-alone"
+        raise typer.BadParameter("is missing: plan says both, give both or none", param_hint=missing)
+    if kv_tokens is not None and kv_tokens_alone is not None:
+        if not contexts:
+            message = "is missing: how many requests fill the KV cache depends on how long they are"
+            raise typer.BadParameter(message, param_hint="--context")
+        with refused_at("--kv-tokens"):
+            loads += [full_cache(kv_tokens, kv_tokens_alone, tokens) for tokens in contexts]
+    return tuple(loads)
+
 
 _LEAST_STEPS: Final = 20
 """Of one number of requests: the median of fewer is as good as chance."""
@@ -50,7 +169,7 @@ class Measured:
 
 @contextmanager
 def _unreadable(option: str) -> Iterator[None]:
-    from specdecode_operator.replay.recording.read import RecordingError  # noqa: PLC0415  takes msgspec
+    from specdecode_operator.capture.recording import RecordingError  # noqa: PLC0415  takes msgspec
 
     try:
         yield
@@ -63,7 +182,7 @@ def _unreadable(option: str) -> Iterator[None]:
 def measured(path: Path, option: str) -> Measured:
     """Return what a capture's folder says; end with what is wrong where it says nothing."""
     with _unreadable(option), refused_at(option):
-        from specdecode_operator.replay.recording.read import read_recording  # noqa: PLC0415
+        from specdecode_operator.capture.recording import read_recording  # noqa: PLC0415
 
         recording = read_recording(path)
         if recording.steps is None:
@@ -89,7 +208,7 @@ def measured(path: Path, option: str) -> Measured:
 
 def _counted(recording: "Recording", k: int) -> tuple[Acceptance | None, bool]:
     """Return the acceptance over all steps, and whether drafts were shorter than K."""
-    from specdecode_operator.replay.recording.read import read_steps  # noqa: PLC0415
+    from specdecode_operator.capture.recording import read_steps  # noqa: PLC0415
 
     drafts = drafted = 0
     accepted: Counter[int] = Counter()
@@ -110,7 +229,7 @@ def _of_counts(drafts: int, accepted: Iterable[int]) -> Acceptance:
 
 def _step_ms(recording: "Recording", k: int) -> dict[int, float]:
     """Return the median time of a step by its requests, where all of them have K + 1 tokens in it and none prefills."""
-    from specdecode_operator.replay.fitted.measured_steps import MeasuredSteps  # noqa: PLC0415  takes numpy
+    from specdecode_operator.replay.fit_step_time import MeasuredSteps  # noqa: PLC0415  takes numpy
 
     found = MeasuredSteps.of([recording])
     times: defaultdict[int, list[float]] = defaultdict(list)
@@ -165,9 +284,9 @@ def _no_steps() -> str:
 
 def acceptance_of_page(file: str) -> tuple[int, Acceptance, bool]:
     """Return what an engine's saved /metrics counts since its start: K, acceptance, and whether drafts were shorter."""
-    from specdecode_operator.engine.metrics import UnreadableMetricsError, read_metrics  # noqa: PLC0415  slow
-    from specdecode_operator.engine.profiles import find_profile  # noqa: PLC0415
-    from specdecode_operator.versions.table import LAUNCHED_VERSIONS  # noqa: PLC0415
+    from specdecode_operator.vllm.engine_metrics import UnreadableMetricsError, read_metrics  # noqa: PLC0415  slow
+    from specdecode_operator.vllm.profiles import find_profile  # noqa: PLC0415
+    from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS  # noqa: PLC0415
 
     try:
         counted = read_metrics(read_text(file), find_profile(LAUNCHED_VERSIONS[-1])).speculation

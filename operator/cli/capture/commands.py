@@ -13,21 +13,19 @@ import typer
 from specdecode_operator.api import base
 from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status.capture import CapturePhase
+from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.cli.application import application
-from specdecode_operator.cli.capture.apply import Applied, apply, read_captures
-from specdecode_operator.cli.capture.compare import compare_command
-from specdecode_operator.cli.capture.fetch import claim_of, fetch, find_files
-from specdecode_operator.cli.capture.folder import FetchError, refuse_earlier
-from specdecode_operator.cli.capture.gate import gate_command
-from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
+from specdecode_operator.cli.capture.fetch import FetchError, claim_of, fetch, find_files, refuse_earlier
+from specdecode_operator.cli.capture.files import compare_command, gate_command
 from specdecode_operator.cli.capture.watch import (
     DEPLOYMENTS,
     FINAL,
     RESOURCE,
     SERVING,
+    Applied,
     CaptureError,
     Timeouts,
+    apply,
     get_capture,
     how_far,
     message_of,
@@ -35,9 +33,11 @@ from specdecode_operator.cli.capture.watch import (
     phase_of,
     progress,
     progress_text,
+    read_captures,
     verdict_of,
     wait_for,
 )
+from specdecode_operator.cli.kubectl import Kubectl, KubectlError
 from specdecode_operator.cli.options import Context, TextOrJson
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import DocumentError
@@ -230,7 +230,7 @@ def validate_command(
     holds nothing that could be validated.
     """
     # The validation takes longer to load than the rest of the command line.
-    from specdecode_operator.cli.capture.validate import validate  # noqa: PLC0415
+    from specdecode_operator.cli.capture.files import validate  # noqa: PLC0415
 
     raise typer.Exit(validate(paths, as_json=output is TextOrJson.JSON))
 
@@ -264,7 +264,7 @@ def report_command(  # noqa: PLR0913  each is an option
     For example: specdecode capture report captures/demo -o report.html
     """
     # Drawing takes longer to load than the rest of the command line, and needs an extra.
-    from specdecode_operator.cli.capture.report import report  # noqa: PLC0415
+    from specdecode_operator.cli.capture.files import report  # noqa: PLC0415
 
     report(captures, replayed or [], output, png=png, svg=svg, perfetto=perfetto)
 
@@ -345,8 +345,8 @@ def _to_the_end_s(spec: Body, engine_timeout_s: int) -> int:
     With arms the load generator is there before the first engine, and starts one for each run.
     """
     # What the operator decides brings its templates along: every command would load them.
-    from specdecode_operator.capture.control.arms import asked_arms  # noqa: PLC0415
-    from specdecode_operator.capture.control.job import wrap_up_s  # noqa: PLC0415
+    from specdecode_operator.capture.arms import asked_arms  # noqa: PLC0415
+    from specdecode_operator.capture.job_manifest import wrap_up_s  # noqa: PLC0415
 
     asked = api.SpecDecodeCaptureSpec.parse(spec, newer=True)
     once_s = asked.deadline_seconds + wrap_up_s(asked.deadline_seconds)

@@ -1,19 +1,24 @@
-"""Watches a capture on its way, and tells what is new."""
+"""Applies captures from files, all or none, and follows their progress."""
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
 
+from specdecode_operator.api import base
+from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
-from specdecode_operator.api.status.capture import CapturePhase
-from specdecode_operator.cli.capture.kubectl import Kubectl, KubectlError
+from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.cli.input_files import Document, Other, read_all
+from specdecode_operator.cli.kubectl import Kubectl, KubectlError
 from specdecode_operator.cli.terminal import say_line
-from specdecode_operator.documents.json_text import parse_json
+from specdecode_operator.problems import printable, shown, shown_or_missing
+from specdecode_operator.untrusted import parse_json
 
 DEPLOYMENTS: Final = "specdecodedeployments.specdecode.io"
 RESOURCE: Final = "specdecodecaptures.specdecode.io"
@@ -22,7 +27,7 @@ _FOR_GOOD: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED})
 SERVING: Final = frozenset({CapturePhase.LOADING, CapturePhase.SUCCEEDED})
 """The engine serves, or served: all may be over already."""
 
-_SHOWN: Final = 8
+_CAPTURES_NAMED: Final = 8
 _PERIOD_S: Final = 2.0
 _SEEN_WITHIN_S: Final = 60.0
 """An operator that has just been installed or that takes over from another one has looked at everything by then."""
@@ -90,7 +95,7 @@ def names_here(kubectl: Kubectl, name: str) -> str:
     if not names:
         return "no captures here"
     meant = get_close_matches(name, names, n=1)
-    said = f"captures here: {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}"
+    said = f"captures here: {', '.join(names[:_CAPTURES_NAMED])}{', …' if len(names) > _CAPTURES_NAMED else ''}"
     return f"did you mean {meant[0]}? {said}" if meant else said
 
 
@@ -260,3 +265,100 @@ def progress_text(line: dict[str, Any]) -> str:
     if line.get("eta_s") is not None:
         parts.append(f"{line['eta_s']:.0f} s to go")
     return "  ".join(parts)
+
+
+_SUFFIXES: Final = (".json", ".yaml", ".yml")
+_PROBLEMS_NAMED: Final = 3
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A capture that was applied."""
+
+    name: str
+    kubectl: Kubectl
+    """kubectl in its namespace, which the file may name."""
+
+    suspended: bool
+    """Whether it was applied as one that shall not start."""
+
+
+def read_captures(source: str) -> list[Body]:
+    """Return the captures of a file, of ``-``, or of a folder's files, as ``kubectl apply`` takes them.
+
+    Raises
+    ------
+    CaptureError
+        When anything else is among them, or the same capture twice.
+    DocumentError
+        When a file cannot be read.
+    """
+    files = _files(source)
+    found = [(file, each) for file in files for each in read_all(file)]
+    wrong = [f"{printable(file)}: holds {each.name}" for file, each in found if isinstance(each, Other)]
+    documents = [each for _, each in found if isinstance(each, Document)]
+    wrong += filter(None, map(_wrong, documents))
+    if wrong:
+        more = f"; and {len(wrong) - _PROBLEMS_NAMED} more" if len(wrong) > _PROBLEMS_NAMED else ""
+        raise CaptureError(f"nothing was applied: {'; '.join(wrong[:_PROBLEMS_NAMED])}{more}")
+    if not documents:
+        raise CaptureError(f"{source}: holds no {api.KIND}: name another file or folder")
+    names: set[str] = set()
+    for document in documents:
+        if document.qualified_name in names:
+            twice = f"{document.place}: metadata.name: {shown(document.name)}: is there twice"
+            raise CaptureError(f"nothing was applied: {twice}: rename one")
+        names.add(document.qualified_name)
+    return [document.body for document in documents]
+
+
+def apply(kubectl: Kubectl, captures: Sequence[Body]) -> list[Applied]:
+    """Apply captures, after the API server has said that it takes every one of them.
+
+    What is sent is what was read, not the file's text: another parser might find other objects in it.
+
+    Raises
+    ------
+    KubectlError
+        When the API server refuses one of them; then none was applied.
+    """
+    listed: Body = {"apiVersion": "v1", "kind": "List", "items": [*captures]}
+    if len(captures) > 1:
+        kubectl.apply(listed, "--dry-run=server")
+    answer = kubectl.apply(listed if len(captures) > 1 else captures[0])
+    return [
+        Applied(
+            name=str(each["metadata"]["name"]),
+            kubectl=replace(kubectl, namespace=str(each["metadata"]["namespace"])),
+            suspended=bool((sent.get("spec") or {}).get("suspend")),
+        )
+        for each, sent in zip(answer.get("items", [answer]), captures, strict=True)
+    ]
+
+
+def _files(source: str) -> Iterable[str]:
+    folder = Path(source)
+    if not source or not folder.is_dir():
+        return [source]
+    found = [str(file) for file in sorted(folder.iterdir()) if file.suffix in _SUFFIXES and file.is_file()]
+    if not found:
+        raise CaptureError(f"{source}: no {', '.join(_SUFFIXES)} file is in this folder: name another")
+    return found
+
+
+def _wrong(document: Document) -> str | None:
+    """Return why a document is no capture that could be applied."""
+    body = document.body
+    kind, version, metadata = body.get("kind"), body.get("apiVersion"), body.get("metadata")
+    if kind != api.KIND:
+        return f"{document.place}: kind: {shown_or_missing(kind or None)}: is no {api.KIND}: apply it with kubectl"
+    if version != base.API_VERSION:
+        return f"{document.place}: apiVersion: {shown_or_missing(version or None)}: use {base.API_VERSION}"
+    # The rules of the CRDs take longer to load than the rest of the command line.
+    from specdecode_operator.api.crd_validation import metadata_problems  # noqa: PLC0415
+
+    if problems := metadata_problems(metadata):
+        return f"{document.place}: {problems[0]}"
+    if not isinstance(body.get("spec", {}), dict):
+        return f"{document.place}: spec: must be an object"
+    return None

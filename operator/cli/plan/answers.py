@@ -1,44 +1,185 @@
-"""Answers the question of `plan` for one object: where it would run, and what to change where it would not.
+"""Answers `plan` for one object: where it would run, and what to change where it does not fit.
 
-All that the command line needs of sizing's rows passes through here.
+Models that neither the spec nor the catalogue describes are read from the hub, or reported with what would help.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.spec_problems import admitted_object
+from specdecode_operator.api.speculation import ServedModel
 from specdecode_operator.cli.input_files import (
     Document,
     Reading,
     read_calibration,
+    read_given,
     read_nodes,
     refuse_unused,
     with_configs,
 )
-from specdecode_operator.cli.plan.given_facts import read_given
-from specdecode_operator.cli.plan.unknown import NONE_GIVEN, Models, UnknownModel, look_up
+from specdecode_operator.cli.options import ExitCode
+from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.plan.planning import assumed_nodes, full_matrix, make_plan
-from specdecode_operator.deployment.plan.status import plan_advice
-from specdecode_operator.deployment.spec.admission import admitted_object
-from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.model_sources import KnownModels
-from specdecode_operator.deployment.spec.validation import check_without_models, refuse_pod_template, valid_facts
-from specdecode_operator.deployment.spec.warnings import plan_notes, plan_warnings, version_doubts
-from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.problems import InvalidSpecError, Problem
-from specdecode_operator.resolver.read_model_facts import Checkpoint
-from specdecode_operator.sizing.base.devices import family_of, find_device, uncalibrated_note
-from specdecode_operator.sizing.choice.adaptive_rules import adaptive_doubt
-from specdecode_operator.sizing.choice.changes import product_change
-from specdecode_operator.sizing.choice.node_placement import place_phrase
-from specdecode_operator.sizing.choice.plan import Fix, Plan, Row
-from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, CheckpointError
+from specdecode_operator.deployment.models.checkpoints import config_of
+from specdecode_operator.deployment.models.model_locations import (
+    DRAFT,
+    KnownModels,
+    ModelSource,
+    model_source,
+    served_models,
+    undescribed_models,
+)
+from specdecode_operator.deployment.planning import assumed_nodes, full_matrix, make_plan, plan_advice
+from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.deployment.validation import check_without_models, refuse_pod_template, valid_facts
+from specdecode_operator.deployment.warnings import plan_notes, plan_warnings, version_doubts
+from specdecode_operator.enums import Method, Precision
+from specdecode_operator.problems import InvalidSpecError, Problem, printable
+from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
+from specdecode_operator.sizing.catalogue import same_beginning, similar_model
+from specdecode_operator.sizing.devices import family_of, find_device, uncalibrated_note
+from specdecode_operator.sizing.kernel_support import adaptive_doubt
 from specdecode_operator.sizing.memory.budget import Budget
-from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration
-from specdecode_operator.sizing.pair.pair import Parallelism
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.pair import Parallelism
+from specdecode_operator.sizing.placement import place_phrase
+from specdecode_operator.sizing.plan import Fix, Plan, Row, product_change
+from specdecode_operator.sizing.quantization_matrix import MatrixRow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from specdecode_operator.cli.text_files import DocumentError
+
+
+_MOST_NAMED: Final = 3
+"""Models of the catalogue that are told beside one that it lacks."""
+
+
+NONE_GIVEN: Final[Mapping[str, Checkpoint]] = MappingProxyType({})
+"""No facts of models beside those of the catalogue and the hub."""
+
+
+class Models(Protocol):
+    """Where facts of models may be had, such as the hub."""
+
+    def find(self, model: str, revision: str | None) -> Checkpoint:
+        """Return what is known of a model, or raise CheckpointError."""
+
+
+@dataclass(frozen=True)
+class UnknownModel:
+    """A model of which nothing is known here; in a cluster the operator reads it."""
+
+    field: str  # Where the spec names it
+    source: ModelSource
+    why: str  # Why it could not be had, without a full stop
+
+    @property
+    def problem(self) -> Problem:
+        """What to tell of it."""
+        return Problem(f"{self.field}.model", self.source.model, self.why)
+
+
+def look_up(
+    spec: SpecDecodeDeploymentSpec, models: Models | None, given: Mapping[str, Checkpoint] = NONE_GIVEN
+) -> tuple[KnownModels, tuple[UnknownModel, ...]]:
+    """Return what can be known of the models that need it, and those that stay unknown.
+
+    ``given`` is what was read of models in folders, by their ids.
+    """
+    sources = {model.model: model_source(spec, model) for model in served_models(spec).values()}
+    known = {source: given[name] for name, source in sources.items() if name in given}
+    problems = [
+        problem
+        for field, model in served_models(spec).items()
+        if model.model in given
+        for problem in _contradictions(field, model, given[model.model])
+    ]
+    if problems:
+        raise InvalidSpecError(problems)
+    unknown = []
+    for path, source in undescribed_models(spec).items():
+        if source in known:
+            continue
+        if models is None or source.on_volume:
+            unknown.append(UnknownModel(path, source, _not_in_the_catalogue(spec, path, source)))
+            continue
+        try:
+            known[source] = models.find(source.model, source.revision)
+        except CheckpointError as error:
+            unknown.append(UnknownModel(path, source, printable(error.message)))
+    return known, tuple(unknown)
+
+
+def _contradictions(field: str, model: ServedModel, given: Checkpoint) -> Iterator[Problem]:
+    """Yield the sizes in which facts of a model differ from the catalogue; a config in the spec is checked later."""
+    known = {} if model.config is not None else config_of(model, None)
+    for key, value in (known or {}).items():
+        other = given.config.get(key)
+        if type(value) is int and type(other) is int and value != other:
+            message = (
+                f"the facts given for {model.model} say {key} {other}, and its config.json says {value}: remove one"
+            )
+            yield Problem(f"{field}.model", model.model, message)
+
+
+def how_to_resolve(unknown: Sequence[UnknownModel], *, asked_hub: bool) -> str:
+    """Return all unknown models at once, and the options that would make them known."""
+    sources: Mapping[ModelSource, None] = dict.fromkeys(each.source for each in unknown)
+    names = list(dict.fromkeys(source.model for source in sources))
+    on_hub = any(not source.on_volume for source in sources)
+    many = f"{len(names)} models are" if len(names) > 1 else "1 model is"
+    by_hand = " ".join(f"--model-config {shlex.quote(name)}=PATH" for name in map(printable, names))
+    lines = [
+        f"{many} unknown here: {printable(', '.join(names))}",
+        "In a cluster the operator reads what it needs. Here, add",
+    ]
+    if on_hub and not asked_hub:
+        lines += ["  --hub, to read config.json and the headers of the weights from the model hub, or"]
+    fields = ", ".join(dict.fromkeys(f"{each.field}.config" for each in unknown))
+    assumed = fields.replace(".config", ".assume")
+    return "\n".join(
+        [
+            *lines,
+            f"  {by_hand}, or",
+            "  --facts FILE, which specdecode models add writes where the model can be read, or",
+            f"  the content of its config.json as {fields}, or",
+            f"  weightsGiB and kvBytesPerToken in {assumed}, which nothing checks",
+        ]
+    )
+
+
+def _not_in_the_catalogue(spec: SpecDecodeDeploymentSpec, field: str, source: ModelSource) -> str:
+    place = "" if not source.on_volume else " and it lies on a volume"
+    return f"is not in the catalogue{place}{_meant(spec, field)}"
+
+
+def _meant(spec: SpecDecodeDeploymentSpec, field: str) -> str:
+    """Return the model that a slip of the pen would have meant, of the kind that stands in this field."""
+    models = served_models(spec)
+    if field not in models:
+        return ""
+    method = spec.speculation.method if spec.speculation else Method.NONE
+    wants_head = field == DRAFT and method is not Method.DRAFT_MODEL
+    found = similar_model(models[field].model, heads=wants_head)
+    if found not in (None, spec.target.model):
+        return f", did you mean {found}?"
+    return others_named(models[field].model, heads=wants_head)
+
+
+def others_named(model: str, *, heads: bool) -> str:
+    """Return which models the catalogue has whose names begin so, without a word on whether one of them is meant."""
+    known = same_beginning(model, heads=heads)
+    more = len(known) - _MOST_NAMED
+    return f", which has {', '.join(known[:_MOST_NAMED])}{f' and {more} more' if more > 0 else ''}" if known else ""
+
 
 _MATRIX_PRECISIONS: Final = (Precision.BF16, Precision.FP8, Precision.INT8, Precision.INT4)
 
@@ -292,3 +433,30 @@ def short_names(products: set[str]) -> dict[str, str]:
     short = {product: family_of(product) for product in products}
     names = list(short.values())
     return {product: name if names.count(name) == 1 else product for product, name in short.items()}
+
+
+def say_what_is_missing(errors: "Iterable[DocumentError]", unknown: "Sequence[UnknownModel]", *, hub: bool) -> None:
+    """Say on standard error what could not be read, and all models at once that are unknown, even to the hub."""
+    for error in errors:
+        say_line(f"error: {error}", err=True)
+    if unknown:
+        say(how_to_resolve(unknown, asked_hub=hub), err=True)
+
+
+def exit_code(result: "Answers", *, strict: bool) -> ExitCode:
+    """Return what the shell gets; says on standard error what is tight, and all warnings."""
+    for answer in result.answers:
+        if answer.verdict == TIGHT:
+            say_line(f"warning: {answer.document.name} is tight: {answer.explanation}", err=True)
+    warnings = [(answer.document.name, warning) for answer in result.answers for warning in answer.warnings]
+    for name, warning in warnings:
+        say_line(f"{'error: --strict' if strict else 'warning'}: {name}: {warning}", err=True)
+    codes = {
+        FITS: ExitCode.OK,
+        TIGHT: ExitCode.TIGHT if strict else ExitCode.OK,
+        DOES_NOT_FIT: ExitCode.DOES_NOT_FIT,
+        UNKNOWN: ExitCode.UNKNOWN,
+        INVALID: ExitCode.INVALID,
+    }
+    code = codes[result.verdict]
+    return ExitCode.TIGHT if strict and warnings and code is ExitCode.OK else code

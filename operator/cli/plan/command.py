@@ -1,4 +1,4 @@
-"""`specdecode plan`: where would it run, without a cluster and without a GPU."""
+"""`specdecode plan`: where a deployment would run, without a cluster and without a GPU."""
 
 import gc
 from enum import StrEnum
@@ -9,8 +9,8 @@ import typer
 
 from specdecode_operator.cli import options
 from specdecode_operator.cli.options import TableOrData, fail
-from specdecode_operator.cli.outputs.printing import print_data
-from specdecode_operator.cli.plan.outcome import exit_code, say_what_is_missing
+from specdecode_operator.cli.outputs import print_data
+from specdecode_operator.cli.plan.answers import exit_code, say_what_is_missing
 from specdecode_operator.cli.terminal import line_width, say, say_line
 from specdecode_operator.cli.text_files import DocumentError
 
@@ -69,7 +69,7 @@ def plan_command(  # noqa: PLR0913  each is an option
     # Sizing and the API's models take longer to load than the rest of the command line,
     # and a tenth longer where garbage is looked for meanwhile.
     gc.disable()
-    from specdecode_operator.cli.described import Description, described_or_read  # noqa: PLC0415
+    from specdecode_operator.cli.deployment_options import Description, described_or_read  # noqa: PLC0415
     from specdecode_operator.cli.plan.answers import ask  # noqa: PLC0415
 
     # Nor is any of it garbage later: a file of a megabyte would have it looked through twenty times.
@@ -114,7 +114,7 @@ def plan_command(  # noqa: PLR0913  each is an option
     if output is Form.TABLE:
         _print_text(result, matrix=matrix)
     elif output is Form.MARKDOWN:
-        from specdecode_operator.cli.plan.markdown import plan_markdown  # noqa: PLC0415
+        from specdecode_operator.cli.plan.text import plan_markdown  # noqa: PLC0415
 
         say(plan_markdown(result, matrix=matrix))
     else:

@@ -1,18 +1,262 @@
-"""Draws the memory of each candidate as stacked bars, and what its KV cache holds; needs the extra `plot`."""
+"""Draws a plan: memory of each candidate, room in its KV cache, the matrix of precisions (extra `plot`)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from specdecode_operator.cli.plan.answers import Answer, Candidate
+from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.sizing.devices import find_device
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.memory.budget import estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+from typing import TYPE_CHECKING
+
+from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, TIGHT, short_names, shown_precisions
 from specdecode_operator.cli.plan.text import heading
-from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.placement import place_phrase
+from specdecode_operator.sizing.quantization_matrix import MatrixRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from specdecode_operator.sizing.arithmetic import GIB
 from specdecode_operator.sizing.memory.budget import Budget
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+_SHORTEST: Final = 1024
+_OCTAVES: Final = 24
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a KV cache holds at one length."""
+
+    max_model_len: int
+    tokens: int
+    requests: float  # of that length, at once
+
+
+def held_by_length(facts: Facts, candidate: Candidate) -> list[Held]:
+    """Return what the candidate would hold at lengths up to what the target was made for; nothing of a CPU."""
+    device = find_device(candidate.product, facts.spec.accelerator.memory_gib_per_gpu)
+    if facts.on_cpu or device is None:
+        return []
+    pair = facts.at(candidate.target_precision, candidate.draft_precision, candidate.budget.fewer_seqs).pair
+    found = []
+    for length in _lengths(pair.limits.max_model_len, pair.target.max_position_embeddings):
+        try:
+            budget = estimate(replace(pair, limits=replace(pair.limits, max_model_len=length)), device, candidate.split)
+        except SizingError:
+            continue
+        if budget.kv_cache_tokens > 0:
+            found.append(Held(length, budget.kv_cache_tokens, budget.max_concurrency))
+    return found
+
+
+def _lengths(own: int, longest: int) -> Iterator[int]:
+    """Yield round lengths with the one that is asked for among them, shortest first."""
+    octaves = (_SHORTEST << octave for octave in range(_OCTAVES))
+    yield from sorted({own, *(length for length in octaves if length <= max(own, longest))})
+
+
+_MOST_LINES: Final = 8
+"""More lines than that cannot be told apart: the others are left out, and that is said."""
+
+# Colours that people with any colour vision can tell apart (Okabe and Ito, 2008); marks and lines for print.
+_LOOKS: Final = (
+    ("#0072B2", "o", "-"),
+    ("#D55E00", "s", "--"),
+    ("#009E73", "^", "-."),
+    ("#CC79A7", "D", ":"),
+    ("#E69F00", "v", "-"),
+    ("#56B4E9", "P", "--"),
+    ("#000000", "X", "-."),
+    ("#999999", "*", ":"),
+)
+_AT_ONCE: Final = (1, 8, 64)
+"""Requests of the full length whose tokens are drawn as lines to read off how many fit."""
+
+_GUIDE: Final = "#888888"
+
+
+class Line(NamedTuple):
+    """What one candidate holds."""
+
+    label: str
+    own_length: int  # that the object asks for
+    held: list[Held]
+
+
+def lengths_of(bars: Sequence[tuple[Answer, Candidate]], *, several: bool) -> list[Line]:
+    """Return a line for each candidate that holds anything at any length."""
+    lines = [
+        Line(
+            f"{answer.document.name}, {candidate.label}" if several else candidate.label,
+            answer.facts.pair.limits.max_model_len,
+            held_by_length(answer.facts, candidate),
+        )
+        for answer, candidate in bars
+        if answer.facts is not None
+    ]
+    return [line for line in lines if line.held]
+
+
+def draw_lengths(axes: "Axes", lines: Sequence[Line]) -> None:
+    """Draw the lines, and what so many requests of a length need."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator  # noqa: PLC0415  heavy, and an extra
+
+    for line, (colour, marker, style) in zip(lines, _LOOKS, strict=False):
+        lengths, tokens = [each.max_model_len for each in line.held], [each.tokens for each in line.held]
+        axes.plot(lengths, tokens, color=colour, marker=marker, markersize=4, linestyle=style, label=line.label)
+        own = next((each for each in line.held if each.max_model_len == line.own_length), None)
+        if own is not None:
+            axes.plot(own.max_model_len, own.tokens, marker="o", markersize=12, fillstyle="none", color=colour)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    every = [each for line in lines for each in line.held]
+    axes.set_ylim(min(each.max_model_len for each in every), 3 * max(each.tokens for each in every))
+    _draw_guides(axes, [each.max_model_len for each in every])
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.tick_params("x", labelrotation=30)
+    axes.set_xlabel("maxModelLen (tokens); ringed: as asked for")
+    axes.set_ylabel("KV cache (tokens)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#E5E5E5", linewidth=0.6)
+    axes.set_axisbelow(True)
+    left_out = len(lines) - _MOST_LINES
+    axes.set_title(
+        f"Tokens held by length{f' ({left_out} candidates left out)' if left_out > 0 else ''}", fontsize="small"
+    )
+    axes.legend(fontsize="small", loc="best")
+
+
+def _draw_guides(axes: "Axes", lengths: Sequence[int]) -> None:
+    """Draw what one request and more of each length need at once: where a line crosses one, no more fit."""
+    ends, (low, high) = (min(lengths), max(lengths)), axes.get_ylim()
+    for requests in _AT_ONCE:
+        axes.plot(ends, [requests * each for each in ends], color=_GUIDE, linewidth=0.8, linestyle=(0, (1, 2)))
+        words = f"{requests} request{'s' * (requests > 1)}"
+        for end, side in ((ends[1], "right"), (ends[0], "left")):
+            if low <= requests * end <= high:
+                axes.annotate(words, (end, requests * end), (0, 4), textcoords="offset points", ha=side, fontsize=7)
+                break
+    axes.set_ylim(low, high)
+
+
+MOST_ROWS: Final = 100
+"""Of precisions, over all objects: more make a picture that no screen shows."""
+
+_CELL_WIDTH_IN: Final = 1.1
+_CELL_HEIGHT_IN: Final = 0.26
+_DARK: Final = 0.55
+"""Share of the scale below which cells are so dark that their number is white."""
+
+_NO_PLACE: Final = "#EFEFEF"
+_HATCH: Final = "////"
+_NOTE: Final = "hatched: does not fit    ~ tight    * needs a checkpoint that nobody named, or cannot be launched so"
+
+_Maps = list[tuple[Answer, Facts, list[MatrixRow]]]
+
+
+def draw_matrix(answers: Sequence[Answer]) -> "Figure | None":
+    """Return the figure, a map for each object; None where none was sized in every precision, as on CPU."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  heavy, and an extra
+
+    maps: _Maps = [(each, each.facts, shown_precisions(each, each.facts)) for each in answers if each.facts]
+    maps = [each for each in maps if each[2]]
+    if not maps:
+        return None
+    heights = [len(dict.fromkeys(map(_precisions, rows))) for *_, rows in maps]
+    widths = [len(dict.fromkeys(map(_place, rows))) for *_, rows in maps]
+    size = (max(9.0, 3.6 + _CELL_WIDTH_IN * max(widths)), 0.4 + sum(1.4 + _CELL_HEIGHT_IN * rows for rows in heights))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(maps), 1, squeeze=False, height_ratios=[5 + rows for rows in heights])[:, 0]
+    for place, (answer, facts, rows) in zip(axes, maps, strict=True):
+        _draw(figure, place, rows, facts)
+        place.set_title(heading(answer, facts, precisions=False), fontsize="small")
+    figure.supxlabel(_NOTE, fontsize="small")
+    return figure
+
+
+def rows_of(answers: Sequence[Answer]) -> int:
+    """Return how many rows the maps of these objects have."""
+    maps = [shown_precisions(each, each.facts) for each in answers if each.facts]
+    return sum(len(dict.fromkeys(map(_precisions, rows))) for rows in maps)
+
+
+def _precisions(row: MatrixRow) -> str:
+    models = " / ".join(str(each) for each in (row.target_precision, row.draft_precision) if each is not None)
+    return f"{models}, {row.kv_cache_dtype}"
+
+
+def _place(row: MatrixRow) -> tuple[str, int, int, str]:
+    return row.product, row.gpus, row.nodes, row.split.label
+
+
+def _draw(figure: "Figure", axes: "Axes", rows: Sequence[MatrixRow], facts: Facts) -> None:
+    from matplotlib.colors import LogNorm  # noqa: PLC0415  heavy, and an extra
+
+    lines, places = list(dict.fromkeys(map(_precisions, rows))), list(dict.fromkeys(map(_place, rows)))
+    fitting = [row.concurrency for row in rows if row.verdict.value != DOES_NOT_FIT]
+    norm = LogNorm(min(fitting, default=1.0), max(*fitting, 1.0, 1.001 * min(fitting, default=1.0)))
+    for row in rows:
+        _draw_cell(axes, row, places.index(_place(row)), lines.index(_precisions(row)), norm)
+    names = short_names({place[0] for place in places})
+    labels = [f"{place_phrase(gpus, nodes, names[product])}\n{split}" for product, gpus, nodes, split in places]
+    axes.set_xticks(range(len(places)), labels, fontsize="small")
+    axes.set_yticks(range(len(lines)), lines, fontsize="small")
+    axes.set_xlim(-0.5, len(places) - 0.5)
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.set_facecolor(_NO_PLACE)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_ylabel("target / draft, KV cache" if facts.pair.draft is not None else "target, KV cache")
+    if fitting:
+        _draw_scale(figure, axes, norm, facts.pair.limits.max_model_len)
+
+
+def _draw_cell(axes: "Axes", row: MatrixRow, x: int, y: int, norm: "Normalize") -> None:
+    from matplotlib import colormaps  # noqa: PLC0415  heavy, and an extra
+    from matplotlib.patches import Rectangle  # noqa: PLC0415
+
+    corner, fits = (x - 0.5, y - 0.5), row.verdict.value != DOES_NOT_FIT
+    if fits:
+        share = float(norm(row.concurrency))
+        # Lighter is more, for every colour vision and in grey alike.
+        cell = Rectangle(corner, 1, 1, facecolor=colormaps["cividis"](share), edgecolor="white")
+        ink = "white" if share < _DARK else "black"
+        words = f"{'~' * (row.verdict.value == TIGHT)}{row.concurrency:,.1f}{'*' * (not row.launchable)}"
+        axes.text(x, y, words, ha="center", va="center", color=ink, fontsize="small")
+    else:
+        cell = Rectangle(corner, 1, 1, facecolor="white", edgecolor="#999999", hatch=_HATCH, linewidth=0.4)
+    axes.add_patch(cell)
+
+
+def _draw_scale(figure: "Figure", axes: "Axes", norm: "Normalize", max_model_len: int) -> None:
+    from matplotlib.cm import ScalarMappable  # noqa: PLC0415  heavy, and an extra
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator  # noqa: PLC0415
+
+    bar = figure.colorbar(ScalarMappable(norm, "cividis"), ax=axes, pad=0.01, aspect=30)
+    bar.set_label(f"requests of {max_model_len:,} tokens at once", fontsize="small")
+    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    bar.ax.yaxis.set_minor_locator(NullLocator())
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.3g}"))
+    bar.outline.set_visible(False)
+
 
 SUFFIXES: Final = (".png", ".svg")
 
@@ -92,7 +336,6 @@ def draw(answers: Sequence[Answer], file: Path, *, matrix: bool) -> None:
 
 
 def _draw_matrix(answers: Sequence[Answer], file: Path) -> "Figure | None":
-    from specdecode_operator.cli.plan.plot_matrix import MOST_ROWS, draw_matrix, rows_of  # noqa: PLC0415
 
     if (rows := rows_of(answers)) > MOST_ROWS:
         raise PlotError(f"{file}: {rows} rows are too many, {MOST_ROWS} are the most: plan fewer objects")
@@ -103,8 +346,6 @@ def _draw_candidates(
     answers: Sequence[Answer], bars: Sequence[tuple[Answer, Candidate]], file: Path, *, matrix: bool
 ) -> "Figure":
     from matplotlib.figure import Figure  # noqa: PLC0415  heavy, and an extra
-
-    from specdecode_operator.cli.plan.plot_lengths import draw_lengths, lengths_of  # noqa: PLC0415
 
     if len(bars) > _MOST_BARS:
         raise PlotError(f"{file}: {len(bars)} bars are too many, {_MOST_BARS} are the most: plan fewer objects")

@@ -1,23 +1,20 @@
-"""Puts answers into the words and tables of `plan`."""
+"""The answers of `plan` as text and tables, and as Markdown for the summary of a CI job."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, FITS, Answer, Candidate, shown_precisions
-from specdecode_operator.cli.plan.tables import aligned
-from specdecode_operator.cli.terminal import folded
-from specdecode_operator.deployment.spec.checkpoints import short_name
-from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.choice.explanations import calibration_phrase, capacity_phrase
-from specdecode_operator.sizing.choice.node_placement import place_phrase
-from specdecode_operator.sizing.choice.plan import NO_CHANGE_HELPS, least_change
-from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow
-from specdecode_operator.sizing.choice.ranking import best_places
+from specdecode_operator.cli.outputs import code, limited, table
+from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, FITS, Answer, Answers, Candidate, shown_precisions
+from specdecode_operator.cli.terminal import aligned, folded
+from specdecode_operator.deployment.models.checkpoints import short_name
+from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.enums import Knowledge
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.geometry import ModelGeometry, precision_name
 from specdecode_operator.sizing.memory.budget import Budget
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import precision_name
-from specdecode_operator.vocabulary import Knowledge
+from specdecode_operator.sizing.placement import calibration_phrase, capacity_phrase, place_phrase
+from specdecode_operator.sizing.plan import NO_CHANGE_HELPS, least_change
+from specdecode_operator.sizing.quantization_matrix import MatrixRow, best_places
 
 _ON_GPU: Final = ("GiB per GPU", "budget ({percent} %)", "state, activation, graphs, NCCL", "left for KV cache")
 _ON_CPU: Final = ("GiB per replica", "memory needed", "engine", "KV cache")
@@ -228,3 +225,38 @@ def _what_to_change(candidate: Candidate) -> list[str]:
         return [f"{reason}; {NO_CHANGE_HELPS}"]
     rows = [(fix.change, f"-> {fix.effect}") for fix in candidate.fixes]
     return [f"{reason}. Smallest change first:", *aligned(rows, left=2)]
+
+
+_HEADING = ("object", "on", "verdict", "weights GiB", "left for KV cache GiB", "tokens / full requests")
+
+
+def plan_markdown(result: Answers, *, matrix: bool) -> str:
+    """Return the verdict, a table of places, and what is to be changed or known; sizes are those of a GPU."""
+    rows = [
+        (
+            answer.document.qualified_name,
+            each.label,
+            each.verdict,
+            gib(each.budget.weights_bytes),
+            gib(each.budget.available_kv_bytes),
+            capacity(each.budget),
+        )
+        for answer in result.answers
+        for each in (answer.matrix if matrix else answer.candidates)
+    ]
+    remarks = [line for answer in result.answers for line in _remarks(answer)]
+    remarks += [f"- **error** {code(error)}" for error in result.errors]
+    parts = [[f"### specdecode plan: {result.verdict}"], table(_HEADING, rows), limited(remarks)]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _remarks(answer: Answer) -> Iterator[str]:
+    """What is not as it should be, with what helps."""
+    name = code(answer.document.qualified_name)
+    if answer.verdict != FITS:
+        # The sentence goes on with its fixes, which are listed here.
+        reason = answer.explanation.partition("; ")[0] if answer.candidates else answer.explanation
+        yield f"- **{answer.verdict}** {name} ({code(answer.document.place)}): {code(reason)}"
+        for each in answer.candidates:
+            yield from (f"  - {code(each.label)}: {code(fix.change)}, then {code(fix.effect)}" for fix in each.fixes)
+    yield from (f"- **warning** {name}: {code(warning)}" for warning in answer.warnings)

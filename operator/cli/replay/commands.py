@@ -1,4 +1,4 @@
-"""`specdecode replay`: captures played back without a GPU."""
+"""`specdecode replay`: its table of commands."""
 
 from typing import ClassVar
 
@@ -7,12 +7,12 @@ from specdecode_operator.cli.application import LazyGroup, application
 
 class _Commands(LazyGroup):
     later: ClassVar = {
-        "prepare": "replay.prepare:prepare_command",
+        "prepare": "replay.serve:prepare_command",
         "serve": "replay.serve:serve_command",
         "drive": "replay.drive:drive_command",
-        "compare": "replay.compare:compare_command",
+        "compare": "replay.fit:compare_command",
         "fit": "replay.fit:fit_command",
-        "forecast": "replay.forecast:forecast_command",
+        "forecast": "replay.synth:forecast_command",
         "synth": "replay.synth:synth_command",
     }
 

@@ -1,4 +1,4 @@
-"""`specdecode replay drive`: recorded arrivals, sent again."""
+"""`specdecode replay drive`: send recorded arrivals again, to a real server."""
 
 import asyncio
 import os
@@ -15,21 +15,27 @@ import msgspec
 import typer
 
 from specdecode_operator.capture.files.formats import CLIENT
-from specdecode_operator.capture.load.client import Server
-from specdecode_operator.capture.load.prompts.blocks import BlockPrompts
-from specdecode_operator.capture.load.prompts.prompt import TokenIds
-from specdecode_operator.capture.load.stop import Stop, stop_on_signals
+from specdecode_operator.capture.load.engine_client import Server
+from specdecode_operator.capture.load.prompts import BlockPrompts, TokenIds
+from specdecode_operator.capture.load.shutdown import Stop, stop_on_signals
+from specdecode_operator.capture.recording import Recording, RecordingError, read_recording
 from specdecode_operator.cli.options import TextOrJson, fail
-from specdecode_operator.cli.outputs.printing import print_json
+from specdecode_operator.cli.outputs import print_json
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError, new_folder
 from specdecode_operator.problems import printable
-from specdecode_operator.replay.drive.plan import Planned, planned
-from specdecode_operator.replay.drive.run import Drive, Driven
-from specdecode_operator.replay.drive.summary import DriveSummary, summarize, summary_text
-from specdecode_operator.replay.drive.target import Address, TargetError, find_target
-from specdecode_operator.replay.recording.read import RecordingError, read_recording
-from specdecode_operator.replay.recording.recording import Recording
+from specdecode_operator.replay.drive import (
+    Address,
+    Drive,
+    Driven,
+    DriveSummary,
+    Planned,
+    TargetError,
+    find_target,
+    planned,
+    summarize,
+    summary_text,
+)
 
 _FAILED: Final = 1
 _INTERRUPTED: Final = 130

@@ -1,17 +1,23 @@
-"""`specdecode replay fit`: captures as a model of their engine, in one small file."""
+"""`specdecode replay fit` and `compare`: a model of an engine from captures, and two recordings compared."""
 
+from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
+from specdecode_operator.capture.recording import Recording, RecordingError, read_recording
+from specdecode_operator.cli.options import TextOrJson
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import replaced_whole
-from specdecode_operator.documents.limits import UnreadableTextError
 from specdecode_operator.problems import printable
-from specdecode_operator.replay.fitted.model import FittedModel, Limits, decode_model, encode_model
-from specdecode_operator.replay.recording.read import RecordingError, read_recording
+from specdecode_operator.replay.model_file import FittedModel, Limits, decode_model, encode_model
+from specdecode_operator.untrusted import UnreadableTextError
+
+if TYPE_CHECKING:
+    from specdecode_operator.replay.compare import Comparison, Figure
+
 
 _OF_CAPTURE: Final = "Absent: as the capture says."
 
@@ -94,7 +100,7 @@ def with_limits(
 
 def _fitted(recordings: list[Any], draft_share: float) -> FittedModel:
     try:
-        from specdecode_operator.replay.fitted.fit import fit  # noqa: PLC0415  numpy is heavy, and an extra
+        from specdecode_operator.replay.fit import fit  # noqa: PLC0415  numpy is heavy, and an extra
     except ImportError as error:
         raise typer.BadParameter(NO_NUMPY) from error
     return fit(recordings, draft_share=draft_share)
@@ -117,3 +123,59 @@ def _limits_text(limits: Limits) -> list[str]:
 def _ranges_text(model: FittedModel) -> list[str]:
     ranges = model.donors.ranges if model.donors else {}
     return [f"  {name}: {seen.least:g} to {seen.most:g}" for name, seen in ranges.items()]
+
+
+class ExitCode(IntEnum):
+    """What the shell gets."""
+
+    OK = 0
+    TOO_FAR = 1
+
+
+def compare_command(
+    first: Annotated[Path, typer.Argument(help="A capture's folder, or a trace.")],
+    second: Annotated[Path, typer.Argument(help="What is held against it, such as its replay.")],
+    *,
+    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")] = TextOrJson.TEXT,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 where a figure is farther than it may be.")
+    ] = False,
+    skip_bad_lines: Annotated[
+        bool, typer.Option("--skip-bad-lines", help="Leave out lines that cannot be read.")
+    ] = False,
+) -> None:
+    """Say how far one recording is from another: times, throughput, burst sizes, acceptance.
+
+    For example: specdecode replay compare captures/demo replayed
+    """
+    try:
+        recordings = [read_recording(path, skip_bad_lines=skip_bad_lines) for path in (first, second)]
+        found = _compared(*recordings)
+    except RecordingError as error:
+        raise typer.BadParameter(str(error)) from error
+    say(msgspec.json.format(msgspec.json.encode(found)).decode() if output is TextOrJson.JSON else _as_text(found))
+    if check and not found.passed:
+        raise typer.Exit(ExitCode.TOO_FAR)
+
+
+def _compared(first: Recording, second: Recording) -> "Comparison":
+    try:
+        from specdecode_operator.replay.compare import compare  # noqa: PLC0415  numpy is an extra
+    except ImportError as error:
+        raise typer.BadParameter(NO_NUMPY) from error
+    return compare(first, second)
+
+
+def _as_text(found: "Comparison") -> str:
+    wide = max(len(figure.name) for figure in found.figures)
+    counts = " and ".join(f"{count:,}" for count in found.requests)
+    lines = [f"{printable(found.first)} against {printable(found.second)}: {counts} requests"]
+    lines += [f"  {_row(figure, wide)}" for figure in found.figures]
+    return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
+
+
+def _row(figure: "Figure", wide: int) -> str:
+    values = f"{figure.first:>10.2f}  {figure.second:>10.2f}  {figure.unit:<8}"
+    limit = "" if figure.limit is None else f"  (limit {figure.limit:g})"
+    verdict = "    " if figure.limit is None else "ok  " if figure.passed else "FAR "
+    return f"{verdict}{figure.name:<{wide}}  {values}  {figure.difference:>+8.2f} {figure.difference_unit}{limit}"

@@ -1,19 +1,263 @@
-"""`specdecode replay serve`: a capture as an OpenAI-compatible server."""
+"""`specdecode replay serve` and `prepare`: a capture or a fitted engine behind an OpenAI-compatible API."""
 
 import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from specdecode_operator.capture.recording import RecordingError
 from specdecode_operator.cli import options
-from specdecode_operator.cli.replay import emulated_options as emulated
-from specdecode_operator.cli.terminal import say
-from specdecode_operator.replay.engines.acceptance import AcceptanceSchedule
-from specdecode_operator.replay.engines.matching import Matching, Unmatched
-from specdecode_operator.replay.recording.read import RecordingError
+from specdecode_operator.cli.options import fail
+from specdecode_operator.cli.render import Options, RenderedDeployment, render
+from specdecode_operator.cli.terminal import say, say_line
+from specdecode_operator.cli.text_files import DocumentError
+from specdecode_operator.deployment.desired_state import Launch
+from specdecode_operator.problems import printable
+from specdecode_operator.replay.drafting import AcceptanceSchedule
+from specdecode_operator.replay.emulation import (
+    Emulation,
+    EngineEnvironment,
+    EngineFolder,
+    NotEmulatedError,
+    emulation,
+    free_port,
+    start_script,
+    tokenizer_files,
+    transfer_warnings,
+    write_engine_folder,
+)
+from specdecode_operator.replay.model_file import ModelFileError, read_model
+from specdecode_operator.replay.recorded_engine import Matching, Unmatched
+
+Plan = Annotated[
+    str | None, typer.Option("--plan", metavar="FILE", help="emulated: the SpecDecodeDeployment whose engine it is.")
+]
+Engine = Annotated[
+    Path | None,
+    typer.Option(
+        "--engine",
+        metavar="PYTHON",
+        help="emulated: the python that has vLLM, or its folder of packages. Absent: this.",
+    ),
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="emulated: the model's own tokenizer. Absent: one is made, of which a text takes twice as many tokens.",
+    ),
+]
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        metavar="FOLDER",
+        help="Empty folder for a capture of what is served; emulated: for the recorder's segments.",
+    ),
+]
+Keep = Annotated[
+    Path | None,
+    typer.Option(
+        "--keep", metavar="FOLDER", help="emulated: keep the engine's files here, each step's time with them."
+    ),
+]
+EngineArgument = Annotated[
+    list[str] | None,
+    typer.Option("--engine-arg", metavar="ARGUMENT", help="emulated: further argument for vLLM. May be repeated."),
+]
+
+_TAKEN: Final = frozenset({
+    "traces", "mode", "host", "port", "seed", "served_model_name",
+    "plan", "engine", "tokenizer", "record", "keep", "engine_arg", "nodes", "model_config", "hub", "calibration",
+})  # fmt: skip
+
+_OWN: Final = frozenset({
+    "plan", "engine", "tokenizer", "keep", "engine_arg", "nodes", "model_config", "hub", "calibration",
+})  # fmt: skip
+
+
+_OF_RECORDS: Final = frozenset({"match", "unmatched"})
+_OF_BATCHES: Final = frozenset({"max_num_seqs", "max_num_batched_tokens"})
+
+
+def refuse_options(context: typer.Context, mode: str) -> None:
+    """Refuse options that were written, and that this mode would not heed."""
+    written = [
+        parameter
+        for parameter in context.command.params
+        if (source := context.get_parameter_source(parameter.name or "")) is not None and source.name == "COMMANDLINE"
+    ]
+    for parameter in written:
+        name = parameter.name or ""
+        if mode == "emulated" and name not in _TAKEN:
+            raise typer.BadParameter("is not heeded with --mode emulated: leave it out", param_hint=parameter.opts[0])
+        if mode == "steps" and name in _OF_BATCHES:
+            raise typer.BadParameter("is not heeded with --mode steps: leave it out", param_hint=parameter.opts[0])
+        if mode == "modelled" and name in _OF_RECORDS:
+            raise typer.BadParameter("is not heeded with --mode modelled: leave it out", param_hint=parameter.opts[0])
+        if mode != "emulated" and name in _OWN:
+            raise typer.BadParameter("is heeded with --mode emulated alone: leave it out", param_hint=parameter.opts[0])
+
+
+RECORD_VARIABLE: Final = "SPECDECODE_RECORD_DIR"
+"""Where the recorder writes, as everywhere."""
+
+VERDICT_FILE: Final = "lateness.txt"
+"""In which the plugin says whether this machine was fast enough."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks for."""
+
+    models: Sequence[Path]  # one, as `specdecode replay fit` wrote it
+    plan: str | None  # file with one SpecDecodeDeployment
+    rendering: Options  # how it is planned
+    engine: Path | None = None  # python, or folder of packages, that has vLLM; None: this python
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: a free one
+    served_model_names: Sequence[str] = ()  # in the place of those of the plan
+    tokenizer: Path | None = None  # folder with the model's own
+    seed: int = 0
+    record: Path | None = None  # folder for what the recorder writes
+    keep: Path | None = None  # folder for all files, which stays; None: one that is removed
+    more: Sequence[str] = ()  # arguments for vLLM
+
+
+def serve_emulated(asked: Asked) -> int:
+    """Serve until a signal comes; return the exit status."""
+    try:
+        if len(asked.models) != 1:
+            fail(f"--mode emulated takes one fitted model, not {len(asked.models)}: fit it to all captures together")
+        model = read_model(asked.models[0])
+        if asked.tokenizer is not None and not tokenizer_files(asked.tokenizer):
+            fail(f"--tokenizer {asked.tokenizer}: has no tokenizer: name a folder with its tokenizer.json")
+        launch = _planned(asked)
+        emulated = emulation(launch, model)
+        engine = EngineEnvironment.at(asked.engine)
+        version = engine.version()
+        with ExitStack() as stack:
+            folder = asked.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specdecode-emulated-")))
+            written = write_engine_folder(
+                folder / "engine",
+                emulated,
+                tokenizer=asked.tokenizer,
+                seed=asked.seed,
+                tells_steps=asked.keep is not None,
+            )
+            _say_what_is_served(emulated, launch, version)
+            status = _serve(asked, engine, written)
+            _say_verdict(written)
+    except (NotEmulatedError, ModelFileError) as error:
+        fail(error)
+    except FileExistsError as error:
+        fail(f"--keep {asked.keep}: {error.filename} is there already: name another folder")
+    return status
+
+
+def prepare(asked: Asked, folder: Path, num_gpu_blocks: int | None) -> None:
+    """Write an engine's files below a folder, with a script that starts it where vLLM is."""
+    try:
+        launch = _planned(asked)
+        emulated = emulation(launch, read_model(asked.models[0])).with_blocks(num_gpu_blocks)
+        written = write_engine_folder(folder / "engine", emulated, tokenizer=asked.tokenizer, seed=asked.seed)
+    except (NotEmulatedError, ModelFileError) as error:
+        fail(error)
+    except OSError as error:
+        fail(f"--out {folder}: {error.strerror}: name another folder")
+    (folder / "start.py").write_text(start_script(written.plugins, written.arguments), encoding="utf-8")
+    _say_what_is_served(emulated, launch, emulated.profile.version)
+
+
+def _planned(asked: Asked) -> Launch:
+    """Return the plan of the only deployment in a file."""
+    if asked.plan is None:
+        fail("--mode emulated needs --plan FILE: the SpecDecodeDeployment whose engine it is")
+    found, errors = render([asked.plan], asked.rendering)
+    problems: list[DocumentError | str] = [*errors]
+    problems += [f"{each.document.name}: {each.refusal}" for each in found if each.refusal]
+    if problems:
+        fail(problems[0])
+    deployments = [each.deployment for each in found if isinstance(each.deployment, RenderedDeployment)]
+    if len(deployments) != 1:
+        fail(f"--plan {printable(asked.plan)}: {len(deployments)} SpecDecodeDeployments: name a file with one")
+    outcome = deployments[0].desired.outcome
+    if not isinstance(outcome, Launch):
+        fail(f"--plan {printable(asked.plan)}: nothing would be launched for it")
+    return outcome
+
+
+def _serve(asked: Asked, engine: EngineEnvironment, written: EngineFolder) -> int:
+    more = {}
+    if asked.record is not None:
+        asked.record.mkdir(parents=True, exist_ok=True)
+        more[RECORD_VARIABLE] = str(asked.record.resolve())
+    port = asked.port or free_port(asked.host)
+    arguments = [*written.arguments, "--host", asked.host, "--port", str(port)]
+    if asked.served_model_names:
+        arguments += ["--served-model-name", *asked.served_model_names]
+    arguments += asked.more
+    say_line(f"emulated: serving at http://{asked.host}:{port}", err=True)
+    return engine.serve(arguments, engine.variables([written.plugins], more))
+
+
+def _say_what_is_served(emulated: Emulation, launch: Launch, version: str) -> None:
+    row = launch.plan.chosen
+    budget = row.budget
+    place = f"{row.gpus} x {row.product}" if row.gpus else row.product
+    say_line(
+        f"emulated: {place}, {budget.num_blocks} KV blocks, {budget.kv_cache_tokens} tokens, vLLM {version}", err=True
+    )
+    planned = emulated.profile.version
+    if version.split(".")[:2] != planned.split(".")[:2]:
+        say_line(f"warning: the plan is for vLLM {planned}: name an engine of that version with --engine", err=True)
+    for line in transfer_warnings(emulated, row.tensor, row.product):
+        say_line(f"warning: {line}", err=True)
+
+
+def _say_verdict(written: EngineFolder) -> None:
+    path = written.told / VERDICT_FILE
+    if path.exists():
+        say_line(path.read_text(encoding="utf-8").strip(), err=True)
+
+
+def prepare_command(  # noqa: PLR0913  each is an option
+    model: Annotated[Path, typer.Argument(help="Model that `specdecode replay fit` made.", metavar="MODEL")],
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write, which must not hold an engine yet.")],
+    plan: Annotated[str, typer.Option("--plan", metavar="FILE", help="The SpecDecodeDeployment whose engine it is.")],
+    num_gpu_blocks: Annotated[
+        int | None, typer.Option(help="Blocks of the KV cache. Absent: those of the plan.", min=1, max=2**32)
+    ] = None,
+    tokenizer: Tokenizer = None,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    nodes: options.NodesOption = None,
+    model_config: options.ModelConfigOption = None,
+    hub: options.HubOption = False,
+    calibration: options.CalibrationOption = None,
+) -> None:
+    """Write what vLLM needs to be emulated: models without weights, plugins, settings, and a script that starts it.
+
+    `replay serve --mode emulated` does it in one go, where vLLM is installed.
+    This is for a container that has vLLM: start.py in the folder takes further
+    arguments of vLLM, and must be run where the folder lies at the same path.
+
+    For example: specdecode replay prepare model.json --plan deployment.yaml -o /emulated
+    """
+    from specdecode_operator.cli.options import hub_models  # noqa: PLC0415
+    from specdecode_operator.cli.render import Options  # noqa: PLC0415
+
+    rendering = Options(nodes, model_config or [], calibration, models=hub_models(wanted=hub))
+    prepare(Asked(models=[model], plan=plan, rendering=rendering, tokenizer=tokenizer, seed=seed), out, num_gpu_blocks)
+
 
 _EXTRA = ("starlette", "uvicorn", "uvloop", "httptools", "numpy")
 
@@ -90,12 +334,12 @@ def serve_command(  # noqa: PLR0913  each is an option
         int, typer.Option(help="Connections at a time; others get 503. Not for emulated.", min=1)
     ] = 2048,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
-    plan: emulated.Plan = None,
-    engine: emulated.Engine = None,
-    tokenizer: emulated.Tokenizer = None,
-    record: emulated.Record = None,
-    keep: emulated.Keep = None,
-    engine_arg: emulated.EngineArgument = None,
+    plan: Plan = None,
+    engine: Engine = None,
+    tokenizer: Tokenizer = None,
+    record: Record = None,
+    keep: Keep = None,
+    engine_arg: EngineArgument = None,
     nodes: options.NodesOption = None,
     model_config: options.ModelConfigOption = None,
     hub: options.HubOption = False,
@@ -118,11 +362,10 @@ def serve_command(  # noqa: PLR0913  each is an option
 
     Ends with 0 after SIGTERM or Ctrl-C, when what was being answered is answered; with 2 where nothing can be served.
     """
-    emulated.refuse_options(context, mode.value)
+    refuse_options(context, mode.value)
     if mode is Mode.EMULATED:
         from specdecode_operator.cli.options import hub_models  # noqa: PLC0415
-        from specdecode_operator.cli.render.answers import Options  # noqa: PLC0415
-        from specdecode_operator.cli.replay.emulated import Asked, serve_emulated  # noqa: PLC0415
+        from specdecode_operator.cli.render import Options  # noqa: PLC0415
 
         rendering = Options(nodes, model_config or [], calibration, models=hub_models(wanted=hub))
         asked = Asked(
@@ -144,8 +387,8 @@ def serve_command(  # noqa: PLR0913  each is an option
         names = ", ".join(missing)
         raise typer.BadParameter(f"needs the extra replay ({names}): install 'specdecode-operator[replay]'")
     # The server takes longer to load than the rest of the command line.
+    from specdecode_operator.replay.server import playback_source as sources  # noqa: PLC0415
     from specdecode_operator.replay.server import serve as server  # noqa: PLC0415
-    from specdecode_operator.replay.server import source as sources  # noqa: PLC0415
 
     settings = server.ServeSettings(
         source=sources.SourceSettings(

@@ -1,13 +1,13 @@
-"""Reads of a checkpoint what sizing needs to know: its config.json, and the headers of its safetensors files.
+"""Read config.json and the safetensors headers of a checkpoint.
 
-It runs in a Job with the operator's image (`specdecode read-model`): no vLLM, no GPU and no code of a model, and it
-opens no pickle. What it reads does not depend on the version of the engine; what that makes of it is in the profiles
-of `versions/`. The answer is the container's termination message, for which a pod needs no permission::
+`specdecode read-model` runs this in a Job with the operator's image: no vLLM, no GPU, no code of the model, no
+pickle; a test asserts that only the standard library is imported. The facts do not depend on the version of the
+engine. The answer is the container's termination message, for which the pod needs no permission::
 
     {"facts": "<base64 of gzip of JSON>"}
     {"error": {"reason": "ModelNotFound", "message": "..."}}
 
-The commands with ``--hub`` use it too. `specdecode_operator.resolver.answer` is the other end of the message.
+`model_facts.unpack_facts` reads that message. Commands with ``--hub`` use the reader too.
 """
 
 import base64

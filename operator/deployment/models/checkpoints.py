@@ -1,4 +1,4 @@
-"""What the checkpoints of a spec hold: geometries and precisions, and the spec that names what is served."""
+"""Geometry and precision of the checkpoints that a spec names or leaves open."""
 
 import json
 from collections.abc import Mapping
@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.models import Draft, ModelCheckpoint, ServedModel, Target
-from specdecode_operator.api.values import Quantization
-from specdecode_operator.deployment.spec.model_sources import (
+from specdecode_operator.api.speculation import Draft, ModelCheckpoint, ServedModel, Target
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
+from specdecode_operator.deployment.models.model_locations import (
     NOTHING_ASSUMED,
     TARGET,
     KnownModels,
@@ -18,16 +18,15 @@ from specdecode_operator.deployment.spec.model_sources import (
     model_source,
     served_models,
 )
-from specdecode_operator.engine.rules.config_overrides import ConfigOverrides, overridden
+from specdecode_operator.enums import Method, Precision, Quantization
 from specdecode_operator.problems import InvalidSpecError, Problem, shown, shown_or_missing
-from specdecode_operator.resolver.read_model_facts import Checkpoint
-from specdecode_operator.sizing.choice.precision_rules import ONLINE_PRECISIONS, served_precision
-from specdecode_operator.sizing.estimated.assumed import Assumption, assumed_geometry, usual_config
-from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models
-from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
-from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry
-from specdecode_operator.sizing.model.stored import StoredWeights
-from specdecode_operator.vocabulary import Method, Precision
+from specdecode_operator.sizing.catalogue import find_entry, find_geometry, known_models
+from specdecode_operator.sizing.config_fields import overridden
+from specdecode_operator.sizing.families.architectures import geometry_from_config, head_from_config
+from specdecode_operator.sizing.families.assumed import Assumption, assumed_geometry, usual_config
+from specdecode_operator.sizing.geometry import GeometryError, ModelGeometry, StoredWeights
+from specdecode_operator.sizing.kernel_support import ONLINE_PRECISIONS, served_precision
+from specdecode_operator.vllm.hf_overrides import ConfigOverrides
 
 MODEL_UNKNOWN: Final = "ModelUnknown"
 """Reason of an InvalidSpecError that a config.json would mend."""

@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from specdecode_operator.deployment.spec.checkpoints import stored_weights
-from specdecode_operator.documents.json_text import parse_yaml_or_json
-from specdecode_operator.documents.limits import UnreadableTextError
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
+from specdecode_operator.deployment.models.checkpoints import stored_weights
+from specdecode_operator.deployment.models.model_facts import checkpoint_of
+from specdecode_operator.enums import Knowledge
 from specdecode_operator.problems import printable, shown
-from specdecode_operator.resolver.answer import checkpoint_of
-from specdecode_operator.resolver.read_model_facts import Checkpoint
-from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.base.units import format_gib
-from specdecode_operator.sizing.estimated.geometry import MORE_IN_FILES
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.families.heads import method_of_head
-from specdecode_operator.sizing.weights.checkpoint_bytes import expected_file_bytes
-from specdecode_operator.vocabulary import Knowledge
+from specdecode_operator.sizing.arithmetic import format_gib
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.families.draft_heads import method_of_head
+from specdecode_operator.sizing.families.estimated import MORE_IN_FILES
+from specdecode_operator.sizing.weights import expected_file_bytes
+from specdecode_operator.untrusted import UnreadableTextError
+from specdecode_operator.untrusted_yaml import parse_yaml_or_json
 
 _KIND: Final = "ModelFacts"
 _MOST_BYTES: Final = 2**50
@@ -27,7 +27,7 @@ _MOST_TIMES_EXACT: Final = 2
 """By how much the files may differ from what config.json describes, if sizing estimates the model or knows it exactly.
 
 Precisions that it estimates may be 4 bits in the place of 16. A plan warns if they differ by less than that, and by
-more than the tolerances of `deployment/spec/warnings.py`.
+more than the tolerances of `deployment/warnings.py`.
 """
 
 

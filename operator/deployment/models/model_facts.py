@@ -1,27 +1,80 @@
-"""The ConfigMap in which a namespace keeps what was read of its models.
+"""Facts about models from untrusted sources: the reader's message and the namespace's ConfigMap.
 
-There is one a namespace with one entry a model, so that all objects of the namespace share them. It has no owner: it
-outlives the object that asked first. Whoever deletes an entry, or all, has the model read again.
+One ConfigMap per namespace has one entry per model, shared by all objects of the namespace. It has no owner, so
+it outlives the object that asked first. If an entry is deleted, the model is read again. Files of facts from
+the operator's administrator come before both.
 """
 
+import base64
+import gzip
+import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.kept import digests
-from specdecode_operator.deployment.spec.model_sources import (
+from specdecode_operator.cluster.resources import MANAGED_BY_LABEL, MANAGER, MODEL_FACTS_LABEL, MODEL_FACTS_NAME
+from specdecode_operator.deployment.models.checkpoint_reader import (
+    ERROR_LIMIT,
+    MESSAGE_LIMIT_BYTES,
+    Checkpoint,
+    CheckpointError,
+    Weights,
+)
+from specdecode_operator.deployment.models.model_locations import (
     KnownModels,
     ModelSource,
     sources_without_config,
     undescribed_models,
 )
-from specdecode_operator.documents.json_text import parse_json
-from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER, MODEL_FACTS_LABEL, MODEL_FACTS_NAME
-from specdecode_operator.resolver.answer import checkpoint_of
-from specdecode_operator.resolver.read_model_facts import Checkpoint
+from specdecode_operator.deployment.tamper_check import digests
+from specdecode_operator.redaction import clip
+from specdecode_operator.untrusted import parse_json
+
+_UNPACKED_LIMIT_BYTES = 256 * 1024
+_MAKES_NO_SENSE = (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError)
+
+
+def unpack_facts(message: str) -> Checkpoint:
+    """Return the facts that a termination message carries.
+
+    Raises
+    ------
+    CheckpointError
+        The one that the message tells, or one that says that the message itself makes no sense.
+    """
+    try:
+        answer = parse_json(message[:MESSAGE_LIMIT_BYTES])
+        if "error" not in answer:
+            packed = io.BytesIO(base64.b64decode(answer["facts"], validate=True))
+            with gzip.GzipFile(fileobj=packed) as stream:
+                return checkpoint_of(parse_json(stream.read(_UNPACKED_LIMIT_BYTES)))
+        failure = CheckpointError(
+            str(answer["error"]["reason"])[:64], clip(str(answer["error"]["message"]), ERROR_LIMIT)
+        )
+    except _MAKES_NO_SENSE as error:
+        raise CheckpointError("ReaderFailed", f"the reader's answer makes no sense: {clip(message, 200)!r}") from error
+    raise failure
+
+
+def checkpoint_of(body: Mapping[str, Any]) -> Checkpoint:
+    """Return the checkpoint that its JSON describes.
+
+    Raises
+    ------
+    ValueError, KeyError, TypeError, AttributeError
+        When it describes no checkpoint.
+    """
+    weights = Weights(**body["weights"])
+    counts = (weights.total_bytes, weights.tensors, *weights.bytes_by_dtype.values(), *weights.bytes_by_part.values())
+    config, commit = body["config"], body.get("commit")
+    holds_facts = isinstance(config, dict) and type(weights.output_head) is bool
+    if not holds_facts or not all(type(count) is int and count >= 0 for count in counts):
+        raise ValueError("not the facts of a checkpoint")
+    return Checkpoint(config, weights, None if commit is None else str(commit)[:64])
+
 
 CONFIG_MAP_NAME: Final = MODEL_FACTS_NAME
 

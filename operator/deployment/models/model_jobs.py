@@ -1,45 +1,279 @@
-"""The Job that downloads a model to the cache, and the ConfigMap that keeps which commit is there.
+"""Jobs that read and download models, and the ConfigMap that keeps which commit was downloaded.
 
-The ConfigMap lies beside the other children: engines are started with that commit and no other until the object names
-another model or revision. Whoever deletes an entry, or the ConfigMap, has the model downloaded anew, which costs
-nothing for files that are there.
+A Job answers in the termination message of its pod, which the operator copies before the pod is gone. Engines
+start with exactly the downloaded commits until the model or the revision changes. If the ConfigMap or an entry
+is deleted, the model is downloaded again; files in the cache are not fetched twice.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.key import Key
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.models.jobs import DOWNLOADING, WITHOUT_POD, ModelJob, last_words
-from specdecode_operator.deployment.objects.pod_user import container_user, volume_group
-from specdecode_operator.deployment.pods.readiness import Readiness, without_engines, working
-from specdecode_operator.deployment.spec.facts import Facts, engine_image
-from specdecode_operator.deployment.spec.model_sources import DRAFT, TARGET, ModelSource, served_models
-from specdecode_operator.deployment.spec.model_storage import (
+from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
+from specdecode_operator.cluster.manifests import content_hash, owned, render_template, secret_key
+from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
+from specdecode_operator.cluster.resources import (
+    DOWNLOAD_KEY_ANNOTATION,
+    MANAGED_BY_LABEL,
+    MANAGER,
+    MODEL_KEY_ANNOTATION,
+    READS_FOR_LABEL,
+)
+from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, CheckpointError
+from specdecode_operator.deployment.models.model_facts import unpack_facts
+from specdecode_operator.deployment.models.model_locations import (
     COMMIT,
+    DRAFT,
     HUB_CACHE_PATH,
+    TARGET,
+    ModelSource,
     cache_claim,
     downloads_to_cache,
+    hub_environment,
+    model_path,
+    models_volume,
+    served_models,
 )
-from specdecode_operator.documents.json_text import parse_json
-from specdecode_operator.kube.labels import DOWNLOAD_KEY_ANNOTATION
-from specdecode_operator.kube.manifests import owned, secret_key
-from specdecode_operator.kube.nodes import PRODUCT_LABEL
+from specdecode_operator.deployment.pod_scripts import download_model
+from specdecode_operator.deployment.pod_template_merge import container_user, merge, volume_group
+from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod
+from specdecode_operator.deployment.rollout.engine_errors import telling_line
+from specdecode_operator.deployment.rollout.readiness import Readiness, without_engines, working
+from specdecode_operator.deployment.spec_facts import Facts, engine_image, platform_of
 from specdecode_operator.redaction import clip
-from specdecode_operator.resolver import download_model
+from specdecode_operator.untrusted import parse_json
+from specdecode_operator.vllm.settings import Platform
 
-_FROM_POD_TEMPLATE: Final = (
+RESOLVING, DOWNLOADING = "ResolvingModel", "DownloadingModels"
+"""Reasons of an object that waits for them."""
+
+WITHOUT_POD: Final = "where a quota or a policy refuses its pod, kubectl describe job tells"
+"""What is to be known of a Job of which no pod comes: its controller says so in Events alone."""
+
+_NAME_DIGITS: Final = 4
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class ModelJob(Generic[_Answer]):
+    """One kind of Job for models; ``_Answer`` is what its script finds."""
+
+    template: str
+    container: str
+    name_suffix: str
+
+    command: Sequence[str]
+    """What runs in its image."""
+
+    key_annotation: str
+    """Annotation of its pods with the key of the model."""
+
+    patch: Callable[[Body], Body]
+    """Returns what of a podTemplate's spec holds for its pods too."""
+
+    values: Callable[[SpecDecodeDeploymentSpec, ModelSource], dict[str, Any]]
+    """Returns what its template takes beside the common values."""
+
+    remedies: Mapping[str, str]
+    """What to do, by the reason that the script gives."""
+
+    read: Callable[[Body], _Answer | Blocked]
+    """Reads the answer of a container that has terminated."""
+
+    place: Callable[[ModelSource], str] = str
+    """How a model is named in messages."""
+
+    def answers(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> dict[ModelSource, _Answer]:
+        """Return what the pods have found."""
+        found = {}
+        for source in sources.values():
+            terminated = self._terminated(self._pod(pods, source))
+            if terminated is not None and terminated.get("exitCode") == 0:
+                answer = self.read(terminated)
+                if not isinstance(answer, Blocked):
+                    found[source] = answer
+        return found
+
+    def blocked(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> Blocked | None:
+        """Return why there is no answer for the first of these models that fails, with its field and what to do."""
+        for field, source in sources.items():
+            pod = self._pod(pods, source)
+            if pod is None:
+                continue
+            terminated = self._terminated(pod)
+            answer = blocked_pod(pod) if terminated is None else self.read(terminated)
+            if isinstance(answer, Blocked):
+                what = f"{field}.model: {self.place(source)}: {answer.message}"
+                remedy = self.remedies.get(answer.reason, "").format(field=field, claim=source.claim)
+                again = "" if answer.permanent else "it is tried again by itself"
+                message = "; ".join(filter(None, [what, remedy, again]))
+                return Blocked(answer.reason, message, answer.permanent)
+        return None
+
+    def render(self, key: Key, uid: str, spec: SpecDecodeDeploymentSpec, image: str, source: ModelSource) -> Body:
+        """Return the Job for one model."""
+        common = {
+            "name": "",
+            "labels": {MANAGED_BY_LABEL: MANAGER, READS_FOR_LABEL: key.name},
+            "annotations": {self.key_annotation: source.key},
+            "container": self.container,
+            "image": image,
+            "command": [*self.command],
+            "hub_env": hub_environment(spec),
+            "gpu_resource": None if platform_of(spec) is Platform.CPU else GPU_RESOURCE,
+        }
+        job = render_template(self.template, {**common, **self.values(spec, source)})
+        template = job["spec"]["template"]
+        given = (spec.pod_template.spec if spec.pod_template else None) or {}
+        template["spec"] = merge(template["spec"], self.patch(given))
+        # A Job's template cannot be changed: another one needs another name.
+        job["metadata"]["name"] = f"{key.name}-{self.name_suffix}-{content_hash(template)[:_NAME_DIGITS]}"
+        return owned(job, key, uid)
+
+    def progress(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> str:
+        """Return what the first of these Jobs that has no answer waits for, or that it runs."""
+        for source in sources.values():
+            pod = self._pod(pods, source)
+            if pod is None:
+                return WITHOUT_POD
+            if self._terminated(pod) is None:
+                return self._stage(pod)
+        return "its answer is read next"
+
+    def _stage(self, pod: Body) -> str:
+        """Return what a pod waits for that nothing blocks, or that its container runs."""
+        status = pod.get("status") or {}
+        conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
+        for container in status.get("containerStatuses") or []:
+            if container["name"] == self.container and "running" in (container.get("state") or {}):
+                return "its container runs"
+        if conditions.get("PodScheduled") != "True":
+            return "its pod waits for a node"
+        spec = pod.get("spec") or {}
+        image = next((each["image"] for each in spec.get("containers") or [] if each["name"] == self.container), "")
+        volumes = [volume for volume in spec.get("volumes") or [] if "emptyDir" not in volume]
+        return f"its node pulls image {image}{' and mounts the volume of the models' if volumes else ''}"
+
+    def _pod(self, pods: Sequence[Body], source: ModelSource) -> Body | None:
+        """Return the newest pod for a model; of those of one second the last."""
+        mine = [
+            pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(self.key_annotation) == source.key
+        ]
+        ordered = sorted(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+        return ordered[-1] if ordered else None
+
+    def _terminated(self, pod: Body | None) -> Body | None:
+        """Return how the container terminated last, this time or the time before."""
+        for status in (pod or {}).get("status", {}).get("containerStatuses") or []:
+            if status["name"] == self.container:
+                now, before = status.get("state") or {}, status.get("lastState") or {}
+                terminated: Body | None = now.get("terminated") or before.get("terminated")
+                return terminated
+        return None
+
+
+def last_words(terminated: Body) -> str:
+    """Return how a container ended that gave no answer: its exit code, and the line of its log that says most."""
+    return f"ended with exit code {terminated.get('exitCode')}: {telling_line(str(terminated.get('message') or ''))}"
+
+
+def is_model_pod(pod: Body) -> bool:
+    """Whether a pod reads or downloads a model, as opposed to an engine's."""
+    return READS_FOR_LABEL in (pod["metadata"].get("labels") or {})
+
+
+_FROM_POD_TEMPLATE: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName")
+"""What decides where an engine may run, and whether its image can be had."""
+
+_USER_FIELDS: Final = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups", "seLinuxOptions")
+
+_REMEDIES: Final = {
+    "ModelNotFound": "correct the path, or put the model there",
+    "ModelNotReadable": "make it readable, or set runAsUser or fsGroup in spec.podTemplate.spec.securityContext",
+    "ConfigUnreadable": "mend the file, or put its content into {field}.config",
+    "ConfigTooLong": "put what describes the model's shape into {field}.config",
+    "WeightsNotFound": "complete the model: put its safetensors files there",
+    "WeightsUnreadable": "copy or download the file anew",
+    "HubRefused": "check the name, the model's licence and spec.models.hubTokenSecret",
+    "HubUnreachable": "let pods reach the hub, name a volume in spec.models, or put config.json into {field}.config",
+    "ImagePullFailed": "it is the operator's own image: name its pull secret in spec.podTemplate.spec.imagePullSecrets",
+    "ReaderTimedOut": "look whether the volume or the hub answers, or put config.json into {field}.config",
+    "ReaderFailed": "kubectl logs of its pod tells more; or put the content of config.json into {field}.config",
+}
+"""What to do, by the reason that the reader gives."""
+
+_ONLY_THE_USER: Final = frozenset({"ConfigUnreadable", "ConfigTooLong"})
+"""The others may pass: a volume that is being filled, a hub that does not answer, a licence that is granted."""
+
+
+def reading_jobs(
+    key: Key, uid: str, spec: SpecDecodeDeploymentSpec, operator_image: str, sources: Mapping[str, ModelSource]
+) -> list[Body]:
+    """Return a Job for each model; one that is target and draft is read once."""
+    return [READER.render(key, uid, spec, operator_image, source) for source in dict.fromkeys(sources.values())]
+
+
+def _values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, Any]:
+    if source.on_volume:
+        return {
+            "arguments": ["folder", "--", model_path(source.model)],
+            "volume": {"name": "models", **models_volume(spec)},
+            "hub_token": None,
+        }
+    return {
+        "arguments": ["hub", *([f"--revision={source.revision}"] if source.revision else []), "--", source.model],
+        "volume": None,
+        "hub_token": secret_key(spec.models.hub_token_secret),
+    }
+
+
+def _patch(given: Body) -> Body:
+    """It never is root: what root alone may read, it cannot."""
+    patch: Body = {name: given[name] for name in _FROM_POD_TEMPLATE if name in given}
+    security = given.get("securityContext")
+    if isinstance(security, dict):
+        patch["securityContext"] = {name: security[name] for name in _USER_FIELDS if security.get(name)}
+    return patch
+
+
+def _checkpoint(terminated: Body) -> Checkpoint | Blocked:
+    message = str(terminated.get("message") or "")
+    if terminated.get("reason") == "OOMKilled":
+        return Blocked("OutOfMemory", "the reader needed more memory than its limit and was killed")
+    try:
+        return unpack_facts(message)
+    except CheckpointError as error:
+        if message.startswith("{"):
+            reason = error.reason if error.reason in _REMEDIES else "ReaderFailed"
+            return Blocked(reason, error.message, permanent=reason in _ONLY_THE_USER)
+        return Blocked("ReaderFailed", f"the reader {last_words(terminated)}")
+
+
+READER: Final = ModelJob(
+    template="model-job",
+    container="read-model",
+    name_suffix="facts",
+    command=("specdecode", "read-model"),
+    key_annotation=MODEL_KEY_ANNOTATION,
+    patch=_patch,
+    values=_values,
+    remedies=_REMEDIES,
+    read=_checkpoint,
+)
+
+
+_DOWNLOAD_FROM_POD_TEMPLATE: Final = (
     "imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName", "securityContext",
 )  # fmt: skip
 """What decides where engines run, whether their image can be had, and as whom they write."""
 
 _TOKEN: Final = "spec.models.hubTokenSecret"  # noqa: S105  the name of a field
-_REMEDIES: Final = {
+_DOWNLOAD_REMEDIES: Final = {
     "ModelGated": f"accept its licence on the hub, and name a Secret with a token of that account in {_TOKEN}",
     "ModelNotFound": f"correct {{field}}.model; a private one needs a token in {_TOKEN}",
     "RevisionNotFound": "correct {field}.revision",
@@ -138,7 +372,7 @@ def downloads_config_map(key: Key, uid: str, sources: Mapping[str, ModelSource],
     )
 
 
-def _values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, Any]:
+def _download_values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, Any]:
     products = spec.accelerator.product
     among = {"operator": "In", "values": [*products]} if products else {"operator": "Exists"}
     return {
@@ -165,7 +399,7 @@ def _commit(terminated: Body) -> str | Blocked:
         reason, text = str(error["reason"]), clip(str(error["message"]), download_model.MESSAGE_LIMIT)
     except (ValueError, KeyError, TypeError):
         return Blocked("DownloadFailed", f"the download {last_words(terminated)}")
-    return Blocked(reason if reason in _REMEDIES else "DownloadFailed", text)
+    return Blocked(reason if reason in _DOWNLOAD_REMEDIES else "DownloadFailed", text)
 
 
 def _commit_in(text: object) -> str | None:
@@ -184,9 +418,9 @@ DOWNLOADER: Final = ModelJob(
     # As an argument the script needs no object of its own, and is always the one of this operator.
     command=("python3", "-c", Path(download_model.__file__).read_text(encoding="utf-8")),
     key_annotation=DOWNLOAD_KEY_ANNOTATION,
-    patch=lambda given: {name: given[name] for name in _FROM_POD_TEMPLATE if name in given},
-    values=_values,
-    remedies=_REMEDIES,
+    patch=lambda given: {name: given[name] for name in _DOWNLOAD_FROM_POD_TEMPLATE if name in given},
+    values=_download_values,
+    remedies=_DOWNLOAD_REMEDIES,
     read=_commit,
     place=lambda source: source.model,
 )

@@ -1,11 +1,16 @@
-"""The condition Decayed: engines whose drafts bring less than they did, or that take longer for a token at a like load.
+"""The condition Decayed: engines whose drafts bring less than before, or that take longer per token.
 
-What they are held to is their own: what the newest capture of these settings found, and their first windows after a
-start, by load. It is lost with the operator's process, and learned again from as many windows.
+Engines are compared with themselves: with the newest capture of these settings, and with their first windows
+after a start, by load. The baseline is lost with the operator's process and learned again from as many windows.
+Not judged are the first window, which began with the engines; windows with another draft length, as with K by
+batch size; acceptance under adaptive verification, which reads low by design; and the acceptance rate of
+methods with free draft length.
 
-Not judged is what says something else: the first window, which began with the engines; windows whose drafts have
-another length, as K by batch size makes them; acceptance under adaptive verification, which reads low by design, and by
-length that is free.
+`Decline` is an e-detector. Losses are numbers of 0 or more in units of the largest mean allowed. A bet of share
+b on losses above 1 multiplies by 1 + b (loss - 1): on average no gain while losses have a mean of at most 1. A
+decline may begin at any loss, so a new bet starts with each and all gains are added (Shiryaev 1963, Roberts
+1966; Shin, Ramdas and Rinaldo 2023). The sum reaches A within n losses with a probability of at most n / A: a
+known rate of false alarms.
 """
 
 import math
@@ -17,18 +22,58 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_status import CapturePhase, SpecDecodeCaptureStatus
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status.capture import CapturePhase, SpecDecodeCaptureStatus
-from specdecode_operator.api.status.deployment import PlanStatus
-from specdecode_operator.api.values import METHODS_OF_FREE_LENGTH
+from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.deployment.conditions import TRUE, ConditionUpdate
-from specdecode_operator.deployment.proof.observed import decimal
-from specdecode_operator.deployment.proof.recent import Recent, Work
-from specdecode_operator.deployment.spec.engine_fields import engine_word
-from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.evidence.decline import Decline
+from specdecode_operator.deployment.observed.engine_reports import decimal
+from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
+from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.enums import METHODS_OF_FREE_LENGTH, Method
 from specdecode_operator.problems import InvalidSpecError, printable
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.stats.engine_window import Recent, Work
+
+_SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)
+"""Each is best for losses of another size."""
+
+_LARGEST: Final = 4.0
+"""What a loss counts at most, so that a moment in which everything stood still does not decide; it lowers means."""
+
+_LAST: Final = 8
+"""Losses that have to be as they may be, on average, before it is over."""
+
+
+@dataclass(frozen=True)
+class Decline:
+    """What is known of one kind of loss."""
+
+    sums: tuple[float, ...] = (0.0,) * len(_SHARES)
+    """What all bets have won, by share."""
+
+    last: tuple[float, ...] = ()
+    """The last losses."""
+
+    found: bool = False
+    """Whether losses are larger than they may be."""
+
+    def after(self, loss: float, losses_between_alarms: float) -> "Decline":
+        """Return what is known after one more loss.
+
+        Parameters
+        ----------
+        losses_between_alarms
+            How many losses there are between two false alarms on average, at the least.
+        """
+        loss = min(loss, _LARGEST)
+        last = (*self.last, loss)[-_LAST:]
+        if self.found:
+            is_over = len(last) == _LAST and fmean(last) <= 1
+            return Decline() if is_over else Decline(self.sums, last, found=True)
+        sums = tuple((won + 1) * (1 + share * (loss - 1)) for won, share in zip(self.sums, _SHARES, strict=True))
+        found = fmean(sums) >= losses_between_alarms
+        # What led to the alarm is not what ends it.
+        return Decline(sums, () if found else last, found=found)
+
 
 DECAYED: Final = "Decayed"
 
@@ -135,7 +180,7 @@ def newest_measured(
     """Return what the newest capture found that succeeded, of these engines; None where none did."""
     if isinstance(spec, InvalidSpecError):
         return None
-    engine, found = engine_word(spec, plan), []
+    engine, found = engine_spec_hash(spec, plan), []
     for body in captures:
         try:
             status = SpecDecodeCaptureStatus.parse(body.get("status") or {}, newer=True)

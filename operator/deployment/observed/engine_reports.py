@@ -1,15 +1,127 @@
-"""What running engines report, summed up for `status.observed`: KV cache, acceptance, K."""
+"""Sum up what engines report: `status.observed`, conditions BudgetAccurate and EngineDiffers.
+
+The residual is the predicted less the reported KV cache of the smallest engine: positive if the plan promised
+too much.
+"""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from specdecode_operator.api.status.deployment import ObservedStatus
-from specdecode_operator.deployment.conditions import UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.proof.engine_version import said_versions
-from specdecode_operator.deployment.proof.residual import BudgetResidual
-from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.engine.metrics import EngineReading, Reading, SpeculationReading, Unreachable
+from specdecode_operator.api.deployment_status import ObservedStatus
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
+from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.sizing.arithmetic import format_gib
+from specdecode_operator.sizing.memory.budget import tightest_grouping
+from specdecode_operator.sizing.pair import Pair
+from specdecode_operator.sizing.plan import CPU_PRODUCT, Plan, Row
+from specdecode_operator.sizing.version_rules import Runner
+from specdecode_operator.vllm.engine_metrics import (
+    EngineReading,
+    Reading,
+    SpeculationReading,
+    Unreachable,
+    answering_engines,
+)
+from specdecode_operator.vllm.versions import version_of_engine
+
+_MOST_BYTES: Final = 2**60
+"""Far more than a GPU has: an engine may say what it likes, and the API server takes no number of any size."""
+
+
+@dataclass(frozen=True)
+class BudgetResidual:
+    """Predicted less reported KV cache of the smallest engine: positive where too much was promised."""
+
+    product: str
+    engine_version: str
+    runner: str
+    tensor: int
+    predicted_tokens: int
+    reported_tokens: int
+
+    residual_bytes: int
+    """On one GPU."""
+
+    @property
+    def percent(self) -> str | None:
+        """The residual as a share of the prediction, as people read it; None where nothing was predicted."""
+        return residual_share(self.predicted_tokens, self.reported_tokens)
+
+
+def residual_share(predicted_tokens: int, reported_tokens: int) -> str | None:
+    """Return predicted less reported as a share of the prediction: ``+1.5%``; None where nothing was predicted."""
+    if not predicted_tokens:
+        return None
+    return f"{(predicted_tokens - reported_tokens) / predicted_tokens:+.1%}"
+
+
+def budget_residual(facts: Facts, plan: Plan, readings: Mapping[str, Reading]) -> BudgetResidual | None:
+    """Return the residual of the smallest engine; None while none reports its KV cache, and of a replay.
+
+    A replay says what the plan told it.
+    """
+    if facts.replay is not None:
+        return None
+    engines = [reading for reading in readings.values() if isinstance(reading, EngineReading)]
+    reported = [(engine.kv_cache_tokens, engine) for engine in engines if engine.kv_cache_tokens is not None]
+    if not reported:
+        return None
+    smallest_tokens, smallest = min(reported, key=lambda engine: engine[0])
+    return BudgetResidual(
+        product=plan.chosen.product,
+        engine_version=facts.profile.version,
+        # V2 needs Triton, so V1 serves on the CPU (vllm/config/vllm.py, use_v2_model_runner).
+        runner=(Runner.V1 if facts.on_cpu else facts.pair.era.runner).value,
+        tensor=plan.chosen.tensor,
+        predicted_tokens=plan.chosen.budget.kv_cache_tokens,
+        reported_tokens=smallest_tokens,
+        residual_bytes=max(_residual_bytes(facts.pair, plan.chosen, smallest, smallest_tokens), -_MOST_BYTES),
+    )
+
+
+def _residual_bytes(pair: Pair, chosen: Row, engine: EngineReading, reported_tokens: int) -> int:
+    """Return predicted less reported KV cache in bytes: blocks count, and tokens where the engine tells no blocks.
+
+    Layers with a window or a state take no bytes for each token, so their
+    tokens say little. An engine whose blocks are of another size than was
+    predicted has other bytes in them: then tokens are the better measure. It
+    reports the smallest size of all groups (vLLM, v1/engine/core.py).
+    """
+    budget = chosen.budget
+    grouping = tightest_grouping(pair, chosen.split, budget)
+    predicted_size = min((group.block_size for group in grouping.groups if group.block_size), default=None)
+    if engine.num_gpu_blocks is None or engine.block_size not in (None, predicted_size):
+        return (budget.kv_cache_tokens - reported_tokens) * budget.kv_bytes_per_token
+    return (budget.num_blocks - engine.num_gpu_blocks) * grouping.bytes_per_block
+
+
+ENGINE_DIFFERS = "EngineDiffers"
+_MOST_NAMED = 3
+"""During a rollout there are two; engines may say anything."""
+
+
+def said_versions(readings: Mapping[str, Reading]) -> list[str]:
+    """Return the versions that engines say, the most frequent first."""
+    said = Counter(each.version for each in readings.values() if isinstance(each, EngineReading) and each.version)
+    return [version for version, _ in said.most_common(_MOST_NAMED)]
+
+
+def version_conditions(facts: Facts, readings: Mapping[str, Reading]) -> list[ConditionUpdate]:
+    """Return the condition while it is so; a replay is no vLLM, and says the version of what was recorded."""
+    planned = facts.profile.version
+    others = {version: version_of_engine(version) for version in said_versions(readings)}
+    differing = [version for version, minor in others.items() if minor not in (None, planned)]
+    if not differing or facts.replay is not None:
+        return []
+    message = (
+        f"the engines say that they are vLLM {', '.join(differing)}, and are launched and sized as spec.engine.version"
+        f" {planned}: set it to {others[differing[0]]}, or name an image of {planned} (spec.engine.image)"
+    )
+    return [ConditionUpdate(ENGINE_DIFFERS, TRUE, "OtherVersion", message)]
+
 
 _STEP_PERCENT: Final = 2
 """Observed figures are written anew when a share moved by this much."""
@@ -98,14 +210,41 @@ def decimal(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def answering_engines(readings: Mapping[str, Reading]) -> dict[str, EngineReading]:
-    """Return the readings of engines that answered, by pod."""
-    return {name: reading for name, reading in readings.items() if isinstance(reading, EngineReading)}
-
-
 def no_engine_condition(condition: str, readings: Mapping[str, Reading]) -> ConditionUpdate:
     """Return a condition that no engine tells anything of, with what the first that was asked failed with."""
     for name, reading in readings.items():
         if isinstance(reading, Unreachable):
             return ConditionUpdate(condition, UNKNOWN, "Unreachable", f"{name}: {reading.reason}")
     return ConditionUpdate(condition, UNKNOWN, "EngineNotReady", "no engine serves yet")
+
+
+def budget_condition(
+    facts: Facts, plan: Plan, residual: BudgetResidual | None, readings: Mapping[str, Reading]
+) -> ConditionUpdate:
+    """Return whether the engines got the KV cache that was promised after the margin."""
+    if facts.replay is not None:
+        message = "a replay has the KV cache that the plan tells it: only vLLM can prove the plan"
+        return ConditionUpdate("BudgetAccurate", UNKNOWN, "Replayed", message)
+    if residual is None:
+        return no_engine_condition("BudgetAccurate", readings)
+    budget = plan.chosen.budget
+    predicted, smallest = residual.predicted_tokens, residual.reported_tokens
+    # On CPU the KV cache is given, not left over: nothing about it is estimated.
+    margin_bytes = 0 if plan.chosen.product == CPU_PRODUCT else budget.margin_bytes
+    message = f"the engine reports {smallest:,} KV cache tokens, {predicted:,} were predicted ({_difference(residual)})"
+    # By share: beside windows and states not every token takes the same bytes.
+    margin_tokens = predicted * margin_bytes // max(1, budget.available_kv_bytes)
+    if smallest >= predicted - margin_tokens:
+        return ConditionUpdate("BudgetAccurate", TRUE, "AsPromised", message)
+    message += f", with a margin of {margin_tokens:,}: is the config in the spec really that of these models?"
+    return ConditionUpdate("BudgetAccurate", FALSE, "LessThanPromised", message)
+
+
+def _difference(residual: BudgetResidual) -> str:
+    if not residual.predicted_tokens:
+        return "nothing predicted"
+    if not residual.residual_bytes:
+        return "exactly"
+    share = (residual.reported_tokens - residual.predicted_tokens) / residual.predicted_tokens
+    direction = "less" if residual.residual_bytes > 0 else "more"
+    return f"{share:+.1%}, {format_gib(abs(residual.residual_bytes))} GiB {direction} on each GPU"

@@ -1,22 +1,35 @@
-"""What is observed of the engines after the children were applied, and how far their rollout is."""
+"""What was observed of an object's engines after an apply, and what to remember of it.
+
+Remembered are the last good workload and the crashes of groups.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status.deployment import FiguresStatus
-from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, RolledBack
-from specdecode_operator.deployment.objects.children import wanted_replicas
-from specdecode_operator.deployment.objects.engine_pod import engine_timeouts
-from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
-from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
-from specdecode_operator.deployment.pods.readiness import Lending, Readiness
-from specdecode_operator.deployment.pods.rollout import Rollout, read_rollout, with_replaced
-from specdecode_operator.deployment.proof.decay import NOTHING_DECAYED, Decay
-from specdecode_operator.deployment.proof.recent import NOTHING_RECENT, Recent
-from specdecode_operator.deployment.proof.residual import BudgetResidual, budget_residual
-from specdecode_operator.engine.metrics import Reading
-from specdecode_operator.kube.resources import LEADER_WORKER_SET
+from specdecode_operator.api.deployment_status import FiguresStatus
+from specdecode_operator.cluster.resources import LEADER_WORKER_SET
+from specdecode_operator.deployment.children import wanted_replicas
+from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
+from specdecode_operator.deployment.engine_pod import engine_timeouts
+from specdecode_operator.deployment.observed.decay import NOTHING_DECAYED, Decay
+from specdecode_operator.deployment.observed.engine_reports import BudgetResidual, budget_residual
+from specdecode_operator.deployment.rollout.engine_workload import serving_template
+from specdecode_operator.deployment.rollout.readiness import Lending, Readiness
+from specdecode_operator.deployment.rollout.rollback import LastGood, after_rollout, attempt_of, with_crashes
+from specdecode_operator.deployment.rollout.rollout_progress import (
+    NO_GROUP_HISTORY,
+    GroupHistory,
+    Rollout,
+    observe_groups,
+    read_group_rollout,
+    read_rollout,
+    template_hash,
+    with_replaced,
+)
+from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent
+from specdecode_operator.vllm.engine_metrics import Reading
 
 _SILENCE_BELIEVED_S = 25.0
 """How long no engine answers before that is news: at three looks in a row where engines are asked each 15 s."""
@@ -50,7 +63,7 @@ class Observation:
     figures: FiguresStatus | None = None
     """What they did in the last minutes."""
 
-    groups: GroupHistory = UNSEEN
+    groups: GroupHistory = NO_GROUP_HISTORY
     """What was observed of engines on several nodes since their template is in force."""
 
     replaced_workload: Body | None = None
@@ -86,3 +99,46 @@ def rollout_of(outcome: Launch | RolledBack | Gated, observation: Observation) -
     )
     rollout = read_group_rollout(workload, observation.pods, wanted, observation.groups, deadline_s)
     return with_replaced(rollout, observation.replaced_workload)
+
+
+def update_last_good(desired: DesiredState, observation: Observation, last_good: LastGood | None) -> LastGood | None:
+    """Return the last good workload: this one once it serves, and the failure of one that will not."""
+    outcome, workload = desired.outcome, desired.workload
+    if observation.blocked or not isinstance(outcome, Launch) or workload is None or observation.workload is None:
+        return last_good
+    if template_hash(serving_template(observation.workload)) != template_hash(serving_template(workload)):
+        return last_good
+    if outcome.facts.spec.rollout.paused:
+        return last_good
+    known = after_rollout(
+        last_good, workload, partial(attempt_of, outcome.facts.spec, outcome.plan), rollout_of(outcome, observation)
+    )
+    return with_crashes(known, observation.groups)
+
+
+def update_group_history(
+    before: GroupHistory | None,
+    desired: DesiredState,
+    observation: Observation,
+    last_good: LastGood | None,
+    now_s: float,
+) -> GroupHistory:
+    """Return the history with what is seen of engines on several nodes now; a new operator begins at ``last_good``."""
+    outcome, workload = desired.outcome, observation.workload
+    if before is None:
+        before = _known_groups(last_good)
+    if observation.blocked or workload is None or isinstance(outcome, NotLaunched):
+        return before
+    if workload.get("kind") != LEADER_WORKER_SET.kind:
+        return NO_GROUP_HISTORY  # a Deployment's pods count their own crashes, and it has a deadline of its own
+    serve = rollout_of(outcome, observation).complete
+    awaited = wanted_replicas(outcome.facts) > 0 and not outcome.facts.spec.rollout.paused
+    template = template_hash(serving_template(workload))
+    return observe_groups(before, template, observation.pods, now_s, serve=serve, awaited=awaited)
+
+
+def _known_groups(last_good: LastGood | None) -> GroupHistory:
+    """What was seen of groups before this operator started: crashes, or that they served."""
+    if last_good is None:
+        return NO_GROUP_HISTORY
+    return last_good.groups or GroupHistory(template_hash(serving_template(last_good.workload)), served=True)

@@ -1,48 +1,157 @@
-"""What was asked of speculation, field by field, and whether engines do it: ``status.speculation``.
+"""Check engines against the spec: SettingsInForce, SpeculationActive, `status.speculation`.
 
-Three witnesses tell of it, and none of them is the command line: what an engine counts, which settings it noted that
-it changed, and the configuration that its core started with. An engine that only says so may still do otherwise, so
-counters go first where there are any.
+The evidence is what an engine counts, which settings it logged as changed, and the configuration its core
+started with; the command line proves nothing. An engine may log one thing and do another, so counters take
+precedence. Engines lose their counters when they end: the last acceptance is kept and shown with its time.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
-from specdecode_operator.api.status.deployment import ConditionStatus, ObservedStatus, SpeculationFeature
-from specdecode_operator.api.values import METHODS_OF_FREE_LENGTH
-from specdecode_operator.deployment.conditions import FALSE, MESSAGE_LIMIT, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.proof.observed import answering_engines, decimal, no_engine_condition
-from specdecode_operator.deployment.proof.recent import Recent
-from specdecode_operator.deployment.proof.settings_in_force import change_message
-from specdecode_operator.deployment.spec.engine_settings import engine_settings
-from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.engine.metrics import EngineReading, Reading
-from specdecode_operator.engine.settings_watch import word
-from specdecode_operator.engine.speculative_config import SPECULATIVE_KEYS, SPOKEN_KEYS, SpeculativeKey
+from specdecode_operator.api.deployment_status import (
+    AcceptanceStatus,
+    ConditionStatus,
+    ObservedStatus,
+    SpeculationFeature,
+)
+from specdecode_operator.deployment.conditions import (
+    _DRAFT_TENSOR,
+    _LENGTH,
+    _SCHEDULE_FIELD,
+    FALSE,
+    MESSAGE_LIMIT,
+    METHOD,
+    OTHER_SETTING,
+    REASONS,
+    TRUE,
+    UNKNOWN,
+    ConditionUpdate,
+)
+from specdecode_operator.deployment.engine_settings import engine_settings
+from specdecode_operator.deployment.observed.engine_reports import decimal, no_engine_condition
+from specdecode_operator.deployment.pairing import runs_on_v1
+from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.enums import METHODS_OF_FREE_LENGTH, METHODS_WITH_LOOKUP, Method
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.sizing.pair import effective_batch
+from specdecode_operator.stats.engine_window import Recent
+from specdecode_operator.vllm.engine_metrics import EngineReading, Reading, answering_engines
+from specdecode_operator.vllm.model_runner import waits_for_steps
+from specdecode_operator.vllm.settings_watch import word
+from specdecode_operator.vllm.speculative_config import SPECULATIVE_KEYS, SPOKEN_KEYS, SpeculativeKey
 
-METHOD: Final = "method"
-_LENGTH: Final = "numSpeculativeTokens"
-_SCHEDULE: Final = "numSpeculativeTokensByBatchSize"
-_DRAFT_TENSOR: Final = "parallelism.draftTensor"
+_TYPE: Final = "SettingsInForce"
+_SCHEDULE: Final = "spec.speculation.numSpeculativeTokensByBatchSize"
 
-REASONS: Final[Mapping[str, str]] = {
-    METHOD: "OtherMethod",
-    _LENGTH: "OtherDraftLength",
-    _SCHEDULE: "ScheduleDropped",
-    _DRAFT_TENSOR: "OtherDraftTensor",
-    "adaptiveVerification": "NotAdaptive",
-    "rejectionSampling": "OtherRejectionSampling",
-    "draftSampling": "OtherDraftSampling",
-    "draftLmHeadQuantization": "OtherDraftHead",
+
+@dataclass(frozen=True)
+class _Change:
+    """What holds instead of what was asked for, and what helps."""
+
+    reason: str
+    what: str
+    fix: str
+
+
+_CHANGES: Final = {
+    "schedule_with_data_parallel": _Change(
+        "ScheduleDropped",
+        "K does not follow the number of requests, because data-parallel ranks must draft alike",
+        f"remove {_SCHEDULE}, or serve by spec.replicas instead of data parallelism",
+    ),
+    "schedule_on_v1": _Change(
+        "ScheduleDropped",
+        "K does not follow the number of requests, because model runner V1 cannot shorten drafts of this method",
+        f"remove {_SCHEDULE}, or use another method",
+    ),
+    "max_model_len": _Change(
+        "LengthReduced",
+        "requests may be no longer than the draft goes, which is less than spec.serving.maxModelLen",
+        "lower spec.serving.maxModelLen, or use a draft that goes as far",
+    ),
+    "max_num_seqs": _Change(
+        "FewerRequests",
+        "fewer requests than spec.serving.maxNumSeqs run together, because each takes several tokens of a draft's step",
+        "raise spec.serving.maxNumBatchedTokens, or lower spec.serving.maxNumSeqs",
+    ),
+    "model_runner": _Change(
+        "RunnerChanged",
+        "model runner V1 serves, and the plan counts on V2",
+        "look for what needs V1 in spec.engine.extraArgs and spec.engine.env",
+    ),
+    "async_scheduling": _Change(
+        "NotAsynchronous",
+        "the scheduler waits for each step, which takes time",
+        "look for what turned that off in spec.engine.extraArgs and spec.engine.env",
+    ),
+    "cudagraph_mode_with_schedule": _Change(
+        "GraphsReduced",
+        "CUDA graphs are in pieces, because K follows the number of requests on model runner V1",
+        f"remove {_SCHEDULE}, or look for what needs V1 in spec.engine.extraArgs and spec.engine.env",
+    ),
+    "cudagraph_mode_with_drafts": _Change(
+        "GraphsReduced",
+        "CUDA graphs are in pieces or there are none, because the attention backend replays one token a request",
+        "name another --attention-backend in spec.engine.extraArgs",
+    ),
+    "draft_graphs": _Change(
+        "GraphsReduced",
+        "the draft runs without CUDA graphs, which its attention backend does not have",
+        "leave --attention-backend out of spec.engine.extraArgs, or use another draft",
+    ),
 }
-"""Why SpeculationActive is False, by the field that is not in force; of the others OTHER_SETTING."""
-OTHER_SETTING: Final = "OtherSetting"
-OTHERWISE: Final = frozenset({*REASONS.values(), OTHER_SETTING})
-"""All of them: engines draft, and not as they were asked to."""
+"""By the engine's changed settings; what costs most first."""
+
+
+def change_message(setting: str) -> str:
+    """Return what holds instead of what was asked for, and what helps."""
+    change = _CHANGES[setting]
+    return f"{change.what}; {change.fix}"
+
+
+def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> ConditionUpdate:
+    """Return whether engines changed a setting by themselves that the plan does not count with."""
+    if facts.replay is not None:
+        return ConditionUpdate(_TYPE, UNKNOWN, "Replayed", "what a replay has no need of is not looked for")
+    engines = answering_engines(readings)
+    if not engines:
+        return no_engine_condition(_TYPE, readings)
+    planned = _planned(facts)
+    made = {
+        setting: [name for name, engine in engines.items() if setting in (engine.changed_settings or ())]
+        for setting in _CHANGES
+        if setting not in planned
+    }
+    told = [(setting, names[0]) for setting, names in made.items() if names]
+    if told:
+        messages = [f"{name}: {change_message(setting)}" for setting, name in told]
+        return ConditionUpdate(_TYPE, FALSE, _CHANGES[told[0][0]].reason, ". ".join(messages))
+    silent = [name for name, engine in engines.items() if engine.changed_settings is None]
+    if silent:
+        message = (
+            f"{silent[0]} does not say at /metrics what it changed: look at VLLM_LOGGING_LEVEL and other variables of"
+            " its logging in spec.engine.env and spec.podTemplate, or at its log"
+        )
+        return ConditionUpdate(_TYPE, UNKNOWN, "NotSaid", message)
+    return ConditionUpdate(_TYPE, TRUE, "AsAsked", "the engines changed no setting by themselves that was not planned")
+
+
+def _planned(facts: Facts) -> set[str]:
+    """Return what vLLM changes for such a spec, as the plan knows; warnings tell of it where it matters."""
+    planned = set()
+    on_v1 = runs_on_v1(facts.spec, facts.pair)
+    if on_v1:
+        planned |= {"model_runner", "cudagraph_mode_with_schedule"}
+    # On V1 as of 0.31, with stages too.
+    if waits_for_steps(facts.method, facts.profile, on_v1=on_v1) or (on_v1 and facts.spec.parallelism.pipeline > 1):
+        planned.add("async_scheduling")
+    if effective_batch(facts.pair) < facts.pair.limits.max_num_seqs:
+        planned.add("max_num_seqs")
+    return planned
+
 
 _ENOUGH_DRAFTED_TOKENS: Final = 64
 """Before that a length on average says little: the ends of a few requests decide it."""
@@ -138,7 +247,7 @@ def _length(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
     if method in METHODS_OF_FREE_LENGTH:
         return TRUE, f"{seen}: method {method} proposes as many as it finds, {value} at most"
     if engines.facts.pair.other_draft_lengths:
-        return TRUE, f"{seen}: as many as {_SCHEDULE} says, {value} at most"
+        return TRUE, f"{seen}: as many as {_SCHEDULE_FIELD} says, {value} at most"
     if drafted < value * _MOSTLY and abs(drafted - round(drafted)) <= _ROUNDED:
         return FALSE, f"each draft has {round(drafted)} tokens; {_WHERE}, or set spec.speculation.{_LENGTH} to that"
     return (TRUE, seen) if drafted >= value * _MOSTLY else (UNKNOWN, f"{seen}: {_SHORTER}")
@@ -240,7 +349,175 @@ _LONGEST: Final = 256
 _JUDGES: Final[Mapping[str, Callable[[_Engines, SpeculativeKey, Any], _Finding]]] = {
     METHOD: _method,
     _LENGTH: _length,
-    _SCHEDULE: _schedule,
+    _SCHEDULE_FIELD: _schedule,
     _DRAFT_TENSOR: _draft_tensor,
 }
 """What is told by more than the engine's word."""
+
+
+LOW_BY_DESIGN: Final = (
+    "with adaptiveVerification drafted tokens that were left unverified count as not accepted, so go by the mean length"
+)
+"""vllm/v1/core/sched/scheduler.py counts what was scheduled; what of it is verified the GPU decides afterwards."""
+
+_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def last_acceptance(
+    before: AcceptanceStatus | None, figures: ObservedStatus | None, facts: Facts | None, now: datetime
+) -> AcceptanceStatus | None:
+    """Return the acceptance to show; that of other models, another method or another K is none of this spec.
+
+    ``facts`` are those of engines that are launched; None where nothing is, and what was known stays.
+    """
+    with_ = None if facts is None else _measured_with(facts)
+    if with_ is not None and figures is not None and figures.acceptance is not None:
+        return AcceptanceStatus(
+            text=figures.acceptance,
+            percent=figures.acceptance_percent or 0,
+            mean_length=figures.mean_acceptance_length,
+            measured_with=with_,
+        )
+    if before is None or (facts is not None and before.measured_with != with_):
+        return None
+    if before.said_until is not None:
+        return before
+    return before.model_copy(update={"text": f"was {before.percent}%", "said_until": now.strftime(_TIME)})
+
+
+def with_last_acceptance(condition: ConditionUpdate, acceptance: AcceptanceStatus | None) -> ConditionUpdate:
+    """Return a condition that also says what was accepted, where it does not know what is."""
+    is_unsure = condition.type == "SpeculationActive" and condition.status is UNKNOWN
+    if not is_unsure or acceptance is None or acceptance.said_until is None:
+        return condition
+    known = f"; acceptance was {acceptance.percent}% until {acceptance.said_until}"
+    # One that is kept as it stands says it already.
+    return replace(condition, message=f"{condition.message.removesuffix(known)}{known}")
+
+
+def _measured_with(facts: Facts) -> str | None:
+    """Return what an acceptance is of; None without speculation."""
+    if facts.method is Method.NONE:
+        return None
+    draft = facts.spec.speculation.draft if facts.spec.speculation else None
+    models = [facts.spec.target.model, *([draft.model] if draft else [])]
+    how = "" if facts.replay is None else "replayed, "
+    adapting = ", adaptive verification" if facts.pair.adaptive_verification else ""
+    lossy = ", fly" if facts.pair.checks_by_entropy else ""
+    tokens = facts.pair.num_speculative_tokens
+    return clip(f"{how}{facts.method}, K {tokens}{adapting}{lossy}, {', '.join(models)}", _LONGEST)
+
+
+_ENOUGH_STEPS: Final = 64
+"""Tokens without a draft after which a drafter that proposed nothing is called idle: a few requests may be short."""
+
+_LEAST_DRAFTED_TOKENS: Final = 256
+_USELESS: Final = (
+    "nothing of it is accepted: the draft is not made for this target, or gets no KV cache of the prompt, as may be"
+    " with --kv-transfer-config in spec.engine.extraArgs (vllm-project/vllm#54926)"
+)
+
+_STOPPED: Final = (
+    "the engines drafted before and do so no longer: a whole window of their steps had no draft. On model runner V1 a"
+    " request that is longer than the draft goes stops it for all; else look at the engine's log, and start it anew"
+    " with kubectl rollout restart"
+)
+"""For V1: vllm/v1/worker/gpu_model_runner.py, _input_fits_in_drafter."""
+
+
+def prove_speculation(
+    facts: Facts, tensor: int, readings: Mapping[str, Reading], observed: ObservedStatus | None, recent: Recent
+) -> tuple[ConditionUpdate, list[SpeculationFeature]]:
+    """Return whether the engines really draft, in the figures that the status shows, and what of it is in force.
+
+    ``tensor`` is the tensor parallelism of the plan.
+    """
+    drafting = _drafts(facts, readings, observed, recent)
+    features = speculation_features(facts, tensor, readings, observed, recent=recent, drafting=drafting)
+    missing = [each for each in features if each.in_force is FALSE]
+    if drafting.status is FALSE or not missing:
+        return drafting, features
+    first = missing[0].feature
+    messages = [f"{each.feature} {each.asked} is not in force: {each.message}" for each in missing]
+    if drafting.status is TRUE:
+        messages.append(drafting.message)
+    return _condition(FALSE, REASONS.get(first, OTHER_SETTING), ". ".join(messages)), features
+
+
+def _drafts(
+    facts: Facts, readings: Mapping[str, Reading], observed: ObservedStatus | None, recent: Recent
+) -> ConditionUpdate:
+    if facts.method is Method.NONE:
+        return _condition(FALSE, "Disabled", "not asked for: spec.speculation is absent or its method is none")
+    engines = answering_engines(readings)
+    if not engines:
+        return no_engine_condition("SpeculationActive", readings)
+    # An engine that speculates has the counters from its start on.
+    without = [name for name, engine in engines.items() if engine.speculation is None]
+    if without:
+        return _condition(FALSE, "NotDrafting", _without_counters(facts, without[0]))
+    if observed is not None and observed.draft_tokens:
+        if recent.stopped_drafting and _drafts_in_each_step(facts):
+            return _condition(FALSE, "NotDrafting", _STOPPED)
+        return _drafting(facts, observed)
+    # No request has a draft for its first token, and some have no other.
+    steps = [
+        engine.generation_tokens if engine.decode_steps is None else engine.decode_steps for engine in engines.values()
+    ]
+    return _nothing_drafted(facts, sum(steps))
+
+
+def _drafts_in_each_step(facts: Facts) -> bool:
+    """Whether no step is without a draft: a lookup may find nothing, and a schedule or a recording say so."""
+    finds = facts.method in METHODS_OF_FREE_LENGTH
+    return not finds and 0 not in facts.pair.other_draft_lengths and facts.replay is None
+
+
+def _without_counters(facts: Facts, engine: str) -> str:
+    if facts.replay is not None:
+        return "the recording that is replayed is of an engine without speculation"
+    return (
+        f"{engine} publishes no speculation counters: it serves without spec.speculation.method {facts.method};"
+        " look for what turned it off in its log, in spec.engine.extraArgs and in spec.podTemplate"
+    )
+
+
+def _drafting(facts: Facts, observed: ObservedStatus) -> ConditionUpdate:
+    message = f"acceptance {observed.acceptance}, mean acceptance length {observed.mean_acceptance_length}"
+    if facts.replay is not None:
+        recorded = f"{message} with K={observed.num_speculative_tokens}, of the recording that is replayed"
+        return _condition(TRUE, "Replayed", f"{recorded}: no model runs")
+    message += f" with K={facts.pair.num_speculative_tokens}"
+    # The engine's counters leave out steps without a draft (vllm/v1/core/sched/scheduler.py).
+    if facts.pair.other_draft_lengths:
+        message += ", or what numSpeculativeTokensByBatchSize says"
+    if observed.accepted_tokens == 0 and (observed.draft_tokens or 0) >= _LEAST_DRAFTED_TOKENS:
+        message += f"; {_USELESS}"
+    if facts.pair.adaptive_verification:
+        message += f"; {LOW_BY_DESIGN}"
+    if facts.pair.checks_by_entropy:
+        message += "; with rejectionSampling fly tokens count as accepted that the target would have rejected"
+    return _condition(TRUE, "Drafting", message)
+
+
+def _nothing_drafted(facts: Facts, tokens: int) -> ConditionUpdate:
+    """Return what it means that no engine has proposed a token yet, although it generated some where it might have."""
+    if tokens < _ENOUGH_STEPS:
+        return _condition(UNKNOWN, "NoTraffic", "ready to draft; too little has been asked of the engines to see it")
+    if facts.method in METHODS_WITH_LOOKUP:
+        return _condition(UNKNOWN, "NoMatches", "the engines generate, but no n-gram of a prompt came up again yet")
+    if facts.method is Method.SUFFIX:
+        return _condition(
+            UNKNOWN, "NoMatches", "the engines generate, but nothing of an earlier answer came up again yet"
+        )
+    message = f"the engines generated {tokens} tokens, but drafted none with spec.speculation.method {facts.method}"
+    ranges = facts.spec.speculation.num_speculative_tokens_by_batch_size if facts.spec.speculation else []
+    if any(part.num_speculative_tokens == 0 for part in ranges):
+        message += "; spec.speculation.numSpeculativeTokensByBatchSize says so for some numbers of requests"
+    else:
+        message += ": look for what turned it off in the engine's log and in spec.engine.extraArgs"
+    return _condition(FALSE, "NotDrafting", message)
+
+
+def _condition(status: ConditionStatus, reason: str, message: str) -> ConditionUpdate:
+    return ConditionUpdate("SpeculationActive", status, reason, message)

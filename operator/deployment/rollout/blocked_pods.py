@@ -1,13 +1,172 @@
-"""Why a pod does not run: read from its conditions, its containers, and their last words."""
+"""Explain why a pod does not run: scheduling, volume, Secret, kubelet rejection, last log lines.
 
+A pod that the kubelet rejects is Failed before a container ran (pkg/kubelet/lifecycle/predicate.go and
+cm/admission/errors.go in Kubernetes). Its controller replaces it at once and without limit: a Deployment made
+310 in four minutes. So after three rejections in a row the operator backs off, for up to ten minutes.
+"""
+
+import math
 import re
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.pods.engine_errors import dead_core, find_error, telling_line
-from specdecode_operator.deployment.pods.missing_secret import told_with_field
-from specdecode_operator.deployment.pods.rejected_pods import rejected_pod, rejections, told
-from specdecode_operator.deployment.spec.pod_template_merge import ENGINE_CONTAINER
+from specdecode_operator.cluster.clock import AHEAD
+from specdecode_operator.cluster.resources import ENGINE_CONTAINER
+from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.rollout.engine_errors import dead_core, find_error, telling_line
+from specdecode_operator.vllm.environment import API_KEY_VARIABLE
+
+POD_REJECTED: Final = "PodRejected"
+
+REJECTIONS_BEFORE_BACKOFF: Final = 3
+"""Rejections in a row after which no more pods are made for a while."""
+
+_FIRST_REST_S, _LONGEST_REST_S = 20.0, 600.0
+_MOST_DOUBLINGS: Final = 10
+
+_FIXES: Final = {
+    "OutOf": "free that much on the node, or let the scheduler choose one: no nodeName in spec.podTemplate",
+    "NodeAffinity": "give the node the labels that the pod asks for, or let the scheduler choose one",
+    "UnexpectedAdmissionError": "the node cannot hand out the pod's GPUs or cores: look at its device plugin and its"
+    " kubelet's log, or cordon it",
+    "TopologyAffinityError": "the pod's GPUs and cores are not on one NUMA node: ask for fewer, or relax the kubelet's"
+    " topology manager policy",
+    "TaintToleration": "tolerate the node's taint in spec.podTemplate, or let the scheduler choose one",
+    "Preempting": "the node takes a critical pod in its place: cordon it, or give the engines a priorityClassName",
+}
+"""What helps, by how the kubelet's reason begins: OutOfcpu, OutOfmemory, OutOfnvidia.com/gpu."""
+
+_ELSE: Final = "kubectl describe its node tells what it lacks: mend that, or cordon it"
+
+_REJECTED: Final = "Pod was rejected"
+"""How a kubelet begins, whatever the reason. One whose node lacks memory or disk is Evicted, as those are that ran."""
+
+
+def rejected_pod(pod: Body) -> Blocked | None:
+    """Return why the kubelet refused a pod; None for one that it took, or that has no node yet."""
+    status = pod.get("status", {})
+    reason = str(status.get("reason") or "")
+    if status.get("phase") != "Failed" or not reason or _has_run(status):
+        return None
+    fix = next((fix for begin, fix in _FIXES.items() if reason.startswith(begin)), None)
+    said = str(status.get("message") or "it said no more")
+    if fix is None and not said.startswith(_REJECTED):
+        return None
+    node = f"node {name}" if (name := pod.get("spec", {}).get("nodeName")) else "its node"
+    message = f"{pod['metadata']['name']} was refused by {node}: {reason}: {said.rstrip('. ')}: {fix or _ELSE}"
+    return Blocked(POD_REJECTED, message)
+
+
+def rejections(pods: Sequence[Body]) -> list[Body]:
+    """Return the rejected pods since the kubelet last took one, the newest first."""
+    found = []
+    for pod in sorted(pods, key=_made, reverse=True):
+        if rejected_pod(pod):
+            found.append(pod)
+        elif pod.get("status", {}).get("containerStatuses") or _waits(pod):
+            break
+    return found
+
+
+def blocked_by_rejections(rejected: Sequence[Body]) -> Blocked | None:
+    """Return why the newest of some rejected pods was, and whether more are made."""
+    blocked = rejected_pod(rejected[0]) if rejected else None
+    if blocked is None or len(rejected) < REJECTIONS_BEFORE_BACKOFF:
+        return blocked
+    message = (
+        f"{blocked.message}; {len(rejected)} in a row, so others are made ever more rarely, at last every 10 minutes"
+    )
+    return replace(blocked, message=message)
+
+
+def backs_off(pods: Sequence[Body], now_s: float) -> bool:
+    """Whether no more pods are to be made at a time, in seconds since 1970.
+
+    It is counted from the pods that there are, so that a restart of the operator begins nothing anew.
+    """
+    rejected = rejections(pods)
+    if not rejected:
+        return False
+    # Without those that were made while a clock was ahead: they would hold back pods for as long.
+    made_s = [datetime.fromisoformat(_made(pod)).timestamp() for pod in rejected]
+    last_s = next((each for each in made_s if each <= now_s + AHEAD.total_seconds()), -math.inf)
+    return backs_off_after(len(rejected), last_s, now_s)
+
+
+def backs_off_after(count: int, last_s: float, now_s: float) -> bool:
+    """Whether no more pods are to be made after some rejections in a row, each time for longer."""
+    if count < REJECTIONS_BEFORE_BACKOFF:
+        return False
+    rest_s = min(_FIRST_REST_S * 2.0 ** min(count - REJECTIONS_BEFORE_BACKOFF, _MOST_DOUBLINGS), _LONGEST_REST_S)
+    return now_s < last_s + rest_s
+
+
+def running_pods(pods: Sequence[Body]) -> int:
+    """Return how many pods their nodes have taken, and that are not over."""
+    return sum("deletionTimestamp" not in pod["metadata"] and _is_taken(pod.get("status", {})) for pod in pods)
+
+
+def _is_taken(status: Body) -> bool:
+    return status.get("phase") not in {"Failed", "Succeeded"} and bool(status.get("containerStatuses"))
+
+
+def _has_run(status: Body) -> bool:
+    containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    states = [each.get("state") or {} for each in containers]
+    return any((state.get("terminated") or {}).get("startedAt") or state.get("running") for state in states)
+
+
+def _waits(pod: Body) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or []
+    return any(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions)
+
+
+def _made(pod: Body) -> str:
+    return str(pod["metadata"].get("creationTimestamp", ""))
+
+
+_FIELDS: Final = {
+    API_KEY_VARIABLE: "spec.serving.apiKeySecret",
+    "SPECDECODE_TLS_CERTIFICATE": "spec.serving.tlsSecret",
+    "HF_TOKEN": "spec.models.hubTokenSecret",
+}
+"""Fields by the variable that the operator makes of them (templates/engine-pod.yaml.j2 and the Jobs)."""
+
+_OF_USERS: Final = "spec.podTemplate"
+
+
+def name_secret_field(pod: Body, message: str) -> str:
+    """Return what the kubelet says of a Secret, with the field that asks for it and what to do.
+
+    It says ``secret "clients" not found``, or ``couldn't find key token in Secret team/clients``
+    (pkg/kubelet/kubelet_pods.go, makeEnvironmentVariables).
+    """
+    lacks_key = "find key" in message
+    asked_by = [variable for variable, name, key in _asked(pod) if _is_of(message, name, key)]
+    where = " and ".join(sorted({_FIELDS.get(variable, _OF_USERS) for variable in asked_by})) or _OF_USERS
+    fix = "add the key, or name one that it has" if lacks_key else "create it, or name another"
+    return f"{message} ({where}): {fix}; goes on by itself when it is there"
+
+
+def _asked(pod: Body) -> list[tuple[str, str, str]]:
+    """Variables of a pod with the name of the Secret and the key that they are to hold."""
+    spec = pod.get("spec", {})
+    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    asked = [
+        (variable["name"], (variable.get("valueFrom") or {}).get("secretKeyRef") or {})
+        for container in containers
+        for variable in container.get("env") or []
+    ]
+    return [(variable, secret.get("name", ""), secret.get("key", "")) for variable, secret in asked if secret]
+
+
+def _is_of(message: str, name: str, key: str) -> bool:
+    """Whether the kubelet speaks of this Secret, and of this key where it speaks of one."""
+    return f'"{name}"' in message or (f"key {key} in" in message and message.endswith(f"/{name}"))
+
 
 _SIGNALLED = (137, 143)
 """Exit codes of a process that SIGKILL or SIGTERM ended."""
@@ -46,7 +205,7 @@ _NOT_LOADED = re.compile(r"failed to sync \w+ cache: |object .+ not registered$"
 
 def first_blocked(pods: list[Body]) -> Blocked | None:
     """Return why the newest pod that is blocked is; None where none is."""
-    if rejected := told(rejections(pods)):
+    if rejected := blocked_by_rejections(rejections(pods)):
         return rejected
     newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), reverse=True)
     staying = [pod for pod in newest_first if "deletionTimestamp" not in pod["metadata"] and not rejected_pod(pod)]
@@ -121,7 +280,7 @@ def _blocked_container(pod: Body, container: Body) -> Blocked | None:
         case "CreateContainerConfigError" if _NOT_LOADED.match(message):
             pass
         case "CreateContainerConfigError" if "secret" in message.lower():
-            return Blocked("WaitingForSecret", told_with_field(pod, message), waits=True)
+            return Blocked("WaitingForSecret", name_secret_field(pod, message), waits=True)
         case "ImagePullBackOff" | "ErrImagePull" | "ErrImageNeverPull" | "InvalidImageName":
             return Blocked("ImagePullFailed", f"image {container.get('image')}: {message or reason}", waits=True)
         case "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError":

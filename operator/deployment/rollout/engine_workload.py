@@ -1,11 +1,34 @@
-"""What starts engines: a Deployment where each has a node, a LeaderWorkerSet where each takes several."""
+"""The workload that starts engines: a Deployment, or a LeaderWorkerSet for engines on several nodes.
 
-from typing import Final
+Rendered objects that are kept for long are packed: compressed JSON with a dictionary of the text that nearly
+every workload contains.
+"""
+
+import zlib
+from typing import Any, Final
+
+import msgspec
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.key import Key
-from specdecode_operator.kube.labels import DEPLOYMENT_LABEL
-from specdecode_operator.kube.resources import DEPLOYMENT, LEADER_WORKER_SET
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.resources import DEPLOYMENT, DEPLOYMENT_LABEL, LEADER_WORKER_SET
+from specdecode_operator.vllm.logging_config import WATCH, logging_config
+
+_COMMON: Final = msgspec.json.encode([WATCH, logging_config("INFO")])
+"""What nearly every workload has in it, two thirds of its text: packed it is a reference to this one."""
+
+
+def pack_object(body: dict[str, Any]) -> bytes:
+    """Return an object as compressed JSON; equal objects are equal packed."""
+    packer = zlib.compressobj(zdict=_COMMON)
+    return packer.compress(msgspec.json.encode(body, order="sorted")) + packer.flush()
+
+
+def unpack_object(packed: bytes) -> dict[str, Any]:
+    """Return what `pack` was given, as an object of its own."""
+    body: dict[str, Any] = msgspec.json.decode(zlib.decompressobj(zdict=_COMMON).decompress(packed))
+    return body
+
 
 WORKLOAD_KINDS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
 """Kinds that start engines; an object has one of them, and two only while one replaces the other."""

@@ -7,13 +7,19 @@ from typing import Self
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status.deployment import Condition, ConditionStatus, PlanStatus
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.conditions import FALSE, SUSPENDED_FOR_CAPTURE, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.pods.blocked_pods import VOLUME_IN_USE
-from specdecode_operator.deployment.pods.rollout import Rollout
-from specdecode_operator.deployment.proof.features import OTHERWISE
-from specdecode_operator.sizing.choice.plan import CPU_PRODUCT
+from specdecode_operator.api.deployment_status import Condition, ConditionStatus, PlanStatus
+from specdecode_operator.deployment.conditions import (
+    FALSE,
+    OTHERWISE,
+    SUSPENDED_FOR_CAPTURE,
+    TRUE,
+    UNKNOWN,
+    Blocked,
+    ConditionUpdate,
+)
+from specdecode_operator.deployment.rollout.blocked_pods import VOLUME_IN_USE
+from specdecode_operator.deployment.rollout.rollout_progress import Rollout
+from specdecode_operator.sizing.plan import CPU_PRODUCT
 
 REPLICAS_LOST = "ReplicasLost"
 ROLLED_BACK = "RolledBack"

@@ -1,7 +1,7 @@
-"""The workload that served last, which is put back when engines of a new spec never serve.
+"""Decide whether a rollout is rolled back, and keep the workload that served last.
 
-It lies in a ConfigMap, so that it outlives the operator, together with the attempt that failed. Nothing is written to
-the spec, and an attempt that failed is not made again before the spec or its plan changes.
+The last good workload lies in a ConfigMap with the attempt that failed, so it survives a restart of the
+operator. The spec is not changed. A failed attempt is not repeated before the spec or its plan changes.
 """
 
 import hashlib
@@ -11,16 +11,26 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.key import Key
-from specdecode_operator.deployment.objects.packed import pack, unpack
-from specdecode_operator.deployment.objects.workload import serving_template, with_pods_of, workload_name
-from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, as_data, from_data
-from specdecode_operator.deployment.pods.rollout import Rollout, template_hash
-from specdecode_operator.deployment.spec.engine_fields import engine_fields
-from specdecode_operator.documents.json_text import parse_json
-from specdecode_operator.kube.manifests import owned
-from specdecode_operator.sizing.choice.plan import Plan
+from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
+from specdecode_operator.cluster.manifests import owned
+from specdecode_operator.deployment.parsed_deployment import engine_fields
+from specdecode_operator.deployment.rollout.engine_workload import (
+    pack_object,
+    serving_template,
+    unpack_object,
+    with_pods_of,
+    workload_name,
+)
+from specdecode_operator.deployment.rollout.rollout_progress import (
+    NO_GROUP_HISTORY,
+    GroupHistory,
+    Rollout,
+    group_history_as_data,
+    group_history_from_data,
+    template_hash,
+)
+from specdecode_operator.sizing.plan import Plan
+from specdecode_operator.untrusted import parse_json
 
 _CRASHES_BELIEVED: Final = 3
 """Starts after the first that an engine gets, where its last words do not say that more are in vain."""
@@ -58,12 +68,12 @@ class LastGood:
     @classmethod
     def of(cls, workload: Body, failure: Failure | None = None, groups: GroupHistory | None = None) -> "LastGood":
         """Return what is to be kept of a workload."""
-        return cls(pack(workload), failure, groups)
+        return cls(pack_object(workload), failure, groups)
 
     @property
     def workload(self) -> Body:
         """The workload whose engines served last."""
-        return unpack(self.packed)
+        return unpack_object(self.packed)
 
 
 def last_good_name(key: Key) -> str:
@@ -80,7 +90,9 @@ def read_last_good(config_map: Body | None) -> LastGood | None:
         template = serving_template(workload)
         if not isinstance(template["spec"], dict) or template_hash(template) is None or not workload["apiVersion"]:
             return None
-        return LastGood.of(workload, Failure(**failure) if failure else None, from_data(groups) if groups else None)
+        return LastGood.of(
+            workload, Failure(**failure) if failure else None, group_history_from_data(groups) if groups else None
+        )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
@@ -91,7 +103,7 @@ def render_last_good(key: Key, uid: str, last_good: LastGood) -> Body:
     if last_good.failure is not None:
         data[_FAILURE] = json.dumps(asdict(last_good.failure), indent=2, sort_keys=True)
     if last_good.groups is not None:
-        data[_GROUPS] = json.dumps(as_data(last_good.groups), indent=2, sort_keys=True)
+        data[_GROUPS] = json.dumps(group_history_as_data(last_good.groups), indent=2, sort_keys=True)
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": last_good_name(key)}, "data": data}
     return owned(body, key, uid)
 
@@ -138,8 +150,8 @@ def with_crashes(last_good: LastGood | None, groups: GroupHistory) -> LastGood |
         return None
     if not groups.crashed:
         return replace(last_good, groups=None)
-    kept = last_good.groups or UNSEEN
-    earlier = kept if kept.template == groups.template else UNSEEN
+    kept = last_good.groups or NO_GROUP_HISTORY
+    earlier = kept if kept.template == groups.template else NO_GROUP_HISTORY
     if earlier.crashed == groups.crashed or earlier.crashes >= _CRASHES_BELIEVED:
         return last_good
     # How long was waited is counted anew at each look.

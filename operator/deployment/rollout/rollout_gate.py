@@ -1,6 +1,7 @@
-"""The gate of a rollout: engines that serve stay until a capture of the new ones is judged as good as a golden one.
+"""Hold new engines back until a capture judges them as good as a golden capture.
 
-Nothing is stored: the capture that judges has a name that follows from the engines and the gate, and its status tells.
+No state is stored: the name of the judging capture follows from the engines and the gate, and its status holds
+the verdict.
 """
 
 import hashlib
@@ -11,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import Gate, SpecDecodeDeploymentSpec
-from specdecode_operator.api.key import Key
+from specdecode_operator.api.deployment import Gate, Key, SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.objects.workload import serving_template
-from specdecode_operator.deployment.pods.readiness import Readiness, stalled, working
-from specdecode_operator.deployment.pods.rollback import LastGood
-from specdecode_operator.deployment.pods.rollout import Rollout, template_hash
+from specdecode_operator.deployment.rollout.engine_workload import serving_template
+from specdecode_operator.deployment.rollout.readiness import Readiness, stalled, working
+from specdecode_operator.deployment.rollout.rollback import LastGood
+from specdecode_operator.deployment.rollout.rollout_progress import Rollout, template_hash
 
 GATE_FAILED: Final = "GateFailed"
 _LONGEST_NAME: Final = 30

@@ -1,20 +1,159 @@
-"""What was seen of engines on several nodes, whose pods all go when one of them fails.
+"""How far a rollout is, read from the workload's status and its pods, and what holds it up.
 
-A LeaderWorkerSet makes the whole group anew: restart counters begin at zero
-and last words are gone with their pods, and it has no deadline of its own. So
-what pods said is kept while they were there. After a restart of the operator
-crashes are known from the object's ConfigMap (`rollback.LastGood`).
+A Deployment has a deadline and restart counters. A LeaderWorkerSet recreates all pods of a group when one
+fails: restart counters start at zero, last log lines are lost, and there is no deadline. So what was seen of a
+group is kept in `GroupHistory`; crashes survive a restart of the operator in the object's ConfigMap
+(`rollback.LastGood`).
 """
 
+import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
-from specdecode_operator.deployment.pods.rejected_pods import POD_REJECTED, rejected_pod, rests_after
+from specdecode_operator.cluster.resources import ENGINE_CONTAINER, TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.rollout.blocked_pods import (
+    POD_REJECTED,
+    backs_off_after,
+    blocked_pod,
+    first_blocked,
+    rejected_pod,
+    rejections,
+)
+from specdecode_operator.deployment.rollout.engine_workload import serving_pods, serving_template
+
+_REFUSAL: Final = "violates PodSecurity"
+
+_CONTAINERS: Final = re.compile(r'containers? ((?:"[^"]+"(?:, )?)+)')
+_CONTEXT: Final = "spec.podTemplate.spec.securityContext"
+
+_USER: Final = ("runAsNonRoot", "runAsUser=0")
+
+
+def name_pod_security_field(refusal: str) -> str:
+    """Return what the API server says of a pod, with the fields of our object that help.
+
+    Its words are ``pods "x" is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false
+    (container "a" must set …), restricted volume types (volume "models" uses restricted volume type "hostPath")``
+    (k8s.io/pod-security-admission, policy).
+    """
+    if _REFUSAL not in refusal:
+        return refusal
+    fields = list(dict.fromkeys(_fields(refusal.partition(_REFUSAL)[2])))
+    level = "or give the namespace another level (pod-security.kubernetes.io/enforce)"
+    return f"{refusal}: look at {', '.join(fields) or 'spec.podTemplate'}, {level}"
+
+
+def _fields(said: str) -> Iterator[str]:
+    if any(words in said for words in _USER):
+        yield _CONTEXT
+    for listed in _CONTAINERS.findall(said):
+        for name in re.findall(r'"([^"]+)"', listed):
+            yield f"securityContext of {name} in spec.podTemplate.spec.containers"
+    if "hostPath" in said:
+        yield "spec.models.volume.hostPath (use a persistentVolumeClaim)"
+    if "volume" in said:
+        yield "spec.podTemplate.spec.volumes"
+    if "host namespaces" in said:
+        yield "hostNetwork, hostPID and hostIPC of spec.podTemplate.spec"
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """State of the engine pods against what is wanted."""
+
+    wanted: int
+    replicas: int
+    updated: int
+    available: int
+    settled: bool
+    """Whether the controller has seen the current template."""
+
+    blocked: Blocked | None
+    overdue: bool = False
+    """Whether the current template is given up: no progress within its deadline."""
+
+    deadline_s: int | None = None
+    """How long engines of the current template are given; None where nobody waits for them."""
+
+    crashes: int = 0
+    """How often the engine container that failed most was started anew, among pods of the current template, or how many
+    of these were rejected in a row."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every wanted engine serves the current spec, and none of an earlier one is left."""
+        return self.settled and self.replicas <= self.updated and min(self.updated, self.available) >= self.wanted
+
+
+def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Rollout:
+    """Return how far the engines are; a Deployment that is not there yet counts as nothing."""
+    if deployment is None:
+        return Rollout(wanted, 0, 0, 0, settled=False, blocked=None)
+    status = deployment.get("status", {})
+    settled = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
+    return Rollout(
+        wanted=wanted,
+        replicas=status.get("replicas", 0),
+        updated=status.get("updatedReplicas", 0),
+        available=status.get("availableReplicas", 0),
+        settled=settled,
+        blocked=first_blocked(pods) or (_blocked_by_controller(status) if settled else None),
+        overdue=settled and _is_overdue(status),
+        deadline_s=deployment.get("spec", {}).get("progressDeadlineSeconds"),
+        crashes=max([*map(_restarts, pods), len(rejections(pods))]),
+    )
+
+
+def with_replaced(rollout: Rollout, replaced_workload: Body | None) -> Rollout:
+    """Return the same with the engines that a workload of another kind still has."""
+    status = (replaced_workload or {}).get("status", {})
+    available = status.get("availableReplicas", status.get("readyReplicas", 0))
+    return replace(
+        rollout, replicas=rollout.replicas + status.get("replicas", 0), available=rollout.available + available
+    )
+
+
+def _is_overdue(status: Body) -> bool:
+    return any(
+        condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
+        for condition in status.get("conditions") or []
+    )
+
+
+def _restarts(pod: Body) -> int:
+    """How often the engine of a pod that does not serve was started anew."""
+    containers = pod.get("status", {}).get("containerStatuses") or []
+    engines = [each for each in containers if each["name"] == ENGINE_CONTAINER and not each.get("ready")]
+    return max((int(each.get("restartCount", 0)) for each in engines), default=0)
+
+
+def current_pods(pods: list[Body], workload: Body | None) -> list[Body]:
+    """Pods of the template that is in force now; what older ones suffer says nothing of this spec."""
+    if workload is None:
+        return []
+    wanted = template_hash(serving_template(workload))
+    return [pod for pod in pods if template_hash(pod) == wanted]
+
+
+def template_hash(body: Body) -> str | None:
+    """Return what tells pods of one template from those of another."""
+    value: str | None = (body["metadata"].get("annotations") or {}).get(TEMPLATE_HASH_ANNOTATION)
+    return value
+
+
+def _blocked_by_controller(status: Body) -> Blocked | None:
+    """Why there are no pods at all: a quota, or a policy that admits none."""
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            why = name_pod_security_field(condition.get("message", ""))
+            return Blocked("PodsRefused", f"no engine pod can be created: {why}", waits=True)
+    return None
+
 
 GROUP_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-index"
 WORKER_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
@@ -51,20 +190,20 @@ class GroupHistory:
     def rests(self, now_s: float) -> bool:
         """Whether no more groups are to be made for a while, because nodes refuse their pods."""
         rejected = self.blocked is not None and self.blocked.reason == POD_REJECTED
-        return rejected and rests_after(self.crashes, self.rejected_s, now_s)
+        return rejected and backs_off_after(self.crashes, self.rejected_s, now_s)
 
 
-UNSEEN: Final = GroupHistory()
+NO_GROUP_HISTORY: Final = GroupHistory()
 
 
-def as_data(history: GroupHistory) -> dict[str, Any]:
+def group_history_as_data(history: GroupHistory) -> dict[str, Any]:
     """Return a history for JSON."""
     data = asdict(history) | {"crashed": sorted(map(list, history.crashed))}
     data["trouble"] = data.pop("blocked")  # its name in ConfigMaps that exist already
     return data
 
 
-def from_data(data: dict[str, Any]) -> GroupHistory:
+def group_history_from_data(data: dict[str, Any]) -> GroupHistory:
     """Return the history that `as_data` wrote. Raises TypeError or KeyError for anything else."""
     fields, blocked = dict(data), data["trouble"]
     fields["crashed"] = frozenset((str(group), str(worker), str(uid)) for group, worker, uid in data["crashed"])
@@ -148,3 +287,47 @@ def _crash_time(pod: Body) -> str | None:
 def _named(pod: Body) -> tuple[str, str, str]:
     labels = pod["metadata"].get("labels") or {}
     return labels.get(GROUP_INDEX_LABEL, ""), labels.get(WORKER_INDEX_LABEL, ""), str(pod["metadata"]["uid"])
+
+
+def read_group_rollout(
+    groups: Body, pods: list[Body], wanted: int, history: GroupHistory, deadline_s: int | None
+) -> Rollout:
+    """Return how far the engines are.
+
+    The status of a LeaderWorkerSet does not say which template it speaks of,
+    so it counts only as far as pods of the present one bear it out.
+
+    Parameters
+    ----------
+    groups
+        The LeaderWorkerSet.
+    pods
+        Pods of its present template.
+    wanted
+        How many engines are wanted.
+    history
+        What was seen of its groups before.
+    deadline_s
+        How long they may take to serve; None where nobody waits for them.
+    """
+    status = groups.get("status", {})
+    leaders = [pod for pod in serving_pods(pods) if "deletionTimestamp" not in pod["metadata"]]
+    replicas = status.get("replicas", 0)
+    updated = min(status.get("updatedReplicas", 0), len(leaders))
+    earlier = max(0, replicas - len(leaders))
+    return Rollout(
+        wanted=wanted,
+        replicas=replicas,
+        updated=updated,
+        available=min(status.get("readyReplicas", 0), sum(map(_is_ready, leaders)) + earlier),
+        settled="replicas" in status,
+        blocked=first_blocked(pods) or history.blocked,
+        overdue=deadline_s is not None and history.waited_s >= deadline_s,
+        deadline_s=deadline_s,
+        crashes=history.crashes,
+    )
+
+
+def _is_ready(pod: Body) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or []
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

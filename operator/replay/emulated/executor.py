@@ -1,23 +1,135 @@
-"""The executor: all ranks of an engine, without processes, weights and KV memory."""
+"""vLLM executor for all ranks of an engine, without processes, weights or KV memory.
+
+KV cache specs and step outputs use vLLM's own classes, so vLLM divides the cache itself. `Lateness` reports whether
+the machine kept up with the emulated speed.
+"""
 
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import fields
+from itertools import accumulate, islice
 from random import Random
 from typing import Any, Final, TextIO
 
+import numpy as np
+import torch
+from vllm.v1 import kv_cache_interface as kinds
 from vllm.v1.executor.abstract import Executor
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, LogprobsLists, ModelRunnerOutput
 
-from .batch import Batch, Sampled
-from .grammar import Endings
-from .kv_specs import kv_cache_specs
+from .batch import Batch, Constraint, Endings, Sampled
+from .engine_model import Paces, StepShape
 from .lateness import Lateness
-from .outputs import constraints_of, model_output
-from .settings import read_settings
-from .step_time import Paces, StepShape
+from .settings import CachedLayers, read_settings
+
+_ELEMENTS = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32}
+
+
+def kv_cache_specs(layers: Iterable[CachedLayers], vllm_config: Any) -> dict[str, Any]:
+    """Return the specification of every layer of a rank, by a name of ours."""
+    cache = vllm_config.cache_config
+    layers = list(layers)
+    if any(each.kind == "state" for each in layers):
+        _align(layers, cache)
+    found: dict[str, Any] = {}
+    for each in layers:
+        spec = _state(each, vllm_config) if each.kind == "state" else _attention(each)
+        for _ in range(each.count):
+            found[f"{'draft' if each.of_draft else 'model'}.layers.{len(found)}.attn"] = spec
+    return found
+
+
+def _align(layers: list[CachedLayers], cache: Any) -> None:
+    """Adopt the blocks that hold a state: vLLM's workers would choose them, by the same rule as the plan."""
+    cache.block_size = max((each.block_size for each in layers), default=0) or cache.block_size
+    cache.mamba_page_size_padded = max(each.page_bytes for each in layers if each.kind == "state")
+    if cache.mamba_cache_mode == "align":
+        cache.mamba_block_size = cache.block_size
+
+
+def _attention(layer: CachedLayers) -> Any:
+    shape = {"block_size": layer.block_size, "dtype": _ELEMENTS[layer.element_bytes]}
+    if layer.kind == "latent":
+        width = layer.token_bytes // layer.element_bytes
+        return _made(kinds.MLAAttentionSpec, **shape, num_kv_heads=1, head_size=width)
+    heads, rest = divmod(layer.token_bytes, 2 * layer.head_width * layer.element_bytes)
+    # Where keys and values differ in width, only their bytes together count.
+    width = layer.token_bytes // (2 * layer.element_bytes) if rest else layer.head_width
+    shape |= {"num_kv_heads": 1 if rest else heads, "head_size": width}
+    if layer.kind == "sliding":
+        return _made(kinds.SlidingWindowSpec, **shape, sliding_window=layer.reach_tokens)
+    if layer.kind == "chunked":
+        return _made(kinds.ChunkedLocalAttentionSpec, **shape, attention_chunk_size=layer.reach_tokens)
+    return _made(kinds.FullAttentionSpec, **shape)
+
+
+def _state(layer: CachedLayers, vllm_config: Any) -> Any:
+    cache = vllm_config.cache_config
+    return _made(
+        kinds.MambaSpec,
+        block_size=cache.mamba_block_size or vllm_config.model_config.max_model_len,
+        shapes=((layer.state_bytes,),),
+        dtypes=(torch.uint8,),
+        page_size_padded=cache.mamba_page_size_padded,
+        mamba_cache_mode=cache.mamba_cache_mode,
+        num_speculative_blocks=vllm_config.num_speculative_tokens,
+        num_prefill_checkpoint_blocks=int(layer.exports_checkpoint and cache.mamba_cache_mode == "align"),
+    )
+
+
+def _made(kind: Any, **known: Any) -> Any:
+    """Return a specification with what this version of vLLM has of it."""
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in known.items() if name in names})
+
+
+def model_output(sampled: Sampled, text: tuple[int, int], random: Random) -> Any:
+    """Return the output of a step."""
+    output = ModelRunnerOutput(
+        req_ids=sampled.req_ids,
+        req_id_to_index={req_id: row for row, req_id in enumerate(sampled.req_ids)},
+        sampled_token_ids=sampled.tokens,
+    )
+    if sampled.logprobs is not None:
+        output.logprobs = _logprobs(sampled.tokens, sampled.logprobs, text, random)
+    return output
+
+
+def constraints_of(grammar: Any, scheduled: Any) -> dict[str, Constraint]:
+    """Return what a GrammarOutput allows each request that follows a grammar."""
+    if grammar is None:
+        return {}
+    found, row = {}, 0
+    told = getattr(grammar, "num_acceptable_drafts", None)  # since 0.32
+    for index, req_id in enumerate(grammar.structured_output_request_ids):
+        proposed = scheduled.scheduled_spec_decode_tokens.get(req_id, ())
+        acceptable = next((at for at, token in enumerate(proposed) if token < 0), len(proposed))
+        if told is not None:
+            acceptable = min(acceptable, told[index])
+        rows = grammar.grammar_bitmask[row : row + len(proposed) + 1].tolist()
+        found[req_id] = Constraint(rows, acceptable)
+        row += len(proposed) + 1
+    return found
+
+
+def _logprobs(tokens: Sequence[Sequence[int]], wanted: int, text: tuple[int, int], random: Random) -> Any:
+    """Return logprobs that look like some: the sampled token is the likeliest, each one after it half as likely."""
+    first, last = text
+    size = max(last - first + 1, wanted + 2)
+    flat = [token for row in tokens for token in row]
+    ids = np.empty((len(flat), wanted + 1), dtype=np.int32)
+    for row, token in enumerate(flat):
+        start = random.randrange(size)
+        near = (first + (start + offset) % size for offset in range(wanted + 1))
+        ids[row] = [token, *islice((other for other in near if other != token), wanted)]
+    falling = np.log(0.5) * (np.arange(wanted + 1, dtype=np.float32) + 1)
+    starts = list(accumulate((len(each) for each in tokens), initial=0))
+    ranks = np.ones(len(flat), dtype=np.int32)
+    return LogprobsLists(ids, np.tile(falling, (len(flat), 1)), ranks, cu_num_generated_tokens=starts)
+
 
 logger = logging.getLogger("vllm.specdecode_emulated")
 

@@ -1,4 +1,4 @@
-"""The CPU platform of vLLM, of which nothing that the scheduler sees is left: there it is as on a GPU."""
+"""vLLM's CPU platform with the scheduler settings of a GPU."""
 
 from typing import Any, Final
 

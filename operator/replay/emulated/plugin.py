@@ -1,4 +1,4 @@
-"""What vLLM loads to learn of the platform; it must not import vLLM's platforms, which are still being chosen."""
+"""vLLM's platform entry point; it must not import vLLM's platforms, which are still being chosen."""
 
 
 def platform() -> str:

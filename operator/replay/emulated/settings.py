@@ -1,4 +1,4 @@
-"""What the emulated engine is told: one JSON file, which vLLM's ``--additional-config`` names."""
+"""Settings of the emulated engine: one JSON file that vLLM's --additional-config names."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .acceptance import Acceptance, acceptance_from_json
-from .step_time import StepTime, step_time_from_json
+from .engine_model import Acceptance, StepTime, acceptance_from_json, step_time_from_json
 
 KEY: Final = "specdecode_emulated"
 """Of --additional-config: the path of the file."""

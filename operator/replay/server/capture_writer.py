@@ -1,7 +1,4 @@
-"""Records what is served: a capture of its own, in the files that captures of real engines have.
-
-A step is what goes out in one turn of the event loop. Files are ``.part`` until the server has ended.
-"""
+"""Record what is served as a capture, in the files that captures of real engines have."""
 
 import asyncio
 from array import array
@@ -21,12 +18,11 @@ from specdecode_operator.capture.files.formats import (
     encode,
     encode_meta,
 )
+from specdecode_operator.capture.files.merge import Clock, aborted_record, trace_record
 from specdecode_operator.capture.files.publish import seal
-from specdecode_operator.capture.merge.convert import Clock, aborted_record, trace_record
-from specdecode_operator.capture.recorder.lines import Request
-from specdecode_operator.replay.engines.engine import Burst, Load, ReplayEngine
-from specdecode_operator.replay.engines.step_stats import scheduler_stats
-from specdecode_operator.replay.server.meter import Answer
+from specdecode_operator.capture.recorder.segment_format import Request
+from specdecode_operator.replay.engine import Burst, Load, ReplayEngine, scheduler_stats
+from specdecode_operator.replay.server.vllm_metrics import Answer
 
 SOURCE: Final = "replay"
 """What the header of such a trace says that it is from."""

@@ -1,4 +1,7 @@
-"""Bodies of requests, as vLLM's API server takes them, and what is refused of them."""
+"""Parse and validate completion and chat requests as vLLM's API server does.
+
+Without a tokenizer, four bytes of text count as one token.
+"""
 
 from array import array
 from collections.abc import Sequence
@@ -11,7 +14,45 @@ from msgspec import Meta, Struct
 
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
-from specdecode_operator.replay.server.text import count_tokens, token_ids
+
+BYTES_PER_TOKEN: Final = 4
+
+_WORDS: Final = tuple(
+    f" {first}{vowel}{last}" for first in "bdfgklmnprstvz" for vowel in "aeiou" for last in "bdgklmnprst"
+)[:512]
+_ROUND: Final = len(_WORDS)
+_LONGEST_SLICE: Final = 1024
+_TEXT: Final = "".join(_WORDS).encode() * (_LONGEST_SLICE // _ROUND + 2)
+
+
+def count_tokens(text: str) -> int:
+    """Return how many tokens a text has."""
+    return -(-len(text.encode(errors="replace")) // BYTES_PER_TOKEN)
+
+
+def token_ids(text: str) -> "array[int]":
+    """Return the ids of a text's tokens: equal beginnings have equal ids, which is what a prefix cache asks."""
+    data = text.encode(errors="replace")
+    return array("I", data + bytes(-len(data) % BYTES_PER_TOKEN))
+
+
+def answer_text(begin: int, end: int) -> bytes:
+    """Return the tokens of an answer from one place to another, in ASCII: nothing in it is escaped in JSON."""
+    if end - begin > _LONGEST_SLICE:
+        return "".join(_WORDS[place % _ROUND] for place in range(begin, end)).encode()
+    start = begin % _ROUND
+    return _TEXT[start * BYTES_PER_TOKEN : (start + end - begin) * BYTES_PER_TOKEN]
+
+
+def text_of(ids: Sequence[int]) -> str:
+    """Return a text for token ids that were recorded: a word for each."""
+    return "".join([_WORDS[token_id % _ROUND] for token_id in ids])
+
+
+def answer_ids(begin: int, end: int) -> Sequence[int]:
+    """Return ids for the tokens of an answer whose ids were not recorded: those of its words."""
+    return token_ids(answer_text(begin, end).decode())
+
 
 _COMPLETION_TOKENS: Final = 16
 """What vLLM gives a completion that does not say how many tokens it wants."""
@@ -137,7 +178,7 @@ _CHAT: Final = msgspec.json.Decoder(_ChatBody)
 _TokenIds = list[Annotated[int, Meta(ge=0, lt=2**32)]]
 _IDS: Final = msgspec.json.Decoder(_TokenIds)
 _PROMPTS: Final = msgspec.json.Decoder(list[str | _TokenIds])
-_TEXT: Final = msgspec.json.Decoder(str | None)
+_REQUESTS_TEXT: Final = msgspec.json.Decoder(str | None)
 
 
 def read_completion(data: bytes) -> Asked:
@@ -245,7 +286,7 @@ def _prompts(raw: msgspec.Raw) -> Sequence[Prompt]:
     inner = data[1:].lstrip()[:1]
     try:
         if not data.startswith(b"["):
-            given: Sequence[str | list[int] | None] = [_TEXT.decode(data)]
+            given: Sequence[str | list[int] | None] = [_REQUESTS_TEXT.decode(data)]
         elif inner in (b'"', b"["):
             given = _PROMPTS.decode(data)
         else:

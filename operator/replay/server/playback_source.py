@@ -1,4 +1,4 @@
-"""What is played: traces as they are, or the model of an engine; read, checked, and as an engine on a clock."""
+"""Read the traces or the model to serve, check them, and build the engine that plays them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,20 +9,30 @@ from typing import Final
 
 import msgspec
 
-from specdecode_operator.capture.files.formats import TraceMeta
-from specdecode_operator.capture.files.manifest import SCHEMA
+from specdecode_operator.capture.files.formats import MANIFEST_SCHEMA, TraceMeta
+from specdecode_operator.capture.recording import Recording, concatenated, read_recording, read_steps
 from specdecode_operator.problems import printable
-from specdecode_operator.replay.engines.acceptance import AcceptanceDraws, AcceptanceSchedule
-from specdecode_operator.replay.engines.drafting import Drafting, assumed_drafting, recorded_drafting
-from specdecode_operator.replay.engines.engine import Clock, ServedEngine
-from specdecode_operator.replay.engines.matching import Matching, Unmatched, matcher, repeating
-from specdecode_operator.replay.engines.modelled import ModelledBehaviour, NoDonorsError
-from specdecode_operator.replay.engines.scaled_clock import ScaledClock
-from specdecode_operator.replay.engines.steps import StepsEngine, StepsSettings, largest_batch_tokens
-from specdecode_operator.replay.engines.watched import WatchedEngine
-from specdecode_operator.replay.fitted.model import FittedModel, ModelFileError, read_model
-from specdecode_operator.replay.recording.read import concatenated, read_recording, read_steps
-from specdecode_operator.replay.recording.recording import Recording
+from specdecode_operator.replay.clocks import ScaledClock
+from specdecode_operator.replay.drafting import (
+    AcceptanceDraws,
+    AcceptanceSchedule,
+    Drafting,
+    assumed_drafting,
+    recorded_drafting,
+)
+from specdecode_operator.replay.engine import Clock, ServedEngine
+from specdecode_operator.replay.model_file import FittedModel, ModelFileError, read_model
+from specdecode_operator.replay.modelled_engine import ModelledBehaviour, NoDonorsError
+from specdecode_operator.replay.recorded_engine import (
+    Matching,
+    StepsEngine,
+    StepsSettings,
+    Unmatched,
+    largest_batch_tokens,
+    matcher,
+    repeating,
+)
+from specdecode_operator.replay.stepped_engine import WatchedEngine
 
 BLOCK_TOKENS: Final = 16
 """Of a trace whose header does not say it, as vllm-vcr has it."""
@@ -165,7 +175,7 @@ def _read_model_file(path: Path) -> Source:
             max_num_seqs=limits.max_num_seqs,
             block_size=limits.block_size,
             vllm_version=origin.vllm_version,
-            schema=SCHEMA,
+            schema=MANIFEST_SCHEMA,
             speculative=origin.speculative or ({"num_speculative_tokens": k} if k else None),
         ),
         num_speculative_tokens=k,
@@ -191,7 +201,7 @@ def _read_traces(settings: SourceSettings) -> Source:
         notes.append(f"{recording.skipped_lines} lines that cannot be read were left out")
     modelled = settings.mode is Mode.MODELLED
     if modelled or settings.unmatched is Unmatched.MODELLED:
-        from specdecode_operator.replay.fitted.fit import fit  # noqa: PLC0415  takes a while, and few need it
+        from specdecode_operator.replay.fit import fit  # noqa: PLC0415  takes a while, and few need it
 
         model = fit(recordings)
     largest = max(max(each.chunk_tokens[1:], default=0) for each in recording.requests)
@@ -232,7 +242,7 @@ def _own_header(recording: Recording) -> TraceMeta:
     return msgspec.structs.replace(
         meta,
         model=meta.model or recording.trace.name.partition(".")[0],
-        schema=None if of_blocks else SCHEMA,
+        schema=None if of_blocks else MANIFEST_SCHEMA,
         speculative=meta.speculative or ({"num_speculative_tokens": k} if k else None),
         capture=None,
         attempt=None,

@@ -1,50 +1,38 @@
-"""From a config.json to a geometry: which family reads which architecture."""
+"""Read a config.json as a geometry: choose the reader for its architecture."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from specdecode_operator.sizing.base.errors import UnmodelledError
-from specdecode_operator.sizing.base.fields import Fields
-from specdecode_operator.sizing.base.registry import may_be_served
-from specdecode_operator.sizing.base.remembered import MadeOfContent
-from specdecode_operator.sizing.estimated.geometry import (
+from specdecode_operator.enums import METHODS_WITH_HIDDEN_STATES
+from specdecode_operator.sizing.config_fields import Fields
+from specdecode_operator.sizing.errors import UnmodelledError
+from specdecode_operator.sizing.families import decoder, dense, draft_heads, hybrid, moe
+from specdecode_operator.sizing.families.decoder import with_defaults
+from specdecode_operator.sizing.families.draft_heads import with_prediction
+from specdecode_operator.sizing.families.estimated import (
     as_in_files,
     estimated_geometry,
     estimated_head,
     with_estimated_encoders,
 )
-from specdecode_operator.sizing.families import (
-    block_heads,
-    dense,
-    exact_routers,
-    experts,
-    gemma,
-    heads,
-    latent,
-    linear,
-    relatives,
-    state_space,
-)
-from specdecode_operator.sizing.families.decoder import with_defaults
-from specdecode_operator.sizing.families.prediction import with_prediction
-from specdecode_operator.sizing.families.towers import TOWERS
-from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry, Tower
-from specdecode_operator.sizing.model.stored import StoredWeights
-from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES
+from specdecode_operator.sizing.families.vision_encoders import TOWERS
+from specdecode_operator.sizing.geometry import GeometryError, ModelGeometry, StoredWeights, Tower
+from specdecode_operator.sizing.memo import ContentMemo
+from specdecode_operator.sizing.registered_classes import may_be_served
 
 Reader = Callable[[Fields, str, Tower | None], ModelGeometry]
 
 _HEADS: Final[Mapping[str, Reader]] = {
-    "EagleLlamaForCausalLM": heads.eagle,
-    "Eagle3LlamaForCausalLM": heads.eagle3,
-    "Eagle3Qwen3ForCausalLM": heads.eagle3_qwen3,
-    "Eagle3DeepseekV2ForCausalLM": heads.eagle3_latent,
-    "Medusa": heads.medusa,
-    "DFlashQwen3ForCausalLM": block_heads.dflash,
-    "DFlash2Qwen3ForCausalLM": block_heads.dflash2,
-    "Qwen3XPressForCausalLM": block_heads.xpress,
-    "Qwen3DSparkForCausalLM": block_heads.dspark,
+    "EagleLlamaForCausalLM": draft_heads.eagle,
+    "Eagle3LlamaForCausalLM": draft_heads.eagle3,
+    "Eagle3Qwen3ForCausalLM": draft_heads.eagle3_qwen3,
+    "Eagle3DeepseekV2ForCausalLM": draft_heads.eagle3_latent,
+    "Medusa": draft_heads.medusa,
+    "DFlashQwen3ForCausalLM": draft_heads.dflash,
+    "DFlash2Qwen3ForCausalLM": draft_heads.dflash2,
+    "Qwen3XPressForCausalLM": draft_heads.xpress,
+    "Qwen3DSparkForCausalLM": draft_heads.dspark,
 }
 """Who reads the config.json of a draft head, by the class that vLLM's registry maps it to."""
 
@@ -55,84 +43,84 @@ READERS: Final[Mapping[str, Reader]] = {
     "Qwen2ForCausalLM": dense.qwen2,
     "Qwen3ForCausalLM": dense.qwen3,
     "Phi3ForCausalLM": dense.phi3,
-    "Gemma2ForCausalLM": gemma.gemma2,
-    "Gemma3ForCausalLM": gemma.gemma3,
-    "MixtralForCausalLM": experts.mixtral,
-    "Qwen2MoeForCausalLM": experts.qwen_moe,
-    "Qwen3MoeForCausalLM": experts.qwen_moe,
-    "GptOssForCausalLM": experts.gpt_oss,
-    "Llama4ForCausalLM": experts.llama4,
-    "DeepseekV2ForCausalLM": latent.deepseek,
-    "DeepseekV3ForCausalLM": latent.deepseek,
-    "DeepseekV32ForCausalLM": latent.sparse_deepseek,
-    "GlmMoeDsaForCausalLM": latent.sparse_deepseek,
-    "Qwen3NextForCausalLM": linear.qwen_hybrid,
-    "Qwen3_5ForCausalLM": linear.qwen_hybrid,
-    "Qwen3_5MoeForCausalLM": linear.qwen_hybrid,
+    "Gemma2ForCausalLM": dense.gemma2,
+    "Gemma3ForCausalLM": dense.gemma3,
+    "MixtralForCausalLM": moe.mixtral,
+    "Qwen2MoeForCausalLM": moe.qwen_moe,
+    "Qwen3MoeForCausalLM": moe.qwen_moe,
+    "GptOssForCausalLM": moe.gpt_oss,
+    "Llama4ForCausalLM": moe.llama4,
+    "DeepseekV2ForCausalLM": decoder.deepseek,
+    "DeepseekV3ForCausalLM": decoder.deepseek,
+    "DeepseekV32ForCausalLM": decoder.sparse_deepseek,
+    "GlmMoeDsaForCausalLM": decoder.sparse_deepseek,
+    "Qwen3NextForCausalLM": hybrid.qwen_hybrid,
+    "Qwen3_5ForCausalLM": hybrid.qwen_hybrid,
+    "Qwen3_5MoeForCausalLM": hybrid.qwen_hybrid,
     "MiMoForCausalLM": dense.mimo,
-    "Olmo2ForCausalLM": relatives.olmo2,
-    "Olmo3ForCausalLM": relatives.olmo2,
-    "SmolLM3ForCausalLM": relatives.smollm3,
-    "ArceeForCausalLM": relatives.arcee,
-    "CwmForCausalLM": relatives.cwm,
-    "PhiForCausalLM": relatives.phi,
-    "ExaoneForCausalLM": relatives.exaone,
-    "StableLmForCausalLM": relatives.stablelm,
+    "Olmo2ForCausalLM": dense.olmo2,
+    "Olmo3ForCausalLM": dense.olmo2,
+    "SmolLM3ForCausalLM": dense.smollm3,
+    "ArceeForCausalLM": dense.arcee,
+    "CwmForCausalLM": dense.cwm,
+    "PhiForCausalLM": dense.phi,
+    "ExaoneForCausalLM": dense.exaone,
+    "StableLmForCausalLM": dense.stablelm,
     "SolarForCausalLM": dense.llama,
     "Ministral3ForCausalLM": dense.llama,
-    "Starcoder2ForCausalLM": relatives.starcoder2,
-    "SeedOssForCausalLM": relatives.seed_oss,
-    "HunYuanDenseV1ForCausalLM": relatives.hunyuan,
-    "Exaone4ForCausalLM": relatives.exaone4,
-    "CohereForCausalLM": relatives.cohere,
-    "Cohere2ForCausalLM": relatives.cohere,
-    "Glm4ForCausalLM": relatives.glm4,
-    "GlmForCausalLM": relatives.glm,
-    "GemmaForCausalLM": relatives.gemma,
-    "NemotronForCausalLM": relatives.nemotron,
-    "Ernie4_5ForCausalLM": relatives.ernie,
-    "InternLM2ForCausalLM": relatives.internlm2,
+    "Starcoder2ForCausalLM": dense.starcoder2,
+    "SeedOssForCausalLM": dense.seed_oss,
+    "HunYuanDenseV1ForCausalLM": dense.hunyuan,
+    "Exaone4ForCausalLM": dense.exaone4,
+    "CohereForCausalLM": dense.cohere,
+    "Cohere2ForCausalLM": dense.cohere,
+    "Glm4ForCausalLM": dense.glm4,
+    "GlmForCausalLM": dense.glm,
+    "GemmaForCausalLM": dense.gemma,
+    "NemotronForCausalLM": dense.nemotron,
+    "Ernie4_5ForCausalLM": dense.ernie,
+    "InternLM2ForCausalLM": dense.internlm2,
     "InternLM3ForCausalLM": dense.llama,
-    "Glm4MoeForCausalLM": exact_routers.glm4_moe,
-    "Ernie4_5_MoeForCausalLM": exact_routers.ernie_moe,
-    "OlmoeForCausalLM": experts.olmoe,
-    "HunYuanMoEV1ForCausalLM": experts.hunyuan_moe,
-    "GraniteMoeForCausalLM": experts.granite_moe,
-    "GraniteMoeSharedForCausalLM": experts.granite_moe,
-    "BailingMoeV2ForCausalLM": exact_routers.bailing_moe,
-    "Glm4MoeLiteForCausalLM": exact_routers.glm4_moe_lite,
-    "MiniMaxM2ForCausalLM": exact_routers.minimax_m2,
-    "MiMoV2FlashForCausalLM": exact_routers.mimo_v2,
-    "MiMoV2ForCausalLM": exact_routers.mimo_v2,
-    "NemotronHForCausalLM": state_space.nemotron_h,
-    "GraniteMoeHybridForCausalLM": state_space.granite_hybrid,
-    "FalconH1ForCausalLM": state_space.falcon_h1,
-    "JambaForCausalLM": state_space.jamba,
-    "Mamba2ForCausalLM": state_space.mamba2,
-    "Gemma3ForConditionalGeneration": gemma.gemma3,
-    "Gemma4ForCausalLM": gemma.gemma4,
-    "Gemma4ForConditionalGeneration": gemma.gemma4,
+    "Glm4MoeForCausalLM": moe.glm4_moe,
+    "Ernie4_5_MoeForCausalLM": moe.ernie_moe,
+    "OlmoeForCausalLM": moe.olmoe,
+    "HunYuanMoEV1ForCausalLM": moe.hunyuan_moe,
+    "GraniteMoeForCausalLM": moe.granite_moe,
+    "GraniteMoeSharedForCausalLM": moe.granite_moe,
+    "BailingMoeV2ForCausalLM": moe.bailing_moe,
+    "Glm4MoeLiteForCausalLM": moe.glm4_moe_lite,
+    "MiniMaxM2ForCausalLM": moe.minimax_m2,
+    "MiMoV2FlashForCausalLM": moe.mimo_v2,
+    "MiMoV2ForCausalLM": moe.mimo_v2,
+    "NemotronHForCausalLM": hybrid.nemotron_h,
+    "GraniteMoeHybridForCausalLM": hybrid.granite_hybrid,
+    "FalconH1ForCausalLM": hybrid.falcon_h1,
+    "JambaForCausalLM": hybrid.jamba,
+    "Mamba2ForCausalLM": hybrid.mamba2,
+    "Gemma3ForConditionalGeneration": dense.gemma3,
+    "Gemma4ForCausalLM": dense.gemma4,
+    "Gemma4ForConditionalGeneration": dense.gemma4,
     "Mistral3ForConditionalGeneration": dense.llama,
-    "Llama4ForConditionalGeneration": experts.llama4,
-    "KimiVLForConditionalGeneration": latent.deepseek,
-    "KimiK25ForConditionalGeneration": latent.deepseek,
+    "Llama4ForConditionalGeneration": moe.llama4,
+    "KimiVLForConditionalGeneration": decoder.deepseek,
+    "KimiK25ForConditionalGeneration": decoder.deepseek,
     "LlavaNextForConditionalGeneration": dense.llama,
     "Qwen2VLForConditionalGeneration": dense.qwen2,
     "Qwen2_5_VLForConditionalGeneration": dense.qwen2,
     "Qwen3VLForConditionalGeneration": dense.qwen3,
-    "Qwen3VLMoeForConditionalGeneration": experts.qwen_moe,
-    "Qwen3_5ForConditionalGeneration": linear.qwen_hybrid,
-    "Qwen3_5MoeForConditionalGeneration": linear.qwen_hybrid,
-    **{name: _HEADS[kind] for name, kind in heads.DRAFT_CLASSES.items() if kind in _HEADS},
-    "LlamaForCausalLMEagle": heads.eagle,
-    "Eagle3Speculator": heads.speculators_eagle3,
-    "Eagle3DraftModel": heads.speculators_eagle3,
-    "PEagleDraftModel": heads.peagle,
+    "Qwen3VLMoeForConditionalGeneration": moe.qwen_moe,
+    "Qwen3_5ForConditionalGeneration": hybrid.qwen_hybrid,
+    "Qwen3_5MoeForConditionalGeneration": hybrid.qwen_hybrid,
+    **{name: _HEADS[kind] for name, kind in draft_heads.DRAFT_CLASSES.items() if kind in _HEADS},
+    "LlamaForCausalLMEagle": draft_heads.eagle,
+    "Eagle3Speculator": draft_heads.speculators_eagle3,
+    "Eagle3DraftModel": draft_heads.speculators_eagle3,
+    "PEagleDraftModel": draft_heads.peagle,
     # By their type, gemma4_assistant, both become Gemma4MTPModel (vLLM, config/speculative.py, hf_config_override).
-    "Gemma4AssistantForCausalLM": gemma.gemma4_assistant,
-    "Gemma4UnifiedAssistantForCausalLM": gemma.gemma4_assistant,
+    "Gemma4AssistantForCausalLM": dense.gemma4_assistant,
+    "Gemma4UnifiedAssistantForCausalLM": dense.gemma4_assistant,
     # With a file of type qwen3 it is Qwen3DSparkModel (vLLM, config/speculative.py, __post_init__).
-    "DSparkDraftModel": block_heads.dspark,
+    "DSparkDraftModel": draft_heads.dspark,
 }
 """Who reads the config.json of an architecture. Inner models of the wrappers are read by the same functions."""
 
@@ -193,7 +181,7 @@ _UNKNOWN_TO_ENGINE: Final[Mapping[str, str]] = {
 """What is published but cannot be served, and why."""
 
 
-_MADE: Final = MadeOfContent[ModelGeometry]()
+_MADE: Final = ContentMemo[ModelGeometry]()
 """Geometries are told apart as objects: what was worked out of one holds for the next of an equal file."""
 
 
@@ -207,14 +195,14 @@ def geometry_from_config(name: str, config: Mapping[str, object], stored: Stored
     ------
     GeometryError
         When a value is missing, of the wrong type, out of range, or contradicts another. Whether a version of vLLM
-        has the class is told by ``unregistered`` (sizing/base/registry.py).
+        has the class is told by ``unregistered`` (sizing/registered_classes.py).
     """
     return _MADE.get(config, (name, stored), lambda: _exact_or_estimated(Fields(name, config), None, stored))
 
 
 def _exact_or_estimated(fields: Fields, method: str | None, stored: StoredWeights | None) -> ModelGeometry:
     """Return the geometry as its class describes it, or an estimate of one that sizing does not implement."""
-    fields = block_heads.as_engine_reads(fields)
+    fields = draft_heads.as_engine_reads(fields)
     try:
         if method is not None:
             return _head(fields, method)
@@ -251,10 +239,10 @@ def _geometry(fields: Fields, stored: StoredWeights | None) -> ModelGeometry:
     tower = TOWERS[architecture](flat) if architecture in TOWERS else None
     if architecture in _ANY_LANGUAGE_MODEL:
         return _inner_model(with_defaults(flat, _ANY_LANGUAGE_MODEL[architecture]), architecture, tower)
-    model = heads.in_parallel(with_prediction(READERS[architecture](flat, architecture, tower), flat), flat)
+    model = draft_heads.in_parallel(with_prediction(READERS[architecture](flat, architecture, tower), flat), flat)
     if architecture in _ENCODERS_UNKNOWN:
         model = with_estimated_encoders(model, fields, stored)
-    return heads.with_verifier(model, flat)
+    return draft_heads.with_verifier(model, flat)
 
 
 def head_from_config(
@@ -276,11 +264,11 @@ def head_from_config(
 def _head(fields: Fields, method: str) -> ModelGeometry:
     plain = fields.strings("architectures")[:1] == ("LlamaForCausalLM",)
     if method == "eagle" and plain:
-        return heads.eagle(fields, "LlamaForCausalLMEagle")
+        return draft_heads.eagle(fields, "LlamaForCausalLMEagle")
     if method == "eagle3" and plain:
-        return heads.in_parallel(heads.eagle3(fields, "LlamaForCausalLMEagle3"), fields)
+        return draft_heads.in_parallel(draft_heads.eagle3(fields, "LlamaForCausalLMEagle3"), fields)
     if method == "medusa" and not fields.is_set("architectures"):
-        return heads.medusa(fields, "MedusaModel")
+        return draft_heads.medusa(fields, "MedusaModel")
     return _geometry(fields, None)
 
 

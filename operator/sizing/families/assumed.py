@@ -1,19 +1,17 @@
-"""Models with user-given numbers: bytes of the weights, KV cache bytes per token, and state bytes per request."""
+"""Geometry of a model from user-given bytes: of weights, KV cache per token, state per request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
-from specdecode_operator.sizing.base.errors import GeometryError
-from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
-from specdecode_operator.sizing.base.units import GIB, MIB
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.layers import DeltaNet, SelectiveScan, StateSpace
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.stages import whole_model
-from specdecode_operator.sizing.weights.weights import weight_parts
-from specdecode_operator.vocabulary import Knowledge, Precision
+from specdecode_operator.enums import Knowledge, Precision
+from specdecode_operator.sizing.arithmetic import GIB, MIB
+from specdecode_operator.sizing.errors import GeometryError
+from specdecode_operator.sizing.geometry import DeltaNet, ModelGeometry, SelectiveScan, StateSpace
+from specdecode_operator.sizing.memo import MEMO_SIZE
+from specdecode_operator.sizing.rank_layers import Split, whole_model
+from specdecode_operator.sizing.weights import weight_parts
 
 _WIDTHS: Final = ((4 * GIB, 2048), (32 * GIB, 4096), (256 * GIB, 8192))
 _WIDEST: Final = 16_384
@@ -71,7 +69,7 @@ def usual_config(
     return config
 
 
-@lru_cache(maxsize=MOST_REMEMBERED)
+@lru_cache(maxsize=MEMO_SIZE)
 def assumed_geometry(model: ModelGeometry, given: Assumption) -> ModelGeometry:
     """Return a model with the numbers that its user gives; one that sizing knows exactly stays as it is.
 

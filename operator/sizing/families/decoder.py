@@ -1,15 +1,30 @@
-"""What all families of decoders share when their config.json is read."""
+"""Read what all decoder families share, and multi-head latent attention (DeepSeek, Kimi K2, GLM-5).
+
+Draft heads and mixtures of experts of other families use latent attention too, so its reader is here.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from specdecode_operator.sizing.base.fields import Fields
-from specdecode_operator.sizing.model.checkpoint import Checkpoint, read_checkpoint
-from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
-from specdecode_operator.sizing.model.layers import DenseMlp, FeedForward, Layer, Mixer, SelfAttention
-from specdecode_operator.sizing.model.precision import Method
-from specdecode_operator.sizing.model.rope import RopeTable, rope_table
+from specdecode_operator.enums import FLOAT32_BYTES
+from specdecode_operator.sizing.config_fields import Fields
+from specdecode_operator.sizing.geometry import (
+    DenseMlp,
+    Experts,
+    FeedForward,
+    Indexer,
+    LatentAttention,
+    Layer,
+    Mixer,
+    ModelGeometry,
+    QuantizationMethod,
+    RopeTable,
+    SelfAttention,
+    Tower,
+    rope_table,
+)
+from specdecode_operator.sizing.quantization import Checkpoint, read_checkpoint
 
 _SIXTEEN_BIT: Final = 2
 """Bytes an element. vLLM's dtype auto loads float32 checkpoints as bfloat16 (config/model.py, _resolve_auto_dtype)."""
@@ -57,7 +72,9 @@ def assemble(fields: Fields, architecture: str, decoder: Decoder) -> ModelGeomet
     layers = _layers(decoder, checkpoint, fields.size("num_hidden_layers"))
     # Latent attention does not read what compressed-tensors says of the cache (vLLM, mla_attention.py).
     has_heads = any(isinstance(mixer, SelfAttention) for layer in layers for mixer in layer.mixers)
-    follows = has_heads or checkpoint.format is None or checkpoint.format.method is not Method.COMPRESSED_TENSORS
+    follows = (
+        has_heads or checkpoint.format is None or checkpoint.format.method is not QuantizationMethod.COMPRESSED_TENSORS
+    )
     return ModelGeometry(
         name=fields.model,
         architecture=architecture,
@@ -190,3 +207,87 @@ def dtype_bytes(fields: Fields) -> int:
     if fields.text(key, default="bfloat16") not in ("bfloat16", "float16", "float32"):
         raise fields.error(key, "must be bfloat16, float16 or float32")
     return _SIXTEEN_BIT
+
+
+_BALANCED_ROUTING: Final = "noaux_tc"
+"""Routing with a learned bias an expert (vLLM, deepseek_v2.py, e_score_correction_bias)."""
+
+_FIRST_SHARED_INDEX: Final = 2
+"""Layer from which indices are shared where files do not say (vLLM, DeepseekV32Attention, index_skip_topk_offset)."""
+
+_SHARES_INDICES: Final = "S"
+"""Mark of a layer without an indexer in index_topk_pattern."""
+
+
+def deepseek(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+    """DeepSeek V2, V3 and R1, Kimi K2: the first layers are dense, the rest experts."""
+    mixer = latent_attention(fields)
+    decoder = Decoder(
+        lambda _: mixer,
+        lambda index: _feed_forward(fields, index),
+        (model_rope(fields, mixer.rope_head_dim),),
+        tower=tower or Tower(),
+    )
+    return assemble(fields, architecture, decoder)
+
+
+def sparse_deepseek(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+    """DeepSeek V3.2 and GLM-5: an indexer chooses the tokens that a layer reads (vLLM, models/deepseek_v32)."""
+    indexer = Indexer(fields.size("index_n_heads"), fields.size("index_head_dim"))
+    shared = replace(latent_attention(fields), sparse_tokens=fields.size("index_topk"))
+    indexed = replace(shared, indexer=indexer)
+    decoder = Decoder(
+        lambda index: indexed if has_indexer(fields, index) else shared,
+        lambda index: _feed_forward(fields, index),
+        _sparse_ropes(fields, shared.rope_head_dim),
+    )
+    return assemble(fields, architecture, decoder)
+
+
+def latent_attention(fields: Fields) -> LatentAttention:
+    """Return the attention of DeepSeek V2 and V3 as a file describes it."""
+    return LatentAttention(
+        num_heads=fields.size("num_attention_heads"),
+        query_rank=fields.size("q_lora_rank") if fields.is_set("q_lora_rank") else None,
+        kv_rank=fields.size("kv_lora_rank"),
+        nope_head_dim=fields.size("qk_nope_head_dim"),
+        rope_head_dim=fields.size("qk_rope_head_dim"),
+        value_head_dim=fields.size("v_head_dim"),
+    )
+
+
+def has_indexer(fields: Fields, index: int) -> bool:
+    """Decide whether a layer chooses tokens itself; GLM-5.2 lets three of four take those of a layer before."""
+    pattern = fields.text("index_topk_pattern", default="")
+    if pattern:
+        return index >= len(pattern) or pattern[index] != _SHARES_INDICES
+    since = max(index - fields.size("index_skip_topk_offset", default=_FIRST_SHARED_INDEX) + 1, 0)
+    return since % fields.size("index_topk_freq", default=1) == 0
+
+
+def _sparse_ropes(fields: Fields, head_dim: int) -> tuple[RopeTable, ...]:
+    """Return the table of the attention, and that of the indexer where its positions are not interleaved."""
+    rope = model_rope(fields, head_dim)
+    if fields.flag("indexer_rope_interleave"):
+        return (rope,)
+    return rope, replace(rope, parameters=(*rope.parameters, ("is_neox_style", "true")))
+
+
+def _feed_forward(fields: Fields, index: int) -> FeedForward:
+    dense = DenseMlp(fields.size("intermediate_size"))
+    if not fields.is_set("n_routed_experts"):
+        return dense
+    first = "first_k_dense_replace"
+    first_dense = fields.size(first) if fields.values.get(first) not in (0, None) else 0
+    if index < first_dense or index % fields.size("moe_layer_freq", default=1):
+        return dense
+    width = fields.size("moe_intermediate_size")
+    shared = fields.size("n_shared_experts") if fields.is_set("n_shared_experts") else 0
+    balanced = fields.text("topk_method", default="") == _BALANCED_ROUTING
+    return Experts(
+        fields.size("n_routed_experts"),
+        fields.size("num_experts_per_tok"),
+        width,
+        score_bias_bytes=FLOAT32_BYTES if balanced else 0,
+        shared_intermediate_size=shared * width,
+    )

@@ -1,16 +1,15 @@
-"""Encoders in front of language models: how many parameters, and which of them are split.
+"""Encoders in front of language models: their parameters, and which of them are split over ranks.
 
-Counted as vLLM's classes lay them out: projections are split over the ranks,
-embeddings, norms, biases of row-split layers and projectors are whole.
+Counted by vLLM's classes: projections are split over the ranks; embeddings, norms, biases of row-split layers and
+projectors are whole.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from specdecode_operator.sizing.base.fields import Fields
-from specdecode_operator.sizing.model.geometry import Tower
-from specdecode_operator.sizing.model.rope import RopeTable
+from specdecode_operator.sizing.config_fields import Fields
+from specdecode_operator.sizing.geometry import RopeTable, Tower
 
 _RGB: Final = 3
 

@@ -1,32 +1,570 @@
-"""The peak of the engine's profiling run beyond what stays allocated.
+"""Peak activation memory of vLLM's profiling run: forward, drafting, sampling, image encoding.
 
-Followed tensor by tensor through vLLM's profile_run and _dummy_run: what is
-alive at the largest of encoding images, the target's forward pass, the
-draft's, and sampling; and what the run makes and keeps.
+Follows profile_run and _dummy_run tensor by tensor. The peak is the largest of encoding images, the target's
+forward pass, the draft's, and sampling; allocations that the run keeps are added.
+
+vLLM compiles a model in pieces that end at each attention (compilation/backends.py, split_graph). A piece starts
+with the attention's output and the residual, which its caller holds, and makes the next layer's queries, keys and
+values. So the peak is either around an attention or around the feed-forward layer after it.
+
+Model runner V2 profiles the draft's proposal in full (v1/worker/gpu/model_runner.py, _dummy_run); V1 runs the
+draft's layers alone (v1/spec_decode/llm_base_proposer.py, dummy_run). XPress refinement:
+model_executor/models/qwen3_xpress.py, jacobi_refine_greedy.
+
+`on_product` returns the pair with the kernels that the GPU product decides, such as Triton's for latent attention,
+which reserves workspace for parts of a context.
 """
 
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
-from specdecode_operator.sizing.base.devices import memory_coefficients
-from specdecode_operator.sizing.base.eras import Runner
-from specdecode_operator.sizing.base.formula import described
-from specdecode_operator.sizing.base.units import ceil_div
-from specdecode_operator.sizing.memory.forward import expert_workspace_bytes, forward_bytes
-from specdecode_operator.sizing.memory.latent import (
-    INDEX_LOGITS_BYTES,
-    index_workspace_bytes,
-    latent_parts_bytes,
-    profiles_latent_parts,
+from specdecode_operator.enums import FLOAT32_BYTES, METHODS_OF_BLOCKS, METHODS_WITH_HIDDEN_STATES, Method, Precision
+from specdecode_operator.sizing.arithmetic import GIB, Named, ceil_div, described, named
+from specdecode_operator.sizing.devices import generation_of, memory_coefficients
+from specdecode_operator.sizing.geometry import (
+    DeltaNet,
+    DenseMlp,
+    ExpertKernel,
+    Experts,
+    LatentAttention,
+    Layer,
+    ModelGeometry,
+    Refiner,
+    Scales,
+    SelectiveScan,
+    SelfAttention,
+    SingleMixer,
+    StateSpace,
+    padded_vocabulary,
 )
-from specdecode_operator.sizing.memory.proposing import joining_bytes, proposing_bytes
-from specdecode_operator.sizing.memory.refining import refining_bytes, refining_scratch_bytes
-from specdecode_operator.sizing.memory.sampling import profiled_sampling_bytes
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Scales
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
-from specdecode_operator.sizing.weights.stages import Stage, stages, whole_model
-from specdecode_operator.sizing.weights.weights import padded_vocabulary
-from specdecode_operator.vocabulary import METHODS_WITH_HIDDEN_STATES, Method, Precision
+from specdecode_operator.sizing.memo import MEMO_SIZE
+from specdecode_operator.sizing.pair import (
+    EngineLimits,
+    Pair,
+    Parallelism,
+    block_places,
+    effective_batch,
+    loaded_draft,
+    profiled_requests,
+)
+from specdecode_operator.sizing.rank_layers import Stage, groups_per_rank, kv_heads_per_rank, stages, whole_model
+from specdecode_operator.sizing.version_rules import Runner, Sampler, sizing_facts
+
+_FLOAT32_COPIES: Final = 3
+"""What the sampler makes of the logits, each as large as they are in float32."""
+
+_LARGEST_PIECE_BYTES: Final = Named(GIB, "of a piece in float32")
+"""V2 copies logits to float32 in pieces of at most so much (v1/worker/gpu/spec_decode/rejection_sampler.py)."""
+
+
+def profiled_sampling_bytes(pair: Pair, tensor: int) -> int:
+    """Return hidden states of a full step, the rows to sample from, and what the profiling run's sampler makes.
+
+    vLLM, v1/worker/gpu_model_runner.py and v1/worker/gpu/model_runner.py, _dummy_sampler_run.
+    """
+    target, tokens, requests = pair.target, pair.limits.max_num_batched_tokens, profiled_requests(pair)
+    state_bytes = target.hidden_size * target.dtype_bytes
+    if pair.era.runner is Runner.V2:
+        # The rows are picked out once.
+        return (tokens + requests) * state_bytes + _v2_sampler_bytes(pair, requests, tensor)
+    # Picked out, and filled with random numbers in a tensor of their own.
+    return (tokens + 2 * requests) * state_bytes + _v1_sampler_bytes(pair, requests)
+
+
+def verification_bytes(pair: Pair, tensor: int) -> int:
+    """Return what verifying K + 1 rows a request takes that no profiling run has seen; 0 without a draft.
+
+    V2 (v1/worker/gpu/spec_decode/rejection_sampler.py): this rank's logits,
+    the gathered rows and their copy, and a float32 piece of at most 1 GiB
+    (MAX_CHUNK_BYTES). V1: its profiling run verified one proposed token a
+    request. A draft that samples leaves its probabilities there, through the
+    whole next step (v1/worker/gpu_model_runner.py, _draft_probs), and those of
+    the rows that are verified are gathered (_get_spec_decode_draft_probs); V2
+    keeps logits, which are part of its state. Entropy (v1/spec_decode/fly.py,
+    compute_fly_entropy) copies such a piece once more, in logsumexp; on V1 it
+    reads the softmax that is there.
+    """
+    vocabulary, proposed = pair.target.vocab_size, pair.num_speculative_tokens
+    if not proposed:
+        return 0
+    rows = named(_verified_rows(pair), "rows")
+    logits = rows * vocabulary * pair.target.dtype_bytes
+    if pair.era.runner is Runner.V2:
+        gathered = 2 * logits if tensor > 1 else logits
+        piece = min(rows * vocabulary * FLOAT32_BYTES, _LARGEST_PIECE_BYTES)
+        return gathered + ceil_div(logits, tensor) + (2 * piece if pair.checks_by_entropy else piece)
+    requests = ceil_div(rows, proposed + 1)
+    verified = _v1_rejection_bytes(pair, requests, proposed * requests)
+    gathered = _v1_probabilities_bytes(pair, proposed * requests)
+    profiled = _v1_rejection_bytes(pair, _requests(pair), _requests(pair))
+    profiled += _v1_probabilities_bytes(pair, _requests(pair))
+    return _v1_probabilities_bytes(pair, proposed * _requests(pair)) + max(0, verified + gathered - profiled)
+
+
+def _verified_rows(pair: Pair) -> int:
+    """Return the rows of logits of a full step: K + 1 a request.
+
+    Adaptive verification takes no more than one float32 piece holds, or one a request (get_num_tokens).
+    """
+    limits = pair.limits
+    rows = min(limits.max_num_seqs * (pair.num_speculative_tokens + 1), limits.max_num_batched_tokens)
+    if not pair.adaptive_verification:
+        return rows
+    return min(rows, max(_requests(pair), _LARGEST_PIECE_BYTES // (pair.target.vocab_size * FLOAT32_BYTES)))
+
+
+def _requests(pair: Pair) -> int:
+    return min(pair.limits.max_num_seqs, pair.limits.max_num_batched_tokens)
+
+
+def _v1_sampler_bytes(pair: Pair, requests: int) -> int:
+    """Return the logits and what the sampler makes of them (vLLM, v1/sample/sampler.py, topk_topp_sampler.py).
+
+    Logits as computed, gathered over the ranks; as float32 (a copy even of
+    float32, as a log of vLLM 0.19 with --dtype float32 shows); their softmax,
+    and the noise of the draw or, with FlashInfer, the masked logits. The Triton kernel keeps a row for each
+    multiprocessor. With a draft the rejection sampler runs after it.
+    """
+    vocabulary = pair.target.vocab_size
+    entries = requests * vocabulary
+    buffer = 0
+    if pair.era.sampler is Sampler.TRITON:
+        buffer = min(memory_coefficients().multiprocessors, requests) * vocabulary * FLOAT32_BYTES
+    if pair.num_speculative_tokens:
+        return _v1_rejection_bytes(pair, requests, requests) + _v1_probabilities_bytes(pair, requests) + buffer
+    logits = requests * padded_vocabulary(vocabulary) * pair.target.dtype_bytes
+    return logits + _FLOAT32_COPIES * entries * FLOAT32_BYTES + buffer
+
+
+def _v1_probabilities_bytes(pair: Pair, rows: int) -> int:
+    """Return the distributions that a draft which samples took its tokens from; 0 where it takes the likeliest.
+
+    As wide as the target's logits, in float32 (vLLM, v1/spec_decode/llm_base_proposer.py,
+    compute_probs_and_sample_next_token). Heads with a smaller vocabulary
+    spread their logits over the target's (llama_eagle3.py, compute_logits).
+    """
+    if not pair.samples_drafts or loaded_draft(pair) is None:
+        return 0
+    return rows * pair.target.vocab_size * FLOAT32_BYTES
+
+
+def _v1_rejection_bytes(pair: Pair, bonus_rows: int, target_rows: int) -> int:
+    """Return the peak of the rejection sampler (vLLM, v1/sample/rejection_sampler.py, RejectionSampler.forward).
+
+    Kept: all rows and the bonus rows as computed, the bonus rows as float32
+    for log probabilities. The target's rows: raw, cloned, softmax. For each
+    request the noise and its reciprocal (sample_recovered_tokens, q and
+    inv_q). The profiling run has one of each a request, whatever K is.
+    """
+    kept = (2 * bonus_rows + target_rows) * pair.target.dtype_bytes + bonus_rows * FLOAT32_BYTES
+    return (kept + (3 * target_rows + 2 * bonus_rows) * FLOAT32_BYTES) * pair.target.vocab_size
+
+
+def _v2_sampler_bytes(pair: Pair, requests: int, tensor: int) -> int:
+    """Return the logits under V2 (v1/worker/gpu/sample/sampler.py).
+
+    The profiling run filters nothing up to 0.32; then it takes a second pass
+    with all that a request can ask for: in float32, masked, and their softmax.
+    """
+    vocabulary = pair.target.vocab_size
+    logits = requests * padded_vocabulary(vocabulary) * pair.target.dtype_bytes
+    gathering = gathered_logits_bytes(logits, tensor)
+    if pair.era.copies_logits_to_float32:
+        copies = _FLOAT32_COPIES if pair.era.sampler is Sampler.FLASHINFER else 1
+        return max(gathering, logits + copies * requests * vocabulary * FLOAT32_BYTES)
+    return gathering
+
+
+def gathered_logits_bytes(logits_bytes: int, tensor: int) -> int:
+    """Return what logits take while they are gathered: this rank's part, the gathered rows and their copy in order.
+
+    vLLM, distributed/device_communicators/base_device_communicator.py, all_gather; a rank alone has nothing to gather.
+    """
+    return 2 * logits_bytes + ceil_div(logits_bytes, tensor) if tensor > 1 else logits_bytes
+
+
+_TRITON: Final = "TRITON_MLA"
+_SCALED_TOGETHER: Final = 128
+_CONTEXT_OF_A_PART: Final = 512
+_TRITON_ALONE: Final = frozenset({"Ampere", "Ada", "Blackwell RTX"})
+_MOST_PARTS: Final = 2 * 108
+"""Two for each multiprocessor of an A100. RTX PRO 6000 has 188 multiprocessors and L40S 142: the margin of uncalibrated
+GPUs stands for the rest."""
+
+
+def on_product(pair: Pair, product: str) -> Pair:
+    """Return the pair with the kernels that the engine takes on a product, if they are not those of any product.
+
+    Of latent attention Ampere, Ada and Blackwell RTX have Triton's alone (vllm/platforms/cuda.py); a kernel that was
+    asked for stays. Sparse attention has kernels of its own: on Blackwell FlashInfer's reads a plain FP8 cache
+    (v1/attention/backends/mla/flashinfer_mla_sparse.py). On Hopper Triton's kernel runs the experts of gpt-oss, which
+    pads their scales and not their weights.
+    """
+    generation = generation_of(product)
+    if generation in _WITHOUT_NVLINK and pair.limits.has_nvlink:
+        pair = replace(pair, limits=replace(pair.limits, has_nvlink=False))
+    if generation == _TRITON_GENERATION and _runs_in_triton(pair.target):
+        keeps = sizing_facts(pair.limits.engine_version)["keeps_stored_expert_scales"]
+        kernel = ExpertKernel.TRITON_BESIDE_SCALES if keeps else ExpertKernel.TRITON
+        pair = replace(pair, target=_with_kernel(pair.target, kernel))
+    if pair.target.has_sparse_attention:
+        return replace(pair, target=_with_plain_cache(pair.target)) if generation == _PLAIN_CACHE_GENERATION else pair
+    chosen = pair.limits.attention_backend is not None or generation not in _TRITON_ALONE
+    if chosen or not any(isinstance(mixer, LatentAttention) for mixer in pair.target.attentions):
+        return pair
+    return replace(pair, limits=replace(pair.limits, attention_backend=_TRITON))
+
+
+_WITHOUT_NVLINK: Final = frozenset({"Ada", "Blackwell RTX"})
+"""Generations whose cards have no connector for it (NVIDIA's data sheets)."""
+
+_TRITON_GENERATION: Final = "Hopper"
+"""Where vLLM prefers Triton to Marlin for gpt-oss (fused_moe/oracle/mxfp4.py, _get_priority_backends_for_gpt_oss), and
+Triton supports the device (experts/gpt_oss_triton_kernels_moe.py)."""
+
+
+def _runs_in_triton(model: ModelGeometry) -> bool:
+    stored = model.checkpoint
+    return stored is not None and stored.precision is Precision.MXFP4 and model.architecture.startswith("GptOss")
+
+
+_PLAIN_CACHE_GENERATION: Final = "Blackwell"
+"""Where FlashInfer's kernel is preferred for an FP8 cache (platforms/cuda.py, _get_backend_priorities); FlashMLA's, of
+Hopper, makes it fp8_ds_mla (mla_attention.py, _canonicalize_sparse_mla_kv_cache_dtype)."""
+
+
+@lru_cache(maxsize=MEMO_SIZE)
+def _with_plain_cache(model: ModelGeometry) -> ModelGeometry:
+    layers = tuple(
+        replace(layer, mixer=replace(layer.mixer, packs_cache=False))
+        if isinstance(layer.mixer, LatentAttention)
+        else layer
+        for layer in model.layers
+    )
+    return replace(model, layers=layers)
+
+
+@lru_cache(maxsize=MEMO_SIZE)
+def _with_kernel(model: ModelGeometry, kernel: ExpertKernel) -> ModelGeometry:
+    stored = model.checkpoint
+    return model if stored is None else replace(model, checkpoint=replace(stored, expert_kernel=kernel))
+
+
+def latent_parts_bytes(pair: Pair, tensor: int) -> int:
+    """Return what Triton's kernel reserves on each GPU; 0 with other kernels.
+
+    vLLM, v1/attention/backends/mla/triton_mla.py, _compute_num_kv_splits and _reserve_attn_logits_workspace.
+    """
+    if pair.limits.attention_backend != _TRITON:
+        return 0
+    latent = [mixer for mixer in pair.target.attentions if isinstance(mixer, LatentAttention)]
+    parts = 1 << (max(1, pair.limits.max_model_len // _CONTEXT_OF_A_PART) - 1).bit_length()
+    parts = named(min(parts, _MOST_PARTS), "parts", like=pair.limits.max_num_seqs)
+    rows = pair.limits.max_num_seqs * (1 + pair.num_speculative_tokens) * parts
+    return max(
+        (rows * ceil_div(each.num_heads, tensor) * (each.kv_rank + 1) * FLOAT32_BYTES for each in latent), default=0
+    )
+
+
+_INDEXED_LENGTHS: Final = 40
+_LONG_INDEXED_LENGTHS: Final = 16
+_LONG_FROM: Final = 256 * 1024
+"""How many of the longest requests the indexer gathers keys of, and how many beyond this length from 0.33 on: eight
+times the workspace factor of FlashMLA (v1/attention/backends/mla/indexer.py, get_max_prefill_buffer_size)."""
+
+_TOP_K_BYTES: Final = 1 << 20
+"""Workspace of the kernel that chooses (sparse_attn_indexer.py, RADIX_TOPK_WORKSPACE_SIZE)."""
+
+INDEX_LOGITS_BYTES: Final = 512 << 20
+"""Tensor that stands for an indexer's logits in the profiling run (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
+
+
+def index_workspace_bytes(pair: Pair) -> int:
+    """Return what indexers of sparse attention reserve for gathered keys in the profiling run; 0 without them.
+
+    vLLM, model_executor/layers/sparse_attn_indexer.py, sparse_attn_indexer: FP8 keys with their scales.
+    """
+    mixers = [mixer for mixer in pair.target.attentions if isinstance(mixer, LatentAttention)]
+    widths = [mixer.indexer.head_dim for mixer in mixers if mixer.indexer is not None]
+    if not widths:
+        return 0
+    length, lengths = pair.limits.max_model_len, _INDEXED_LENGTHS
+    if length > _LONG_FROM and sizing_facts(pair.limits.engine_version)["gathers_less_of_long_requests"]:
+        lengths = _LONG_INDEXED_LENGTHS
+    key_bytes = max(widths) + max(widths) // _SCALED_TOGETHER * FLOAT32_BYTES
+    return named(lengths, "requests", like=length) * length * key_bytes + _TOP_K_BYTES
+
+
+def profiles_latent_parts(pair: Pair) -> bool:
+    """Whether the profiling run reserves them (mla_attention.py, forward_impl); else what comes after it."""
+    return bool(sizing_facts(pair.limits.engine_version)["profiles_latent_parts"])
+
+
+_TRANSITIONS: Final = 3
+"""Logits of a place that DSpark has beside all: of the place before, the bias, and their sum (_sample_sequential)."""
+
+
+def proposing_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
+    """Return the states that a draft's layers return, the rows picked out of them, and their logits at the peak.
+
+    Heads that propose blocks take all places of all requests at once (dflash/speculator.py, _generate_draft), others
+    one a request (target_dependent_ar/speculator.py and standalone_ar/speculator.py, _prefill). EAGLE-3 returns two
+    tensors, and holds what it joined the target's states to.
+    """
+    tokens, requests = pair.limits.max_num_batched_tokens, profiled_requests(pair)
+    rows = requests
+    if pair.method in METHODS_OF_BLOCKS:
+        rows = named(requests * pair.num_speculative_tokens, "proposed tokens", like=requests)
+        tokens = min(tokens, requests * block_places(pair))
+    elif pair.method == Method.EAGLE3:
+        tokens *= 3
+    states = (tokens + rows) * draft.hidden_size
+    if draft.head and draft.head.returns_width:
+        # Beside its own states it returns those of the target's width (gemma4_mtp.py).
+        states += tokens * draft.head.returns_width
+    return states * draft.dtype_bytes + _logits_bytes(pair, draft, requests, rows, tensor)
+
+
+def joining_bytes(pair: Pair, draft: ModelGeometry) -> int:
+    """Return a step's states of several layers side by side, and what a head makes of them; 0 where it joins none.
+
+    vLLM, combine_hidden_states, called with their torch.cat while the states themselves are still held.
+    """
+    states = draft.head.auxiliary_states if draft.head else 0
+    if not states:
+        return 0
+    width = states * pair.target.hidden_size * pair.target.dtype_bytes + draft.hidden_size * draft.dtype_bytes
+    return pair.limits.max_num_batched_tokens * width
+
+
+def _logits_bytes(pair: Pair, draft: ModelGeometry, requests: int, rows: int, tensor: int) -> int:
+    """Return the logits while they are gathered over the ranks, or what is made of them then.
+
+    Those of a smaller vocabulary are spread over the target's (qwen3_dflash.py and llama_eagle3.py, compute_logits).
+    """
+    vocabulary = (draft.head.output_rows if draft.head else 0) or draft.vocab_size
+    padded = padded_vocabulary(vocabulary) * draft.dtype_bytes
+    made = 0
+    if pair.method == Method.DSPARK:
+        made = _TRANSITIONS * requests * padded
+    elif draft.head and draft.head.copied_rows:
+        made = rows * draft.head.copied_rows * draft.hidden_size * draft.dtype_bytes
+    elif vocabulary != draft.vocab_size:
+        made = rows * draft.vocab_size * draft.dtype_bytes
+    return max(gathered_logits_bytes(rows * padded, tensor), rows * padded + made)
+
+
+_INT64_BYTES: Final = 8
+
+_CHUNK_TOKENS: Final = 4096
+_CHUNK_BYTES: Final = 4 + _INT64_BYTES
+"""Where all tokens are looked at, the best of so many is kept, with its score (_scratch_buffers)."""
+
+
+def refining_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
+    """Return the peak while the blocks of a full step are refined; 0 for drafts whose blocks stay as proposed.
+
+    The states and logits of all places, and beside them first a copy of the
+    logits of those to fill, then for each the rows of its candidates in the
+    second table, their logits before and after, and their ids.
+    """
+    refiner = draft.head.refiner if draft.head else None
+    if refiner is None:
+        return 0
+    requests, width, vocabulary = effective_batch(pair), draft.dtype_bytes, draft.vocab_size
+    places = named(requests * refiner.places, "places")
+    logits = places * vocabulary * width
+    gathering = logits + ceil_div(logits, tensor) if tensor > 1 else 0
+    filled = named(requests * (refiner.places - 1), "places to fill")
+    copied = filled * vocabulary * width
+    chosen = filled * _candidates(pair, refiner) * ((refiner.rank + 2) * width + _INT64_BYTES)
+    return places * draft.hidden_size * width + logits + max(gathering, copied, chosen)
+
+
+def refining_scratch_bytes(pair: Pair, draft: ModelGeometry) -> int:
+    """Return what its first pass makes and keeps: logits twice, for all requests, where it looks at all tokens."""
+    refiner = draft.head.refiner if draft.head else None
+    if refiner is None or _candidates(pair, refiner):
+        return 0
+    width, vocabulary = draft.dtype_bytes, draft.vocab_size
+    of_place = (2 * vocabulary + refiner.rank) * width + ceil_div(vocabulary, _CHUNK_TOKENS) * _CHUNK_BYTES
+    return pair.limits.max_num_seqs * named(refiner.places - 1, "places to fill") * of_place
+
+
+def _candidates(pair: Pair, refiner: Refiner) -> int:
+    return refiner.candidates if pair.refined_candidates is None else pair.refined_candidates
+
+
+_COPIES_ACTIVATIONS: Final = (Precision.INT8,)
+"""Precisions whose inputs are copied to eight bits by an operator of their own (scaled_int8_quant).
+
+FP8 is written by the kernel that makes the input, in place of 16 bits (config/vllm.py, enable_act_fusion).
+"""
+
+_CONTEXT_TOKENS_MOST: Final = 64 * 1024
+_CONTEXT_REQUESTS: Final = 8
+_CONTEXT_BLOCKS_PER_REQUEST: Final = 4
+"""Eight full requests or four blocks each, 64 Ki tokens at most."""
+
+
+def forward_bytes(pair: Pair, model: ModelGeometry, stage: Stage, precision: Precision, split: Parallelism) -> int:
+    """Return the peak of a full step in one pipeline stage of the pair's target or draft.
+
+    A kernel that is tuned at its first launch flushes the L2 cache with a
+    buffer of its size; engines that do not compile tune none.
+    """
+    step = _step(model, stage, precision, split)
+    limits, tokens = pair.limits, pair.limits.max_num_batched_tokens
+    around_attention = tokens * step.attention_bytes
+    if step.context_width:
+        around_attention += _context_tokens(limits) * step.context_width * model.dtype_bytes
+    if not pair.era.peaks_in_pieces:
+        return max(around_attention, tokens * step.row_bytes)
+    tuning = 0 if limits.enforce_eager else memory_coefficients().l2_bytes
+    return max(around_attention, tokens * step.feed_forward_bytes) + tuning
+
+
+def expert_workspace_bytes(
+    model: ModelGeometry, stage: Stage, precision: Precision, tokens: int, split: Parallelism
+) -> int:
+    """Return the two workspaces of the fused-expert kernels (vLLM, fused_moe/modular_kernel.py, _allocate_buffers).
+
+    Each row is a token at one of its experts: the hidden state or what comes
+    out of the activation, and the hidden state or gate and up together. Triton,
+    Marlin and CUTLASS (FP8) ask for the same sum (workspace_shapes); FlashInfer's
+    CUTLASS kernels take it themselves (cutlass_fused_moe_kernels.cuh,
+    getWorkspaceDeviceBufferSizes). Data-parallel ranks compute all ranks' tokens.
+    """
+    return tokens * split.data * _step(model, stage, precision, split).expert_bytes
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What one token takes on one rank of a stage."""
+
+    attention_bytes: int  # Around the widest attention: the residual, what it reads and what it returns
+    feed_forward_bytes: int  # Around the widest feed-forward layer
+    row_bytes: int  # Its rows and the residual alone
+    expert_bytes: int  # In the workspaces of the experts
+    # Keys and values of all heads that latent attention sets up for each token of context; 0 without it
+    context_width: int
+
+
+@lru_cache(maxsize=MEMO_SIZE)
+def _step(model: ModelGeometry, stage: Stage, precision: Precision, split: Parallelism) -> _Step:
+    layers = [layer for layer, _ in stage.distinct_layers]
+    widths = [sum(_alive_inside(mixer, split.tensor) for mixer in layer.mixers) for layer in layers]
+    experts = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, Experts)]
+    return _Step(
+        attention_bytes=(model.hidden_size + max(widths, default=0)) * model.dtype_bytes,
+        feed_forward_bytes=max(
+            (_row_bytes(model, layer, split) + _beside_rows_bytes(model, layer, precision, split) for layer in layers),
+            default=0,
+        ),
+        row_bytes=max((_row_bytes(model, layer, split) for layer in layers), default=0),
+        expert_bytes=max((_workspace_row(model, each, split) for each in experts), default=0) * model.dtype_bytes,
+        context_width=max((_context_width(layer, split.tensor) for layer in layers), default=0),
+    )
+
+
+def _context_tokens(limits: EngineLimits) -> int:
+    """Return the tokens of one context chunk, which latent attention sets up whole for the profile.
+
+    vLLM, model_executor/layers/attention/mla_attention.py, forward_impl and determine_chunked_prefill_workspace_size.
+    """
+    by_requests = _CONTEXT_BLOCKS_PER_REQUEST * limits.max_num_seqs * limits.block_size
+    return min(max(_CONTEXT_REQUESTS * limits.max_model_len, by_requests), _CONTEXT_TOKENS_MOST)
+
+
+def _context_width(layer: Layer, tensor: int) -> int:
+    latent = [mixer for mixer in layer.mixers if isinstance(mixer, LatentAttention)]
+    return sum(ceil_div(mixer.num_heads, tensor) * (mixer.nope_head_dim + mixer.value_head_dim) for mixer in latent)
+
+
+def _alive_inside(mixer: SingleMixer, tensor: int) -> int:
+    """Return the width of what a mixer reads and what it returns; Mamba 2 copies what it convolves twice.
+
+    vLLM, model_executor/layers/mamba/mamba_mixer2.py, conv_ssm_forward, where the profiling run turns back.
+    """
+    alive = _inputs(mixer, tensor)
+    if isinstance(mixer, StateSpace):
+        convolved = mixer.width + 2 * mixer.num_groups * mixer.state_size
+        return alive + ceil_div(mixer.width, tensor) + 2 * ceil_div(convolved, tensor)
+    return alive + _outputs(mixer, tensor)
+
+
+def _inputs(mixer: SingleMixer, tensor: int) -> int:
+    """Return the width of what the projections into a mixer make on one rank."""
+    match mixer:
+        case SelfAttention():
+            queries = ceil_div(mixer.num_heads, tensor) * mixer.head_dim * (2 if mixer.gated else 1)
+            return queries + kv_heads_per_rank(mixer.num_kv_heads, tensor) * (mixer.head_dim + mixer.value_dim)
+        case LatentAttention():
+            heads = ceil_div(mixer.num_heads, tensor)
+            return heads * (mixer.nope_head_dim + mixer.rope_head_dim) + mixer.kv_rank + mixer.rope_head_dim
+        case DeltaNet():
+            return ceil_div(mixer.conv_width + mixer.num_value_heads * mixer.value_head_dim, tensor)
+        case StateSpace():
+            groups = groups_per_rank(mixer.num_groups, tensor)
+            return ceil_div(2 * mixer.width + mixer.num_heads, tensor) + 2 * groups * mixer.state_size
+        case SelectiveScan():
+            return ceil_div(2 * mixer.width, tensor)
+
+
+def _outputs(mixer: SingleMixer, tensor: int) -> int:
+    """Return the width of what a mixer hands to the piece after it; linear ones also hand on the gate of their norm."""
+    match mixer:
+        case SelfAttention():
+            return ceil_div(mixer.num_heads, tensor) * mixer.value_dim
+        case LatentAttention():
+            return ceil_div(mixer.num_heads, tensor) * mixer.value_head_dim
+        case DeltaNet():
+            return ceil_div(2 * mixer.num_value_heads * mixer.value_head_dim, tensor)
+        case StateSpace() | SelectiveScan():
+            return ceil_div(2 * mixer.width, tensor)
+
+
+def _row_bytes(model: ModelGeometry, layer: Layer, split: Parallelism) -> int:
+    """Return the residual before and after, and the rows of the feed-forward layer."""
+    states, inner = 2, 0
+    match layer.feed_forward:
+        case DenseMlp() as mlp:
+            inner = (3 if mlp.gated else 2) * mlp.intermediate_size // split.tensor
+        case Experts() as experts:
+            # The sum over the experts is a hidden state of its own.
+            states = 3
+            inner = (3 if experts.gated else 2) * experts.shared_intermediate_size // split.tensor
+        case None:
+            pass
+    return (states * model.hidden_size + inner) * model.dtype_bytes
+
+
+def _beside_rows_bytes(model: ModelGeometry, layer: Layer, precision: Precision, split: Parallelism) -> int:
+    """Return what is alive with the rows: what the mixers returned, and copies of their inputs in eight bits."""
+    returned = sum(_outputs(mixer, split.tensor) for mixer in layer.mixers) * model.dtype_bytes
+    if precision not in _COPIES_ACTIVATIONS or layer.feed_forward is None:
+        return returned
+    match layer.feed_forward:
+        case DenseMlp() as mlp:
+            width = mlp.intermediate_size // split.tensor
+        case Experts() as experts:
+            routed = experts.top_k * _expert_width(experts, split)
+            width = max(routed, experts.shared_intermediate_size // split.tensor)
+    return returned + model.hidden_size + width
+
+
+def _workspace_row(model: ModelGeometry, experts: Experts, split: Parallelism) -> int:
+    hidden = experts.latent_size or model.hidden_size
+    width = _expert_width(experts, split)
+    wide = (2 if experts.gated else 1) * width
+    return experts.top_k * (max(width, hidden) + max(wide, hidden))
+
+
+def _expert_width(experts: Experts, split: Parallelism) -> int:
+    """Return the width of an expert on one rank; all data-parallel ranks share it (fused_moe/config.py, make)."""
+    return experts.intermediate_size if split.expert else experts.intermediate_size // (split.tensor * split.data)
+
 
 _GPT_OSS: Final = "GptOss"
 

@@ -1,15 +1,175 @@
-"""Buffers that stand before the profiling run: of the sampler, of the drafter and of pipeline stages."""
+"""Buffers allocated before the profiling run, CUDA graph sizes, and memory of adaptive verification.
 
+Buffers are those of the sampler, the drafter and pipeline stages. Adaptive verification: vLLM,
+v1/worker/gpu/spec_decode, adaptive_verification.py and acceptance_estimator.py.
+"""
+
+from functools import lru_cache
 from typing import Final
 
-from specdecode_operator.sizing.base.eras import Runner, sizing_facts
-from specdecode_operator.sizing.base.formula import Named, described, named
-from specdecode_operator.sizing.base.units import ceil_div
-from specdecode_operator.sizing.families.heads import DFLASH2, draft_class
-from specdecode_operator.sizing.memory.adaptive import confidence_state_bytes
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
-from specdecode_operator.sizing.weights.stages import Stage, stages
-from specdecode_operator.vocabulary import FLOAT32_BYTES, METHODS_OF_BLOCKS, METHODS_WITH_HIDDEN_STATES, Method
+from specdecode_operator.enums import FLOAT32_BYTES, METHODS_OF_BLOCKS, METHODS_WITH_HIDDEN_STATES, Method
+from specdecode_operator.sizing.arithmetic import Named, ceil_div, described, named
+from specdecode_operator.sizing.families.draft_heads import DFLASH2, draft_class
+from specdecode_operator.sizing.memo import MEMO_SIZE
+from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.rank_layers import Stage, stages
+from specdecode_operator.sizing.version_rules import Runner, sizing_facts
+
+_LARGEST_GRAPH: Final = 512
+"""Largest batch for which graphs are captured by default (config/vllm.py, _set_cudagraph_sizes)."""
+
+_GPT_OSS: Final = "GptOss"
+_LARGEST_GRAPH_OF_GPT_OSS: Final = 1024
+"""Default for gpt-oss, whatever max_num_seqs is (model_executor/models/config.py, GptOssForCausalLMConfig)."""
+
+
+def further_graphs(pair: Pair) -> int:
+    """Return the graphs that V2 captures beside those of K: of decoding alone, for each other number of tokens.
+
+    v1/worker/gpu/cudagraph_utils.py, _init_candidates. Each is counted like a size of K's, which has a graph in
+    pieces as well: an upper bound. V1 captures in pieces alone then (config/vllm.py,
+    _maybe_override_dynamic_sd_cudagraph_mode), so that what is counted for it is one, too.
+    """
+    if pair.adaptive_verification or not pair.other_draft_lengths:
+        return 0  # Graphs of adaptive verification take any mix of tokens.
+    sizes = _sizes(_largest_graph(pair))
+    return sum(_whole_requests(pair, tokens, sizes) for tokens in pair.other_draft_lengths)
+
+
+def decode_graphs(pair: Pair) -> int:
+    """Return the graphs of decoding alone with K + 1 tokens a request."""
+    return _whole_requests(pair, pair.num_speculative_tokens, captured_sizes(pair))
+
+
+def _whole_requests(pair: Pair, tokens: int, sizes: tuple[int, ...]) -> int:
+    """Return to how many batches of whole requests, of a number of proposed tokens, sizes are rounded up."""
+    largest, verified = _largest_graph(pair), tokens + 1
+    rounded = {ceil_div(size, verified) for size in sizes}
+    return sum(each * verified <= largest and each <= pair.limits.max_num_seqs for each in rounded)
+
+
+def capture_sizes(pair: Pair) -> int:
+    """Return for how many batch sizes graphs are captured (config/vllm.py, _set_cudagraph_sizes)."""
+    return named(len(_sizes(_largest_graph(pair))), "sizes", like=pair.limits.max_num_seqs)
+
+
+def _largest_graph(pair: Pair) -> int:
+    limits = pair.limits
+    own = min(limits.max_num_seqs * (pair.num_speculative_tokens + 1) * 2, _LARGEST_GRAPH)
+    if pair.target.architecture.startswith(_GPT_OSS):
+        own = _LARGEST_GRAPH_OF_GPT_OSS
+    return min(limits.max_graph_tokens or own, limits.max_num_batched_tokens)
+
+
+@lru_cache(maxsize=MEMO_SIZE)
+def _sizes(top: int) -> tuple[int, ...]:
+    return (*(size for size in (1, 2, 4) if size <= top), *range(8, min(top + 1, 256), 8), *range(256, top + 1, 16))
+
+
+@lru_cache(maxsize=MEMO_SIZE)
+def captured_sizes(pair: Pair) -> tuple[int, ...]:
+    """Return the sizes in tokens for which graphs are captured, those of whole requests and a full step among them.
+
+    ``capture_sizes`` counts the steps of 8 and 16 alone, as measured estimates do.
+    """
+    limits, largest = pair.limits, _largest_graph(pair)
+    if not limits.captures_graphs:
+        return ()
+    sizes = set(_sizes(largest))
+    if limits.max_num_batched_tokens <= largest:
+        sizes.add(limits.max_num_batched_tokens)
+    if limits.max_graph_tokens is None and sizing_facts(limits.engine_version)["captures_whole_requests"]:
+        most = min(limits.max_num_seqs, _LARGEST_GRAPH)
+        verified = pair.num_speculative_tokens + 1
+        sizes |= {each * verified for each in (*_sizes(most), most) if each * verified <= largest}
+    return tuple(sorted(sizes))
+
+
+_NUMBER_BYTES: Final = 4
+"""A float32 or an int32: all that these tables have."""
+
+_TABLES_OF_ESTIMATOR: Final = 2
+"""What it saw of each proposed token and what it said of it (OnlineAcceptanceEstimator)."""
+
+_TABLES_OF_MANAGER: Final = 3
+"""Confidences as they are, and two copies on their way to the host (AdaptiveVerificationManager)."""
+
+_ROWS_OF_MANAGER: Final = 3
+"""Numbers of each request: what it may have verified, what else it computes, where its logits begin."""
+
+_STEPS_OF_A_SIZE: Final = 5
+"""Steps by which each size is timed (_PROFILE_REPLAYS)."""
+
+_STEP_OF_MEMORY_S: Final = 0.1
+"""In which any GPU reads its whole memory: 24 GB at 0.3 TB/s, 80 at 3.3. No step of decoding reads more."""
+
+_WEIGHTS_BYTES_PER_S: Final = 50e12
+"""Bytes of 16-bit weights that a GPU multiplies with a token in a second: two operations each, at 50 TFLOP/s."""
+
+
+def confidence_state_bytes(pair: Pair) -> int:
+    """Return the tables that estimate what will be accepted; they are made with the draft, before the profiling run.
+
+    A DSpark head that says so itself needs none: a few KiB too much.
+    """
+    if not pair.adaptive_verification:
+        return 0
+    tables = named(_TABLES_OF_ESTIMATOR, "tables", like=pair.num_speculative_tokens)
+    return described(tables * _confidences(pair), "of an estimate of acceptance")
+
+
+def confidence_tables_bytes(pair: Pair) -> int:
+    """Return the tables that choose what is verified; they are made after the KV cache, out of the slack."""
+    if not pair.adaptive_verification:
+        return 0
+    rows = _ROWS_OF_MANAGER * pair.limits.max_num_seqs + 1
+    return _TABLES_OF_MANAGER * _confidences(pair) + rows * _NUMBER_BYTES
+
+
+def _confidences(pair: Pair) -> int:
+    return pair.limits.max_num_seqs * pair.num_speculative_tokens * _NUMBER_BYTES
+
+
+def adaptive_graphs(pair: Pair) -> int:
+    """Return the graphs that are captured beyond those of a fixed K.
+
+    A fixed K has one for each multiple of K + 1 that a size is rounded up to, adaptive verification one for each size
+    (v1/worker/gpu/cudagraph_utils.py, _init_candidates).
+    """
+    if not pair.adaptive_verification:
+        return 0
+    most = pair.limits.max_num_seqs * (pair.num_speculative_tokens + 1)
+    return max(0, sum(size <= most for size in captured_sizes(pair)) - decode_graphs(pair))
+
+
+def profiled_steps(pair: Pair) -> tuple[int, ...]:
+    """Return the tokens of each step that is timed at the start, before the engine serves: captured sizes and larger.
+
+    Beyond the largest captured: half as many again, and doubled up to a full step (batches_to_profile).
+    """
+    if not pair.adaptive_verification:
+        return ()
+    sizes, most = captured_sizes(pair), pair.limits.max_num_batched_tokens
+    if not sizes:
+        return ()
+    larger = {min(sizes[-1] * 3 // 2, most)}
+    size = sizes[-1]
+    while size < most:
+        size = min(size * 2, most)
+        larger.add(size)
+    return tuple(each for each in (*sizes, *sorted(larger - set(sizes))) for _ in range(_STEPS_OF_A_SIZE))
+
+
+def cost_profile_s(pair: Pair, weights_bytes: int) -> int:
+    """Return the seconds by which timing those steps makes the start longer at most; 0 without adaptive verification.
+
+    ``weights_bytes`` are those of one GPU. An upper bound, for deadlines: each step may read all memory once, and
+    every token is computed at a fraction of what data sheets say.
+    """
+    steps = profiled_steps(pair)
+    computing_s = sum(steps) * weights_bytes / _WEIGHTS_BYTES_PER_S
+    return ceil_div(round(10 * (len(steps) * _STEP_OF_MEMORY_S + computing_s)), 10)
+
 
 INT32_BYTES: Final = 4
 INT64_BYTES: Final = 8

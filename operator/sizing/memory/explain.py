@@ -1,25 +1,25 @@
-"""A budget term by term, as `explain` prints it: each with the formula that sizing computed it by, and its source."""
+"""Terms of a budget with their formulas and sources, as `specdecode explain` prints them."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from specdecode_operator.sizing.base.formula import formula, traced
-from specdecode_operator.sizing.base.units import ceil_div
-from specdecode_operator.sizing.kv.capacity import request_blocks
-from specdecode_operator.sizing.kv.layout import ALLOCATOR, kv_bytes_per_token, stage_parts
+from specdecode_operator.sizing.arithmetic import ceil_div, formula, traced
+from specdecode_operator.sizing.geometry import precision_name
 from specdecode_operator.sizing.memory.activation import activation_bytes
-from specdecode_operator.sizing.memory.budget import Budget, tightest_grouping, tightest_stage
-from specdecode_operator.sizing.memory.buffers import charged_state_bytes
-from specdecode_operator.sizing.memory.overhead import (
+from specdecode_operator.sizing.memory.budget import (
+    Budget,
     graph_bytes,
     graph_pool_bytes,
     non_torch_bytes,
     runtime_overrun_bytes,
     slack_bytes,
+    tightest_grouping,
+    tightest_stage,
 )
-from specdecode_operator.sizing.model.precision import precision_name
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
-from specdecode_operator.sizing.weights.stages import stages
+from specdecode_operator.sizing.memory.buffers import charged_state_bytes
+from specdecode_operator.sizing.memory.kv_cache import ALLOCATOR, kv_bytes_per_token, request_blocks, stage_parts
+from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.rank_layers import stages
 
 _WORDS: Final = {
     "max_num_batched_tokens": "tokens",

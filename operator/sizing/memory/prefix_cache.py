@@ -1,4 +1,4 @@
-"""What speculation costs of the prefix cache: tokens that agree with an earlier prompt and are computed again."""
+"""Count tokens of a cached prefix that speculation makes the engine compute again."""
 
 import math
 from collections.abc import Mapping
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from specdecode_operator.sizing.base.eras import sizing_facts
-from specdecode_operator.sizing.kv.layers import CacheKind
-from specdecode_operator.sizing.kv.layout import cache_layout
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism
+from specdecode_operator.sizing.memory.kv_cache import cache_layout
+from specdecode_operator.sizing.memory.kv_pages import CacheKind
+from specdecode_operator.sizing.pair import Pair, Parallelism
+from specdecode_operator.sizing.version_rules import sizing_facts
 
 _UNREAD: Final[Mapping[CacheKind, str]] = {
     CacheKind.STATE: "states of a fixed size (Mamba, linear attention)",

@@ -12,7 +12,7 @@ import yaml
 from devcluster import chart
 from devcluster.host.errors import ClusterError
 from devcluster.images import operator_image
-from specdecode_operator.api.crd.cel_expression import evaluator
+from specdecode_operator.api.crd_validation import evaluator
 from specdecode_operator.version import __version__
 from tests.support.facts_files import facts_text
 from tests.support.kubectl import program

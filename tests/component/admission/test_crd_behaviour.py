@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS
+from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
 from tests.component.admission.acceptance_cases import GOOD, LLAMA, MINIMAL
 from tests.support.kubectl import Kubectl
 from tests.support.releases import releases, snapshot

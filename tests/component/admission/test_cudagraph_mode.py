@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from specdecode_operator.api.values import CudagraphMode
+from specdecode_operator.enums import CudagraphMode
 from tests.support.kubectl import Kubectl
 
 WITHOUT_GRAPHS = [

@@ -14,9 +14,9 @@ from devcluster import chart
 from devcluster.host.errors import ClusterError
 from specdecode_operator.cli.input_files import read_nodes
 from specdecode_operator.cli.main import app
-from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.kube.pod_policy import GRANTS
-from specdecode_operator.kube.rights import SERVES, Scope, permissions
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.cluster.rights import SERVES, Scope, permissions
+from specdecode_operator.deployment.pod_security import GRANTS
 from specdecode_operator.version import __version__
 from tests.support.kubectl import program
 from tests.support.rights import role_rights

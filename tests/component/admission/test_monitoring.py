@@ -14,11 +14,11 @@ import yaml
 from bench.documents.monitoring import FOLDER, files
 from devcluster import chart
 from devcluster.host.errors import ClusterError
-from specdecode_operator.admission.metrics import AdmissionCollector
-from specdecode_operator.engine.settings_watch import METRIC
-from specdecode_operator.handlers.leadership.leadership import LeaderCollector
-from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.monitoring.figures import FIGURES
+from specdecode_operator.handlers.leadership import LeaderCollector
+from specdecode_operator.handlers.metrics import AdmissionCollector
+from specdecode_operator.handlers.operator import OperatorState
+from specdecode_operator.stats.figures import FIGURES
+from specdecode_operator.vllm.settings_watch import METRIC
 from tests.component.admission.test_install import NAME, helm
 from tests.support.documents import ROOT, anchors
 from tests.support.prometheus import promtool

@@ -19,14 +19,12 @@ from typer.testing import CliRunner
 from bench.documents.monitoring import FOLDER
 from devcluster.cluster.settings import free_ports
 from devcluster.host.packages import which
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.deployment import FiguresSource
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.api.deployment_status import FiguresSource
 from specdecode_operator.cli.main import app
-from specdecode_operator.cluster.figures_source import FiguresReader, Prometheus
-from specdecode_operator.monitoring.figures import FIGURES
-from specdecode_operator.monitoring.growth import Page, growth_between, read_page
-from specdecode_operator.monitoring.looks import Looks
-from specdecode_operator.monitoring.measures import Gauge, Rate
+from specdecode_operator.cluster.observed_figures import FiguresReader, Prometheus
+from specdecode_operator.stats.figures import FIGURES, SampleBuffer
+from specdecode_operator.stats.measures import Gauge, Page, Rate, growth_between, read_page
 from tests.support.figure_cases import hear
 from tests.support.prometheus import OLDEST, promtool, provide
 from tests.support.replay_process import replaying
@@ -172,11 +170,11 @@ def test_it_tells_the_figures_that_the_engines_own_pages_tell(watched: Watched) 
 
 async def test_the_operator_tells_the_same_of_either_source(watched: Watched) -> None:
     """Shares, lengths and quantiles: what is told a second depends on when each looked first."""
-    looks, key, now_s = Looks(), Key("models", "llama"), time.monotonic()
+    looks, key, now_s = SampleBuffer(), Key("models", "llama"), time.monotonic()
     for text, at_s in zip(watched.pages, (now_s - WINDOW_S, now_s), strict=True):
         hear(looks, "llama-0", text, at_s)
     of_pods = await FiguresReader().read(key, looks)
-    of_prometheus = await FiguresReader(Prometheus(watched.url)).read(key, Looks())
+    of_prometheus = await FiguresReader(Prometheus(watched.url)).read(key, SampleBuffer())
     assert of_pods is not None
     assert of_prometheus is not None
     assert (of_pods.source, of_prometheus.source) == (FiguresSource.PODS, FiguresSource.PROMETHEUS)

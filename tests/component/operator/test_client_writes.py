@@ -7,7 +7,7 @@ from kubernetes.aio.config import kube_config
 
 from devcluster.cluster.cluster import Cluster
 from specdecode_operator.cluster.client import Cluster as Client
-from specdecode_operator.cluster.errors import ConflictError
+from specdecode_operator.cluster.client import ConflictError
 from tests.support.kubectl import Kubectl
 from tests.support.objects import Body
 

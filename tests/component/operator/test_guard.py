@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.api.crd.cel_expression import evaluator
-from specdecode_operator.kube.pod_policy import CAPABILITIES, PROFILES, SELINUX_TYPES, SYSCTLS, SYSTEM_TAINTS, VOLUMES
+from specdecode_operator.api.crd_validation import evaluator
+from specdecode_operator.deployment.pod_security import (
+    CAPABILITIES,
+    PROFILES,
+    SELINUX_TYPES,
+    SYSCTLS,
+    SYSTEM_TAINTS,
+    VOLUMES,
+)
 from tests.support.conditions import wait_for
 from tests.support.guard import guard, refusal
 from tests.support.kubectl import Kubectl

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from specdecode_operator.handlers.leadership.leadership import EXIT_STATUS
+from specdecode_operator.handlers.leadership import EXIT_STATUS
 from tests.support.conditions import condition
 from tests.support.faults.calls import Call, Moment
 from tests.support.faults.faults import Delay, Fault

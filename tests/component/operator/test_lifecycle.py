@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.cluster.resources import TEMPLATE_HASH_ANNOTATION
 from tests.support.conditions import condition, current, wait_for, wait_for_all
 from tests.support.gitops.health import told
 from tests.support.kubectl import Kubectl

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError, Weights, pack_error, pack_facts
+from specdecode_operator.deployment.models.checkpoint_reader import (
+    Checkpoint,
+    CheckpointError,
+    Weights,
+    pack_error,
+    pack_facts,
+)
 from tests.support.conditions import condition, wait_for
 from tests.support.facts_files import write_facts
 from tests.support.kubectl import Kubectl

@@ -10,7 +10,7 @@ import yaml
 
 from devcluster import chart
 from devcluster.cluster.cluster import Cluster
-from specdecode_operator.kube.rights import SERVES
+from specdecode_operator.cluster.rights import SERVES
 from tests.support.audit import asked
 from tests.support.conditions import wait_for
 from tests.support.kubectl import Kubectl

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.pair.calibration import Calibration, CalibrationEntry, serialize_calibration
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.calibration import Calibration, CalibrationEntry, serialize_calibration
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.objects import H100, H200, pair_70b, tiny_cpu

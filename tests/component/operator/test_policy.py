@@ -1,7 +1,7 @@
 """A policy against a real API server: an engine decays, load rises, the operator restarts, a person edits.
 
 Engines are pages on the loopback, and the test is their kubelet. What a policy decides over days is seen in
-tests/unit/policy, on vLLM's own counters in tests/component/operator/policy, and what it reads and writes in
+tests/unit/deployment, on vLLM's own counters in tests/component/operator/policy, and what it reads and writes in
 tests/unit/handlers/reconcile/test_policy.py.
 """
 
@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status.deployment import PlanStatus
-from specdecode_operator.deployment.spec.engine_fields import engine_word
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.api.deployment_status import PlanStatus
+from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 from tests.component.operator.test_lifecycle import apply, report, template_hash, wanted_hash
 from tests.support.conditions import wait_for
 from tests.support.http_server import Quiet, serving
@@ -172,7 +172,7 @@ def capture(
     assert answer.returncode == 0, answer.stderr
     patch = {
         **body["status"],
-        "engine": engine_word(spec, plan),
+        "engine": engine_spec_hash(spec, plan),
         "phase": "Succeeded",
         "conditions": [{**ended, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
     }

@@ -3,7 +3,7 @@
 import pytest
 
 from devcluster.cluster.cluster import Cluster
-from specdecode_operator.kube.rights import RELEASE, Scope, permissions
+from specdecode_operator.cluster.rights import RELEASE, Scope, permissions
 from tests.support.audit import asked
 from tests.support.operator_process import USER
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
-from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.schedules import ObservedSchedules, decide_schedules
-from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER
+from specdecode_operator.api.deployment import CaptureSchedule, Key, ScheduleStatus
+from specdecode_operator.capture.schedules import ObservedSchedules, decide_schedules
+from specdecode_operator.cluster.resources import MANAGED_BY_LABEL, MANAGER
 from tests.component.operator.test_captures import assert_stays, make_claim
 from tests.support.conditions import wait_for
 from tests.support.kubectl import Kubectl

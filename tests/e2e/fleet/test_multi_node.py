@@ -9,8 +9,8 @@ import yaml
 
 from devcluster.cluster.cluster import Cluster
 from devcluster.cluster.nodes import parse
-from specdecode_operator.attestation.pods import pods_of
-from specdecode_operator.deployment.objects.workload import pod_templates
+from specdecode_operator.attestation.statement import pods_of
+from specdecode_operator.deployment.rollout.engine_workload import pod_templates
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.objects import H100, H200

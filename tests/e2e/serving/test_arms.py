@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.api.status.comparison import ArmVerdict
+from specdecode_operator.api.capture_status import ArmVerdict
 from tests.e2e.serving.test_capture import EXAMPLES, deployment, on_the_volume
 from tests.support.conditions import condition
 from tests.support.kubectl import Kubectl

@@ -16,15 +16,13 @@ from devcluster.cluster.control_plane import NODE_NAME
 from devcluster.cluster.kubectl import Kubectl as BaseKubectl
 from devcluster.cluster.node import ctr
 from devcluster.install import NAMESPACE, OPERATOR
-from specdecode_operator.capture.files.lines import read_lines
-from specdecode_operator.capture.files.manifest import Manifest, PartialManifest
+from specdecode_operator.capture.files.formats import Manifest, PartialManifest, read_lines
+from specdecode_operator.capture.files.merge import client_id
 from specdecode_operator.capture.files.publish import verify
-from specdecode_operator.capture.files.recorded import RecordedRequests
-from specdecode_operator.capture.files.segments import list_segments, read_segment, segment_paths
-from specdecode_operator.capture.job.places import Places
-from specdecode_operator.capture.merge.request_ids import client_id
-from specdecode_operator.capture.recorder.lines import Request
-from specdecode_operator.capture.validation.validate import validate_capture
+from specdecode_operator.capture.files.segments import RecordedRequestCount, list_segments, read_segment, segment_paths
+from specdecode_operator.capture.files.validate import validate_capture
+from specdecode_operator.capture.job.pod_files import Places
+from specdecode_operator.capture.recorder.segment_format import Request
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.waiting import eventually
@@ -97,7 +95,7 @@ def under_load(cluster: Cluster, kubectl: Kubectl, name: str, earlier: Collectio
         pods = [pod for pod in pods_of(kubectl, name) if pod["metadata"]["uid"] not in earlier]
         assert pods, told
         places = places_of(cluster, kubectl, name, pods[-1]["metadata"]["uid"])
-        assert RecordedRequests(places.segments).count() >= SOME, told
+        assert RecordedRequestCount(places.segments).count() >= SOME, told
         return pods[-1], places
 
     return eventually(look, f"capture {name} is under load", LOAD_DEADLINE_S)
@@ -190,7 +188,7 @@ def test_drained_node_then_a_killed_api_server(cluster: Cluster, kubectl: Kubect
     first, first_places = under_load(cluster, kubectl, "patient")
     drain(kubectl)
     _, places = under_load(cluster, kubectl, "patient", {first["metadata"]["uid"]})
-    recorded = RecordedRequests(places.segments)
+    recorded = RecordedRequestCount(places.segments)
     before = recorded.count()
     api_server = cluster.component_pid("kube-apiserver")
     assert api_server is not None

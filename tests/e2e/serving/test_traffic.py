@@ -13,7 +13,13 @@ import yaml
 
 from devcluster import chart
 from devcluster.install import NAMESPACE
-from specdecode_operator.kube.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL, MANAGED_BY_LABEL, MANAGER, READS_FOR_LABEL
+from specdecode_operator.cluster.resources import (
+    CAPTURE_LABEL,
+    DEPLOYMENT_LABEL,
+    MANAGED_BY_LABEL,
+    MANAGER,
+    READS_FOR_LABEL,
+)
 from tests.e2e.serving.conftest import Watched
 from tests.support.kubectl import Kubectl
 from tests.support.network_policies import Connection, Peer, refused

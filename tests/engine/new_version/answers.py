@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.capture.job.recorder_bundle import write_bundle
-from specdecode_operator.sizing.families.config import READERS
+from specdecode_operator.capture.job.pod_files import write_bundle
+from specdecode_operator.sizing.families.architectures import READERS
 from tests.engine.contract_cases import GOOD, METHODS, PARALLEL, TARGET
 from tests.engine.contract_checks import Vllm
 from tests.engine.flag_table import keyed

@@ -1,6 +1,6 @@
 """What of vLLM's source the project names: each file and function that a fact, a rule or a formula of ours stands on.
 
-Read from the sources that `operator/versions/data/` and `operator/sizing/data/` state, and from docstrings, comments
+Read from the sources that `operator/vllm/data/` and `operator/sizing/data/` state, and from docstrings, comments
 and texts of the operator's modules. Nothing is kept twice: who names a new source has it watched.
 """
 
@@ -36,7 +36,7 @@ def citations() -> Iterator[Citation]:
     for place, source in _modules().items():
         for text in _prose(source):
             yield from cited(text, place)
-    for folder in ("versions/data", "sizing/data"):
+    for folder in ("vllm/data", "sizing/data"):
         for path in sorted((OPERATOR / folder).glob("*.json")):
             for entry in _sourced(json.loads(path.read_text(encoding="utf-8"))):
                 facts = ", ".join(name for name in entry if name != "source")

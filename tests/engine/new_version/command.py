@@ -18,8 +18,8 @@ from devcluster.host.errors import ClusterError
 from devcluster.host.paths import cache_dir
 from devcluster.host.progress import say, step
 from devcluster.images.engine_environment import install_engine_environment
-from specdecode_operator.engine.profiles import find_profile
-from specdecode_operator.versions.table import LAUNCHED_VERSIONS, release
+from specdecode_operator.vllm.profiles import find_profile
+from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, release
 from tests.engine.contract_cases import write_models
 from tests.engine.contract_checks import Vllm
 from tests.engine.engine_process import Engine
@@ -90,7 +90,7 @@ def examine(
         # What has no answer is not gone, and nothing is written of it.
         begun = {} if now[UNASKED] else {"flags": profile.flags(oracle, known.version)}
     with step("comparing the source that we name"):
-        sources = compare(known.package, new.package, [*citations()], f"versions/data/{new.version}.json:")
+        sources = compare(known.package, new.package, [*citations()], f"vllm/data/{new.version}.json:")
     (folder / "sources.diff").write_text(diffs(sources), encoding="utf-8")
     if begun:
         begun["data"] = profile.facts(before, now, new.version, known.version)

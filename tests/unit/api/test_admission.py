@@ -13,13 +13,11 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from specdecode_operator.api.crd.admission import as_stored, refusals
-from specdecode_operator.api.crd.cel import Rule
-from specdecode_operator.api.crd.cel_expression import evaluator
-from specdecode_operator.api.crd.definitions import deployment_crd
-from specdecode_operator.api.crd.deployment_rules import RULES
+from specdecode_operator.api.crd_validation import as_stored, evaluator, object_problems
+from specdecode_operator.api.crds import deployment_crd
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
+from specdecode_operator.api.deployment_rules import RULES, Rule
+from specdecode_operator.api.spec_problems import spec_problems
 from specdecode_operator.problems import Problem
 from tests.component.admission.acceptance_cases import GOOD
 from tests.component.admission.bad_spec import Bad
@@ -34,7 +32,7 @@ def parsed(text: str) -> SpecDecodeDeploymentSpec:
 def refused(text: str) -> tuple[list[Problem], bool]:
     """What is wrong with a spec, and whether each of its fields is good."""
     try:
-        return refusals(parsed(text)), True
+        return object_problems(parsed(text)), True
     except ValidationError as error:
         return spec_problems(error), False
 
@@ -73,7 +71,7 @@ def test_what_the_api_server_refuses_is_refused_with_field_and_fix(bad: Bad) -> 
 
 @pytest.mark.parametrize("spec", GOOD.values(), ids=GOOD)
 def test_what_the_api_server_takes_is_taken(spec: str) -> None:
-    assert refusals(parsed(spec)) == []
+    assert object_problems(parsed(spec)) == []
 
 
 RULE_CASES = [(owner.__name__, rule) for owner, rules in RULES.items() for rule in rules]
@@ -140,6 +138,6 @@ def test_rules_see_an_object_as_the_api_server_stores_it(spec: str) -> None:
 
 @pytest.mark.parametrize("name", ["1st", "a" * 53, "a.b"])
 def test_a_name_that_cannot_name_a_service_is_refused(name: str) -> None:
-    (problem,) = refusals(parsed("{}"), {"name": name})
+    (problem,) = object_problems(parsed("{}"), {"name": name})
     assert (problem.field, "use at most 52" in problem.message) == ("metadata.name", True)
-    assert refusals(parsed("{}"), {"name": "a" * 52}) == []
+    assert object_problems(parsed("{}"), {"name": "a" * 52}) == []

@@ -6,9 +6,8 @@ from typing import Any
 import cel
 import pytest
 
-from specdecode_operator.api.crd.admission import DEPLOYMENT_RULES
-from specdecode_operator.api.crd.capture_rules import CAPTURE_RULES
-from specdecode_operator.api.crd.cel_expression import CelError, evaluator
+from specdecode_operator.api.capture_rules import CAPTURE_RULES
+from specdecode_operator.api.crd_validation import DEPLOYMENT_RULES, CelError, evaluator
 
 SELF = {"a": 3, "b": 5, "name": "org/x", "empty": [], "list": [4, 2, 9], "parts": [{"n": 1}, {"n": 2, "m": 1}]}
 

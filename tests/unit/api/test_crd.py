@@ -8,14 +8,12 @@ import pytest
 import yaml
 from pydantic import StringConstraints, ValidationError
 
-from specdecode_operator.api.base import GROUP, ApiModel
-from specdecode_operator.api.crd.capture_rules import CAPTURE_RULES
-from specdecode_operator.api.crd.cel import Rule
-from specdecode_operator.api.crd.definitions import crd_file_name, crd_yaml, crds
-from specdecode_operator.api.crd.deployment_rules import RULES
-from specdecode_operator.api.patterns import MEANINGS
-from specdecode_operator.cli.operator.crds import crds_command
-from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
+from specdecode_operator.api.base import GROUP, MEANINGS, ApiModel
+from specdecode_operator.api.capture_rules import CAPTURE_RULES
+from specdecode_operator.api.crds import crd_file_name, crd_yaml, crds
+from specdecode_operator.api.deployment_rules import RULES, Rule
+from specdecode_operator.api.spec_problems import spec_problems
+from specdecode_operator.cli.operator import crds_command
 
 CHECKED_IN = Path(__file__).parents[3] / "crds"
 # The API server bounds these itself.
@@ -138,7 +136,7 @@ def test_nobody_is_shown_a_rule_or_a_pattern() -> None:
             assert validation["message"].strip(), f"{path}: {validation['rule']}"
             assert "\n" not in validation["message"]
         if path.startswith(".spec") and "pattern" in schema:
-            assert schema["pattern"] in MEANINGS, f"{path}: say in api/patterns.py what it means"
+            assert schema["pattern"] in MEANINGS, f"{path}: say in api/base.py what it means"
 
 
 @pytest.mark.parametrize("pattern", MEANINGS)

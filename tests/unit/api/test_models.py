@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
+from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status.capture import SpecDecodeCaptureStatus
-from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
+from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
 
 TARGET = {"model": "org/target"}
 PRODUCT = Path(__file__).parents[3] / "operator"

@@ -21,13 +21,19 @@ from msgspec.structs import replace
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.attestation.attest import MOST_ROLLOUTS, Seen
-from specdecode_operator.attestation.checks import compared
-from specdecode_operator.attestation.envelope import UnverifiedError, opened, sealed, signed_bytes
 from specdecode_operator.attestation.keys import KeyFormatError, PublicKey, SigningKey
-from specdecode_operator.attestation.pods import pods_of
-from specdecode_operator.attestation.statement import Rollout, read_statement
+from specdecode_operator.attestation.statement import (
+    Rollout,
+    UnverifiedError,
+    opened,
+    pods_of,
+    read_statement,
+    sealed,
+    signed_bytes,
+)
+from specdecode_operator.attestation.verify import compared
 from specdecode_operator.deployment.desired_state import Launch, RolledBack
-from specdecode_operator.deployment.pods.rollback import Failure, LastGood, attempt_of
+from specdecode_operator.deployment.rollout.rollback import Failure, LastGood, attempt_of
 from tests.support.attestations import IMAGE_DIGEST, NOW, attest, cosign_key, entries, key_pair, serving, tampered
 from tests.support.decisions import H200_NODE, decide
 from tests.support.objects import pair_70b, parent

@@ -16,9 +16,8 @@ import yaml
 from devcluster.cluster.settings import free_ports
 from specdecode_operator.api.base import Body
 from specdecode_operator.attestation.attest import Seen
-from specdecode_operator.attestation.envelope import opened
 from specdecode_operator.attestation.keys import PublicKey, SigningKey
-from specdecode_operator.attestation.statement import read_statement
+from specdecode_operator.attestation.statement import opened, read_statement
 from tests.support.attestations import attest, key_pair, serving
 from tests.support.documents import ROOT
 from tests.support.kubectl import program

@@ -8,7 +8,7 @@ import pytest
 
 from bench.sizing.catalogue_gaps import page, recipe_models, refreshed, registered, registry_text
 from devcluster.host.paths import REPOSITORY
-from specdecode_operator.sizing.base.datafiles import read_data
+from specdecode_operator.sizing.data_files import read_data
 
 RECIPE = """
 model: {model_id: Qwen/Qwen3-32B}

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 def test_mutants_of_a_file_are_made_and_tested() -> None:
     arguments = [
-        "operator/capture/validation/gates.py",
+        "operator/capture/files/accounting.py",
         "--tests=tests/unit/capture/validation/test_gates.py",
         # It reads action.yml, a file at the top of the repository that the copy once lacked.
         "--tests=tests/unit/test_workflows.py",
@@ -40,7 +40,7 @@ def _fails_for_the_queue(files: list[Path], tests: list[str], sample: int | None
 def test_an_area_that_fails_leaves_the_shares_of_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = ("deployment/pods/readiness.py", "handlers/queue.py", "capture/control/preemption.py")
+    files = ("deployment/rollout/readiness.py", "handlers/queue.py", "capture/gpu_sharing.py")
     monkeypatch.setattr(mutants, "mutants_of", _fails_for_the_queue)
     monkeypatch.setattr(sys, "argv", ["mutants", *(str(ROOT / "operator" / file) for file in files)])
     with pytest.raises(SystemExit) as ended:

@@ -20,8 +20,8 @@ from bench.operator.phases import Cost, Measured
 from bench.operator.process_use import Memory, cpu_s, machine_cpu_s, memory
 from bench.operator.slowest import Look, looks, slowest_tenth
 from bench.operator.watching import Watched
-from specdecode_operator.api.key import Key
-from specdecode_operator.cluster.waits import Wait, Waits
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.client import Wait, Waits
 from specdecode_operator.handlers.metrics import told
 from tests.support.operator_process import USER
 

@@ -9,13 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from specdecode_operator.capture.load import phases
-from specdecode_operator.capture.recorder.bounded_queue import CAPACITY_BYTES, BoundedQueue
-from specdecode_operator.capture.recorder.collector import Collector
+from specdecode_operator.capture.load import runner
+from specdecode_operator.capture.recorder.collector import CAPACITY_BYTES, BoundedQueue, Collector
 from specdecode_operator.capture.recorder.hooks import Hooks
-from specdecode_operator.capture.recorder.lines import RECORDER_VERSION, SCHEMA, EngineConfig, Header, SegmentLine
-from specdecode_operator.capture.recorder.segment import Segment
-from specdecode_operator.capture.recorder.writer import Writer
+from specdecode_operator.capture.recorder.segment_format import (
+    RECORDER_VERSION,
+    SCHEMA,
+    EngineConfig,
+    Header,
+    SegmentLine,
+)
+from specdecode_operator.capture.recorder.writer import Segment, Writer
 from tests.support.capture_pods import Pod, healthy_engine
 from tests.support.completion_server import CompletionServer, completion_server
 from tests.support.driven_clock import DrivenClock, driven_clock
@@ -136,8 +140,8 @@ async def server() -> AsyncIterator[CompletionServer]:
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a load wait after failures, and connect ahead, no longer than a test needs."""
-    monkeypatch.setattr(phases, "FAILURE_PAUSE_S", 0.0)
-    monkeypatch.setattr(phases, "CONNECT_AHEAD_S", 0.05)
+    monkeypatch.setattr(runner, "FAILURE_PAUSE_S", 0.0)
+    monkeypatch.setattr(runner, "CONNECT_AHEAD_S", 0.05)
 
 
 @pytest.fixture

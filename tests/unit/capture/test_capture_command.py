@@ -9,7 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from specdecode_operator.capture.files.formats import TraceMeta
-from specdecode_operator.capture.merge.merge import merge
+from specdecode_operator.capture.files.merge import merge
 from specdecode_operator.cli.main import app
 from tests.support.recordings import ZERO_S, Recording, Scenario
 

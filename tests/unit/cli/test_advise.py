@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.cli.outputs.advise import AdviseOutput
+from specdecode_operator.cli.advise.answer import AdviseOutput
 from tests.unit.cli.conftest import Specdecode
 
 MEASURED = ("--target-step-ms", "1:20,64:24,512:60", "--draft-step-ms", "1.5")

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import typer
 
+from specdecode_operator.cli.advise.answer import prefix_cache
 from specdecode_operator.cli.advise.measured import Measured, draft_curve, measured_batches, plain_curve
-from specdecode_operator.cli.advise.prefix import prefix_cache
-from specdecode_operator.payoff.step_cost import Curve
-from specdecode_operator.replay.emulated.acceptance import from_rates
-from specdecode_operator.replay.emulated.step_time import StepTime
-from specdecode_operator.replay.synth.given import spread
-from specdecode_operator.replay.synth.lengths import Lengths
+from specdecode_operator.replay.emulated.engine_model import StepTime, from_rates
+from specdecode_operator.replay.synthetic_load import Lengths
+from specdecode_operator.replay.virtual_run import spread
+from specdecode_operator.stats.payoff import Curve
 from tests.support.synthetic import RATES, Truth
 from tests.unit.cli.conftest import Specdecode
 
@@ -23,7 +22,7 @@ TARGET = ((1.0, 10.0), (64.0, 31.5))
 DRAFT_MS = 1.5
 NOISE = spread(0.02)
 EXPECTED = 1 + sum(RATES)
-PAGE = Path(__file__).parents[1] / "engine/data/metrics-draft-model.txt"
+PAGE = Path(__file__).parents[1] / "vllm/data/metrics-draft-model.txt"
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from specdecode_operator.calibration.engine_log import Given, UnusableLogError, measure
+from specdecode_operator.cli.calibrate import Given, UnusableLogError, measure
 from specdecode_operator.cli.main import app
-from specdecode_operator.engine.startup_log import MalformedLogError, read_startup_log
 from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.vllm.startup_log import MalformedLogError, read_startup_log
 from tests.support.objects import H200
-from tests.unit.engine.test_startup_log import HEAD_0_32
+from tests.unit.vllm.test_startup_log import HEAD_0_32
 
 GIB = 2**30
 MEMORY = """

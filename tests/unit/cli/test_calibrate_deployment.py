@@ -10,14 +10,14 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from specdecode_operator.cli.main import app
+from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.desired_state import Launch
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.proof.residual import share
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.observed.engine_reports import residual_share
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, parse_calibration
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, parse_calibration
 from tests.support.decisions import desired_state
 from tests.support.llama import LLAMA_8B_CONFIG
 from tests.support.objects import H200, deployment, pair_70b, parent, tiny_cpu
@@ -32,7 +32,7 @@ def serving(
 ) -> dict[str, Any]:
     """The object as kubectl prints it, while an engine serves that got so many blocks less than an estimate says."""
     body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", **parent(spec or pair_70b())}
-    owner = read_parent(body)
+    owner = parse_deployment(body)
     plain, intent = desired_state(owner, NODES), desired_state(owner, NODES, calibration=calibration)
     assert isinstance(plain.outcome, Launch)
     budget = plain.outcome.plan.chosen.budget
@@ -128,7 +128,7 @@ def undersized(body: dict[str, Any]) -> None:
     plan, observed = body["status"]["plan"], body["status"]["observed"]
     observed["kvCacheResidualBytes"] = -32 * GIB
     observed["kvCacheTokens"] = plan["kvCacheTokens"] + 32 * GIB // plan["kvBytesPerToken"]
-    observed["kvCacheResidual"] = share(plan["kvCacheTokens"], observed["kvCacheTokens"])
+    observed["kvCacheResidual"] = residual_share(plan["kvCacheTokens"], observed["kvCacheTokens"])
 
 
 def captured_otherwise(body: dict[str, Any]) -> None:

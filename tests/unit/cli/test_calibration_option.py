@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.sizing.pair.calibration import Calibration, CalibrationEntry, serialize_calibration
+from specdecode_operator.sizing.calibration import Calibration, CalibrationEntry, serialize_calibration
 from tests.support.objects import H100
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 from tests.unit.cli.test_explain import figures

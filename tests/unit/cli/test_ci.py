@@ -10,8 +10,8 @@ import yaml
 from specdecode_operator.version import __version__
 from tests.support.gitops.action import ACTION, INSTALL, Job, example_inputs, run_action, shell
 from tests.support.golden import EXAMPLES, ROOT
-from tests.unit.admission.test_policies import POLICY, binding
 from tests.unit.cli.conftest import WriteObject, manifest
+from tests.unit.handlers.test_policies import POLICY, binding
 
 GITLAB = yaml.safe_load((EXAMPLES / "ci/gitlab.yml").read_text())["specdecode"]
 NODES = json.dumps(

@@ -7,11 +7,11 @@ import pytest
 from pydantic.alias_generators import to_camel
 
 from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.crd.schema import structural_schema
+from specdecode_operator.api.crds import structural_schema
 from specdecode_operator.api.deployment import Parallelism, Serving
-from specdecode_operator.api.status.deployment import PlanStatus
-from specdecode_operator.cli.outputs.estimate import CaseOutput
-from specdecode_operator.cli.outputs.plan import CandidateOutput, FixOutput, PrecisionOutput
+from specdecode_operator.api.deployment_status import PlanStatus
+from specdecode_operator.cli.estimate import CaseOutput
+from specdecode_operator.cli.plan.data import CandidateOutput, FixOutput, PrecisionOutput
 from tests.support.objects import Body
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.estimate import speculation
-from specdecode_operator.sizing.base.remembered import MadeOfContent
-from specdecode_operator.sizing.families import config
+from specdecode_operator.sizing.families import architectures
+from specdecode_operator.sizing.memo import ContentMemo
 from tests.support.llama import LLAMA_8B_CONFIG
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 
@@ -245,7 +244,7 @@ def test_a_line_is_answered_as_alone_whatever_lines_before_it_said(estimate: Est
 
 
 def forget_what_was_read() -> None:
-    for module in (config, speculation):
+    for module in (architectures, estimate):
         for each in vars(module).values():
-            if isinstance(each, MadeOfContent):
+            if isinstance(each, ContentMemo):
                 each.cache_clear()

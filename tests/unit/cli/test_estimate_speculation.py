@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.sizing.catalogue import find_entry
 from tests.unit.cli.conftest import Specdecode
 
 Estimate = Callable[..., list[dict[str, Any]]]

@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from specdecode_operator.cli.figures import sources
-from specdecode_operator.cluster import web
+from specdecode_operator.cli import figures
+from specdecode_operator.cluster import bounded_fetch
 from tests.support.figure_cases import page
 from tests.support.http_server import Quiet, serving
 from tests.unit.cli.conftest import Specdecode
@@ -72,7 +72,7 @@ class _Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the time between two looks pass at once."""
-    monkeypatch.setattr(sources, "time", _Clock())
+    monkeypatch.setattr(figures, "time", _Clock())
 
 
 def told(text: str) -> dict[str, dict[str, object]]:
@@ -219,7 +219,7 @@ def test_what_a_prometheus_may_answer_instead(specdecode: Specdecode, status: in
 
 
 def test_a_slow_prometheus_is_not_waited_for(specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "DEADLINE_S", 0.05)
+    monkeypatch.setattr(bounded_fetch, "DEADLINE_S", 0.05)
 
     given_up = threading.Event()
 
@@ -237,7 +237,7 @@ def test_a_prometheus_whose_answer_never_begins_is_not_waited_for(
     specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each letter of its head comes in time."""
-    monkeypatch.setattr(web, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(bounded_fetch, "DEADLINE_S", 0.5)
     given_up = threading.Event()
 
     def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.convert import Migration
-from specdecode_operator.migration.shell import ScriptError, read_script
+from specdecode_operator.importing.convert import Migration
+from specdecode_operator.importing.shell import ScriptError, read_script
+from specdecode_operator.importing.spec_builder import MigrationError
 from tests.support.migrations import migrate
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, LLAMA_70B, asked, engine

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.cli.import_deployment.report import report_lines
-from specdecode_operator.migration.builder import MigrationError
+from specdecode_operator.cli.importing import report_lines
+from specdecode_operator.importing.spec_builder import MigrationError
 from tests.support.migrations import migrate
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import DATA, INVALID, LLAMA_8B, asked, engine, with_pod

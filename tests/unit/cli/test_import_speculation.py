@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, asked, engine, imported
 

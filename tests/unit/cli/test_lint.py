@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.sizing.catalogue import find_entry
 from tests.support.golden import EXAMPLES, GOLDEN
 from tests.support.objects import TINY_CONFIG
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest

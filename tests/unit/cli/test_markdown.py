@@ -7,7 +7,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from specdecode_operator.cli.outputs.markdown import code
+from specdecode_operator.cli.outputs import code
 from tests.support.golden import EXAMPLES
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 

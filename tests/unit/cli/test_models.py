@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.cli.hub.repository import HUB_ID
-from specdecode_operator.sizing.families.catalogue import known_models, published_heads
+from specdecode_operator.cli.hub import HUB_ID
+from specdecode_operator.sizing.catalogue import known_models, published_heads
 from tests.support.http_server import serving
 from tests.support.loopback_hub import COMMIT, Hub
 from tests.unit.cli.conftest import Specdecode

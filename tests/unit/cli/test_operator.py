@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.handlers import main
-from specdecode_operator.handlers.settings import Settings
-from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.handlers.operator import Settings
 from tests.support.objects import H100
 from tests.unit.cli.conftest import Specdecode
 

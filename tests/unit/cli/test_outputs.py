@@ -8,9 +8,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from specdecode_operator.cli.outputs.estimate import EstimateOutput
-from specdecode_operator.cli.outputs.explain import ExplainOutput
-from specdecode_operator.cli.outputs.plan import PlanOutput
+from specdecode_operator.cli.estimate import EstimateOutput
+from specdecode_operator.cli.explain import ExplainOutput
+from specdecode_operator.cli.plan.data import PlanOutput
 from specdecode_operator.cli.text_files import replaced_whole
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 from tests.unit.cli.test_explain import figures

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS
-from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
 from tests.support.llama import SMALL_CONFIG
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 
@@ -325,9 +325,7 @@ def test_a_plan_loads_no_cluster_client_and_no_other_command(write: WriteObject)
     path = write("a.yaml", manifest("a"))
     heavy = {"kopf", "kubernetes", "httpx", "jinja2", "matplotlib", "numpy", "prompt_toolkit", "torch", "vllm"}
     heavy |= {"asyncio", "prometheus_api_client", "requests", "rich"}
-    heavy |= {
-        f"specdecode_operator.cli.{each}" for each in ("capture.commands", "estimate", "lint.command", "outputs.plan")
-    }
+    heavy |= {f"specdecode_operator.cli.{each}" for each in ("capture.commands", "estimate", "lint", "plan.data")}
     code = (
         "import sys; from specdecode_operator.cli.main import app\n"
         f"try: app(['plan', '-f', {str(path)!r}])\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import H100_NODE, H200_NODE, desired_state
 from tests.support.golden import EXAMPLES
 from tests.support.objects import H100, H200
@@ -42,7 +42,7 @@ def test_objects_are_those_that_the_operator_decides_on(specdecode: Specdecode, 
     body = manifest("chat", accelerator={"product": [H200]})
     found = objects(specdecode, write("a.yaml", body))
     owned = {"namespace": "default", "uid": "any", "generation": 1}
-    parent = read_parent({**body, "metadata": {**body["metadata"], **owned}})
+    parent = parse_deployment({**body, "metadata": {**body["metadata"], **owned}})
     expected = desired_state(parent, (H100_NODE, H200_NODE)).children
     for child in expected:
         del child["metadata"]["ownerReferences"], child["metadata"]["annotations"]["specdecode.io/applied-hash"]

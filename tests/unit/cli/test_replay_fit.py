@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specdecode_operator.cli.main import app
-from specdecode_operator.replay.fitted.model import read_model
+from specdecode_operator.replay.model_file import read_model
 from tests.support.synthetic import Truth
 from tests.support.traces import META, record, write_trace
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from specdecode_operator.capture.recording import read_recording
 from specdecode_operator.cli.main import app
-from specdecode_operator.replay.compare.measures import measured
-from specdecode_operator.replay.fitted.donors import Clients
-from specdecode_operator.replay.fitted.fit import fit
-from specdecode_operator.replay.fitted.model import FittedModel, Origin, encode_model
-from specdecode_operator.replay.recording.read import read_recording
+from specdecode_operator.replay.compare import measured
+from specdecode_operator.replay.fit import fit
+from specdecode_operator.replay.model_file import Clients, FittedModel, Origin, encode_model
 from tests.support.synthetic import Made, Truth
 from tests.support.traces import record, write_trace
 

@@ -6,9 +6,8 @@ from typing import Any
 
 from typer.testing import CliRunner
 
+from specdecode_operator.capture.recording import RecordedRequest, read_recording
 from specdecode_operator.cli.main import app
-from specdecode_operator.replay.recording.read import read_recording
-from specdecode_operator.replay.recording.recording import RecordedRequest
 from tests.support.replay_process import replaying
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from specdecode_operator.capture.validation.validate import validate_capture
+from specdecode_operator.capture.files.validate import validate_capture
 from specdecode_operator.cli.main import app
 from tests.support.traces import META, record, write_trace
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.replay.engines.acceptance import AcceptanceSchedule
-from specdecode_operator.replay.engines.matching import Matching, Unmatched
+from specdecode_operator.replay.drafting import AcceptanceSchedule
+from specdecode_operator.replay.recorded_engine import Matching, Unmatched
 from specdecode_operator.replay.server import serve as server
+from specdecode_operator.replay.server.playback_source import Mode, Source, SourceSettings
 from specdecode_operator.replay.server.serve import ServeSettings
-from specdecode_operator.replay.server.source import Mode, Source, SourceSettings
 from tests.support.traces import record, write_trace
 from tests.unit.cli.conftest import Specdecode
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.cli.outputs.verdict import VerdictOutput
-from specdecode_operator.evidence import batch
+from specdecode_operator.cli import verdict
+from specdecode_operator.cli.verdict import VerdictOutput
 from tests.support.paired_blocks import Pair, pairs
 from tests.unit.cli.conftest import Specdecode
 
@@ -144,7 +144,7 @@ def test_a_block_that_was_refused_may_be_sent_again(specdecode: Specdecode) -> N
 def test_what_is_kept_has_limits(
     specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, words: str
 ) -> None:
-    monkeypatch.setattr(batch, limit, value)
+    monkeypatch.setattr(verdict, limit, value)
     found = verdicts(specdecode, GOOD, {**GOOD, "series": "b"}, {**GOOD, "block": 2}, exit_code=INVALID)
     (error,) = (each["error"] for each in found if "error" in each)
     assert error.endswith(f": {words}")
@@ -194,7 +194,7 @@ LINE = b'{"series": "%s", "block": 1, "baseline": 1, "candidate": 2}'
     ("line", "words"),
     [
         # Its beginning alone would be a block, and has no more characters than a line may have bytes.
-        ((LINE % "é".encode()).ljust(batch.MOST_LINE_BYTES + 1) + b"no block", "has more than 64 KiB"),
+        ((LINE % "é".encode()).ljust(verdict.MOST_LINE_BYTES + 1) + b"no block", "has more than 64 KiB"),
         # Both would read as one series.
         (LINE % b"\xff", "is not UTF-8 text"),
         (LINE % b"\xfe", "is not UTF-8 text"),

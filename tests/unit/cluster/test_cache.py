@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api import capture
-from specdecode_operator.api.deployment import KIND
-from specdecode_operator.api.key import Key
+from specdecode_operator.api.deployment import KIND, Key
 from specdecode_operator.cluster import cache as module
 from specdecode_operator.cluster.cache import Cache, slim
-from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
-from specdecode_operator.kube.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL
+from specdecode_operator.cluster.resources import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL
+from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod
 from tests.support.objects import pod, waiting
 
 KEY = Key("default", "llama")

@@ -14,8 +14,8 @@ from kubernetes.aio.client import ApiClient
 from kubernetes.aio.config import kube_config
 
 from specdecode_operator.cluster import client
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import (
+from specdecode_operator.cluster.client import (
+    Cluster,
     ClusterError,
     ConflictError,
     DeniedError,
@@ -23,8 +23,8 @@ from specdecode_operator.cluster.errors import (
     NotLeadingError,
     RefusedForNowError,
 )
-from specdecode_operator.cluster.server_time import ServerTime
-from specdecode_operator.kube.resources import SERVICE as SERVICE_KIND
+from specdecode_operator.cluster.clock import ServerTime
+from specdecode_operator.cluster.resources import SERVICE as SERVICE_KIND
 
 SERVICE_METADATA = {"namespace": "team", "name": "llama"}
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": SERVICE_METADATA}

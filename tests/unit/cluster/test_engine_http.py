@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from aiohttp.client_proto import ResponseHandler
 
-from specdecode_operator.cluster.engine_http import engine_session
-from specdecode_operator.engine.metrics import EngineReading, Unreachable
+from specdecode_operator.cluster.engine_probe import engine_session
+from specdecode_operator.vllm.engine_metrics import EngineReading, Unreachable
 from tests.unit.cluster.test_engine_probe import SCRAPE, ask
 
 TOO_MUCH = Unreachable("/metrics has more than 16384 bytes beside its page")

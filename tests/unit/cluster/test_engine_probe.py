@@ -15,15 +15,14 @@ import pytest
 from devcluster.cluster.pki import Identity, create
 from specdecode_operator.cluster import engine_probe
 from specdecode_operator.cluster.engine_probe import EngineProbe
-from specdecode_operator.engine.exposition import Exposition
-from specdecode_operator.engine.metrics import EngineReading, Unreachable
-from specdecode_operator.engine.profiles import find_profile
-from specdecode_operator.monitoring.looks import Looks
+from specdecode_operator.stats.figures import SampleBuffer
+from specdecode_operator.vllm.engine_metrics import EngineReading, Exposition, Unreachable
+from specdecode_operator.vllm.profiles import find_profile
 from tests.support.http_server import Quiet, serving
 from tests.support.objects import Body
 from tests.unit.cluster.test_figures_source import Clock
 
-SCRAPE = Path(__file__).parents[1] / "engine/data/metrics-draft-model.txt"
+SCRAPE = Path(__file__).parents[1] / "vllm/data/metrics-draft-model.txt"
 PROFILE = find_profile("0.32")
 
 
@@ -88,7 +87,7 @@ async def test_http_to_an_engine_with_a_certificate_is_told_as_silence(tls_port:
 
 
 async def test_what_an_engine_says_is_kept_for_figures(plain_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, looks, probe = Clock(), Looks(), EngineProbe()
+    clock, looks, probe = Clock(), SampleBuffer(), EngineProbe()
     monkeypatch.setattr(engine_probe, "time", clock)
     try:
         began_s = clock.now_s
@@ -105,12 +104,12 @@ async def test_what_an_engine_says_is_kept_for_figures(plain_port: int, monkeypa
 
 async def test_an_engine_with_unreadable_figures_answers_all_the_same() -> None:
     page = SCRAPE.read_bytes() + b'vllm:time_to_first_token_seconds_bucket{le="1" 3\n'
-    looks = Looks()
+    looks = SampleBuffer()
     assert isinstance((await answered(response(page), looks=looks))[0][0], EngineReading)
     assert looks.names_due("None", time.monotonic()), "nothing was kept of what could not be read"
 
 
-async def answered(answer: bytes, pods: int = 1, looks: Looks | None = None) -> tuple[list[object], int]:
+async def answered(answer: bytes, pods: int = 1, looks: SampleBuffer | None = None) -> tuple[list[object], int]:
     """What is read of engines that all answer so, and how many of them were asked at the same time."""
     asked, most = 0, 0
     enough = asyncio.Event()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.cluster.cache import slim
-from specdecode_operator.kube.field_managers import (
+from specdecode_operator.cluster.drift import (
     foreign_entries,
     foreign_managers,
     with_fields_taken_over,

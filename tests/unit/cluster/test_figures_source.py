@@ -12,14 +12,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.deployment import FiguresSource, FiguresStatus, FigureStatus
-from specdecode_operator.cluster import figures_source
-from specdecode_operator.cluster.figures_source import FiguresReader, KeptFigures, Prometheus
-from specdecode_operator.cluster.web import in_time
-from specdecode_operator.monitoring.figures import find_figure
-from specdecode_operator.monitoring.looks import Looks
-from specdecode_operator.monitoring.measures import Scope
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.api.deployment_status import FiguresSource, FiguresStatus, FigureStatus
+from specdecode_operator.cluster import observed_figures
+from specdecode_operator.cluster.bounded_fetch import in_time
+from specdecode_operator.cluster.observed_figures import FiguresReader, KeptFigures, Prometheus
+from specdecode_operator.stats.figures import SampleBuffer, find_figure
+from specdecode_operator.stats.measures import Scope
 from tests.support.figure_cases import hear, page
 from tests.unit.cli.test_figures import NOBODY, answering
 
@@ -40,13 +39,13 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(figures_source, "time", made)
+    monkeypatch.setattr(observed_figures, "time", made)
     return made
 
 
 @pytest.fixture
-def looks() -> Looks:
-    made = Looks()
+def looks() -> SampleBuffer:
+    made = SampleBuffer()
     for at_s, minute in ((NOW_S - 300, 10), (NOW_S, 15)):
         for pod in ("a", "b"):
             hear(made, pod, page(pod, minute), at_s)
@@ -80,18 +79,18 @@ def values(status: FiguresStatus) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("clock")
-async def test_engines_are_asked_where_there_is_no_prometheus(looks: Looks) -> None:
+async def test_engines_are_asked_where_there_is_no_prometheus(looks: SampleBuffer) -> None:
     status = await FiguresReader().read(KEY, looks)
     assert status is not None
     assert (status.source, status.message, status.over_seconds) == (FiguresSource.PODS, None, 300)
     told = values(status)
     assert (told["output_tokens_per_second"], told["acceptance_rate"]) == ("12", "0.5")
     assert told["acceptance_rate_by_position"] == "0.7 0.5"
-    assert await FiguresReader().read(KEY, Looks()) is None
+    assert await FiguresReader().read(KEY, SampleBuffer()) is None
 
 
 @pytest.mark.usefixtures("clock")
-async def test_a_prometheus_is_asked_by_the_same_definitions(looks: Looks, tmp_path: Path) -> None:
+async def test_a_prometheus_is_asked_by_the_same_definitions(looks: SampleBuffer, tmp_path: Path) -> None:
     answers = {
         find_figure("acceptance_rate").promql(SCOPE): series("0.25"),
         find_figure("mean_acceptance_length").promql(SCOPE): series("NaN"),
@@ -118,7 +117,7 @@ async def test_a_prometheus_is_asked_by_the_same_definitions(looks: Looks, tmp_p
 )
 @pytest.mark.usefixtures("clock")
 async def test_where_it_has_none_the_engines_are_asked_and_that_is_said(
-    looks: Looks, status: int, body: bytes, said: str
+    looks: SampleBuffer, status: int, body: bytes, said: str
 ) -> None:
     alone = await FiguresReader().read(KEY, looks)
     with prometheus(lambda _: (status, body)) as (url, _):
@@ -131,7 +130,7 @@ async def test_where_it_has_none_the_engines_are_asked_and_that_is_said(
 
 
 @pytest.mark.usefixtures("clock")
-async def test_a_password_of_its_url_is_not_told(looks: Looks) -> None:
+async def test_a_password_of_its_url_is_not_told(looks: SampleBuffer) -> None:
     found = await FiguresReader(Prometheus(NOBODY.replace("//", "//me:hunter2@"))).read(KEY, looks)
     assert found is not None
     assert "does not answer" in str(found.message)
@@ -139,7 +138,7 @@ async def test_a_password_of_its_url_is_not_told(looks: Looks) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-async def test_a_token_that_is_none_is_told(looks: Looks, tmp_path: Path) -> None:
+async def test_a_token_that_is_none_is_told(looks: SampleBuffer, tmp_path: Path) -> None:
     for file in (tmp_path / "absent", tmp_path):
         found = await FiguresReader(Prometheus(NOBODY, file)).read(KEY, looks)
         assert found is not None
@@ -147,9 +146,9 @@ async def test_a_token_that_is_none_is_told(looks: Looks, tmp_path: Path) -> Non
 
 
 async def test_one_that_is_slow_holds_up_one_object_and_then_nobody_for_a_while(
-    looks: Looks, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    looks: SampleBuffer, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures_source, "_DEADLINE_S", 0.05)
+    monkeypatch.setattr(observed_figures, "_DEADLINE_S", 0.05)
     given_up, asked = threading.Event(), []
 
     def answer(_: str) -> tuple[int, bytes]:
@@ -160,7 +159,7 @@ async def test_one_that_is_slow_holds_up_one_object_and_then_nobody_for_a_while(
         asked.append(url)
         return in_time(url, *given)
 
-    monkeypatch.setattr(figures_source, "in_time", counted)
+    monkeypatch.setattr(observed_figures, "in_time", counted)
 
     with prometheus(answer) as (url, _):
         reader = FiguresReader(Prometheus(url))
@@ -171,7 +170,7 @@ async def test_one_that_is_slow_holds_up_one_object_and_then_nobody_for_a_while(
             assert "does not answer within" in str(found.message)
         assert len(asked) == 1
         given_up.set()
-        monkeypatch.setattr(figures_source, "_DEADLINE_S", 60)
+        monkeypatch.setattr(observed_figures, "_DEADLINE_S", 60)
         clock.now_s += 61
         found = await reader.read(KEY, looks)
     assert found is not None
@@ -194,7 +193,7 @@ def break_off() -> tuple[int, bytes]:
     ids=["breaks off", "503", "503 of Prometheus", "500", "429"],
 )
 async def test_one_that_fails_is_asked_again_after_a_while_and_not_for_each_object(
-    looks: Looks, clock: Clock, answer: Callable[[], tuple[int, bytes]]
+    looks: SampleBuffer, clock: Clock, answer: Callable[[], tuple[int, bytes]]
 ) -> None:
     with prometheus(lambda _: answer()) as (url, asked):
         reader = FiguresReader(Prometheus(url))
@@ -211,7 +210,7 @@ async def test_one_that_fails_is_asked_again_after_a_while_and_not_for_each_obje
 
 
 @pytest.mark.usefixtures("clock")
-async def test_one_that_refuses_a_query_is_asked_for_the_next_object(looks: Looks) -> None:
+async def test_one_that_refuses_a_query_is_asked_for_the_next_object(looks: SampleBuffer) -> None:
     """What it says of a query is of one object, as its series are."""
     refused = (422, b'{"status":"error","errorType":"execution","error":"many-to-many matching"}')
     with prometheus(lambda query: refused if '"hostile"' in query else (200, series("0.25"))) as (url, _):
@@ -221,7 +220,7 @@ async def test_one_that_refuses_a_query_is_asked_for_the_next_object(looks: Look
 
 
 @pytest.mark.usefixtures("clock")
-async def test_series_of_one_object_keep_no_other_from_its_figures(looks: Looks) -> None:
+async def test_series_of_one_object_keep_no_other_from_its_figures(looks: SampleBuffer) -> None:
     """Whose engines have a thousand positions gets what they say themselves, and nobody else has to."""
     many = json.loads(series("1"))
     many["data"]["result"] *= 1001

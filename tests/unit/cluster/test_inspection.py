@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
-from specdecode_operator.cluster.inspection import ClusterView, open_cluster
-from specdecode_operator.kube.resources import NODE, POD, SERVICE, SPECDECODE_CAPTURE, Resource
+from specdecode_operator.cluster.client import ClusterError, ForbiddenError
+from specdecode_operator.cluster.kubeconfig import ClusterView, open_cluster
+from specdecode_operator.cluster.resources import NODE, POD, SERVICE, SPECDECODE_CAPTURE, Resource
 from tests.support.api_server import ApiServer
 from tests.support.objects import Body
 

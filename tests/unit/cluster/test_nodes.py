@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.kube.nodes import NodeFacts, gpus_of, node_facts
+from specdecode_operator.cluster.nodes import NodeFacts, gpus_of, node_facts
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import desired_state
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
 
@@ -30,7 +30,7 @@ def facts(body: dict[str, Any]) -> NodeFacts:
 
 
 def planned(*nodes: dict[str, Any], **spec: Any) -> str:
-    intent = desired_state(read_parent(parent(pair_70b(**spec))), tuple(facts(body) for body in nodes))
+    intent = desired_state(parse_deployment(parent(pair_70b(**spec))), tuple(facts(body) for body in nodes))
     return next(condition.message for condition in intent.conditions if condition.type == "Planned")
 
 
@@ -87,7 +87,7 @@ def test_nodes_that_the_spec_does_not_mean_are_not_mentioned() -> None:
     message = planned(*nodes, accelerator={"product": [H200]})
     assert "slices" not in message
     assert "old" not in message
-    intent = desired_state(read_parent(parent(tiny_cpu())), (facts(node(MIG, "slices")),))
+    intent = desired_state(parse_deployment(parent(tiny_cpu())), (facts(node(MIG, "slices")),))
     assert all("slices" not in condition.message for condition in intent.conditions)
 
 
@@ -107,7 +107,7 @@ def test_a_thousand_nodes_make_a_short_message() -> None:
 
 
 def test_asking_for_a_slice_says_why_not() -> None:
-    intent = desired_state(read_parent(parent(pair_70b(accelerator={"product": [MIG]}))), ())
+    intent = desired_state(parse_deployment(parent(pair_70b(accelerator={"product": [MIG]}))), ())
     accepted = intent.conditions[0]
     assert accepted.status == "False"
     assert "is a MIG slice" in accepted.message

@@ -1,7 +1,7 @@
 """The index of things by their owners."""
 
-from specdecode_operator.api.key import Key
-from specdecode_operator.cluster.owner_index import OwnerIndex
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.cache import OwnerIndex
 
 
 def test_of_owners_without_members_nothing_is_kept() -> None:

@@ -8,14 +8,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from specdecode_operator.capture.control.admission import captured_deployment
-from specdecode_operator.capture.control.observation import ObservedDeployment
+from specdecode_operator.capture.observation import ObservedDeployment
+from specdecode_operator.capture.preconditions import captured_deployment
 from specdecode_operator.cli.main import app
-from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.desired_state import Launch, RolledBack
-from specdecode_operator.deployment.pods.rollback import Failure, LastGood, attempt_of
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.kube.pod_policy import GRANTS, is_grant, pod_problems
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.pod_security import GRANTS, is_grant, pod_problems
+from specdecode_operator.deployment.rollout.rollback import Failure, LastGood, attempt_of
 from tests.support.decisions import desired_state
 from tests.support.model_caches import NODES, cached
 from tests.support.objects import Body, parent, tiny_cpu
@@ -28,7 +28,7 @@ GOLDEN = Path("tests/golden")
 
 def accepted(spec: Body, **cluster: Any) -> tuple[str, str, str]:
     """Status, reason and message of the condition."""
-    desired = desired_state(read_parent(parent(spec)), (), **cluster)
+    desired = desired_state(parse_deployment(parent(spec)), (), **cluster)
     found = next(each for each in desired.conditions if each.type == "Accepted")
     return found.status.value, found.reason, found.message
 
@@ -81,7 +81,7 @@ def test_anti_affinity_may_name_the_namespace_of_its_object_and_no_other() -> No
     )
     assert accepted(own)[0] == "True"
     assert accepted(both)[1] == "PodTemplateNotAllowed"
-    workload = desired_state(read_parent(parent(own)), ()).workload
+    workload = desired_state(parse_deployment(parent(own)), ()).workload
     assert workload is not None
     term = workload["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
     assert term == own["podTemplate"]["spec"]["affinity"]["podAntiAffinity"]
@@ -100,7 +100,7 @@ def test_accepted_names_field_and_fix_and_nothing_is_made() -> None:
     assert (status, reason) == ("False", "PodTemplateNotAllowed")
     assert "spec.podTemplate.spec.hostNetwork: true: shares the node's network" in message
     assert "spec.podTemplate.spec.hostPID: true" in message
-    assert desired_state(read_parent(parent(spec)), ()).children == []
+    assert desired_state(parse_deployment(parent(spec)), ()).children == []
     assert accepted(spec, pod_template=frozenset({"hostNetwork", "hostPID"}))[0] == "True"
 
 
@@ -117,8 +117,8 @@ PATHS = {
 def test_no_pod_of_any_path_gets_a_template_that_is_refused(path: str) -> None:
     spec, kind = PATHS[path]
     refused = {"podTemplate": {"spec": anti_affinity(namespaceSelector={})}}
-    assert kind in {child["kind"] for child in desired_state(read_parent(parent(spec)), NODES).children}
-    owner = read_parent(parent(spec | refused))
+    assert kind in {child["kind"] for child in desired_state(parse_deployment(parent(spec)), NODES).children}
+    owner = parse_deployment(parent(spec | refused))
     desired = desired_state(owner, NODES)
     assert desired.children == []
     assert accepted(spec | refused)[1] == "PodTemplateNotAllowed"
@@ -143,13 +143,13 @@ def test_all_that_the_operator_renders_passes(file: Path) -> None:
 def test_what_served_last_is_put_back_only_while_it_is_allowed() -> None:
     spec = tiny_cpu(podTemplate={"spec": {"hostNetwork": True}})
     allowed = frozenset({"hostNetwork"})
-    workload = desired_state(read_parent(parent(spec)), (), pod_template=allowed).workload
+    workload = desired_state(parse_deployment(parent(spec)), (), pod_template=allowed).workload
     assert workload is not None
-    now = desired_state(read_parent(parent(tiny_cpu())), ())
+    now = desired_state(parse_deployment(parent(tiny_cpu())), ())
     assert isinstance(now.outcome, Launch)
     failure = Failure(attempt_of(now.outcome.facts.spec, now.outcome.plan), "EngineFailed", "it did")
     last_good = LastGood.of({field: workload[field] for field in ("apiVersion", "kind", "spec")}, failure)
-    owner = read_parent(parent(tiny_cpu()))
+    owner = parse_deployment(parent(tiny_cpu()))
     back = desired_state(owner, (), last_good=last_good, pod_template=allowed)
     assert isinstance(back.outcome, RolledBack)
     assert isinstance(desired_state(owner, (), last_good=last_good).outcome, Launch)

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from specdecode_operator.kube.quota import counted, has_room_without, quantity
+from specdecode_operator.handlers.reconcile_capture import has_room_without, quantity, quota_usage
 
 REFUSAL = 'pods "demo-x" is forbidden: exceeded quota: gpus, requested: {}, used: {}, limited: {}'
 GPUS = "requests.nvidia.com/gpu"
@@ -33,7 +33,7 @@ def test_quantities(text: object, value: object) -> None:
 def test_what_a_pod_counts_for() -> None:
     engine = {"resources": {"limits": {"nvidia.com/gpu": "2", "memory": "8Gi"}, "requests": {"memory": "4Gi"}}}
     beside = {"resources": {"requests": {"memory": "1Gi"}}}
-    found = counted({"containers": [engine, beside]})
+    found = quota_usage({"containers": [engine, beside]})
     assert found[GPUS] == 2
     assert (found["requests.memory"], found["limits.memory"]) == (5 * 2**30, 8 * 2**30)
     assert found["memory"] == found["requests.memory"]

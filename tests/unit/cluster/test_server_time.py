@@ -6,7 +6,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from specdecode_operator.cluster.server_time import ServerTime
+from specdecode_operator.cluster.clock import ServerTime
 from tests.support.driven_clock import DrivenServerTime
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -1,6 +1,6 @@
 """Which claims of captures would find a StorageClass."""
 
-from specdecode_operator.kube.storage_classes import StorageClasses
+from specdecode_operator.cluster.storage_classes import StorageClasses
 from tests.support.objects import Body
 
 

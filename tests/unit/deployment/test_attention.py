@@ -5,21 +5,21 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.capture_schedule import ScheduleStatus
-from specdecode_operator.deployment.attention import Attention, attention
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.pods.readiness import working
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.engine.metrics import Unreachable
+from specdecode_operator.api.deployment import ScheduleStatus
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.requeue import Requeue, requeue_for
+from specdecode_operator.deployment.rollout.readiness import working
+from specdecode_operator.vllm.engine_metrics import Unreachable
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, parent, tiny_cpu
 from tests.unit.deployment.pods.test_rejected_pods import rejected
 from tests.unit.deployment.spec.test_model_facts import undescribed
 
 
-def asked(spec: Body, *schedules: ScheduleStatus, **seen: Any) -> Attention:
-    owner = read_parent(parent(spec))
-    return attention(owner, desired_state(owner), Observation(**seen), schedules)
+def asked(spec: Body, *schedules: ScheduleStatus, **seen: Any) -> Requeue:
+    owner = parse_deployment(parent(spec))
+    return requeue_for(owner, desired_state(owner), Observation(**seen), schedules)
 
 
 def is_close(spec: Body, **seen: Any) -> bool:

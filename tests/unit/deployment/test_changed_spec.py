@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.plan.changed_spec import admitted
-from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.sizing.choice.changes import Change
+from specdecode_operator.deployment.planning import admitted
+from specdecode_operator.deployment.validation import valid_facts
+from specdecode_operator.sizing.plan import Change
 
 SPEC: dict[str, Any] = {
     "target": {"model": "meta-llama/Llama-3.1-8B-Instruct"},

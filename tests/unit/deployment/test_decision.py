@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
 from specdecode_operator.deployment.desired_state import Launch
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.kube.nodes import NodeFacts, NodesFrom
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import H100_NODE, H200_NODE, decide, summary
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
 
@@ -229,7 +229,7 @@ def test_fields_of_a_newer_operator_are_passed_over() -> None:
     _, before, conditions = decide(parent(spec))
     assert conditions["Accepted"].status == "True"
     status = {**before.model_dump(by_alias=True, mode="json", exclude_none=True), "tomorrow": 1}
-    assert read_parent(parent(spec, status=status)).status == before
+    assert parse_deployment(parent(spec, status=status)).status == before
 
 
 def test_sizes_that_are_impossible_together_are_refused() -> None:

@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.policy.decision import Memory, Mode, NoEvidence, Outcome, Rules, Seen, decide
-from specdecode_operator.policy.evidence import Evidence, Point, Setting
-from specdecode_operator.policy.window import Drafting, Sample, Window
+from specdecode_operator.deployment.policy_decision import (
+    Evidence,
+    Memory,
+    NoEvidence,
+    Point,
+    Rules,
+    Seen,
+    Setting,
+    decide,
+)
+from specdecode_operator.enums import Mode, Outcome
+from specdecode_operator.stats.engine_window import Drafting, Sample, Window
 
 PAGE = Path(__file__).parents[3] / "docs/explanation/policy.md"
 ANY = "\N{EN DASH}"

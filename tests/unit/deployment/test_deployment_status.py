@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
+from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.conditions import changed_conditions
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.pods.rollout import current_pods
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.rollout.rollout_progress import current_pods
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.engine.metrics import EngineReading, SpeculationReading, Unreachable
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS
+from specdecode_operator.vllm.engine_metrics import EngineReading, SpeculationReading, Unreachable
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
 from tests.support.decisions import NOW, decide, desired_state, summary
 from tests.support.objects import deployment, ended, parent, pod, tiny_cpu, waiting
 from tests.support.scheduler_words import NO_ROOM, UNMOUNTABLE
@@ -272,7 +272,7 @@ def test_figures_move_only_by_steps_and_only_after_a_rest() -> None:
 
 def test_transition_times_stand_still_while_a_status_does() -> None:
     _, first, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
-    owner = read_parent(parent(tiny_cpu(), status=first.model_dump(by_alias=True, mode="json", exclude_none=True)))
+    owner = parse_deployment(parent(tiny_cpu(), status=first.model_dump(by_alias=True, mode="json", exclude_none=True)))
     lost = Observation(deployment(replicas=1, updated=1, available=0))
     later = compose_status(owner, desired_state(owner, ()), lost, NOW + timedelta(hours=1))
     times = {condition.type: condition.last_transition_time for condition in later.conditions}
@@ -283,7 +283,7 @@ def test_transition_times_stand_still_while_a_status_does() -> None:
 def test_a_reconcile_that_finds_nothing_new_says_nothing_new() -> None:
     seen = Observation(SERVING, [], {"llama-1": reading()})
     _, first, _ = decide(parent(tiny_cpu()), seen)
-    again = read_parent(parent(tiny_cpu(), status=first.model_dump(by_alias=True, mode="json", exclude_none=True)))
+    again = parse_deployment(parent(tiny_cpu(), status=first.model_dump(by_alias=True, mode="json", exclude_none=True)))
     assert compose_status(again, desired_state(again, ()), seen, NOW + timedelta(hours=1)) == again.status
     assert changed_conditions(first.conditions, first.conditions) == []
 

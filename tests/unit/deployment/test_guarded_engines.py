@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.cluster.drift import is_same_wish
 from specdecode_operator.deployment.changes import objects_to_apply
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.kube.drift import is_same_wish
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, parent, tiny_cpu
 
@@ -19,7 +19,7 @@ EDIT = {"f:spec": {"f:template": {"f:spec": {"f:containers": {'k:{"name":"engine
 
 def written(live: Body | None, spec: Body | None = None, *, kept: str = "") -> Body:
     """The Deployment that is applied."""
-    desired = desired_state(read_parent(parent(spec or tiny_cpu())))
+    desired = desired_state(parse_deployment(parent(spec or tiny_cpu())))
     (found,) = (
         child for child in objects_to_apply(desired, [live] if live else [], {kept}) if child["kind"] == "Deployment"
     )
@@ -34,7 +34,9 @@ def live(*, guarded: bool, seen: int = 2, fields: Body | None = None, **counts: 
     """The Deployment after it was applied, as its controller counts; ``fields`` are what somebody else wrote."""
     body = copy.deepcopy(
         next(
-            child for child in desired_state(read_parent(parent(tiny_cpu()))).children if child["kind"] == "Deployment"
+            child
+            for child in desired_state(parse_deployment(parent(tiny_cpu()))).children
+            if child["kind"] == "Deployment"
         )
     )
     body["metadata"] |= {"generation": 2, "managedFields": [{"manager": "vim", "fieldsV1": fields}] if fields else []}

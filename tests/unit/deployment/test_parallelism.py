@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status.deployment import PlanStatus
+from specdecode_operator.api.deployment_status import PlanStatus
+from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.desired_state import Launch, NotLaunched
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.decisions import NOW, desired_state
 from tests.support.objects import H100, H200, pair_70b, parent
 
@@ -32,7 +32,7 @@ def wide() -> Body:
 
 def launched(body: Body, *nodes: NodeFacts) -> tuple[PlanStatus, Body]:
     """The plan in the status, and the Deployment."""
-    owner = read_parent(parent(body))
+    owner = parse_deployment(parent(body))
     desired = desired_state(owner, nodes)
     assert isinstance(desired.outcome, Launch), desired.conditions
     plan = compose_status(owner, desired, Observation(), NOW).plan
@@ -95,7 +95,7 @@ def test_experts_are_shared_out_over_copies_whether_sliced_or_whole() -> None:
 
 
 def test_more_gpus_than_a_node_has_wait() -> None:
-    desired = desired_state(read_parent(parent(spec(tensor=8, pipeline=2))), (EIGHT_H200,))
+    desired = desired_state(parse_deployment(parent(spec(tensor=8, pipeline=2))), (EIGHT_H200,))
     assert isinstance(desired.outcome, NotLaunched)
     planned = next(finding for finding in desired.conditions if finding.type == "Planned")
     assert planned.reason == "NodesTooFew"
@@ -117,6 +117,6 @@ def test_a_plan_in_force_is_kept_with_its_spread() -> None:
     plan, _ = launched(body, EIGHT_H100)
     status = {"plan": plan.model_dump(by_alias=True, mode="json", exclude_none=True)}
     more = (EIGHT_H100, EIGHT_H200)
-    desired = desired_state(read_parent(parent(body, status=status)), more)
+    desired = desired_state(parse_deployment(parent(body, status=status)), more)
     assert isinstance(desired.outcome, Launch)
     assert (desired.outcome.plan.chosen.product, desired.outcome.plan.chosen.gpus) == (H100, 4)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from specdecode_operator.policy.decision import Action, Memory, Mode, Outcome, Rules, Seen, decide
-from specdecode_operator.policy.evidence import Evidence, Point, Setting
-from specdecode_operator.policy.window import Sample, Window
+from specdecode_operator.deployment.policy_decision import Evidence, Memory, Point, Rules, Seen, Setting, decide
+from specdecode_operator.enums import Action, Mode, Outcome
+from specdecode_operator.stats.engine_window import Sample, Window
 
 NOW_S = 100_000.0
 

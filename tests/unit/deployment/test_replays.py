@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
-from specdecode_operator.capture.control.serving_first import read_serving
+from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
+from specdecode_operator.capture.gpu_sharing import read_serving
 from specdecode_operator.deployment.desired_state import Launch, NotLaunched
-from specdecode_operator.deployment.observation import Observation, observed_residual
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.observed.observation import Observation, observed_residual
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
 from tests.support.decisions import H100_NODE, H200_NODE, NOW, decide, desired_state
 from tests.support.objects import H200, Body, pair_70b, parent
@@ -27,7 +27,7 @@ def said(spec: Body, seen: Observation | None = None, nodes: Any = ()) -> dict[s
 
 def test_it_is_planned_without_a_node() -> None:
     spec = replaying() | {"accelerator": {"product": [H200], "perNode": 2}}
-    desired = desired_state(read_parent(parent(spec)))
+    desired = desired_state(parse_deployment(parent(spec)))
     assert isinstance(desired.outcome, Launch)
     chosen = desired.outcome.plan.chosen
     assert (chosen.product, chosen.gpus) == (H200, 2)
@@ -37,7 +37,7 @@ def test_it_is_planned_without_a_node() -> None:
 
 
 def test_the_nodes_that_there_are_make_no_difference() -> None:
-    owner = read_parent(parent(replaying()))
+    owner = parse_deployment(parent(replaying()))
     plans = [desired_state(owner, nodes).outcome for nodes in ((), FLEET)]
     assert isinstance(plans[0], Launch)
     assert isinstance(plans[1], Launch)
@@ -46,23 +46,23 @@ def test_the_nodes_that_there_are_make_no_difference() -> None:
 
 def test_what_would_not_fit_is_not_rehearsed() -> None:
     spec = replaying() | {"accelerator": {"product": ["NVIDIA-H100-80GB-HBM3"]}}
-    outcome = desired_state(read_parent(parent(spec))).outcome
+    outcome = desired_state(parse_deployment(parent(spec))).outcome
     assert isinstance(outcome, NotLaunched)
     assert said(spec)["Planned"][:2] == ("False", "DoesNotFit")
 
 
 def test_nothing_is_downloaded() -> None:
     spec = replaying() | {"models": {"cache": {"persistentVolumeClaim": {"claimName": "cache"}}}}
-    kinds = {child["kind"] for child in desired_state(read_parent(parent(spec))).children}
+    kinds = {child["kind"] for child in desired_state(parse_deployment(parent(spec))).children}
     assert kinds == {"ConfigMap", "Service", "Deployment"}
 
 
 def test_an_operator_that_does_not_know_its_image_says_so() -> None:
-    desired = desired_state(read_parent(parent(replaying())), operator_image=None)
+    desired = desired_state(parse_deployment(parent(replaying())), operator_image=None)
     assert isinstance(desired.outcome, NotLaunched)
     assert desired.outcome.readiness.reason == "OperatorImageUnknown"
     assert "SPECDECODE_OPERATOR_IMAGE" in desired.outcome.readiness.message
-    assert isinstance(desired_state(read_parent(parent(pair_70b())), FLEET, operator_image=None).outcome, Launch)
+    assert isinstance(desired_state(parse_deployment(parent(pair_70b())), FLEET, operator_image=None).outcome, Launch)
 
 
 def test_whoever_reads_the_status_cannot_take_it_for_a_model() -> None:
@@ -78,7 +78,7 @@ def test_whoever_reads_the_status_cannot_take_it_for_a_model() -> None:
 
 
 def test_what_it_reports_proves_no_budget_and_calibrates_nothing() -> None:
-    owner = read_parent(parent(replaying()))
+    owner = parse_deployment(parent(replaying()))
     desired, seen = desired_state(owner), Observation(SERVING, [], DRAFTING)
     assert observed_residual(desired, seen) is None
     status = compose_status(owner, desired, seen, NOW)
@@ -95,10 +95,10 @@ def test_a_recording_without_speculation_is_told() -> None:
 
 
 def test_its_acceptance_is_not_taken_for_that_of_the_models() -> None:
-    owner = read_parent(parent(replaying()))
+    owner = parse_deployment(parent(replaying()))
     replayed = compose_status(owner, desired_state(owner), Observation(SERVING, [], DRAFTING), NOW)
     assert replayed.acceptance is not None
-    later = read_parent(parent(pair_70b(), generation=2, status=_dumped(replayed)))
+    later = parse_deployment(parent(pair_70b(), generation=2, status=_dumped(replayed)))
     assert compose_status(later, desired_state(later, FLEET), Observation(SERVING), NOW).acceptance is None
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from specdecode_operator.policy.decision import Mode, Outcome, Rules
+from specdecode_operator.deployment.policy_decision import Rules
+from specdecode_operator.enums import Mode, Outcome
 from tests.support.policy_loads import SCRIPTS, Script, live, measured
 
 MOST_REGRET = 0.03

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.plan.planning import assumed_nodes, make_plan
-from specdecode_operator.deployment.spec.engine_settings import engine_settings
-from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.deployment.spec.warnings import plan_notes
-from specdecode_operator.sizing.choice.plan import Plan
+from specdecode_operator.deployment.engine_settings import engine_settings
+from specdecode_operator.deployment.planning import assumed_nodes, make_plan
+from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.deployment.validation import valid_facts
+from specdecode_operator.deployment.warnings import plan_notes
 from specdecode_operator.sizing.memory.budget import Term, Verdict
+from specdecode_operator.sizing.plan import Plan
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 MTP = {"method": "mtp", "numSpeculativeTokens": 2}

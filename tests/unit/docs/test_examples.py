@@ -13,7 +13,7 @@ from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.capture.load.arrivals import arrival_offsets_s
-from specdecode_operator.deployment.spec.validation import valid_facts
+from specdecode_operator.deployment.validation import valid_facts
 from tests.support.documents import DOCUMENTS, ROOT, fenced_blocks, relative, table
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

@@ -10,13 +10,13 @@ from bench.documents.refresh import refreshed, schema_file
 from bench.documents.rights import TEMPLATE, rights_template
 from bench.figures import number, read_runs
 from bench.sizing.accuracy import mean_error, memory_rows, token_rows, worst_row
-from specdecode_operator.cli.outputs.schema import Printed, schema_text
-from specdecode_operator.sizing.base.devices import find_device
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.cli.schema import Printed, schema_text
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.calibration import parse_calibration
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.memory.budget import Pair, estimate
-from specdecode_operator.sizing.pair.calibration import parse_calibration
-from specdecode_operator.vocabulary import Precision
 from tests.support.documents import DOCUMENTS, ROOT, fenced_blocks, relative, table
 from tests.support.llama import ARTICLE_FIRST_START
 

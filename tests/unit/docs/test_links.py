@@ -77,13 +77,6 @@ def test_documents_about_the_code_name_paths_that_exist(document: Path) -> None:
     assert {path for path in named if not any(NAMING_PATHS[document].glob(path.rstrip("/")))} == set()
 
 
-def test_every_room_is_in_the_map() -> None:
-    folders = {relative(path.parent).removeprefix("operator").strip("/") for path in (ROOT / "operator").rglob("*.py")}
-    rooms = re.findall(r"^\| `([\w/]+)/` \|", ROOMS.read_text(), re.MULTILINE)
-    assert len(rooms) == len(set(rooms))
-    assert set(rooms) == folders - {""}
-
-
 def test_documents_that_the_code_and_the_chart_name_exist() -> None:
     """Messages and descriptions point to them. Sources name documents of other projects, in folders of theirs."""
     folders = "|".join(path.name for path in (ROOT / "docs").iterdir() if path.is_dir())

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.admission.attested_pods import answer_pod
-from specdecode_operator.admission.review import NoReviewError
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.key import Key
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.attestation.attest import Seen
-from specdecode_operator.attestation.envelope import MOST_BYTES
-from specdecode_operator.attestation.gate import Gate
 from specdecode_operator.attestation.keys import PublicKey, SigningKey
-from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
+from specdecode_operator.attestation.pod_admission import Gate
+from specdecode_operator.attestation.statement import MOST_BYTES
+from specdecode_operator.cluster.client import ClusterError, ForbiddenError
+from specdecode_operator.handlers.webhook import NoReviewError, answer_pod
 from tests.support.attestations import attest, key_pair, serving
 from tests.support.objects import pair_70b, parent
 

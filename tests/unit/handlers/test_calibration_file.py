@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.handlers.calibration_file import CalibrationFile
-from specdecode_operator.sizing.pair.calibration import UNCALIBRATED, Calibration, serialize_calibration
+from specdecode_operator.handlers.mounted_files import CalibrationFile
+from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, serialize_calibration
 from tests.unit.sizing.memory.test_calibration import ENTRY
 
 OTHER = replace(ENTRY, tensor=4)

@@ -4,9 +4,15 @@ import gc
 
 import pytest
 
-from specdecode_operator.api.key import Key
-from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
-from specdecode_operator.kube.resources import CHILDREN, DEPLOYMENT, POD, SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.resources import (
+    CHILDREN,
+    DEPLOYMENT,
+    POD,
+    SPECDECODE_CAPTURE,
+    SPECDECODE_DEPLOYMENT,
+    TEMPLATE_HASH_ANNOTATION,
+)
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import embedded_operator, until

@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from specdecode_operator.handlers import lists
-from specdecode_operator.handlers import state as state_module
-from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.kube.resources import CUSTOM_RESOURCE_DEFINITION
+from specdecode_operator.cluster.resources import CUSTOM_RESOURCE_DEFINITION
+from specdecode_operator.handlers import operator as state_module
+from specdecode_operator.handlers import resync
+from specdecode_operator.handlers.operator import OperatorState
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 
@@ -20,7 +20,7 @@ def install(api: ApiServer, version: str | None) -> None:
 
 
 async def said(caplog: pytest.LogCaptureFixture, state: OperatorState) -> list[str]:
-    with caplog.at_level(logging.WARNING, lists.__name__):
+    with caplog.at_level(logging.WARNING, resync.__name__):
         await state.start()
         await state.stop()
     return [record.getMessage() for record in caplog.records if "CRDs" in record.getMessage()]
@@ -42,7 +42,7 @@ async def test_older_and_newer_crds_are_told(
     installed: str | None,
     words: str,
 ) -> None:
-    monkeypatch.setattr("specdecode_operator.api.crd.skew.__version__", "1.10.0")
+    monkeypatch.setattr("specdecode_operator.api.crds.__version__", "1.10.0")
     install(api, installed)
     (sentence,) = await said(caplog, OperatorState())
     assert sentence.startswith(f"{NAME} {words}")
@@ -52,7 +52,7 @@ async def test_older_and_newer_crds_are_told(
 async def test_a_crd_of_the_same_version_is_not_spoken_of(
     api: ApiServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdecode_operator.api.crd.skew.__version__", "1.10.0")
+    monkeypatch.setattr("specdecode_operator.api.crds.__version__", "1.10.0")
     install(api, "1.10.0")
     assert await said(caplog, OperatorState()) == []
     assert f"list {CUSTOM_RESOURCE_DEFINITION.qualified_plural}" in api.used
@@ -61,9 +61,9 @@ async def test_a_crd_of_the_same_version_is_not_spoken_of(
 async def test_it_is_told_once_and_again_when_it_changes(
     api: ApiServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdecode_operator.api.crd.skew.__version__", "1.10.0")
+    monkeypatch.setattr("specdecode_operator.api.crds.__version__", "1.10.0")
     monkeypatch.setattr(state_module, "RESYNC_S", 0.01)
-    monkeypatch.setattr(lists, "_ROUNDS_TO_RELIST", 1)
+    monkeypatch.setattr(resync, "_ROUNDS_TO_RELIST", 1)
     install(api, "1.9.0")
     state = OperatorState()
     await state.start()

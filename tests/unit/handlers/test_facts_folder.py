@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specdecode_operator.handlers import facts_folder
-from specdecode_operator.handlers.facts_folder import FactsFolder, read_facts_file
-from specdecode_operator.resolver.read_model_facts import Checkpoint
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
+from specdecode_operator.handlers import mounted_files
+from specdecode_operator.handlers.mounted_files import FactsFolder, read_facts_file
 from tests.support.facts_files import TINY_BYTES, facts_text, write_facts
 from tests.support.objects import TINY_CONFIG
 
@@ -149,8 +149,8 @@ def test_of_one_model_the_catalogue_comes_first_and_then_the_first_file(
 def test_what_is_read_is_bounded(
     path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(facts_folder, "MOST_FILES", 2)
-    monkeypatch.setattr(facts_folder, "MOST_FILE_BYTES", 2_000)
+    monkeypatch.setattr(mounted_files, "MOST_FILES", 2)
+    monkeypatch.setattr(mounted_files, "MOST_FILE_BYTES", 2_000)
     write_facts(path, "a.json", "site/a")
     (path / "b.json").write_text(facts_text("site/b") + " " * 2_000)
     write_facts(path, "c.json", "site/c")
@@ -165,7 +165,7 @@ def test_a_file_may_be_called_like_a_secret(
     path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Its name is the key of a ConfigMap, and what follows it is no secret."""
-    monkeypatch.setattr(facts_folder, "MOST_FILE_BYTES", 2_000)
+    monkeypatch.setattr(mounted_files, "MOST_FILE_BYTES", 2_000)
     told = {
         facts_text("site/a") + " " * 2_000: ": 2,",
         facts_text("meta-llama/Llama-3.1-8B-Instruct"): "model: meta-llama/Llama-3.1-8B-Instruct: the catalogue",
@@ -188,7 +188,7 @@ def test_all_files_together_are_bounded(
 ) -> None:
     write_facts(path, "a.json", "site/a")
     write_facts(path, "b.json", "site/b")
-    monkeypatch.setattr(facts_folder, "MOST_BYTES", 2 * (path / "a.json").stat().st_size - 1)
+    monkeypatch.setattr(mounted_files, "MOST_BYTES", 2 * (path / "a.json").stat().st_size - 1)
     assert set(folder.read()) == {"site/a"}
     (warning,) = warnings(caplog)
     assert f"b.json in {path}" in warning
@@ -200,8 +200,8 @@ def test_a_file_that_is_too_large_takes_nothing_of_the_total(
     large = write_facts(path, "a.json", "site/a")
     size_bytes = write_facts(path, "b.json", "site/b").stat().st_size
     large.write_text(large.read_text() + "\n")
-    monkeypatch.setattr(facts_folder, "MOST_FILE_BYTES", size_bytes)
-    monkeypatch.setattr(facts_folder, "MOST_BYTES", size_bytes)
+    monkeypatch.setattr(mounted_files, "MOST_FILE_BYTES", size_bytes)
+    monkeypatch.setattr(mounted_files, "MOST_BYTES", size_bytes)
     assert set(folder.read()) == {"site/b"}, "as large as it may be"
 
 
@@ -210,7 +210,7 @@ def test_a_file_that_had_no_room_is_read_once_others_are_removed(
 ) -> None:
     first = write_facts(path, "a.json", "site/a")
     write_facts(path, "b.json", "site/b")
-    monkeypatch.setattr(facts_folder, "MOST_BYTES", first.stat().st_size)
+    monkeypatch.setattr(mounted_files, "MOST_BYTES", first.stat().st_size)
     assert set(folder.read()) == {"site/a"}
     first.unlink()
     assert set(folder.read()) == {"site/b"}
@@ -329,7 +329,7 @@ def test_a_file_that_grows_too_large_keeps_its_facts(
 ) -> None:
     file = write_facts(path, "tiny.json", "site/tiny")
     assert set(folder.read()) == {"site/tiny"}
-    monkeypatch.setattr(facts_folder, "MOST_FILE_BYTES", file.stat().st_size)
+    monkeypatch.setattr(mounted_files, "MOST_FILE_BYTES", file.stat().st_size)
     file.write_text(file.read_text() + "\n")
     assert set(folder.read()) == {"site/tiny"}
 

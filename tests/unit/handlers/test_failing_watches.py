@@ -12,8 +12,8 @@ import kopf
 import pytest
 
 from devcluster.cluster.settings import free_ports
-from specdecode_operator.handlers.lifecycle import configure
-from specdecode_operator.kube.resources import LEASE
+from specdecode_operator.cluster.resources import LEASE
+from specdecode_operator.handlers.main import configure
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import embedded_operator, until
 from tests.unit.handlers.state.resync_rounds import add, reason

@@ -9,12 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from specdecode_operator.api.deployment import KIND
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.deployment import ConditionStatus
+from specdecode_operator.api.deployment import KIND, Key
+from specdecode_operator.api.deployment_status import ConditionStatus
 from specdecode_operator.deployment.conditions import ConditionUpdate, stamp
-from specdecode_operator.handlers.logs import OneLine
-from specdecode_operator.handlers.reconcile.reporter import Reporter
+from specdecode_operator.handlers.status_writer import Reporter
+from specdecode_operator.problems import OneLine
 
 TOKEN = "hf_" + "aB3" * 8
 FOREIGN = "boom\n2026-01-01 [INFO] all is well\x1b[31m\u202e\x00"

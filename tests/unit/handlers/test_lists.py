@@ -6,15 +6,13 @@ from typing import Any, cast
 
 import pytest
 
-from specdecode_operator.api.deployment import KIND
-from specdecode_operator.api.key import Key
+from specdecode_operator.api.deployment import KIND, Key
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster, Page
-from specdecode_operator.cluster.errors import ClusterError, ForbiddenError
-from specdecode_operator.handlers.lists import Lists
-from specdecode_operator.handlers.settings import Settings
-from specdecode_operator.kube.manifests import child_labels
-from specdecode_operator.kube.resources import POD, SPECDECODE_DEPLOYMENT
+from specdecode_operator.cluster.client import Cluster, ClusterError, ForbiddenError, Page
+from specdecode_operator.cluster.manifests import child_labels
+from specdecode_operator.cluster.resources import POD, SPECDECODE_DEPLOYMENT
+from specdecode_operator.handlers.operator import Settings
+from specdecode_operator.handlers.resync import Lists
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import tiny_cpu

@@ -12,37 +12,33 @@ import pytest
 import yaml
 
 from devcluster.cluster.settings import free_ports
-from specdecode_operator.api.key import Key
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.handlers import lifecycle
-from specdecode_operator.handlers.login import login
-from specdecode_operator.handlers.own_image import IMAGE_VARIABLE
-from specdecode_operator.handlers.settings import Settings
-from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.kube.labels import (
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.manifests import child_labels, owned, owner_reference
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.cluster.resources import (
     CAPTURE_LABEL,
     CAPTURED_DEPLOYMENT_LABEL,
-    OWNED_SELECTOR,
-    PUBLISHED_LABEL,
-    SCHEDULE_LABEL,
-)
-from specdecode_operator.kube.manifests import child_labels, owned, owner_reference
-from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.kube.resources import (
     CHILDREN,
     DEPLOYMENT,
     JOB,
     LEADER_WORKER_SET,
     LEASE,
     NODE,
+    OWNED_SELECTOR,
     PERSISTENT_VOLUME_CLAIM,
     POD,
+    PUBLISHED_LABEL,
+    SCHEDULE_LABEL,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
     STORAGE_CLASS,
     WATCHED,
 )
-from specdecode_operator.kube.rights import RELEASE, SERVES, Scope, permissions
+from specdecode_operator.cluster.rights import RELEASE, SERVES, Scope, permissions
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.handlers import main
+from specdecode_operator.handlers.main import login
+from specdecode_operator.handlers.operator import IMAGE_VARIABLE, OperatorState, Settings
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import embedded_operator, until
@@ -85,7 +81,7 @@ def add_nodes(api: ApiServer) -> None:
 
 def add_leftovers(api: ApiServer, body: Body) -> None:
     """Let an object own one child of each kind that its spec does not want."""
-    owner = read_parent(body)
+    owner = parse_deployment(body)
     for resource in CHILDREN:
         child = owned(
             {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": "leftover"}, "spec": {}},
@@ -97,7 +93,7 @@ def add_leftovers(api: ApiServer, body: Body) -> None:
 
 def add_scheduled(api: ApiServer, body: Body) -> None:
     """Let a schedule have a capture that runs, and two that succeeded with a claim each."""
-    key = read_parent(body).key
+    key = parse_deployment(body).key
     for name, phase in (("running", "Loading"), ("older", "Succeeded"), ("newer", "Succeeded")):
         labels = {SCHEDULE_LABEL: "often"}
         meta = metadata(name, labels=labels, ownerReferences=[owner_reference(key, body["metadata"]["uid"])])
@@ -239,7 +235,7 @@ async def test_what_watches_bring_is_carried_out_also_after_they_broke_off(
 
 
 async def test_a_start_that_fails_is_tried_again(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "_RETRY_S", 0.01)
+    monkeypatch.setattr(main, "_RETRY_S", 0.01)
     api.refusals["list nodes"] = (500, "etcd is slow")
     api.before["list nodes"] = lambda: api.before.update({"list nodes": api.refusals.clear})
     add(api, "llama", tiny_cpu(suspend=True))
@@ -259,7 +255,7 @@ async def test_a_task_that_ended_makes_the_operator_unhealthy(api: ApiServer, mo
 
 async def test_a_start_that_waits_for_the_api_server_is_alive_and_not_ready(api: ApiServer) -> None:
     (port,) = free_ports(1)
-    lifecycle.serve_health(port, state := OperatorState())
+    main.serve_health(port, state := OperatorState())
 
     async def status(path: str) -> int:
         try:
@@ -282,7 +278,7 @@ async def test_a_start_that_waits_for_the_api_server_is_alive_and_not_ready(api:
 async def test_a_loop_that_plans_for_long_is_alive(api: ApiServer) -> None:
     """The answer comes from another thread: here the event loop waits for it, and turns for nothing else."""
     (port,) = free_ports(1)
-    lifecycle.serve_health(port, state := OperatorState())
+    main.serve_health(port, state := OperatorState())
     await state.start()
     status, _ = answer(port, "/livez")
     assert status == 200
@@ -291,7 +287,7 @@ async def test_a_loop_that_plans_for_long_is_alive(api: ApiServer) -> None:
 
 def test_kopf_asks_for_belongings_by_our_label_and_keeps_no_state_of_its_own_in_metadata() -> None:
     settings = kopf.OperatorSettings()
-    lifecycle.configure(settings)
+    main.configure(settings)
     for each in WATCHED:
         known = kopf.Resource(each.group, "v1", each.plural, kind=each.kind)
         assert [*settings.watching.label_selectors.collect(known)] == [OWNED_SELECTOR]

@@ -10,17 +10,15 @@ from prometheus_client.registry import Collector
 
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.capture import CapturePhase
-from specdecode_operator.cluster import waits
+from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster import client
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.waits import for_api_server, for_engines
+from specdecode_operator.cluster.client import Cluster, for_api_server, for_engines
+from specdecode_operator.cluster.resources import SPECDECODE_DEPLOYMENT
 from specdecode_operator.handlers.metrics import DeploymentCollector, EndedCaptures, ReconcileTimes
-from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
-from specdecode_operator.handlers.settings import Settings
-from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.kube.resources import SPECDECODE_DEPLOYMENT
+from specdecode_operator.handlers.operator import OperatorState, Settings
+from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from tests.support.api_server import ApiServer
 from tests.support.captures import JOB_UID, KEY, job
 from tests.support.captures import capture as captured
@@ -124,8 +122,8 @@ async def test_a_reconcile_is_told_with_what_it_waited_for_where_that_is_asked_f
 
 def test_questions_side_by_side_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 14.0, 20.0, 21.0])
-    monkeypatch.setattr(waits.time, "perf_counter", lambda: next(clock))
-    wait = waits.Wait()
+    monkeypatch.setattr(client.time, "perf_counter", lambda: next(clock))
+    wait = client.Wait()
     with wait.one(), wait.one():
         pass
     with wait.one():

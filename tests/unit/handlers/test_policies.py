@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.admission.judgement import Level, Remark
-from specdecode_operator.admission.policies import Policies
 from specdecode_operator.api.base import Body
+from specdecode_operator.handlers.static_checks import Level, Policies, Remark
 from tests.support.admission_cases import ADMITTED, deployment
 
 POLICY: Body = {

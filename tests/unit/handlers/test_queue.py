@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.key import Key
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.handlers import queue as module
 from specdecode_operator.handlers.queue import Work, WorkQueue
 from tests.support.waiting import DEADLINE_S

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specdecode_operator.api.key import Key
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.handlers.queue import WorkQueue
 from tests.unit.handlers.test_queue import Counted, Failing, Retries, running
 

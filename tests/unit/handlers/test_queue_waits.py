@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from specdecode_operator.api.key import Key
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.handlers import queue as module
 from specdecode_operator.handlers.queue import WorkQueue
 from tests.unit.handlers.test_queue import Failing, Retries, running

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from specdecode_operator.admission.judgement import Terms
-from specdecode_operator.admission.review import NoReviewError, answer
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.main import app
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.cluster.storage_classes import StorageClasses
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, Weights
 from specdecode_operator.deployment.models.model_facts import SiteFacts
-from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.kube.storage_classes import StorageClasses
-from specdecode_operator.resolver.read_model_facts import Checkpoint, Weights
+from specdecode_operator.handlers.static_checks import Terms
+from specdecode_operator.handlers.webhook import NoReviewError, answer
 from tests.support.admission_cases import (
     ADMITTED,
     REFUSED,

@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from specdecode_operator.admission.certificate import CertificateFolder
-from specdecode_operator.admission.judgement import Terms
-from specdecode_operator.admission.metrics import AdmissionCollector
-from specdecode_operator.admission.review import answer
-from specdecode_operator.admission.server import VALIDATE, serve_admission
+from specdecode_operator.handlers.metrics import AdmissionCollector
+from specdecode_operator.handlers.static_checks import Terms
+from specdecode_operator.handlers.webhook import VALIDATE, answer, serve_admission
+from specdecode_operator.handlers.webhook_certificate import CertificateFolder
 from tests.support.admission_cases import ADMITTED, REFUSED, TOO_LARGE, deployment
 from tests.support.certificates import DAY, write_certificate
-from tests.unit.admission.test_review import review
+from tests.unit.handlers.test_review import review
 
 REFUSAL = deployment(next(iter(REFUSED.values()))[0])
 

@@ -7,12 +7,20 @@ import kopf
 import pytest
 
 from specdecode_operator.api import capture, deployment
-from specdecode_operator.api.key import Key
-from specdecode_operator.handlers import watch
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.resources import (
+    CAPTURE_LABEL,
+    CONFIG_MAP,
+    DEPLOYMENT_LABEL,
+    MODEL_FACTS_LABEL,
+    MODEL_FACTS_NAME,
+    NODE,
+    POD,
+    WATCHED,
+)
+from specdecode_operator.handlers import main
+from specdecode_operator.handlers.operator import OperatorState
 from specdecode_operator.handlers.queue import WorkQueue
-from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.kube.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL, MODEL_FACTS_LABEL, MODEL_FACTS_NAME
-from specdecode_operator.kube.resources import CONFIG_MAP, NODE, POD, WATCHED
 from tests.support.objects import H200, Body
 from tests.support.waiting import DEADLINE_S
 from tests.unit.handlers.test_queue import Counted, Failing, Retries, running
@@ -45,8 +53,8 @@ async def state() -> OperatorState:
     """An operator that knows two deployments, one in another namespace, and a capture of the first."""
     state = OperatorState()
     for each in (body("llama"), body("other"), body("llama", namespace="elsewhere")):
-        await watch.on_deployment(event(None, each), state)
-    await watch.on_capture(event(None, demo()), state)
+        await main.on_deployment(event(None, each), state)
+    await main.on_capture(event(None, demo()), state)
     assert await looked_at(state) == [LLAMA, OTHER, Key("elsewhere", "llama"), DEMO]
     return state
 
@@ -75,27 +83,27 @@ async def looked_at(state: OperatorState) -> list[Key]:
 async def belonging(state: OperatorState, kind: str, type_: str, seen: Body) -> list[Key]:
     resource = next(each for each in WATCHED if each.kind == kind)
     known = kopf.Resource(resource.group, "v1", resource.plural, kind=kind)
-    await watch.on_child(event(type_, seen), known, state)
+    await main.on_child(event(type_, seen), known, state)
     return await looked_at(state)
 
 
 class TestObjects:
     async def test_a_deployment_is_looked_at_with_its_captures_once_for_many_events(self, state: OperatorState) -> None:
         for version in (2, 3, 4):
-            await watch.on_deployment(event("MODIFIED", body("llama", version)), state)
+            await main.on_deployment(event("MODIFIED", body("llama", version)), state)
         assert await looked_at(state) == [LLAMA, DEMO]
         assert (state.cache.parent(LLAMA) or {})["metadata"]["resourceVersion"] == "4"
 
     async def test_events_that_come_late_bring_nothing_old_back(self, state: OperatorState) -> None:
-        await watch.on_deployment(event("MODIFIED", body("llama", 9)), state)
-        await watch.on_deployment(event("MODIFIED", body("llama", 8)), state)
+        await main.on_deployment(event("MODIFIED", body("llama", 9)), state)
+        await main.on_deployment(event("MODIFIED", body("llama", 8)), state)
         assert (state.cache.parent(LLAMA) or {})["metadata"]["resourceVersion"] == "9"
-        await watch.on_deployment(event("DELETED", body("llama", 10)), state)
-        await watch.on_deployment(event("MODIFIED", body("llama", 9)), state)
+        await main.on_deployment(event("DELETED", body("llama", 10)), state)
+        await main.on_deployment(event("MODIFIED", body("llama", 9)), state)
         assert state.cache.parent(LLAMA) is None
 
     async def test_one_that_is_gone_is_looked_at_once_more_so_that_it_is_forgotten(self, state: OperatorState) -> None:
-        await watch.on_deployment(event("DELETED", body("llama", 2)), state)
+        await main.on_deployment(event("DELETED", body("llama", 2)), state)
         assert state.cache.parent(LLAMA) is None
         assert await looked_at(state) == [LLAMA, DEMO]
 
@@ -108,8 +116,8 @@ class TestObjects:
             for times in range(1, 4):
                 state.queue.add(OTHER)
                 await work.ran(times)
-            await watch.on_deployment(event("DELETED", body("other", 2)), state)
-            await watch.on_deployment(event("ADDED", body("other", 3, metadata={"uid": "anew"})), state)
+            await main.on_deployment(event("DELETED", body("other", 2)), state)
+            await main.on_deployment(event("ADDED", body("other", 3, metadata={"uid": "anew"})), state)
             await work.ran(4)
         assert retries.delays == [1, 2, 4, 1]
 
@@ -124,7 +132,7 @@ class TestObjects:
             await work.ran(1)
             if echo:
                 state.cache.put_parent(deployment.KIND, body("other", 2))
-            await watch.on_deployment(event("MODIFIED", body("other", 2)), state)
+            await main.on_deployment(event("MODIFIED", body("other", 2)), state)
             for _ in range(5):
                 await asyncio.sleep(0)
             assert work.runs == runs
@@ -132,9 +140,9 @@ class TestObjects:
     async def test_a_capture_is_looked_at_with_the_deployment_whose_gpus_it_may_have(
         self, state: OperatorState
     ) -> None:
-        await watch.on_capture(event("MODIFIED", demo(2, suspend=True)), state)
+        await main.on_capture(event("MODIFIED", demo(2, suspend=True)), state)
         assert await looked_at(state) == [LLAMA, DEMO]
-        await watch.on_capture(event("DELETED", demo(3)), state)
+        await main.on_capture(event("DELETED", demo(3)), state)
         assert await looked_at(state) == [LLAMA, DEMO], "the deployment has its GPUs back"
         assert state.cache.captures_of(LLAMA) == []
 
@@ -146,33 +154,33 @@ class TestObjects:
         over = body("over", spec={"deployment": "llama"}, metadata={"generation": 1}, status={"conditions": [ended]})
         waits = body("waits", spec={"deployment": "other"}, metadata={"generation": 1}, namespace="elsewhere")
         for each in (over, waits):
-            await watch.on_capture(event("ADDED", each), state)
-        await watch.on_capture(event("DELETED", demo(2)), state)
+            await main.on_capture(event("ADDED", each), state)
+        await main.on_capture(event("DELETED", demo(2)), state)
         await looked_at(state)
         borrows = body("borrows", spec={"deployment": "other", "deploymentDuringCapture": "Suspend"})
         itself = Key("team", "borrows", capture.KIND)
         for type_ in ("ADDED", "DELETED"):
-            await watch.on_capture(event(type_, borrows), state)
+            await main.on_capture(event(type_, borrows), state)
             assert {*await looked_at(state)} == {itself, OTHER, Key("elsewhere", "waits", capture.KIND)}
 
     async def test_a_capture_of_nobody_brings_no_deployment(self, state: OperatorState) -> None:
         lost = body("lost", spec={"deployment": "nobody"})
-        await watch.on_capture(event("ADDED", lost), state)
-        await watch.on_capture(event("ADDED", body("empty")), state)
+        await main.on_capture(event("ADDED", lost), state)
+        await main.on_capture(event("ADDED", body("empty")), state)
         assert await looked_at(state) == [Key("team", name, capture.KIND) for name in ("empty", "lost")]
 
     async def test_what_a_watch_lists_as_it_begins_anew_is_listed_and_what_it_tells_later_is_not(self) -> None:
         state, pod = OperatorState(), kopf.Resource("", "v1", POD.plural, kind=POD.kind)
         for type_, due in (("ADDED", set()), (None, {deployment.KIND, capture.KIND, NODE.kind, POD.kind})):
-            await watch.on_deployment(event(type_, body("llama")), state)
-            await watch.on_capture(event(type_, demo()), state)
-            await watch.on_node(event(type_, body("n")), state)
-            await watch.on_child(event(type_, labelled("p")), pod, state)
+            await main.on_deployment(event(type_, body("llama")), state)
+            await main.on_capture(event(type_, demo()), state)
+            await main.on_node(event(type_, body("n")), state)
+            await main.on_child(event(type_, labelled("p")), pod, state)
             assert state.relist.due == due
 
     async def test_a_watch_that_brought_an_object_works_for_its_kind(self) -> None:
         state = OperatorState()
-        await watch.on_deployment(event(None, body("llama")), state)
+        await main.on_deployment(event(None, body("llama")), state)
         assert state.relist.watched == {deployment.KIND}
 
 
@@ -192,7 +200,7 @@ class TestNodes:
             ("DELETED", self.node(4, gpus=4), everyone),
             ("DELETED", self.node(5, gpus=4), []),
         ):
-            await watch.on_node(event(type_, seen), state)
+            await main.on_node(event(type_, seen), state)
             assert await looked_at(state) == looked, (type_, seen)
         assert state.cache.nodes() == ()
 
@@ -217,7 +225,7 @@ class TestBelongings:
         state.queue = WorkQueue(workers=1)
         state.queue.add_calmly(OTHER)
         pod = kopf.Resource("", "v1", POD.plural, kind=POD.kind)
-        await watch.on_child(event(type_, labelled("p", deployment="llama")), pod, state)
+        await main.on_child(event(type_, labelled("p", deployment="llama")), pod, state)
         async with running(state.queue, work):
             await done.wait()
         assert next(key for key in taken if key in (LLAMA, OTHER)) == first
@@ -242,12 +250,12 @@ class TestBelongings:
 
 def test_every_kind_that_belongs_to_an_object_is_watched_by_our_label() -> None:
     registry = kopf.OperatorRegistry()
-    watch.register(registry, nodes=True)
+    main.register_watches(registry, nodes=True)
     handlers = registry._watching.get_all_handlers()
     found = {
         (str(each.selector.group or ""), each.selector.any_name or each.selector.plural): each.labels
         for each in handlers
-        if each.fn is cast("Any", watch.on_child)
+        if each.fn is cast("Any", main.on_child)
     }
     ours = {"app.kubernetes.io/managed-by": "specdecode-operator"}
     assert found == {(each.group, each.plural): ours for each in WATCHED}

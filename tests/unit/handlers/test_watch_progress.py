@@ -4,11 +4,10 @@ import kopf
 import pytest
 
 from specdecode_operator.api.deployment import KIND
-from specdecode_operator.handlers import watch
-from specdecode_operator.handlers.state import OperatorState, OperatorStuckError
-from specdecode_operator.handlers.watch_progress import STALLED_S, WatchProgress
-from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER
-from specdecode_operator.kube.resources import NODE, POD, SPECDECODE_DEPLOYMENT, WATCHED
+from specdecode_operator.cluster.resources import MANAGED_BY_LABEL, MANAGER, NODE, POD, SPECDECODE_DEPLOYMENT, WATCHED
+from specdecode_operator.handlers import main
+from specdecode_operator.handlers.operator import OperatorState, OperatorStuckError
+from specdecode_operator.handlers.resync import STALLED_S, WatchProgress
 from tests.support.api_server import ApiServer
 from tests.support.objects import Body, tiny_cpu
 from tests.unit.handlers.leadership.test_leadership import Clock
@@ -93,7 +92,7 @@ async def test_what_a_list_finds_and_no_watch_brings_ends_in_a_restart(api: ApiS
     metadata = {"namespace": "team", "name": "llama"}
     seen = api.create(SPECDECODE_DEPLOYMENT, {"metadata": metadata, "spec": tiny_cpu(suspend=True)})
     await state.start()
-    await watch.on_deployment(kopf.RawEvent(type="ADDED", object=seen), state)
+    await main.on_deployment(kopf.RawEvent(type="ADDED", object=seen), state)
     api.change(SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(suspend=True, replicas=2))
     await state.stop()
     await state.start()
@@ -109,12 +108,12 @@ async def test_each_watch_is_looked_after(kind: str, clock: Clock) -> None:
     state.progress._clock = clock
     event = kopf.RawEvent(type="ADDED", object=body(5))
     if kind == NODE.kind:
-        await watch.on_node(event, state)
+        await main.on_node(event, state)
         state.cache.put_node(body(6))
     else:
         resource = next(each for each in WATCHED if each.kind == kind)
         names = kopf.Resource(group=resource.group, version="v1", plural=resource.plural, kind=kind)
-        await watch.on_child(event, names, state)
+        await main.on_child(event, names, state)
         state.cache.put(kind, body(6))
     clock.now_s += STALLED_S + 1
     with pytest.raises(OperatorStuckError, match=kind):

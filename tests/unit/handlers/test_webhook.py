@@ -19,7 +19,7 @@ from tests.support.admission_cases import ADMITTED, TOO_LARGE, deployment
 from tests.support.certificates import write_certificate
 from tests.support.objects import H100, tiny_cpu
 from tests.support.waiting import eventually
-from tests.unit.admission.test_review import review
+from tests.unit.handlers.test_review import review
 
 NODE = {
     "apiVersion": "v1",

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import pytest
 
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.migration.convert import Migration
-from specdecode_operator.migration.older_settings import FLAGS, VARIABLES
-from specdecode_operator.migration.speculation import OLD_KEYS
+from specdecode_operator.importing.convert import Migration
+from specdecode_operator.importing.server_arguments import FLAGS, VARIABLES
+from specdecode_operator.importing.speculation import OLD_KEYS
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 from tests.support.migrations import migrate
 from tests.unit.cli.old_deployments import LLAMA_8B, engine
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.migration.convert import Migration, migrate_workload
-from specdecode_operator.migration.older_settings import FLAGS, VARIABLES, older_variable
-from specdecode_operator.migration.sources.command_line import read_words
-from specdecode_operator.migration.speculation import OLD_KEYS
+from specdecode_operator.importing.convert import Migration, migrate_workload
+from specdecode_operator.importing.server_arguments import FLAGS, VARIABLES, older_variable
+from specdecode_operator.importing.sources import read_words
+from specdecode_operator.importing.speculation import OLD_KEYS
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 from tests.support.migrations import migrate
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, asked, engine

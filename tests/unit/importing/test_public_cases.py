@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.engine.lax_values import read_lax
-from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.convert import Migration, migrate_workload
-from specdecode_operator.migration.sources.command_line import read_words
+from specdecode_operator.importing.convert import Migration, migrate_workload
+from specdecode_operator.importing.sources import read_words
+from specdecode_operator.importing.spec_builder import MigrationError
+from specdecode_operator.vllm.speculative_config import read_lax
 
 
 def command(*words: str, sc: Mapping[str, Any] | None = None, version: str = "0.33") -> Migration:

@@ -5,9 +5,9 @@ from typing import Any
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
-from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.cluster.resources import TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import desired_state
 from tests.support.migrations import migrate
 from tests.support.objects import H100, H200, parent
@@ -138,7 +138,7 @@ SPECS = st.builds(
 
 def rendered(spec: dict[str, Any]) -> dict[str, Any] | None:
     """The Deployment that the operator makes of a spec, as a person's own; None where it makes none."""
-    intent = desired_state(read_parent(parent(spec)), NODES)
+    intent = desired_state(parse_deployment(parent(spec)), NODES)
     for child in intent.children:
         if child["kind"] == "Deployment":
             # The hash counts the order of lists in, which says nothing where their elements have names.

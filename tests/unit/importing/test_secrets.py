@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.cli.import_deployment.report import report_lines
-from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.convert import Migration
-from specdecode_operator.migration.secrets import without_secrets
+from specdecode_operator.cli.importing import report_lines
+from specdecode_operator.importing.convert import Migration
+from specdecode_operator.importing.spec_builder import MigrationError, without_secrets
 from tests.support.migrations import migrate
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import LLAMA_8B, engine, with_pod

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.budget import EngineLimits, Pair
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.vocabulary import Precision
 from tests.support.llama import ARTICLE_LIMITS, LLAMA_8B_CONFIG
 
 PairFactory = Callable[..., Pair]

@@ -2,16 +2,16 @@
 
 from dataclasses import asdict, replace
 
-from specdecode_operator.sizing.base.devices import find_device
-from specdecode_operator.sizing.choice.node_placement import GpuPool
-from specdecode_operator.sizing.choice.plan import plan_on_gpus
-from specdecode_operator.sizing.choice.precision_rules import checkpoint_problem
-from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.enums import FLOAT32_BYTES, Precision
+from specdecode_operator.sizing.calibration import Calibration, CalibrationEntry
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.devices import find_device
+from specdecode_operator.sizing.geometry import computed_in
+from specdecode_operator.sizing.kernel_support import checkpoint_problem
 from specdecode_operator.sizing.memory.budget import Budget, engine_kind, estimate, find_correction
-from specdecode_operator.sizing.model.geometry import computed_in
-from specdecode_operator.sizing.pair.calibration import Calibration, CalibrationEntry
-from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Pair
-from specdecode_operator.vocabulary import FLOAT32_BYTES, Precision
+from specdecode_operator.sizing.pair import TENSOR_ONLY, Pair
+from specdecode_operator.sizing.placement import GpuPool
+from specdecode_operator.sizing.plan import plan_on_gpus
 from tests.support.llama import ARTICLE_LIMITS
 
 

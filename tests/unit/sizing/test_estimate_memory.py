@@ -3,7 +3,7 @@
 import json
 import tracemalloc
 
-from specdecode_operator.estimate.estimate import read_case
+from specdecode_operator.sizing.estimate import read_case
 from tests.support.llama import LLAMA_8B_CONFIG
 
 LINES, FILLED_BYTES = 40, 65_000

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_operator.sizing.base.formula import Named, described, formula, named, traced
-from specdecode_operator.sizing.base.units import ceil_div
+from specdecode_operator.sizing.arithmetic import Named, ceil_div, described, formula, named, traced
 
 SIZES = st.integers(0, 10_000)
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.documents.json_lines import SharedObject
-from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
-from specdecode_operator.sizing.families.config import GeometryError, geometry_from_config, head_from_config
+from specdecode_operator.sizing.families.architectures import GeometryError, geometry_from_config, head_from_config
+from specdecode_operator.sizing.memo import MEMO_SIZE
+from specdecode_operator.untrusted import SharedObject
 from tests.support.llama import LLAMA_8B_CONFIG
 
 
@@ -46,7 +46,7 @@ def test_a_value_of_another_type_is_refused_as_ever(value: object) -> None:
 
 def test_only_so_many_are_remembered() -> None:
     first = geometry_from_config("a", copied())
-    for number in range(MOST_REMEMBERED):
+    for number in range(MEMO_SIZE):
         geometry_from_config(f"model-{number}", copied())
     assert geometry_from_config("a", copied()) is not first
 
@@ -55,7 +55,7 @@ def test_a_config_that_lines_share_is_one_geometry_too_and_keeps_none_alive() ->
     shared = SharedObject(copied())
     first = geometry_from_config("a", shared)
     assert geometry_from_config("a", shared) is geometry_from_config("a", copied()) is first
-    for number in range(MOST_REMEMBERED):
+    for number in range(MEMO_SIZE):
         geometry_from_config(f"model-{number}", shared)
     left = weakref.ref(first)
     del first

@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.sizing.base.devices import Device, find_device
-from specdecode_operator.sizing.base.eras import find_era
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.kv.layout import kv_bytes_per_token
-from specdecode_operator.sizing.kv.model_cache import cached_layers
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.calibration import UNCALIBRATED
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.devices import Device, find_device
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.budget import Pair, Verdict, estimate
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.calibration import UNCALIBRATED
-from specdecode_operator.sizing.pair.pair import EngineLimits, Parallelism
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import parameter_count, weight_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.memory.kv_cache import cached_layers, kv_bytes_per_token
+from specdecode_operator.sizing.pair import EngineLimits, Parallelism
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.version_rules import find_version_rules
+from specdecode_operator.sizing.weights import parameter_count, weight_bytes
 from tests.support.decisions import desired_state
 from tests.support.objects import pair_70b, parent
 from tests.support.small_models import GEMMA4
@@ -199,7 +198,9 @@ class TestDefect8UtilizationOfWhatIsFree:
         assert estimate(pair, h100(), 2).requested_bytes == -(-h100().total_bytes // 2)
 
     def test_the_default_is_that_of_the_version(self) -> None:
-        shares = [find_era(version).default_memory_utilization_percent for version in ("0.17.0", "0.19.0", "0.32.0")]
+        shares = [
+            find_version_rules(version).default_memory_utilization_percent for version in ("0.17.0", "0.19.0", "0.32.0")
+        ]
         assert shares == [90, 90, 92]
 
 
@@ -229,5 +230,5 @@ class TestDefect10TheHubInsideAReconcile:
             monkeypatch.setattr(socket.socket, name, refuse)
         monkeypatch.setattr(socket, "getaddrinfo", refuse)
         spec = pair_70b(target={"model": "nobody/knows-this"})
-        intent = desired_state(read_parent(parent(spec)), (), {}, (), UNCALIBRATED)
+        intent = desired_state(parse_deployment(parent(spec)), (), {}, (), UNCALIBRATED)
         assert [child["kind"] for child in intent.children] == ["Job"]

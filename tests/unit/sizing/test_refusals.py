@@ -7,20 +7,18 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.choice.candidates import candidate_rows
-from specdecode_operator.sizing.choice.node_placement import GpuPool, refuse_too_many
-from specdecode_operator.sizing.choice.plan import keep, plan_on_gpus
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.stored import StoredWeights
-from specdecode_operator.sizing.pair.calibration import CalibrationError, parse_calibration, serialize_calibration
-from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Pair, Parallelism
-from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import loaded_head_bytes, weight_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.calibration import CalibrationError, parse_calibration, serialize_calibration
+from specdecode_operator.sizing.errors import PlanError
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.geometry import ModelGeometry, StoredWeights
+from specdecode_operator.sizing.pair import TENSOR_ONLY, Pair, Parallelism
+from specdecode_operator.sizing.placement import GpuPool, refuse_too_many
+from specdecode_operator.sizing.plan import keep, plan_on_gpus
+from specdecode_operator.sizing.quantization_matrix import candidate_rows
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.weights import checkpoint_disagreement, loaded_head_bytes, weight_bytes
 from tests.support.objects import TINY_CONFIG
 from tests.unit.sizing.conftest import PairFactory
 from tests.unit.sizing.memory.test_calibration import broken

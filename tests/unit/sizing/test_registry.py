@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdecode_operator.sizing.base.registry import unregistered
+from specdecode_operator.sizing.registered_classes import unregistered
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import inspect
 from functools import _lru_cache_wrapper
 from pathlib import Path
 
-from specdecode_operator.sizing.base import formula
-from specdecode_operator.sizing.base.remembered import MOST_REMEMBERED
+from specdecode_operator.sizing import arithmetic
+from specdecode_operator.sizing.memo import MEMO_SIZE
 
-ROOM = Path(formula.__file__).parent.parent
-FINITE = {vars(formula)["_unequal"]}
+ROOM = Path(arithmetic.__file__).parent.parent
+FINITE = {vars(arithmetic)["_unequal"]}
 """Keyed by what the program itself is made of."""
 
 
@@ -23,4 +23,4 @@ def test_whatever_is_remembered_by_an_argument_is_bounded() -> None:
     keyed = {each for each in own if inspect.signature(each).parameters}
     assert len(keyed) > 20, "the functions whose answers are kept"
     bounds = {each.__name__: each.cache_info().maxsize for each in keyed}
-    assert [name for name, most in bounds.items() if most is None or most > MOST_REMEMBERED] == []
+    assert [name for name, most in bounds.items() if most is None or most > MEMO_SIZE] == []

@@ -7,21 +7,20 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from specdecode_operator.sizing.base.devices import Device
-from specdecode_operator.sizing.base.units import GIB, gib_to_bytes
-from specdecode_operator.sizing.choice.node_placement import GpuPool
-from specdecode_operator.sizing.choice.quantization_matrix import quantization_matrix
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
-from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, Verdict, estimate
-from specdecode_operator.sizing.memory.cpu import estimate_on_cpu
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import without_speculation
-from specdecode_operator.sizing.weights.divisibility import tensor_problems
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import weight_bytes
-from specdecode_operator.versions.table import SIZED_VERSIONS
-from specdecode_operator.vocabulary import Method, Precision
+from specdecode_operator.enums import Method, Precision
+from specdecode_operator.sizing.arithmetic import GIB, gib_to_bytes
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.devices import Device
+from specdecode_operator.sizing.families.architectures import geometry_from_config, head_from_config
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, Verdict, estimate, estimate_on_cpu
+from specdecode_operator.sizing.pair import without_speculation
+from specdecode_operator.sizing.placement import GpuPool
+from specdecode_operator.sizing.quantization_matrix import quantization_matrix
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.tensor_parallel import tensor_problems
+from specdecode_operator.sizing.weights import weight_bytes
+from specdecode_operator.vllm.versions import SIZED_VERSIONS
 
 # A busy machine is no failure: no deadlines, and slow generation is fine.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, field
 
-from specdecode_operator.payoff.step_cost import StepCosts
+from specdecode_operator.stats.payoff import StepCosts
 
 STEPS = 20_000
 

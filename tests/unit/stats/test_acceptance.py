@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_operator.payoff.acceptance import Acceptance, PayoffError
-from specdecode_operator.payoff.step_cost import Curve, StepCosts
-from tests.unit.payoff.simulation import STEPS, decoded, verified
+from specdecode_operator.stats.payoff import Acceptance, Curve, PayoffError, StepCosts
+from tests.unit.stats.simulation import STEPS, decoded, verified
 
 FREE = StepCosts(Curve(((1, 1.0),)))
 

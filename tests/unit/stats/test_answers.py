@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.monitoring.answers import UnusableAnswerError, check_answer, read_series
-from specdecode_operator.monitoring.measures import Scope, Values
+from specdecode_operator.cluster.prometheus import UnusableAnswerError, check_answer, read_series
+from specdecode_operator.stats.measures import Scope, Values
 
 SCOPE = Scope(namespace="models", deployment="llama")
 OURS = {"namespace": "models", "specdecode_deployment": "llama"}

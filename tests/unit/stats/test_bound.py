@@ -7,8 +7,7 @@ from statistics import fmean, median, quantiles
 
 import pytest
 
-from specdecode_operator.evidence.bound import LowerBound
-from specdecode_operator.evidence.history import DEPENDENCES, History
+from specdecode_operator.stats.verdict import DEPENDENCES, History, LowerBound
 from tests.support.paired_blocks import Noise, autocorrelated, normal, pairs, with_outliers
 
 NEEDED = math.log(40)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from random import Random
 from statistics import median
 
-from specdecode_operator.evidence.decline import Decline
+from specdecode_operator.deployment.observed.decay import Decline
 
 BETWEEN_ALARMS = 1000
 

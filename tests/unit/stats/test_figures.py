@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.monitoring.figures import FIGURES, find_figure
-from specdecode_operator.monitoring.measures import POD_LEVEL, Scope
+from specdecode_operator.stats.figures import FIGURES, find_figure
+from specdecode_operator.stats.measures import POD_LEVEL, Scope
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)

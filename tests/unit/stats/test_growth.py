@@ -2,8 +2,8 @@
 
 import pytest
 
-from specdecode_operator.monitoring.figures import FIGURES, find_figure
-from specdecode_operator.monitoring.growth import Growth, Page, UnreadablePageError, growth_between, read_page
+from specdecode_operator.stats.figures import FIGURES, find_figure
+from specdecode_operator.stats.measures import Growth, Page, UnreadablePageError, growth_between, read_page
 from tests.support.figure_cases import expected, page
 
 NAMES = frozenset().union(*(figure.measure.series() for figure in FIGURES))

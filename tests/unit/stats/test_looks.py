@@ -2,14 +2,14 @@
 
 import pytest
 
-from specdecode_operator.monitoring.looks import EVERY_S, SHOWN, WINDOW_S, Looks
+from specdecode_operator.stats.figures import FIGURES_WITHOUT_LIMIT, SAMPLE_INTERVAL_S, WINDOW_S, SampleBuffer
 from tests.support.figure_cases import expected, hear, page
 
 MINUTE_S = 60.0
 
 
-def looked(*pods: str, minutes: int) -> Looks:
-    looks = Looks()
+def looked(*pods: str, minutes: int) -> SampleBuffer:
+    looks = SampleBuffer()
     for minute in range(minutes + 1):
         for pod in pods:
             hear(looks, pod, page(pod, minute), minute * MINUTE_S)
@@ -23,7 +23,7 @@ def test_figures_are_those_that_prometheus_is_held_to() -> None:
     assert over_s == WINDOW_S
     compared = 0
     for name, known in expected():
-        if name in {each.name for each in SHOWN}:
+        if name in {each.name for each in FIGURES_WITHOUT_LIMIT}:
             assert {label: round(value, 3) for label, value in values[name].items()} == pytest.approx(known, abs=1e-3)
             compared += 1
     assert compared > 10
@@ -31,18 +31,18 @@ def test_figures_are_those_that_prometheus_is_held_to() -> None:
 
 def test_nothing_is_said_before_an_engine_was_looked_at_twice() -> None:
     looks = looked("a", minutes=0)
-    hear(looks, "a", page("a", 1), EVERY_S - 1)
-    assert looks.figures(EVERY_S) is None, "too close to the first"
-    hear(looks, "a", "hello", EVERY_S)
-    assert looks.figures(EVERY_S) is None, "no page of an engine"
-    hear(looks, "a", page("a", 1), EVERY_S)
-    assert looks.figures(EVERY_S) is not None
+    hear(looks, "a", page("a", 1), SAMPLE_INTERVAL_S - 1)
+    assert looks.figures(SAMPLE_INTERVAL_S) is None, "too close to the first"
+    hear(looks, "a", "hello", SAMPLE_INTERVAL_S)
+    assert looks.figures(SAMPLE_INTERVAL_S) is None, "no page of an engine"
+    hear(looks, "a", page("a", 1), SAMPLE_INTERVAL_S)
+    assert looks.figures(SAMPLE_INTERVAL_S) is not None
 
 
 def test_a_page_is_read_for_figures_once_a_minute_however_many_there_were() -> None:
     looks = looked("a", minutes=1)
-    assert not looks.names_due("a", MINUTE_S + EVERY_S - 1)
-    assert looks.names_due("a", MINUTE_S + EVERY_S)
+    assert not looks.names_due("a", MINUTE_S + SAMPLE_INTERVAL_S - 1)
+    assert looks.names_due("a", MINUTE_S + SAMPLE_INTERVAL_S)
 
 
 def test_engines_that_are_gone_or_silent_are_left_out() -> None:
@@ -58,7 +58,7 @@ def test_engines_that_are_gone_or_silent_are_left_out() -> None:
 
 def test_engines_that_tell_more_of_one_thing_are_not_taken_for_those_that_tell_less() -> None:
     gauge = "vllm:num_requests_waiting"
-    looks = Looks()
+    looks = SampleBuffer()
     for minute in (0, 1):
         less = "".join(line + "\n" for line in page("a", minute).splitlines() if gauge not in line)
         hear(looks, "less", less, minute * MINUTE_S)
@@ -72,7 +72,7 @@ def test_engines_that_tell_more_of_one_thing_are_not_taken_for_those_that_tell_l
 
 
 def test_a_counter_that_began_anew_grew_by_what_it_says() -> None:
-    looks = Looks()
+    looks = SampleBuffer()
     hear(looks, "a", page("a", 15), 0)
     hear(looks, "a", page("a", 1), MINUTE_S)
     found = looks.figures(MINUTE_S)
@@ -81,7 +81,7 @@ def test_a_counter_that_began_anew_grew_by_what_it_says() -> None:
 
 
 def test_pages_with_ever_other_series_are_not_all_kept() -> None:
-    looks = Looks()
+    looks = SampleBuffer()
     for minute in range(6):
         fresh = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="fresh{minute}"}} 1\n'
         hear(looks, "a", page("a", minute) + fresh, minute * MINUTE_S)

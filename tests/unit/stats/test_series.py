@@ -8,9 +8,7 @@ from random import Random
 
 import pytest
 
-from specdecode_operator.evidence.bound import LowerBound
-from specdecode_operator.evidence.history import History
-from specdecode_operator.evidence.series import PairedSeries, Verdict
+from specdecode_operator.stats.verdict import History, LowerBound, PairedSeries, Verdict
 from tests.support.paired_blocks import (
     Noise,
     Pair,

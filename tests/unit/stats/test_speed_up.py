@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_operator.payoff.acceptance import Acceptance, PayoffError
-from specdecode_operator.payoff.speed_up import (
+from specdecode_operator.stats.payoff import (
     LARGEST_BATCH,
+    Acceptance,
+    Curve,
     Load,
+    PayoffError,
+    StepCosts,
     best_k,
     break_even_rate,
     break_even_tokens,
@@ -18,8 +21,7 @@ from specdecode_operator.payoff.speed_up import (
     memory_bound_speed_up,
     speed_up,
 )
-from specdecode_operator.payoff.step_cost import Curve, StepCosts
-from tests.unit.payoff.simulation import decoded
+from tests.unit.stats.simulation import decoded
 
 TARGET = Curve(((1, 20.0), (64, 24.0), (512, 60.0)))
 COSTS = StepCosts(

@@ -5,8 +5,7 @@ from random import Random
 
 import pytest
 
-from specdecode_operator.evidence.starts import between_starts, starts_needed
-from specdecode_operator.evidence.student import student_quantile
+from specdecode_operator.stats.verdict import between_starts, starts_needed, student_quantile
 
 
 class TestInterval:

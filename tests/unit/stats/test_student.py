@@ -4,7 +4,7 @@ from statistics import NormalDist
 
 import pytest
 
-from specdecode_operator.evidence.student import student_quantile
+from specdecode_operator.stats.verdict import student_quantile
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.documents.api_answers import bounded_event, read_answer
+from specdecode_operator.untrusted import bounded_event, read_answer
 
 WIDE = [[] for _ in range(450_000)]
 OWNER = {"kind": "SpecDecodeDeployment", "name": "llama", "uid": "uid-1"}

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.documents.deep_json import in_unicode, read_json
-from specdecode_operator.documents.limits import MAX_DEPTH
+from specdecode_operator.untrusted import MAX_DEPTH, in_unicode, read_json
 
 
 def nested(levels: int, opening: str = "[", closing: str = "]") -> str:

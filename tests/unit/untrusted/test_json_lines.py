@@ -7,9 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specdecode_operator.documents.json_lines import JsonLines
-from specdecode_operator.documents.json_text import parse_json
-from specdecode_operator.documents.limits import UnreadableTextError
+from specdecode_operator.untrusted import JsonLines, UnreadableTextError, parse_json
 
 MOST_BYTES = 2000
 KEYS = st.sampled_from(["id", "model", "tp", 'a"b', "é", "\u2028", "a\\", " ", ""])
@@ -60,7 +58,7 @@ def test_a_value_that_a_line_before_had_is_not_read_again() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdecode_operator.documents.json_lines._MOST_REMEMBERED_BYTES", 1000)
+    monkeypatch.setattr("specdecode_operator.untrusted._MOST_REMEMBERED_BYTES", 1000)
     reader = JsonLines(MOST_BYTES)
     for number in range(1000):
         assert reader.parse(b'{"config": {"layers": %d}}' % number) == {"config": {"layers": number}}

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.documents.json_text import parse_json, parse_json_values
-from specdecode_operator.documents.limits import MAX_BYTES, MAX_DEPTH, UnreadableTextError
+from specdecode_operator.untrusted import MAX_BYTES, MAX_DEPTH, UnreadableTextError, parse_json, parse_json_values
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from specdecode_operator.documents.numbers import MOST_DIGITS, whole_number
+from specdecode_operator.untrusted import MOST_DIGITS, whole_number
 
 
 @pytest.mark.parametrize(("text", "number"), [("0", 0), ("007", 7), (42, 42), ("9" * MOST_DIGITS, 10**MOST_DIGITS - 1)])

@@ -1,6 +1,6 @@
 """Texts that many objects have in common are kept once, and what only one has is not kept for ever."""
 
-from specdecode_operator.documents.shared_texts import SharedTexts
+from specdecode_operator.cluster.cache import SharedTexts
 
 
 def copy_of(text: str) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.documents.limits import MANY_VALUES, MAX_BYTES, UnreadableTextError
-from specdecode_operator.documents.yaml_text import parse_yaml
+from specdecode_operator.untrusted import MANY_VALUES, MAX_BYTES, UnreadableTextError
+from specdecode_operator.untrusted_yaml import parse_yaml
 
 
 @pytest.mark.parametrize(

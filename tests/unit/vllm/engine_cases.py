@@ -1,7 +1,7 @@
 """Settings that several engine tests start from."""
 
-from specdecode_operator.engine.settings import CpuSettings, EngineSettings, ScheduleRange, SpeculationSettings
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.enums import Method
+from specdecode_operator.vllm.settings import CpuSettings, EngineSettings, ScheduleRange, SpeculationSettings
 
 DRAFT_MODEL = SpeculationSettings(Method.DRAFT_MODEL, 5, draft_model="/models/draft")
 NGRAM = SpeculationSettings(Method.NGRAM, 4, prompt_lookup_min=2, prompt_lookup_max=4)

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.values import METHODS_WITH_SAMPLING, CudagraphMode
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
-from specdecode_operator.engine.rules.speculation import speculation_problems
-from specdecode_operator.engine.settings import EngineSettings, SpeculationSettings
-from specdecode_operator.engine.speculative_config import speculative_config
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method
-from tests.unit.engine.engine_cases import CPU, PLAIN
+from specdecode_operator.enums import METHODS_WITH_DRAFT, METHODS_WITH_SAMPLING, CudagraphMode, Method
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
+from specdecode_operator.vllm.settings import EngineSettings, SpeculationSettings
+from specdecode_operator.vllm.speculation_rules import speculation_problems
+from specdecode_operator.vllm.speculative_config import speculative_config
+from tests.unit.vllm.engine_cases import CPU, PLAIN
 
 NEWEST = find_profile(KNOWN_VERSIONS[-1])
 FIELD = "spec.speculation.adaptiveVerification"

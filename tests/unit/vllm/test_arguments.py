@@ -10,18 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdecode_operator.api.deployment import EnvVar
-from specdecode_operator.engine.arguments import ARGUMENTS, command_line
-from specdecode_operator.engine.environment import env_problems, environment
-from specdecode_operator.engine.profiles import find_profile
-from specdecode_operator.engine.settings import (
-    EngineSettings,
-    OnlineQuantization,
-    ScheduleRange,
-    SpeculationSettings,
-)
-from specdecode_operator.engine.speculative_config import complete_schedule
-from specdecode_operator.vocabulary import Method
-from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
+from specdecode_operator.enums import Method
+from specdecode_operator.vllm.arguments import ARGUMENTS, command_line
+from specdecode_operator.vllm.environment import env_problems, environment
+from specdecode_operator.vllm.profiles import find_profile
+from specdecode_operator.vllm.settings import EngineSettings, OnlineQuantization, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.speculative_config import complete_schedule
+from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
 
 PROFILE = find_profile("0.32")
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from specdecode_operator.engine.exposition import Exposition, ExpositionError, Sample, read_exposition
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.monitoring.figures import FIGURES
+from specdecode_operator.stats.figures import FIGURES
+from specdecode_operator.vllm.engine_metrics import Exposition, ExpositionError, Sample, read_exposition
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 
 SCRAPE = (Path(__file__).parent / "data" / "metrics-draft-model.txt").read_text(encoding="utf-8")
 TOKENS = find_profile(KNOWN_VERSIONS[-1]).metrics.generation_tokens

@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.engine.rules.extra_config import extra_config_problems, refusal, unknown_keys
-from specdecode_operator.engine.settings import SpeculationSettings
-from specdecode_operator.engine.speculative_config import SPECULATIVE_KEYS, speculative_config
-from specdecode_operator.vocabulary import Method
-from tests.unit.engine.engine_cases import PLAIN
+from specdecode_operator.enums import Method
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.vllm.settings import SpeculationSettings
+from specdecode_operator.vllm.speculative_config import (
+    SPECULATIVE_KEYS,
+    extra_config_problems,
+    reserved_key_problem,
+    speculative_config,
+    unknown_keys,
+)
+from tests.unit.vllm.engine_cases import PLAIN
 
 NEWEST = find_profile(KNOWN_VERSIONS[-1])
 PASSED = {
@@ -49,7 +54,9 @@ def test_every_key_of_every_version_is_judged() -> None:
     """A key that a new vLLM brings is passed on, unless a field or a refusal names it."""
     for version in KNOWN_VERSIONS:
         for key in find_profile(version).speculative_keys:
-            assert (key in problems({key: None}, version, checks_by_entropy=True)) == (refusal(key) is not None)
+            assert (key in problems({key: None}, version, checks_by_entropy=True)) == (
+                reserved_key_problem(key) is not None
+            )
 
 
 def test_a_key_of_another_version_is_refused_with_what_to_do() -> None:

@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.api.values import CudagraphMode
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.engine.rules.flag_values import FLAG_CHECKS, FlagCheck, flag_value_problems
-from specdecode_operator.engine.settings import OnlineQuantization, SpeculationSettings
+from specdecode_operator.enums import CudagraphMode, Dtype, Method
 from specdecode_operator.problems import Problem
-from specdecode_operator.vocabulary import Dtype, Method
+from specdecode_operator.vllm.flag_rules import FLAG_CHECKS, FlagCheck, flag_value_problems
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.vllm.settings import OnlineQuantization, SpeculationSettings
 from tests.support import flag_value_cases as cases
 from tests.support.flag_value_cases import CASES, Case, settings
-from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, PLAIN
+from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, PLAIN
 
 NEWEST = find_profile(KNOWN_VERSIONS[-1])
 EAGLE3 = SpeculationSettings(Method.EAGLE3, 4, draft_model="/models/head", draft_is_head=True)

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 from bench.documents.launch_tables import with_launch_tables
-from specdecode_operator.engine import profiles
-from specdecode_operator.engine.arguments import ARGUMENTS
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.engine.speculative_config import DRAFT_HEAD_KEY, SPECULATIVE_KEYS, XPRESS_KEY
+from specdecode_operator.vllm import profiles
+from specdecode_operator.vllm.arguments import ARGUMENTS
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.vllm.speculative_config import DRAFT_HEAD_KEY, SPECULATIVE_KEYS, XPRESS_KEY
 
 DOCUMENT = Path(__file__).parents[3] / "docs/reference/launch.md"
 ENGINE = Path(profiles.__file__).parent
@@ -46,9 +46,8 @@ def test_every_version_has_a_row() -> None:
 def test_the_source_of_a_rule_told_early_is_named_in_the_code() -> None:
     """That the rule holds is seen in tests/unit/deployment/spec/test_rules_told_early.py."""
     package = ENGINE.parent
-    folders = ("engine/rules", "deployment/spec/rules", "sizing/pair", "sizing/choice")
-    rules = (path for folder in folders for path in package.glob(f"{folder}/*.py"))
-    told = (*rules, *package.glob("versions/data/*.json"))
+    rules = (path for room in ("vllm", "deployment", "sizing") for path in package.glob(f"{room}/*.py"))
+    told = (*rules, *package.glob("vllm/data/*.json"))
     code = "\n".join(path.read_text() for path in told)
     for *_, source in rows("told of"):
         assert source.strip("`") in code, source

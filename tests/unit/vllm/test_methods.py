@@ -6,23 +6,25 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.values import (
+from specdecode_operator.enums import (
+    METHODS_WITH_DRAFT,
     METHODS_WITH_LAYERS,
     METHODS_WITH_LOOKUP,
     DraftHeadQuantization,
     DraftSampling,
+    Dtype,
+    Method,
     RejectionSampling,
 )
-from specdecode_operator.engine.arguments import command_line
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.engine.rules.combinations import combination_problems
-from specdecode_operator.engine.rules.runners import runs_on_v1
-from specdecode_operator.engine.rules.speculation import speculation_problems
-from specdecode_operator.engine.settings import EngineSettings, ScheduleRange, SpeculationSettings, SuffixSettings
-from specdecode_operator.engine.speculative_config import speculative_config
-from specdecode_operator.versions.table import release
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Dtype, Method
-from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN
+from specdecode_operator.vllm.arguments import command_line
+from specdecode_operator.vllm.model_runner import runs_on_v1
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.vllm.serving_rules import combination_problems
+from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange, SpeculationSettings, SuffixSettings
+from specdecode_operator.vllm.speculation_rules import speculation_problems
+from specdecode_operator.vllm.speculative_config import speculative_config
+from specdecode_operator.vllm.versions import release
+from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN
 
 PROFILE = find_profile("0.32")
 HEADS = [method for method in METHODS_WITH_DRAFT if method is not Method.DRAFT_MODEL]

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.engine.metrics import (
+from specdecode_operator.vllm.engine_metrics import (
     EngineReading,
     SpeculationReading,
     UnreadableMetricsError,
     read_metrics,
 )
-from specdecode_operator.engine.profiles import find_profile
+from specdecode_operator.vllm.profiles import find_profile
 
 PROFILE = find_profile("0.32")
 SCRAPE = (Path(__file__).parent / "data" / "metrics-draft-model.txt").read_text(encoding="utf-8")

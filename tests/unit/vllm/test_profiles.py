@@ -2,10 +2,10 @@
 
 import pytest
 
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, UnknownEngineVersionError, find_profile
-from specdecode_operator.engine.settings import Platform
-from specdecode_operator.sizing.base.eras import find_era
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.enums import Method
+from specdecode_operator.sizing.version_rules import find_version_rules
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, UnknownEngineVersionError, find_profile
+from specdecode_operator.vllm.settings import Platform
 
 NEWEST = KNOWN_VERSIONS[-1]
 
@@ -122,12 +122,12 @@ def test_what_differs_by_version_differs() -> None:
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
 @pytest.mark.parametrize("method", [Method.DRAFT_MODEL, Method.NGRAM])
 def test_the_runner_is_the_one_that_sizing_counts_with(version: str, method: Method) -> None:
-    assert find_profile(version).runners[method] == find_era(version, method.value).runner.value
+    assert find_profile(version).runners[method] == find_version_rules(version, method.value).runner.value
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
 def test_the_default_memory_utilization_is_the_one_that_sizing_counts_with(version: str) -> None:
-    percent = find_era(version).default_memory_utilization_percent
+    percent = find_version_rules(version).default_memory_utilization_percent
     assert find_profile(version).defaults["--gpu-memory-utilization"] == f"0.{percent}"
 
 

@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.values import CudagraphMode
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.engine.rules.combinations import combination_problems
-from specdecode_operator.engine.rules.serving import image_problems, serving_problems
-from specdecode_operator.engine.rules.speculation import speculation_problems
-from specdecode_operator.engine.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
+from specdecode_operator.enums import CudagraphMode, Dtype, Method
 from specdecode_operator.problems import Problem
-from specdecode_operator.versions.table import release
-from specdecode_operator.vocabulary import Dtype, Method
-from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.vllm.serving_rules import combination_problems, image_problems, serving_problems
+from specdecode_operator.vllm.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.speculation_rules import speculation_problems
+from specdecode_operator.vllm.versions import release
+from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
 
 PROFILE = find_profile(KNOWN_VERSIONS[-1])
 SPECULATION = "spec.speculation"

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.engine import settings_watch
-from specdecode_operator.engine.changed_settings import CHANGED_SETTINGS
-from specdecode_operator.engine.logging_config import WATCH, logging_config
-from specdecode_operator.engine.metrics import read_metrics
-from specdecode_operator.engine.profiles import find_profile
-from tests.unit.engine.test_metrics import SCRAPE
+from specdecode_operator.vllm import settings_watch
+from specdecode_operator.vllm.engine_metrics import read_metrics
+from specdecode_operator.vllm.logging_config import CHANGED_SETTINGS, WATCH, logging_config
+from specdecode_operator.vllm.profiles import find_profile
+from tests.unit.vllm.test_metrics import SCRAPE
 
 ENGINE = """
 import json, logging, logging.config, sys

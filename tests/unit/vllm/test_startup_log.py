@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from specdecode_operator.engine.startup_log import LoggedMemory, read_startup_log
+from specdecode_operator.vllm.startup_log import LoggedMemory, read_startup_log
 
 GIB = 2**30
 

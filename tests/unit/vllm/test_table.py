@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from specdecode_operator.versions.table import LAUNCHED_VERSIONS, SIZED_VERSIONS, changes, version_facts
+from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, SIZED_VERSIONS, changes, version_facts
 
 
 def test_no_version_is_left_out() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from devcluster.cluster.cluster import Cluster
-from specdecode_operator.handlers.leadership.lease import LeaseName
+from specdecode_operator.handlers.leadership import LeaseName
 from tests.component.operator.faults.conftest import Faulty
 from tests.component.operator.faults.lives import Lives
 from tests.support.faults.crash_points import CrashPoint

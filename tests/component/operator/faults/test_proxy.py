@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from specdecode_operator.kube.resources import POD
+from specdecode_operator.cluster.resources import POD
 from tests.support.api_server import ApiServer
 from tests.support.faults.calls import Call, Moment
 from tests.support.faults.faults import (

@@ -2,7 +2,7 @@
 
 Engines are emulated ones with steps of 50 ms, a process for each pod. An emulated request is easy or hard by its
 temperature, so the clients decide what is accepted. What is not played is how long a start takes: pods say that they
-were ready at once, or each change would wait for twice that (tests/unit/policy).
+were ready at once, or each change would wait for twice that (tests/unit/deployment).
 """
 
 import threading

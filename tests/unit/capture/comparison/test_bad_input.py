@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.comparison.compare import compare_capture
-from specdecode_operator.capture.comparison.reading.client_side import MOST_REQUESTS, Numbers
-from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.comparison.client_requests import MOST_REQUESTS, Numbers
+from specdecode_operator.capture.comparison.compare_arms import compare_capture
+from specdecode_operator.capture.files.formats import CaptureError
 from tests.support.compared_captures import MadeCapture, of_equal_arms, renew, rewrite
 
 Change = Callable[[Path], None]

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.capture.comparison.checked import CLOSE, compare_outputs
-from specdecode_operator.capture.comparison.compare import compare_capture
-from specdecode_operator.capture.files.checks import Checks, GreedyAnswer, GreedyCheck, ParsingCheck
+from specdecode_operator.capture.comparison.compare_arms import CLOSE, compare_capture, compare_outputs
+from specdecode_operator.capture.files.formats import Checks, GreedyAnswer, GreedyCheck, ParsingCheck
 from tests.support.compared_captures import PLAIN, SPECULATING, MadeCapture
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specdecode_operator.api.status.comparison import ComparisonStatus
-from specdecode_operator.capture.comparison.compare import compare_capture, read_comparison, write_comparison
+from specdecode_operator.api.capture_status import ComparisonStatus
+from specdecode_operator.capture.comparison.arm_verdict import comparison_status
+from specdecode_operator.capture.comparison.compare_arms import compare_capture, read_comparison, write_comparison
 from specdecode_operator.capture.comparison.result import COMPARISON, Comparison
-from specdecode_operator.capture.comparison.status import comparison_status
-from specdecode_operator.evidence.student import student_quantile
+from specdecode_operator.stats.verdict import student_quantile
 from tests.support.compared_captures import PLAIN, SPECULATING, MadeArm, MadeCapture, of_equal_arms, renew
 
 LOADS = MadeCapture(arrivals="closed:2,closed:24", requests=320, curve=((1, 10.0), (16, 11.0), (128, 60.0)))

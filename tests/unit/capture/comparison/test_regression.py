@@ -9,17 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from specdecode_operator.capture.comparison import answers
-from specdecode_operator.capture.comparison.answers import NotComparableError, read_record, repetitions_of
-from specdecode_operator.capture.comparison.jackknife import (
-    FEWEST_BLOCKS,
-    Estimate,
-    estimate,
-    estimate_near_nothing,
-    of_sums,
-)
+from specdecode_operator.capture.comparison import golden_records
+from specdecode_operator.capture.comparison.golden_records import NotComparableError, read_record, repetitions_of
 from specdecode_operator.capture.comparison.regression import ALARM_LEVEL, Limits, Regression, RegressionVerdict, judge
 from specdecode_operator.cli.main import app
+from specdecode_operator.stats.verdict import FEWEST_BLOCKS, Estimate, estimate, estimate_near_nothing, of_sums
 from tests.support.synthetic import RATES
 from tests.support.unchanged_pairs import ServedEngine, with_acceptance, with_step_time
 
@@ -58,7 +52,7 @@ def test_tokens_that_gzip_packed_fill_no_memory(golden: Path, tmp_path: Path, mo
     whole = read_record([folder])
     tokens = [len(each.token_ids or ()) for each in whole.answers.values()]
     assert not whole.is_cut
-    monkeypatch.setattr(answers, "_MOST_TOKENS", sum(tokens[:5]))
+    monkeypatch.setattr(golden_records, "_MOST_TOKENS", sum(tokens[:5]))
     cut = read_record([folder])
     assert cut.is_cut
     assert len(cut.answers) == 5

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.capture.comparison.compare import compare_capture
+from specdecode_operator.capture.comparison.compare_arms import compare_capture
 from tests.support.compared_captures import PLAIN, RATES, SPECULATING, MadeCapture
 
 SWEEP = MadeCapture(arrivals="closed:2,closed:24", requests=320, curve=((1, 10.0), (16, 11.0), (128, 60.0)))

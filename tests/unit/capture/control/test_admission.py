@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
-from specdecode_operator.capture.control.admission import workload_blocked
+from specdecode_operator.capture.preconditions import workload_blocked
 
 CLOSED = {"name": "a", "pattern": "Closed", "concurrency": 2, "requests": 5}
 RATE = {"name": "a", "pattern": "Constant", "requestsPerSecond": "2", "requests": 5}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.job.against import AGAINST_MOUNT, AGAINST_VARIABLE
+from specdecode_operator.capture.comparison.regression import AGAINST_MOUNT, AGAINST_VARIABLE
 from tests.support.capture_decisions import after, decided, words
 from tests.support.captures import capture, capture_pod, capture_spec, ended, golden, job, surroundings
 from tests.support.objects import Body

@@ -8,21 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
-from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.schedules import (
-    ObservedSchedules,
-    SchedulingDecision,
-    decide_schedules,
-)
-from specdecode_operator.deployment.spec.rules.schedules import schedule_problems
-from specdecode_operator.kube.labels import (
+from specdecode_operator.api.deployment import CaptureSchedule, Key, ScheduleStatus
+from specdecode_operator.capture.schedules import ObservedSchedules, SchedulingDecision, decide_schedules
+from specdecode_operator.cluster.resources import (
     CAPTURE_LABEL,
     OVER_AGE_ANNOTATION,
     PUBLISHED_LABEL,
     SCHEDULE_LABEL,
     SCHEDULED_AT_ANNOTATION,
 )
+from specdecode_operator.deployment.parsed_deployment import schedule_problems
 
 KEY = Key("team", "llama")
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.capture import read_capture
-from specdecode_operator.capture.control.decision import blocked_by_cluster, not_observed
-from specdecode_operator.capture.control.preemption import preempting_capture
-from specdecode_operator.capture.control.status import compose_status, is_outlived
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.pods.readiness import stalled
-from specdecode_operator.kube.labels import CAPTURED_ENGINE_ANNOTATION, QUEUE_LABEL, SCHEDULE_LABEL
-from specdecode_operator.kube.manifests import owner_reference
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.capture.decision import blocked_by_cluster, not_observed
+from specdecode_operator.capture.gpu_sharing import preempting_capture
+from specdecode_operator.capture.observation import read_capture
+from specdecode_operator.capture.status import compose_status, is_outlived
+from specdecode_operator.cluster.manifests import owner_reference
+from specdecode_operator.cluster.resources import CAPTURED_ENGINE_ANNOTATION, QUEUE_LABEL, SCHEDULE_LABEL
+from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.rollout.readiness import stalled
 from tests.support.capture_decisions import NOW, after, decided, words
 from tests.support.captures import (
     capture,

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.control.expected_end import lending_to
-from specdecode_operator.capture.control.job import wrap_up_s
+from specdecode_operator.capture.borrowing import lending_to
+from specdecode_operator.capture.job_manifest import wrap_up_s
 from specdecode_operator.deployment.desired_state import Launch
-from specdecode_operator.deployment.objects.engine_pod import engine_timeouts
-from specdecode_operator.deployment.pods.readiness import Lending
+from specdecode_operator.deployment.engine_pod import engine_timeouts
+from specdecode_operator.deployment.rollout.readiness import Lending
 from tests.support.capture_decisions import decided
 from tests.support.captures import capture, capture_pod, capture_spec, observed_deployment, surroundings
 from tests.support.objects import Body

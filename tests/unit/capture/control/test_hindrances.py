@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdecode_operator.capture.control.observation import CaptureObservation
+from specdecode_operator.capture.observation import CaptureObservation
 from tests.support.capture_decisions import decided, words
 from tests.support.captures import (
     capture,

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.capture.control.capture import read_capture
-from specdecode_operator.capture.control.decision import decide
-from specdecode_operator.capture.job.image import IMAGE_ID_FILE, engine_image_id
+from specdecode_operator.capture.decision import decide
+from specdecode_operator.capture.job.pod_files import IMAGE_ID_FILE, engine_image_id
+from specdecode_operator.capture.observation import read_capture
 from tests.support.capture_decisions import NOW, decided
 from tests.support.captures import capture, capture_pod, capture_spec, job, running, surroundings
 from tests.support.objects import Body

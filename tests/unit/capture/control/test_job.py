@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.control.capture import read_capture
-from specdecode_operator.capture.control.decision import decide
-from specdecode_operator.capture.control.observation import ObservedDeployment
-from specdecode_operator.capture.load.workload import read_settings
+from specdecode_operator.capture.decision import decide
+from specdecode_operator.capture.load.run_settings import read_settings
+from specdecode_operator.capture.observation import ObservedDeployment, read_capture
 from specdecode_operator.deployment.desired_state import Launch
 from tests.support.capture_decisions import NOW
 from tests.support.captures import OPERATOR_IMAGE, capture, capture_spec, observed_deployment, surroundings

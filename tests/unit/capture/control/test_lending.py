@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.control.borrowing import MOST_ATTEMPTS
-from specdecode_operator.capture.control.capture import read_capture
-from specdecode_operator.capture.control.decision import not_observed
-from specdecode_operator.capture.control.lending import serves
-from specdecode_operator.capture.control.outcome import Decision
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.kube.storage_classes import StorageClasses
+from specdecode_operator.capture.borrowing import serves
+from specdecode_operator.capture.decision import not_observed
+from specdecode_operator.capture.gpu_sharing import MOST_ATTEMPTS
+from specdecode_operator.capture.observation import read_capture
+from specdecode_operator.capture.status import Decision
+from specdecode_operator.cluster.storage_classes import StorageClasses
+from specdecode_operator.deployment.conditions import Blocked
 from tests.support.borrowed_gpus import (
     ENDING_S,
     LONGEST_S,

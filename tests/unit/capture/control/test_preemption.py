@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.control.preemption import holds_gpus, preempting_capture
-from specdecode_operator.deployment.attention import attention
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.pods.readiness import Lending
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.capture.gpu_sharing import holds_gpus, preempting_capture
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.requeue import requeue_for
+from specdecode_operator.deployment.rollout.readiness import Lending
 from specdecode_operator.deployment.status import compose_status
 from tests.support.captures import capture, capture_spec
 from tests.support.decisions import desired_state
@@ -100,7 +100,7 @@ def test_a_capture_waits_for_pods_that_hold_gpus_and_for_no_others(name: str) ->
 
 
 def test_what_is_wrong_with_a_spec_is_told_while_a_capture_has_its_gpus_too() -> None:
-    owner = read_parent(parent(tiny_cpu(engine={"version": "0.1"})), preempted_by="demo")
+    owner = parse_deployment(parent(tiny_cpu(engine={"version": "0.1"})), preempted_by="demo")
     status = compose_status(owner, desired_state(owner, ()), Observation(), NOW)
     (found,) = (each for each in status.conditions if each.type == "Ready")
     assert (found.status, found.reason) == ("False", "Invalid")
@@ -108,7 +108,7 @@ def test_what_is_wrong_with_a_spec_is_told_while_a_capture_has_its_gpus_too() ->
 
 def summary_of(spec: Body, suspended_for: str | None, nodes: tuple[Any, ...] = (), **seen: Any) -> dict[str, Any]:
     """The conditions of an object without engines, by type: status, reason and message."""
-    owner = read_parent(parent(spec), preempted_by=suspended_for)
+    owner = parse_deployment(parent(spec), preempted_by=suspended_for)
     observation = Observation(deployment(replicas=0, updated=0, available=0), **seen)
     status = compose_status(owner, desired_state(owner, nodes), observation, NOW)
     return {each.type: (each.status.value, each.reason, each.message) for each in status.conditions}
@@ -119,7 +119,7 @@ def test_a_deployment_without_its_gpus_is_not_ready_and_is_coming_back() -> None
     assert said["Ready"][:2] == ("False", "SuspendedForCapture")
     assert (said["Reconciling"][0], said["Stalled"][0]) == ("True", "False")
     assert said["Available"] == said["Ready"]
-    owner = read_parent(parent(tiny_cpu()), preempted_by="demo")
+    owner = parse_deployment(parent(tiny_cpu()), preempted_by="demo")
     assert desired_state(owner, ()).children[-1]["spec"]["replicas"] == 0
 
 
@@ -132,9 +132,9 @@ def test_a_capture_that_keeps_them_too_long_is_overdue() -> None:
 
 
 def test_it_is_looked_at_again_when_the_capture_is_overdue() -> None:
-    owner = read_parent(parent(tiny_cpu()), preempted_by="demo")
+    owner = parse_deployment(parent(tiny_cpu()), preempted_by="demo")
     lending = Lending("demo", overdue_from=NOW + timedelta(minutes=7))
-    asked = attention(owner, desired_state(owner, ()), Observation(lending=lending), ())
+    asked = requeue_for(owner, desired_state(owner, ()), Observation(lending=lending), ())
     assert asked.due_at_s == (NOW + timedelta(minutes=7)).timestamp()
 
 
@@ -173,7 +173,7 @@ def test_available_says_why_no_engine_runs_even_if_the_spec_is_wrong(
 
 
 def test_engines_that_still_serve_are_available_even_if_a_capture_should_have_their_gpus() -> None:
-    owner = read_parent(parent(tiny_cpu(engine={"version": "0.1"})), preempted_by="demo")
+    owner = parse_deployment(parent(tiny_cpu(engine={"version": "0.1"})), preempted_by="demo")
     serving = Observation(deployment(replicas=1, updated=1, available=1))
     status = compose_status(owner, desired_state(owner, ()), serving, NOW)
     (said,) = (each for each in status.conditions if each.type == "Available")
@@ -181,8 +181,8 @@ def test_engines_that_still_serve_are_available_even_if_a_capture_should_have_th
 
 
 def test_lending_changes_neither_plan_nor_pods() -> None:
-    own = desired_state(read_parent(parent(tiny_cpu())), ())
-    lent = desired_state(read_parent(parent(tiny_cpu()), preempted_by="demo"), ())
+    own = desired_state(parse_deployment(parent(tiny_cpu())), ())
+    lent = desired_state(parse_deployment(parent(tiny_cpu()), preempted_by="demo"), ())
     assert own.outcome.plan_status == lent.outcome.plan_status
     templates = [desired.children[-1]["spec"]["template"] for desired in (own, lent)]
     assert templates[0] == templates[1]

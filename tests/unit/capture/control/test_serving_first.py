@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.serving_first import read_serving, serving_goes_first
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.capture.gpu_sharing import read_serving, serving_goes_first
 from specdecode_operator.deployment.conditions import FALSE, UNKNOWN, stamp
-from specdecode_operator.deployment.pods.readiness import Readiness, lent_since
+from specdecode_operator.deployment.rollout.readiness import Readiness, lent_since
 from tests.support.capture_decisions import decided, words
 from tests.support.captures import capture, capture_pod, capture_spec, job, surroundings
 from tests.support.objects import Body

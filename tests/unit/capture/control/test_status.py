@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.control.capture import read_capture
-from specdecode_operator.capture.control.decision import decide
-from specdecode_operator.capture.control.status import compose_status
+from specdecode_operator.capture.decision import decide
+from specdecode_operator.capture.observation import read_capture
+from specdecode_operator.capture.status import compose_status
 from tests.support.capture_decisions import NOW, after, decided, words
 from tests.support.captures import (
     capture,

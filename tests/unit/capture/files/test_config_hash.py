@@ -15,7 +15,7 @@ from specdecode_operator.capture.files.config_hash import (
     speculative_label,
     version_tag,
 )
-from specdecode_operator.capture.recorder.lines import EngineConfig, Header, Speculative
+from specdecode_operator.capture.recorder.segment_format import EngineConfig, Header, Speculative
 from tests.support import recordings
 
 CONFIG = EngineConfig(

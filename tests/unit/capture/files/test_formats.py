@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from specdecode_operator.capture.files import checks, formats, manifest
-from specdecode_operator.capture.files.manifest import EngineCounters
-from specdecode_operator.capture.recorder import lines as segment_lines
-from specdecode_operator.capture.validation import summary
-from specdecode_operator.capture.validation.accounting import Accounting
-from specdecode_operator.capture.validation.gates import gates
-from specdecode_operator.capture.validation.rules import broken_rules, decode_record
-from specdecode_operator.capture.validation.totals import StepTotals, TraceTotals
+from specdecode_operator.capture.files import formats, summary
+from specdecode_operator.capture.files.accounting import Accounting, gates
+from specdecode_operator.capture.files.formats import EngineCounters
+from specdecode_operator.capture.files.totals import StepTotals, TraceTotals
+from specdecode_operator.capture.files.trace_rules import broken_rules, decode_record
+from specdecode_operator.capture.recorder import segment_format as segment_lines
 
 DOCUMENT = Path(__file__).parents[4] / "docs/reference/trace-format.md"
 
@@ -27,19 +25,19 @@ SECTIONS: dict[str, type[Struct]] = {
     "step-stats.jsonl": formats.StepStats,
     "client.jsonl": formats.ClientRecord,
     "aborted.jsonl": formats.AbortedRecord,
-    "checks.json": checks.Checks,
-    "Greedy answers": checks.GreedyAnswer,
-    "manifest.json": manifest.Manifest,
-    "Experiment": manifest.Experiment,
-    "Accounting": manifest.AccountingEntry,
+    "checks.json": formats.Checks,
+    "Greedy answers": formats.GreedyAnswer,
+    "manifest.json": formats.Manifest,
+    "Experiment": formats.Experiment,
+    "Accounting": formats.AccountingEntry,
     "Engine settings": segment_lines.EngineConfig,
-    "Engine counters": manifest.EngineCounters,
-    "Files": manifest.FileEntry,
-    "Recorders": manifest.SegmentEntry,
+    "Engine counters": formats.EngineCounters,
+    "Files": formats.FileEntry,
+    "Recorders": formats.SegmentEntry,
     "Summary": summary.Summary,
     "Speculation": summary.Speculation,
     "Phases": summary.PhaseSummary,
-    "manifest.partial.json": manifest.PartialManifest,
+    "manifest.partial.json": formats.PartialManifest,
     "header": segment_lines.Header,
     "request": segment_lines.Request,
     "step": segment_lines.Step,

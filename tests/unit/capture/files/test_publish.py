@@ -14,8 +14,7 @@ import msgspec
 import pytest
 
 from specdecode_operator.capture.files import publish as publishing
-from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.files.manifest import FileEntry, Manifest, PartialManifest
+from specdecode_operator.capture.files.formats import CaptureError, FileEntry, Manifest, PartialManifest
 from specdecode_operator.capture.files.publish import (
     file_entry,
     finish_publication,

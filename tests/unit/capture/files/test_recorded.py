@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specdecode_operator.capture.files import recorded
-from specdecode_operator.capture.files.recorded import RecordedRequests
-from specdecode_operator.capture.recorder.lines import Request, encode
+from specdecode_operator.capture.files import segments
+from specdecode_operator.capture.files.segments import RecordedRequestCount
+from specdecode_operator.capture.recorder.segment_format import Request, encode
 from tests.support.recordings import Recording, Scenario
 
 REQUEST = encode(
@@ -37,26 +37,26 @@ REQUEST = encode(
 
 
 def test_before_the_engine_there_are_none(tmp_path: Path) -> None:
-    assert RecordedRequests(tmp_path / "segments").count() == 0
+    assert RecordedRequestCount(tmp_path / "segments").count() == 0
 
 
 def test_requests_of_all_segments_are_counted_once(tmp_path: Path) -> None:
     Recording(Scenario(requests=12, warmup=2, servers=2)).write_segments(tmp_path)
-    counted = RecordedRequests(tmp_path)
+    counted = RecordedRequestCount(tmp_path)
     assert counted.count() == 14
     assert counted.count() == 14
 
 
 def test_the_recorder_writes_lines_as_they_are_counted() -> None:
-    assert REQUEST.startswith(recorded._REQUEST)
+    assert REQUEST.startswith(segments._REQUEST)
 
 
 @pytest.mark.parametrize("piece_bytes", [7, 2**20])
 def test_a_line_counts_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
-    monkeypatch.setattr(recorded, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(segments, "_PIECE_BYTES", piece_bytes)
     step = msgspec.json.encode({"k": "step", "engine": 0, "t": 1.0, "scheduler": {"x": '{"k":"request",'}}) + b"\n"
     path = tmp_path / "segment-a-1.jsonl"
-    counted = RecordedRequests(tmp_path)
+    counted = RecordedRequestCount(tmp_path)
     path.write_bytes(step + REQUEST + REQUEST[:9])
     assert counted.count() == 1
     with path.open("ab") as stream:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.capture.files.formats import CaptureError
 from specdecode_operator.capture.files.segments import (
     Torn,
     boots,
@@ -18,7 +18,7 @@ from specdecode_operator.capture.files.segments import (
     read_segment,
     recorders_closed,
 )
-from specdecode_operator.capture.recorder.lines import Closed, Header, Request, Step
+from specdecode_operator.capture.recorder.segment_format import Closed, Header, Request, Step
 from tests.support.recordings import Recording, Scenario, closed, header, write_lines
 
 

@@ -11,20 +11,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specdecode_operator.api.status.capture import CaptureSummary
+from specdecode_operator.api.capture_status import CaptureSummary
 from specdecode_operator.capture.files.config_hash import engine_hash
-from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.files.manifest import Manifest
+from specdecode_operator.capture.files.formats import CaptureError, Manifest
 from specdecode_operator.capture.files.publish import verify
+from specdecode_operator.capture.files.validate import validate_capture
+from specdecode_operator.capture.job.entrypoint import Job, error_message, report, success_message
 from specdecode_operator.capture.job.finish import Published
-from specdecode_operator.capture.job.main import Job
-from specdecode_operator.capture.job.messages import error_message, report, success_message
 from specdecode_operator.capture.load.engine_ready import MetricsDelta
-from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.capture.load.workload import RunSettings
-from specdecode_operator.capture.recorder.lines import Header
-from specdecode_operator.capture.validation.validate import validate_capture
-from specdecode_operator.engine.metrics import SpeculationReading
+from specdecode_operator.capture.load.run_settings import RunSettings
+from specdecode_operator.capture.load.shutdown import Stop
+from specdecode_operator.capture.recorder.segment_format import Header
+from specdecode_operator.vllm.engine_metrics import SpeculationReading
 from tests.support.capture_pods import NONE, PATIENT, Pod, Result, environment
 from tests.support.recordings import Recording, Scenario, read_lines_of, write_lines
 
@@ -114,7 +112,7 @@ class TestPublished:
         pod.start()
         made_by = pod.job.run(pod.load).manifest.specdecode
         assert validate_capture(pod.places.final).files[0].notes == []
-        monkeypatch.setattr("specdecode_operator.capture.validation.engine.__version__", "0.0.9")
+        monkeypatch.setattr("specdecode_operator.capture.files.validate.__version__", "0.0.9")
         (note,) = validate_capture(pod.places.final).files[0].notes
         assert note.startswith(f"made by {made_by}, newer than this 0.0.9")
 

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from specdecode_operator.api.golden import Regressed, RegressionStatus
-from specdecode_operator.capture.control.termination import read_regression, read_summary
-from specdecode_operator.capture.job import against
-from specdecode_operator.capture.job.against import AGAINST_VARIABLE, regression_status, with_regression
-from specdecode_operator.capture.validation.summary import MESSAGE_BYTES
+from specdecode_operator.api.capture import Regressed, RegressionStatus
+from specdecode_operator.capture.comparison import regression
+from specdecode_operator.capture.comparison.regression import AGAINST_VARIABLE, regression_status, with_regression
+from specdecode_operator.capture.files.summary import MESSAGE_BYTES
+from specdecode_operator.capture.job_status import read_regression, read_summary
 from tests.support.captures import capture_pod, ended
 from tests.support.compared_captures import rewrite
 from tests.support.unchanged_pairs import ServedEngine, published, with_step_time
@@ -26,7 +26,7 @@ TOLD = '{"capture": "golden", "folder": "default/golden", "limits": {"goodput": 
 def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The volume of the golden capture, with its files."""
     published(ServedEngine().serve(tmp_path / "golden" / ARM, 1, requests=240), WORKLOAD)
-    monkeypatch.setattr(against, "AGAINST_MOUNT", str(tmp_path / "golden"))
+    monkeypatch.setattr(regression, "AGAINST_MOUNT", str(tmp_path / "golden"))
     return tmp_path / "golden"
 
 
@@ -87,7 +87,7 @@ def test_whatever_goes_wrong_the_capture_itself_has_succeeded(
     def breaks(*_: Any) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(against, "judge", breaks)
+    monkeypatch.setattr(regression, "judge", breaks)
     found = _judged(_new(tmp_path, ServedEngine()))
     assert found.verdict is Regressed.NOT_COMPARABLE
     assert found.message == "it could not be judged: ZeroDivisionError: oops"

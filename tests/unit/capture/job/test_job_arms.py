@@ -12,19 +12,17 @@ import msgspec
 import pytest
 
 from devcluster.cluster.settings import free_ports
-from specdecode_operator.api.status.capture import CaptureSummary
-from specdecode_operator.api.status.comparison import ComparisonStatus
-from specdecode_operator.capture.comparison.compare import read_comparison
-from specdecode_operator.capture.files.checks import Checks
-from specdecode_operator.capture.files.errors import CaptureError
+from specdecode_operator.api.capture_status import CaptureSummary, ComparisonStatus
+from specdecode_operator.capture.comparison.compare_arms import read_comparison
+from specdecode_operator.capture.files.formats import CaptureError, Checks
 from specdecode_operator.capture.files.publish import verify
-from specdecode_operator.capture.job import main
-from specdecode_operator.capture.job.messages import comparison_report, success_message
-from specdecode_operator.capture.job.parts import order_of_arms
+from specdecode_operator.capture.files.validate import validate_capture
+from specdecode_operator.capture.job import entrypoint
+from specdecode_operator.capture.job.entrypoint import comparison_report, success_message
+from specdecode_operator.capture.job.record_part import order_of_arms
+from specdecode_operator.capture.load.run_settings import RunSettings
 from specdecode_operator.capture.load.runner import LoadResult, run_load
-from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.capture.load.workload import RunSettings
-from specdecode_operator.capture.validation.validate import validate_capture
+from specdecode_operator.capture.load.shutdown import Stop
 from tests.support.arm_pods import ArmPod, arm
 from tests.support.capture_pods import PATIENT
 
@@ -110,7 +108,7 @@ class TestPublished:
             raise ZeroDivisionError("division by zero")
 
         with monkeypatch.context() as patch:
-            patch.setattr(main, "compare_capture", fails)
+            patch.setattr(entrypoint, "compare_capture", fails)
             with pytest.raises(CaptureError, match="the arms are published") as failure:
                 pod.job.compare()
         assert failure.value.reason == "InternalError"
@@ -279,7 +277,7 @@ class TestFailures:
 
     def test_container_that_follows_no_order(self, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its image has no python3, say."""
-        monkeypatch.setattr("specdecode_operator.capture.job.engine_switch.EngineSwitch.__init__.__defaults__", (0.0,))
+        monkeypatch.setattr("specdecode_operator.capture.job.record_part.EngineSwitch.__init__.__defaults__", (0.0,))
         pod = ArmPod(tmp_path, arms=self.arms(port))
         pod.job.prepare(pod.root / "bundle")
         with pytest.raises(CaptureError, match=f"arm {ORDER[0].replace('/', ', repetition ')}: .* must have python3"):

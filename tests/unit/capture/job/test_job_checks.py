@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.files.checks import Checks
-from specdecode_operator.capture.job.checks import check_answers
-from specdecode_operator.capture.load.prompts.prompt import Prompt
-from specdecode_operator.capture.load.prompts.sources import PromptSource, prompt_source
-from specdecode_operator.capture.load.workload import CheckSettings, RunSettings, read_settings
+from specdecode_operator.capture.files.formats import Checks
+from specdecode_operator.capture.job.answer_checks import check_answers
+from specdecode_operator.capture.load.prompts import Prompt, PromptSource, prompt_source
+from specdecode_operator.capture.load.run_settings import CheckSettings, RunSettings, read_settings
 from tests.support.capture_pods import environment
 from tests.support.completion_server import CompletionServer, Received, completion_server, document, rejection
 

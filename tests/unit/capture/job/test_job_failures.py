@@ -11,10 +11,10 @@ import pytest
 
 from specdecode_operator.capture.files.segments import recorders_closed
 from specdecode_operator.capture.job import finish as job_finish
-from specdecode_operator.capture.job.main import Job
-from specdecode_operator.capture.load.prompts.datasets import BadDatasetError
-from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.capture.load.workload import RunSettings
+from specdecode_operator.capture.job.entrypoint import Job
+from specdecode_operator.capture.load.datasets import BadDatasetError
+from specdecode_operator.capture.load.run_settings import RunSettings
+from specdecode_operator.capture.load.shutdown import Stop
 from tests.support.capture_pods import NONE, PATIENT, HealthyEngine, Pod, Result, environment
 from tests.support.recordings import ZERO_S, closed, header, write_lines
 from tests.unit.capture.job.test_job import MOMENT_S, failure_of, waits_for_stop

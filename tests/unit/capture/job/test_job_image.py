@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.capture.job.image import engine_image_id
+from specdecode_operator.capture.job.pod_files import engine_image_id
 
 IMAGE_ID = f"docker.io/vllm/vllm-openai@sha256:{'a' * 64}"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.capture.job.main import Job
-from specdecode_operator.capture.validation.validate import validate_capture
+from specdecode_operator.capture.files.validate import validate_capture
+from specdecode_operator.capture.job.entrypoint import Job
 from tests.support.capture_pods import PATIENT, environment
 from tests.support.recording_engine import RecordingEngine
 from tests.support.recordings import read_lines_of

@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 
-from specdecode_operator.capture.job.parts import order_of_arms
+from specdecode_operator.capture.job.record_part import order_of_arms
 
 
 @pytest.mark.parametrize("repetitions", [1, 2, 5, 20])

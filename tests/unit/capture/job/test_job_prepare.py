@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.job import prepare as job_prepare
-from specdecode_operator.capture.job.main import Job, prepare_job
+from specdecode_operator.capture.files.formats import CaptureError
+from specdecode_operator.capture.job import pod_files as job_prepare
+from specdecode_operator.capture.job.entrypoint import Job, prepare_job
 from tests.support.capture_pods import Pod, environment
 from tests.unit.capture.conftest import synced_paths
 

@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from specdecode_operator.capture.job.places import Places
-from specdecode_operator.capture.job.recorders import Recorders
+from specdecode_operator.capture.job.pod_files import Places
+from specdecode_operator.capture.job.record_part import Recorders
 from tests.support.recordings import closed, header, write_lines
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdecode_operator.api.capture_workload import CaptureWorkload, Pattern, Phase
+from specdecode_operator.api.capture import CaptureWorkload, Pattern, Phase
 from specdecode_operator.capture.load.arrivals import (
     arrival_offsets_s,
     expected_duration_s,

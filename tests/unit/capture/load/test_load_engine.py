@@ -14,10 +14,10 @@ from specdecode_operator.capture.load.engine_ready import (
     NoMetrics,
     metrics_delta,
 )
+from specdecode_operator.capture.load.run_settings import read_settings
 from specdecode_operator.capture.load.runner import run_load
-from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.capture.load.workload import read_settings
-from specdecode_operator.engine.metrics import SpeculationReading
+from specdecode_operator.capture.load.shutdown import Stop
+from specdecode_operator.vllm.engine_metrics import SpeculationReading
 from tests.support.completion_server import CompletionServer, Received, answer_in_full, completion_server
 
 VERSION = (200, '{"version": "0.32.0+cpu"}')

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.load import phases
-from specdecode_operator.capture.load.client import CompletionRequest, EngineClient, server_of
-from specdecode_operator.capture.load.prompts.datasets import BadDatasetError
-from specdecode_operator.capture.load.prompts.prompt import Prompt
-from specdecode_operator.capture.load.stop import Stop, stop_on_signals
-from specdecode_operator.capture.load.workload import InvalidSettingsError
+from specdecode_operator.capture.load import runner
+from specdecode_operator.capture.load.datasets import BadDatasetError
+from specdecode_operator.capture.load.engine_client import CompletionRequest, EngineClient, server_of
+from specdecode_operator.capture.load.prompts import Prompt
+from specdecode_operator.capture.load.run_settings import InvalidSettingsError
+from specdecode_operator.capture.load.shutdown import Stop, stop_on_signals
 from tests.support.completion_server import (
     LAST_CHUNK,
     OK_HEAD,
@@ -165,7 +165,7 @@ async def test_what_was_not_due_when_a_run_is_stopped_is_no_request_at_all(
     server: CompletionServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections are made ahead, here so far that nothing is due when the run is stopped."""
-    monkeypatch.setattr(phases, "CONNECT_AHEAD_S", 600.0)
+    monkeypatch.setattr(runner, "CONNECT_AHEAD_S", 600.0)
     stop = Stop()
     burst = {"name": "p", "pattern": "Burst", "burstSize": 5, "burstIntervalSeconds": 1, "requests": 5}
     running = asyncio.create_task(run(settings_for(server, phases=[burst]), tmp_path, stop))

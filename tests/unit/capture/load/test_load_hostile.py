@@ -5,10 +5,9 @@ from contextlib import suppress
 
 import pytest
 
-from specdecode_operator.capture.load import completion_stream, engine_ready
-from specdecode_operator.capture.load.completion_stream import CompletionStream, UnreadableStreamError
+from specdecode_operator.capture.load import engine_client, engine_ready
+from specdecode_operator.capture.load.engine_client import _UNREADABLE, CompletionStream, UnreadableStreamError
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, NoMetrics
-from specdecode_operator.capture.load.exchange import _UNREADABLE
 
 
 @pytest.mark.parametrize("pause_s", [0, 0.05])
@@ -50,7 +49,7 @@ def test_an_answer_of_no_engine_is_unreadable(event: bytes) -> None:
 
 
 def test_an_answer_that_is_kept_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion_stream, "_LARGEST_KEPT_BYTES", 1000)
+    monkeypatch.setattr(engine_client, "_LARGEST_KEPT_BYTES", 1000)
     stream = CompletionStream(keep_answer=True)
     with pytest.raises(UnreadableStreamError, match="has no end"):
         stream.feed(b'data: {"choices":[{"text":"a","token_ids":[1]}]}\n\n' * 100, 0.0)

@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_operator.capture.load.completion_stream import CompletionStream, UnreadableStreamError, error_text
-from specdecode_operator.capture.load.http_response import HttpResponse
-from specdecode_operator.capture.load.prompts.prompt import Prompt
+from specdecode_operator.capture.load.engine_client import (
+    CompletionStream,
+    HttpResponse,
+    UnreadableStreamError,
+    error_text,
+)
+from specdecode_operator.capture.load.prompts import Prompt
 from tests.support.completion_server import OK_HEAD, chunk, token_event, usage_event
 
 BODY = token_event([5, 6]) + token_event([7]) + usage_event(3, 3) + b"data: [DONE]\n\n"

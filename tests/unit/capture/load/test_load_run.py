@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.capture_workload import Phase
+from specdecode_operator.api.capture import Phase
 from specdecode_operator.capture.load.runner import run_load
-from specdecode_operator.capture.load.stop import Stop
+from specdecode_operator.capture.load.shutdown import Stop
 from tests.support.completion_server import (
     LAST_CHUNK,
     OK_HEAD,

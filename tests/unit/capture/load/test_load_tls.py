@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from devcluster.cluster import pki
-from specdecode_operator.capture.job.check_requests import CheckRequests, NotAnsweredError
-from specdecode_operator.capture.load.client import server_of
+from specdecode_operator.capture.job.answer_checks import CheckRequests, NotAnsweredError
+from specdecode_operator.capture.load.engine_client import server_of
 from specdecode_operator.capture.load.engine_ready import EngineMonitor
+from specdecode_operator.capture.load.run_settings import InvalidSettingsError, tls_of
 from specdecode_operator.capture.load.runner import LoadResult, run_load
-from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.capture.load.trust import tls_of
-from specdecode_operator.capture.load.workload import InvalidSettingsError
+from specdecode_operator.capture.load.shutdown import Stop
 from tests.support.completion_server import CompletionServer, completion_server
 from tests.support.load_runs import settings_for
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.capture_workload import CaptureWorkload, Pattern, Phase
-from specdecode_operator.capture.load.workload import InvalidSettingsError, read_settings
+from specdecode_operator.api.capture import CaptureWorkload, Pattern, Phase
+from specdecode_operator.capture.load.run_settings import InvalidSettingsError, read_settings
 
 CLOSED = {"name": "a", "pattern": "Closed", "concurrency": 2, "requests": 5}
 SETTINGS = {

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.files.formats import TraceMeta
-from specdecode_operator.capture.merge.merge import Merged, merge
-from specdecode_operator.capture.merge.request_ids import client_id
-from specdecode_operator.capture.validation.validate import validate_capture
+from specdecode_operator.capture.files.formats import CaptureError, TraceMeta
+from specdecode_operator.capture.files.merge import Merged, client_id, merge
+from specdecode_operator.capture.files.validate import validate_capture
 from tests.support.recordings import (
     ZERO_S,
     Recording,

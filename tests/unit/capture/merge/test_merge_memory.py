@@ -12,13 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from specdecode_operator.capture.files import merge as merging
+from specdecode_operator.capture.files.accounting import account
 from specdecode_operator.capture.files.formats import encode
-from specdecode_operator.capture.merge import merge as merging
-from specdecode_operator.capture.merge import scratch
-from specdecode_operator.capture.merge.merge import merge
-from specdecode_operator.capture.merge.scratch import scratch_database
-from specdecode_operator.capture.validation.accounting import account
-from specdecode_operator.capture.validation.validate import validate_capture
+from specdecode_operator.capture.files.merge import merge, scratch_database
+from specdecode_operator.capture.files.validate import validate_capture
 from tests.support.recordings import (
     ZERO_S,
     Recording,
@@ -31,7 +29,7 @@ from tests.unit.capture.merge.test_merge import META
 SORTING = """
 import resource, sys
 from pathlib import Path
-from specdecode_operator.capture.merge.scratch import scratch_database
+from specdecode_operator.capture.files.merge import scratch_database
 
 def peak_kib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -107,7 +105,7 @@ class TestMemory:
 
         connect = sqlite3.connect
         monkeypatch.setattr(sqlite3, "connect", watched)
-        monkeypatch.setattr(scratch, "CACHE_KIB", 64)
+        monkeypatch.setattr(merging, "CACHE_KIB", 64)
         _write_many(tmp_path, 2_000)
         look()
         before = opened.copy()

@@ -9,8 +9,8 @@ from typing import Any, Optional
 import msgspec
 import pytest
 
-from specdecode_operator.capture.recorder.shapes import EngineClasses, is_tried, unknown_shapes
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS
+from specdecode_operator.capture.recorder.vllm_internals import EngineClasses, is_tried, unknown_shapes
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
 from tests.support.engine_standins import (
     EngineCoreEvent,
     FinishReason,

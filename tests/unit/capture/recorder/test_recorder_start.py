@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from specdecode_operator.capture.job.recorder_bundle import write_bundle
-from specdecode_operator.capture.recorder import recording
-from specdecode_operator.capture.recorder.engine import start_id
-from specdecode_operator.capture.recorder.settings import Settings
+from specdecode_operator.capture.job.pod_files import write_bundle
+from specdecode_operator.capture.recorder import hooks
+from specdecode_operator.capture.recorder.segment_format import Settings
+from specdecode_operator.capture.recorder.vllm_internals import start_id
 from tests.support.engine_standins import ApiServer, EngineCoreOutputs, engine_classes, last_chunk
 from tests.support.waiting import eventually
 from tests.unit.capture.conftest import HEADER
@@ -30,9 +30,9 @@ def classes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """An engine in whose process nothing is recorded yet."""
     found = engine_classes()
     monkeypatch.setenv("SPECDECODE_RECORD_DIR", str(tmp_path))
-    monkeypatch.setattr(recording, "_first", threading.Lock())
-    monkeypatch.setattr(recording, "find_classes", lambda: found)
-    monkeypatch.setattr(recording, "header", lambda *_: HEADER)
+    monkeypatch.setattr(hooks, "_first", threading.Lock())
+    monkeypatch.setattr(hooks, "find_classes", lambda: found)
+    monkeypatch.setattr(hooks, "header", lambda *_: HEADER)
     return found
 
 
@@ -46,7 +46,7 @@ def is_hooked(classes: Any) -> bool:
 
 
 def test_nothing_but_the_segment_stays(classes: Any, tmp_path: Path) -> None:
-    recording.start(None, [0])
+    hooks.start(None, [0])
     assert len(list(tmp_path.glob("*.reserve"))) == 1
     (tmp_path / "close").touch()
     eventually(lambda: not is_hooked(classes), "closed")
@@ -54,7 +54,7 @@ def test_nothing_but_the_segment_stays(classes: Any, tmp_path: Path) -> None:
 
 
 async def test_records_until_the_close_file_appears(classes: Any, tmp_path: Path) -> None:
-    recording.start(None, [0])
+    hooks.start(None, [0])
     server = ApiServer(classes)
     server.add("a")
     await server.step(last_chunk("a"))
@@ -69,15 +69,15 @@ async def test_records_until_the_close_file_appears(classes: Any, tmp_path: Path
 def test_without_a_folder_nothing_happens(classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPECDECODE_RECORD_DIR")
     threads = threading.active_count()
-    recording.start(None, [0])
+    hooks.start(None, [0])
     assert threading.active_count() == threads
     assert not is_hooked(classes)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_records_once(classes: Any, tmp_path: Path) -> None:
-    recording.start(None, [0])
-    recording.start(None, [1])
+    hooks.start(None, [0])
+    hooks.start(None, [1])
     assert len(list(tmp_path.glob("segment-*.jsonl"))) == 1
     assert not hasattr(classes.output_processor.add_request.__wrapped__, "__wrapped__")
     (tmp_path / "close").touch()
@@ -87,9 +87,9 @@ def test_a_process_records_once(classes: Any, tmp_path: Path) -> None:
 def test_unknown_engine_is_left_alone(
     classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recording, "find_classes", lambda: replace(classes, event_type=()))
+    monkeypatch.setattr(hooks, "find_classes", lambda: replace(classes, event_type=()))
     with caplog.at_level(logging.WARNING):
-        recording.start(None, [0])
+        hooks.start(None, [0])
     first, off, closed = segment_lines(tmp_path)
     assert first["k"] == "header"
     assert off == {"k": "off", "reason": "EngineCoreEventType is {}"}
@@ -101,8 +101,8 @@ def test_unknown_engine_is_left_alone(
 def test_classes_that_cannot_be_looked_at_are_left_alone(
     classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "find_classes", lambda: replace(classes, messages={}))
-    recording.start(None, [0])
+    monkeypatch.setattr(hooks, "find_classes", lambda: replace(classes, messages={}))
+    hooks.start(None, [0])
     assert segment_lines(tmp_path)[1]["reason"] == "KeyError: 'EngineCoreOutputs'"
     assert not is_hooked(classes)
 
@@ -111,9 +111,9 @@ async def test_a_version_that_nobody_tried_is_recorded_where_its_classes_are_as_
     classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = msgspec.structs.replace(HEADER, vllm="0.99.0", recorder_tried=False)
-    monkeypatch.setattr(recording, "header", lambda *_: first)
+    monkeypatch.setattr(hooks, "header", lambda *_: first)
     with caplog.at_level(logging.WARNING):
-        recording.start(None, [0])
+        hooks.start(None, [0])
     server = ApiServer(classes)
     server.add("a")
     await server.step(last_chunk("a"))
@@ -129,8 +129,8 @@ def test_engine_without_a_class_is_left_alone(classes: Any, tmp_path: Path, monk
     def fail() -> Any:
         raise ImportError("cannot import name 'EngineCoreEvent'")
 
-    monkeypatch.setattr(recording, "find_classes", fail)
-    recording.start(None, [0])
+    monkeypatch.setattr(hooks, "find_classes", fail)
+    hooks.start(None, [0])
     assert segment_lines(tmp_path)[1]["reason"] == "cannot import name 'EngineCoreEvent'"
     assert not is_hooked(classes)
 
@@ -139,7 +139,7 @@ def test_folder_that_cannot_be_written_leaves_the_engine_alone(
     classes: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SPECDECODE_RECORD_DIR", "/proc/nowhere")
-    recording.start(None, [0])
+    hooks.start(None, [0])
     assert not is_hooked(classes)
     assert "could not start" in caplog.text
 
@@ -150,8 +150,8 @@ async def test_a_failing_writer_ends_in_good_order(
     def fail(_: Any) -> None:
         raise RuntimeError("bug")
 
-    monkeypatch.setattr(recording.Writer, "turn", fail)
-    recording.start(None, [0])
+    monkeypatch.setattr(hooks.Writer, "turn", fail)
+    hooks.start(None, [0])
     eventually(lambda: not is_hooked(classes), "hooks are removed")
     *_, off, closed = segment_lines(tmp_path)
     assert (off["reason"], closed["reason"]) == ("RuntimeError: bug", "write_error")
@@ -164,12 +164,12 @@ PROCESS = """
 import asyncio, sys
 from tests.support.engine_standins import ApiServer, engine_classes, last_chunk, chunk
 from tests.unit.capture.conftest import HEADER
-from specdecode_operator.capture.recorder import recording
+from specdecode_operator.capture.recorder import hooks
 
 classes = engine_classes()
-recording.find_classes = lambda: classes
-recording.header = lambda *_: HEADER
-recording.start(None, [0])
+hooks.find_classes = lambda: classes
+hooks.header = lambda *_: HEADER
+hooks.start(None, [0])
 
 async def serve():
     server = ApiServer(classes)
@@ -210,7 +210,7 @@ def test_settings_from_the_environment(variables: dict[str, str], settings: Sett
 
 
 def test_header_says_what_the_configuration_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specdecode_operator.capture.recorder import engine
+    from specdecode_operator.capture.recorder import vllm_internals
 
     platform = SimpleNamespace(
         is_cpu=lambda: False, get_device_name=lambda: "NVIDIA H200", get_device_uuid=lambda rank: f"GPU-{rank}"
@@ -232,7 +232,7 @@ def test_header_says_what_the_configuration_has(monkeypatch: pytest.MonkeyPatch)
             method="eagle3", num_speculative_tokens=3, model="org/head", parallel_drafting=True
         ),
     )
-    header = engine.header(config, [0, 1], "b007", Settings(Path("/c"), token_ids=True))
+    header = vllm_internals.header(config, [0, 1], "b007", Settings(Path("/c"), token_ids=True))
     assert header.gpu_uuids == [f"GPU-{rank}" for rank in range(2 * 4)]
     assert (header.vllm, header.client_index, header.client_count, header.engines) == ("0.31.0", 3, 4, [0, 1])
     assert (header.model, header.gpu, header.token_ids, header.steps) == ("org/model", "NVIDIA H200", True, True)
@@ -259,7 +259,7 @@ def test_header_says_what_the_configuration_has(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("refusal", [NotImplementedError, ValueError])
 def test_gpu_whose_driver_tells_nothing(monkeypatch: pytest.MonkeyPatch, refusal: type[Exception]) -> None:
-    from specdecode_operator.capture.recorder import engine
+    from specdecode_operator.capture.recorder import vllm_internals
 
     def refuse(*_: object) -> str:
         raise refusal
@@ -267,14 +267,14 @@ def test_gpu_whose_driver_tells_nothing(monkeypatch: pytest.MonkeyPatch, refusal
     platform = SimpleNamespace(is_cpu=lambda: False, get_device_name=refuse, get_device_uuid=refuse)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.31.0"))
     monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
-    header = engine.header(SimpleNamespace(), [0], "b007", Settings(Path("/c")))
+    header = vllm_internals.header(SimpleNamespace(), [0], "b007", Settings(Path("/c")))
     assert (header.gpu, header.gpu_uuids) == (None, [])
 
 
 TWO_SERVERS = """
 import multiprocessing
 import sys
-from specdecode_operator.capture.recorder.engine import start_id
+from specdecode_operator.capture.recorder.vllm_internals import start_id
 
 def serve(told):
     told.put(start_id(2))

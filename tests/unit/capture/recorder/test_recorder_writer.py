@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 
 from specdecode_operator.capture.recorder import writer
-from specdecode_operator.capture.recorder.bounded_queue import BoundedQueue
-from specdecode_operator.capture.recorder.samples import RequestSample, StepSample
-from specdecode_operator.capture.recorder.segment import RESERVE_BYTES, Segment, SegmentWriteError
-from specdecode_operator.capture.recorder.writer import ANCHOR_EVERY_S, SYNC_EVERY_S
+from specdecode_operator.capture.recorder.collector import BoundedQueue, RequestSample, StepSample
+from specdecode_operator.capture.recorder.writer import (
+    ANCHOR_EVERY_S,
+    RESERVE_BYTES,
+    SYNC_EVERY_S,
+    Segment,
+    SegmentWriteError,
+)
 from tests.support.engine_standins import EngineCoreOutputs, EngineCoreRequest, chunk, last_chunk
 from tests.unit.capture.conftest import HEADER, Recorder, synced_paths
 

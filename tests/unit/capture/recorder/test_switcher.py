@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.job.engine_switch import EngineSwitch
-from specdecode_operator.capture.job.recorder_bundle import switcher_command, write_bundle
+from specdecode_operator.capture.files.formats import CaptureError
+from specdecode_operator.capture.job.pod_files import switcher_command, write_bundle
+from specdecode_operator.capture.job.record_part import EngineSwitch
 from tests.support.waiting import eventually
 
 IMPATIENT = (

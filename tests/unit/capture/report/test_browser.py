@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from specdecode_operator.pictures.report import Outputs, make_report
+from specdecode_operator.capture.report.report import Outputs, make_report
 from tests.support.browser import find, visit
 from tests.support.drawn_captures import write_capture
 

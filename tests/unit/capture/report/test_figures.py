@@ -7,18 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdecode_operator.pictures.figures.acceptance import by_context, by_temperature, over_time
-from specdecode_operator.pictures.figures.budget import budgets
-from specdecode_operator.pictures.figures.bursts import step_time
-from specdecode_operator.pictures.figures.cache import cache_use
-from specdecode_operator.pictures.figures.drawing import LeftOut, Picture, Series, series_of
-from specdecode_operator.pictures.figures.latency import by_load, client_ttft, distributions
-from specdecode_operator.pictures.figures.timeline import timelines
-from specdecode_operator.pictures.measures import Measure, measures_of
-from specdecode_operator.pictures.page import _cell as cell
-from specdecode_operator.pictures.page import page
-from specdecode_operator.pictures.perfetto import write_perfetto
-from specdecode_operator.pictures.seen.capture import read_capture
+from specdecode_operator.capture.report.capture_reader import read_capture
+from specdecode_operator.capture.report.charts import (
+    budgets,
+    by_context,
+    by_load,
+    by_temperature,
+    cache_use,
+    client_ttft,
+    distributions,
+    over_time,
+    step_time,
+)
+from specdecode_operator.capture.report.drawing import LeftOut, Picture, Series, series_of
+from specdecode_operator.capture.report.report import Measure, measures_of, page
+from specdecode_operator.capture.report.report import _cell as cell
+from specdecode_operator.capture.report.timeline import timelines, write_perfetto
 from tests.support.drawn_captures import manifest, step
 from tests.support.traces import record, write_steps, write_trace
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.pictures.measures import measures_of
-from specdecode_operator.pictures.seen.capture import read_capture
+from specdecode_operator.capture.report.capture_reader import read_capture
+from specdecode_operator.capture.report.report import measures_of
 
-CAPTURES = sorted(path.parent for path in (Path(__file__).parents[2] / "data/captures").glob("*/manifest.json"))
+CAPTURES = sorted(path.parent for path in (Path(__file__).parents[3] / "data/captures").glob("*/manifest.json"))
 
 
 @pytest.mark.parametrize("folder", CAPTURES, ids=lambda folder: folder.name)

@@ -244,7 +244,7 @@ def test_a_folder_of_captures_is_each_of_them(report: Report, tmp_path: Path) ->
 def test_without_matplotlib_it_says_what_to_install(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("specdecode_operator.pictures")]:
+    for name in [name for name in sys.modules if name.startswith("specdecode_operator.capture.report")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     made = report(write_capture(tmp_path / "demo"))

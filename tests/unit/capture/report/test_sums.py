@@ -5,9 +5,15 @@ from array import array
 import numpy as np
 import pytest
 
-from specdecode_operator.pictures.seen.requests import RequestSums, context_tokens
-from specdecode_operator.pictures.seen.sums import LOG_BINS, ByTime, log_bin, log_quantile
-from specdecode_operator.replay.recording.recording import RecordedRequest
+from specdecode_operator.capture.recording import RecordedRequest
+from specdecode_operator.capture.report.capture_sums import (
+    LOG_BINS,
+    ByTime,
+    RequestSums,
+    context_tokens,
+    log_bin,
+    log_quantile,
+)
 
 
 def request(chunks: list[int], gaps_ms: list[float], **fields: object) -> RecordedRequest:

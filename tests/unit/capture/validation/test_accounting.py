@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdecode_operator.capture.files.accounting import Accounting, EngineSide, account
 from specdecode_operator.capture.files.formats import ClientRecord
-from specdecode_operator.capture.validation.accounting import Accounting, EngineSide, account
 from tests.support.recordings import write_lines
 
 

@@ -4,10 +4,9 @@ from collections import Counter
 
 import pytest
 
-from specdecode_operator.capture.files.manifest import Gate
-from specdecode_operator.capture.validation.accounting import Accounting, Mismatch
-from specdecode_operator.capture.validation.gates import gates
-from specdecode_operator.capture.validation.totals import StepTotals, TraceTotals
+from specdecode_operator.capture.files.accounting import Accounting, Mismatch, gates
+from specdecode_operator.capture.files.formats import Gate
+from specdecode_operator.capture.files.totals import StepTotals, TraceTotals
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.files.formats import TraceMeta
-from specdecode_operator.capture.files.manifest import EngineCounters, Gate, SegmentEntry
-from specdecode_operator.capture.merge.merge import merge
-from specdecode_operator.capture.validation.gates import gates
-from specdecode_operator.capture.validation.totals import StepTotals, TraceTotals
-from specdecode_operator.capture.validation.validate import validate_capture, wants_steps
+from specdecode_operator.capture.files.accounting import gates
+from specdecode_operator.capture.files.formats import EngineCounters, Gate, SegmentEntry, TraceMeta
+from specdecode_operator.capture.files.merge import merge
+from specdecode_operator.capture.files.totals import StepTotals, TraceTotals
+from specdecode_operator.capture.files.validate import validate_capture, wants_steps
 from tests.support.recordings import ZERO_S, Recording, Scenario, read_lines_of, write_lines
 
 

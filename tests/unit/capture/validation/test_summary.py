@@ -8,14 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_operator.api.status.capture import CaptureSummary
-from specdecode_operator.capture.files.formats import ClientRecord, TraceMeta
-from specdecode_operator.capture.files.manifest import FileEntry
-from specdecode_operator.capture.merge.merge import merge
-from specdecode_operator.capture.validation.quantiles import quantiles
-from specdecode_operator.capture.validation.summary import Summary, status_summary, summarize, summary_text
-from specdecode_operator.capture.validation.totals import ClientTotals
-from specdecode_operator.capture.validation.validate import Validation, validate_capture
+from specdecode_operator.api.capture_status import CaptureSummary
+from specdecode_operator.capture.files.formats import ClientRecord, FileEntry, TraceMeta
+from specdecode_operator.capture.files.merge import merge
+from specdecode_operator.capture.files.summary import Summary, status_summary, summarize, summary_text
+from specdecode_operator.capture.files.totals import ClientTotals, quantiles
+from specdecode_operator.capture.files.validate import Validation, validate_capture
 from tests.support.recordings import ZERO_S, Recording, Scenario
 
 FILES = {name: FileEntry(bytes=10**9, lines=10**6, sha256="f" * 64) for name in ("trace.jsonl", "client.jsonl")}

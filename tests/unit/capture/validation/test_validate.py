@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.files.errors import CaptureError
-from specdecode_operator.capture.validation.validate import Validation, validate_file
+from specdecode_operator.capture.files.formats import CaptureError
+from specdecode_operator.capture.files.validate import Validation, validate_file
 from tests.support.recordings import scheduler_stats
 
 META: dict[str, Any] = {"meta": {"model": "m", "gpu": "H200", "tp": 1, "max_num_seqs": 64, "block_size": 16, "x": [1]}}

@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from specdecode_operator.cli.main import app
-from specdecode_operator.kube.labels import CAPTURE_LABEL
+from specdecode_operator.cluster.resources import CAPTURE_LABEL
 
 FAKE = Path(__file__).parents[3] / "support" / "fake_kubectl.py"
 MINE = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from specdecode_operator.kube.labels import CAPTURE_LABEL
+from specdecode_operator.cluster.resources import CAPTURE_LABEL
 from tests.unit.cli.capture.conftest import (
     CLAIM,
     CONTENT,

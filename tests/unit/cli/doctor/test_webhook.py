@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.doctor.findings import Grade, Unreadable
-from specdecode_operator.doctor.webhook import webhook_findings
+from specdecode_operator.cli.doctor.findings import Grade, Unreadable, webhook_findings
 from tests.support.certificates import DAY, made_certificate
 
 NOW = datetime.now(UTC).replace(microsecond=0)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from specdecode_operator.cli.hub import cache
+from specdecode_operator.cli import hub
 from tests.support.http_server import serving
 from tests.support.loopback_hub import COMMIT, TOKEN, Hub
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
@@ -149,10 +149,10 @@ def test_an_entry_of_another_model_in_the_cache_is_not_believed(
 
 
 def test_what_another_version_read_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = cache.HubCache(tmp_path, "https://hub")
+    kept = hub.HubCache(tmp_path, "https://hub")
     kept.keep_commit("acme/open", None, COMMIT)
     assert kept.commit("acme/open", None) == COMMIT
-    monkeypatch.setattr(cache, "__version__", "next")
+    monkeypatch.setattr(hub, "__version__", "next")
     assert kept.commit("acme/open", None) is None
 
 

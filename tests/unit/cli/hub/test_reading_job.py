@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.resolver.answer import unpack
-from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, CheckpointError
+from specdecode_operator.deployment.models.model_facts import unpack_facts
 from tests.support.checkpoints import write_checkpoint
 from tests.support.llama import SMALL_CONFIG
 from tests.support.loopback_hub import COMMIT, TOKEN, Hub
@@ -27,7 +27,7 @@ def read(specdecode: Specdecode, message: Path, *arguments: str) -> Checkpoint:
     """Run the command of the Job."""
     result = specdecode("read-model", "hub", *arguments, "--message", message)
     assert message.exists(), result.output
-    return unpack(message.read_text())
+    return unpack_facts(message.read_text())
 
 
 def test_headers_come_from_the_hub_and_weights_stay_there(specdecode: Specdecode, message: Path, hub: Hub) -> None:
@@ -80,4 +80,4 @@ def test_a_folder_is_read_without_the_hub_and_without_an_engine(tmp_path: Path, 
     command = [sys.executable, "-c", start, "read-model", "folder", "--message", str(message), "--", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
-    assert unpack(message.read_text()).weights.total_bytes == 64 * 32 * 2
+    assert unpack_facts(message.read_text()).weights.total_bytes == 64 * 32 * 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.sizing.catalogue import find_entry
 from tests.support.checkpoints import header, safetensors
 from tests.support.http_server import serving
 from tests.support.loopback_hub import Hub

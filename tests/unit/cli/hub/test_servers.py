@@ -9,9 +9,9 @@ from threading import Event
 import httpx
 import pytest
 
-from specdecode_operator.cli.hub import repository
-from specdecode_operator.cli.hub.client import Allowance, HubClient, HubSettings
-from specdecode_operator.resolver.read_model_facts import CheckpointError
+from specdecode_operator.cli import hub
+from specdecode_operator.cli.hub import Allowance, HubClient, HubSettings
+from specdecode_operator.deployment.models.checkpoint_reader import CheckpointError
 from tests.support.checkpoints import safetensors
 from tests.support.http_server import Quiet, serving
 from tests.support.loopback_hub import TOKEN, Hub
@@ -174,7 +174,7 @@ def test_a_whole_file_is_not_taken_for_a_part_of_it() -> None:
 def test_a_server_that_never_answers_is_left(
     specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repository, "_DEADLINE_S", 0.05)
+    monkeypatch.setattr(hub, "_DEADLINE_S", 0.05)
     with serving(Odd("silence")) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         result = specdecode("plan", "-f", write("a.yaml", alone("acme/open")), "--hub")

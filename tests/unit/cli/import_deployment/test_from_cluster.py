@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.cli.import_deployment.source import _RESOURCES, _RUNTIMES, Source, SourceError, read_source
-from specdecode_operator.kube.resources import SERVICE
-from specdecode_operator.migration.convert import migrate_workload
+from specdecode_operator.cli.importing import _RESOURCES, _RUNTIMES, Source, SourceError, read_source
+from specdecode_operator.cluster.resources import SERVICE
+from specdecode_operator.importing.convert import migrate_workload
 from tests.support.api_server import ApiServer
 
-DATA = Path(__file__).parents[2] / "migration/sources/data"
+DATA = Path(__file__).parents[2] / "importing/sources/data"
 KINDS = {each.kind: each for found in (*_RESOURCES.values(), _RUNTIMES) for each in found} | {"Service": SERVICE}
 
 

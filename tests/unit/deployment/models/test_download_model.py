@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.models.download import DOWNLOADER
-from specdecode_operator.resolver.download_model import left_out, main
+from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.models.model_jobs import DOWNLOADER
+from specdecode_operator.deployment.pod_scripts.download_model import left_out, main
 from tests.support.secret_forms import FORMS, SecretForm
 
 COMMIT = "c" * 40

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from specdecode_operator.deployment.models.download import read_downloads
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.models.model_jobs import read_downloads
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import desired_state
 from tests.support.model_caches import (
     CACHE,
@@ -101,7 +101,7 @@ def test_a_pinned_revision_is_part_of_the_path_only_as_a_commit() -> None:
 
 
 def test_two_objects_ask_for_the_same_model_each_by_a_job_of_its_own() -> None:
-    one, other = (desired_state(read_parent(parent(cached(), name=name)), NODES) for name in ("one", "other"))
+    one, other = (desired_state(parse_deployment(parent(cached(), name=name)), NODES) for name in ("one", "other"))
     names = [job["metadata"]["name"] for desired in (one, other) for job in jobs(desired)]
     assert len(set(names)) == 4
     assert [container(job)["args"] for job in jobs(one)] == [container(job)["args"] for job in jobs(other)]
@@ -123,14 +123,14 @@ def test_a_suspended_object_fetches_its_models_too() -> None:
 
 def test_the_longest_name_leaves_room_for_a_jobs() -> None:
     names = [
-        job["metadata"]["name"] for job in jobs(desired_state(read_parent(parent(cached(), name="a" * 52)), NODES))
+        job["metadata"]["name"] for job in jobs(desired_state(parse_deployment(parent(cached(), name="a" * 52)), NODES))
     ]
     assert len(set(names)) == 2
     assert max(map(len, names)) <= 63, "a label of its pods holds it"
 
 
 def test_nothing_is_fetched_for_a_pair_that_does_not_fit() -> None:
-    assert jobs(desired_state(read_parent(parent(cached(parallelism={"tensor": 1}))), NODES)) == []
+    assert jobs(desired_state(parse_deployment(parent(cached(parallelism={"tensor": 1}))), NODES)) == []
 
 
 FAILURES = [

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.spec.model_storage import claims_named
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.models.model_locations import claims_named
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import desired_state
 from tests.support.model_caches import cached, container, decide, jobs, said, template
 from tests.support.objects import Body, parent, tiny_cpu
@@ -16,7 +16,7 @@ NODE_MODELS = {"volume": {"hostPath": {"path": "/mnt/models/llama"}}}
 
 def on_nodes(allowed: tuple[str, ...], **changes: Any) -> tuple[DesiredState, Body]:
     spec = tiny_cpu(models=NODE_MODELS, **changes)
-    return desired_state(read_parent(parent(spec)), (), host_paths=allowed), spec
+    return desired_state(parse_deployment(parent(spec)), (), host_paths=allowed), spec
 
 
 @pytest.mark.parametrize("allowed", [("/mnt/models",), ("/srv", "/mnt/models/llama"), ("/mnt/models/",)])
@@ -45,7 +45,7 @@ def test_the_pod_template_brings_in_no_other_directories_of_nodes(path: str) -> 
     def accepted(path: str) -> tuple[str, str, str]:
         volume = {"name": "more", "hostPath": {"path": path}}
         spec = tiny_cpu(podTemplate={"spec": {"volumes": [{"name": "scratch", "emptyDir": {}}, volume]}})
-        return said(desired_state(read_parent(parent(spec)), (), host_paths=("/mnt/models",)), spec)["Accepted"]
+        return said(desired_state(parse_deployment(parent(spec)), (), host_paths=("/mnt/models",)), spec)["Accepted"]
 
     assert accepted("/mnt/models/more")[0] == "True"
     assert accepted(path)[:2] == ("False", "HostPathNotAllowed")

@@ -12,9 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from specdecode_operator.resolver import read_model_facts
-from specdecode_operator.resolver.answer import unpack
-from specdecode_operator.resolver.read_model_facts import (
+from specdecode_operator.deployment.models import checkpoint_reader
+from specdecode_operator.deployment.models.checkpoint_reader import (
     CONFIG_LIMIT_BYTES,
     MESSAGE_LIMIT_BYTES,
     Checkpoint,
@@ -26,10 +25,11 @@ from specdecode_operator.resolver.read_model_facts import (
     pack_facts,
     read_checkpoint_directory,
 )
+from specdecode_operator.deployment.models.model_facts import unpack_facts
 from tests.support.checkpoints import header, safetensors, write_checkpoint
 from tests.support.objects import TINY_CONFIG
 
-SCRIPT = Path(read_model_facts.__file__)
+SCRIPT = Path(checkpoint_reader.__file__)
 TENSORS: dict[str, tuple[str, list[int]]] = {
     "model.embed_tokens.weight": ("BF16", [1024, 256]),
     "model.layers.0.mlp.up_proj.weight": ("F8_E4M3", [512, 256]),
@@ -123,7 +123,7 @@ def test_a_model_that_is_stored_as_pickles_is_known_by_its_config(folder: Path) 
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 7'\ntR.")
     found = read_checkpoint_directory(str(folder))
     assert (found.config, found.weights) == (TINY_CONFIG, Weights(0, 0, False, {}, {}))
-    assert unpack(pack_facts(found)) == found
+    assert unpack_facts(pack_facts(found)) == found
 
 
 def test_a_config_that_names_each_expert_fits_the_message(folder: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_config_that_names_each_expert_fits_the_message(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**TINY_CONFIG, "quantization_config": quantization}))
     assert (folder / "config.json").stat().st_size > 2**21
     found = read_checkpoint_directory(str(folder))
-    assert unpack(pack_facts(found)) == found
+    assert unpack_facts(pack_facts(found)) == found
     kept = found.config["quantization_config"]
     assert kept["ignore"] == ["lm_head", *(name for name in modules if ".experts.0." in name)]
     assert kept["config_groups"]["group_0"] == {"weights": {"num_bits": 4}, "targets": modules[:1]}
@@ -218,16 +218,16 @@ def noise(length: int) -> str:
 
 def test_a_message_comes_back_as_it_was() -> None:
     sent = checkpoint({**TINY_CONFIG, "rope_theta": 1e6, "text_config": {"a": [1, 2.5, None]}})
-    assert unpack(pack_facts(sent)) == sent
+    assert unpack_facts(pack_facts(sent)) == sent
 
 
 def test_what_does_not_fit_is_left_out_least_needed_first() -> None:
     with_parts = checkpoint({"hidden_size": 8, "layer_types": [noise(3000)]}, parts=900)
-    got = unpack(pack_facts(with_parts))
+    got = unpack_facts(pack_facts(with_parts))
     assert (got.config, got.weights.bytes_by_part) == (with_parts.config, {})
     assert got.weights.total_bytes == 10
     with_list = checkpoint({"hidden_size": 8, "layer_types": ["full_attention"], "tokens": noise(6000)})
-    assert unpack(pack_facts(with_list)).config == {"hidden_size": 8, "layer_types": ["full_attention"]}
+    assert unpack_facts(pack_facts(with_list)).config == {"hidden_size": 8, "layer_types": ["full_attention"]}
 
 
 def test_what_is_needed_and_does_not_fit_is_an_error() -> None:
@@ -241,7 +241,7 @@ def test_errors_fit_a_termination_message(text: str) -> None:
     message = pack_error(CheckpointError("ReaderFailed", text))
     assert len(message.encode()) <= MESSAGE_LIMIT_BYTES
     with pytest.raises(CheckpointError, match=text[:100]):
-        unpack(message)
+        unpack_facts(message)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_errors_fit_a_termination_message(text: str) -> None:
 )  # fmt: skip
 def test_an_answer_that_makes_no_sense_is_an_error(message: str) -> None:
     with pytest.raises(CheckpointError) as refused:
-        unpack(message)
+        unpack_facts(message)
     assert refused.value.reason == "ReaderFailed"
 
 
@@ -261,19 +261,19 @@ def test_an_answer_whose_output_head_is_a_list_is_an_error() -> None:
     """It is a part of a key later on, which a list cannot be."""
     wrong = replace(checkpoint({}), weights=replace(checkpoint({}).weights, output_head=cast("bool", [])))
     with pytest.raises(CheckpointError) as refused:
-        unpack(pack_facts(wrong))
+        unpack_facts(pack_facts(wrong))
     assert refused.value.reason == "ReaderFailed"
 
 
 def test_a_bomb_is_not_unpacked() -> None:
     with pytest.raises(CheckpointError, match="no sense"):
-        unpack(pack_facts(checkpoint({"layer_types": "a" * 2_000_000})))
+        unpack_facts(pack_facts(checkpoint({"layer_types": "a" * 2_000_000})))
 
 
 def test_an_answer_is_left_where_the_kubelet_looks(folder: Path, tmp_path: Path) -> None:
     message = tmp_path / "message"
     assert leave_answer(message, lambda: Folder(str(folder))) == 0
-    assert unpack(message.read_text()) == read_checkpoint_directory(str(folder))
+    assert unpack_facts(message.read_text()) == read_checkpoint_directory(str(folder))
     assert leave_answer(message, lambda: Folder(f"{folder}/none")) == 1
     assert json.loads(message.read_text())["error"]["reason"] == "ModelNotFound"
     assert signal.alarm(0) == 0, "the deadline outlived the read, and would end whatever called it"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.resolver import warm_start
+from specdecode_operator.deployment.pod_scripts import warm_start
 from tests.support.http_server import Quiet, serving
 from tests.support.waiting import eventually
 

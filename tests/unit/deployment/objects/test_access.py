@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.deployment.pods.blocked_pods import blocked_pod
+from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod
 from tests.support.objects import Body, pod, tiny_cpu, waiting
 from tests.unit.deployment.objects.test_children import render
 

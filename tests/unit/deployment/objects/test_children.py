@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from specdecode_operator.cluster.cache import slim
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.deployment.spec.pod_template_merge import merge, pod_template_problems
-from specdecode_operator.engine.settings import Platform
-from specdecode_operator.kube.drift import content_digest, needs_apply
-from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.cluster.drift import content_digest, needs_apply
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.pod_template_merge import merge, pod_template_problems
+from specdecode_operator.vllm.settings import Platform
 from tests.support.decisions import desired_state
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
 
@@ -19,7 +19,7 @@ NODES = (NodeFacts("h200-0", H200, 8), NodeFacts("h100-0", H100, 8))
 
 
 def render(spec: dict[str, Any], name: str = "llama") -> dict[str, dict[str, Any]]:
-    children = desired_state(read_parent(parent(spec, name=name)), NODES).children
+    children = desired_state(parse_deployment(parent(spec, name=name)), NODES).children
     return {child["kind"]: child for child in children}
 
 
@@ -216,7 +216,7 @@ def test_merging_leaves_its_inputs_alone_and_null_removes() -> None:
     ids=str,
 )
 def test_what_the_overlay_may_not_touch_is_named(template: dict[str, Any], field: str) -> None:
-    spec = read_parent(parent(pair_70b(podTemplate=template)))
+    spec = parse_deployment(parent(pair_70b(podTemplate=template)))
     conditions = {finding.type: finding for finding in desired_state(spec, NODES).conditions}
     assert conditions["Accepted"].status == "False"
     assert field in conditions["Accepted"].message

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.main import app
 from specdecode_operator.deployment.desired_state import Launch, NotLaunched
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import OPERATOR_IMAGE, desired_state
 from tests.support.objects import H200, parent
 from tests.support.replay_field_cases import replaying
@@ -43,14 +43,14 @@ def emulated(**changes: Any) -> Body:
 
 def launched(spec: Body) -> tuple[Launch, Body]:
     """The plan in force, and the spec of its pods."""
-    desired = desired_state(read_parent(parent(spec)))
+    desired = desired_state(parse_deployment(parent(spec)))
     assert isinstance(desired.outcome, Launch), desired.conditions
     assert desired.workload is not None
     return desired.outcome, desired.workload["spec"]["template"]["spec"]
 
 
 def refusal(spec: Body) -> str:
-    outcome = desired_state(read_parent(parent(spec))).outcome
+    outcome = desired_state(parse_deployment(parent(spec))).outcome
     assert isinstance(outcome, NotLaunched)
     return outcome.readiness.message
 

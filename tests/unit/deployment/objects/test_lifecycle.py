@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import PodTemplate
-from specdecode_operator.api.status.deployment import Condition, ConditionStatus
+from specdecode_operator.api.deployment_status import Condition, ConditionStatus
+from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.conditions import ConditionUpdate
-from specdecode_operator.deployment.pods.readiness import summarize
-from specdecode_operator.deployment.pods.rollout import read_rollout
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.deployment.spec.pod_template_merge import pod_template_problems
-from specdecode_operator.engine.settings import Platform
-from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.pod_template_merge import pod_template_problems
+from specdecode_operator.deployment.rollout.readiness import summarize
+from specdecode_operator.deployment.rollout.rollout_progress import read_rollout
+from specdecode_operator.vllm.settings import Platform
 from tests.support.decisions import desired_state
 from tests.support.objects import H200, Body, deployment, ended, pair_70b, parent, pod, tiny_cpu
 
@@ -24,7 +24,7 @@ OVERDUE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadline
 
 
 def child(spec: dict[str, Any], kind: str) -> Body:
-    children = desired_state(read_parent(parent(spec)), NODES).children
+    children = desired_state(parse_deployment(parent(spec)), NODES).children
     return next(each for each in children if each["kind"] == kind)
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status.deployment import Condition, SpecDecodeDeploymentStatus
+from specdecode_operator.api.deployment_status import Condition, SpecDecodeDeploymentStatus
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.cluster.resources import TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
-from specdecode_operator.kube.nodes import NodeFacts
 from tests.support.decisions import NOW, desired_state
 from tests.support.model_caches import pod as downloaded_by
 from tests.support.objects import H100, H200, pair_70b, parent
@@ -32,7 +32,7 @@ def ngram(model: str = B405, **changes: Any) -> Body:
 def decide(
     spec: Body, nodes: tuple[NodeFacts, ...], *, groups: bool = True, **owner: Any
 ) -> tuple[DesiredState, SpecDecodeDeploymentStatus, dict[str, Condition]]:
-    read = read_parent(parent(spec, **owner))
+    read = parse_deployment(parent(spec, **owner))
     desired = desired_state(read, nodes, has_leader_worker_sets=groups)
     status = compose_status(read, desired, Observation(), NOW)
     return desired, status, {condition.type: condition for condition in status.conditions}
@@ -228,11 +228,13 @@ def test_with_a_cache_no_pod_of_a_group_skips_what_the_others_do() -> None:
     cached = {**STAGES, "models": {"cache": {"persistentVolumeClaim": {"claimName": "models"}}}}
     jobs = [
         each
-        for each in desired_state(read_parent(parent(cached)), TWO_H100, has_leader_worker_sets=True).children
+        for each in desired_state(parse_deployment(parent(cached)), TWO_H100, has_leader_worker_sets=True).children
         if each["kind"] == "Job"
     ]
     done = [downloaded_by(job, json.dumps({"commit": "0" * 40})) for job in jobs]
-    workload = desired_state(read_parent(parent(cached)), TWO_H100, pods=done, has_leader_worker_sets=True).workload
+    workload = desired_state(
+        parse_deployment(parent(cached)), TWO_H100, pods=done, has_leader_worker_sets=True
+    ).workload
     assert workload is not None
     for template in templates(workload):
         assert engine_of(template)["command"][:2] == ["vllm", "serve"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.deployment.spec.pod_template_merge import DOWNLOAD_TARGET
+from specdecode_operator.deployment.pod_template_merge import DOWNLOAD_TARGET
 from tests.support.model_caches import cached, decide, fetched, jobs, template
 from tests.support.objects import Body, pair_70b, tiny_cpu
 from tests.unit.deployment.objects.test_children import pod_spec

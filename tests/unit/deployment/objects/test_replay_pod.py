@@ -8,7 +8,7 @@ from typer.main import get_command
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.main import app
 from specdecode_operator.deployment.desired_state import Launch, NotLaunched
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import H200_NODE, OPERATOR_IMAGE, desired_state
 from tests.support.objects import H200, pair_70b, parent
 from tests.support.replay_field_cases import replaying
@@ -17,7 +17,7 @@ ON_CLAIM = {"persistentVolumeClaim": {"claimName": "captures"}, "path": "team/ni
 
 
 def workload(spec: Body) -> Body:
-    desired = desired_state(read_parent(parent(spec)))
+    desired = desired_state(parse_deployment(parent(spec)))
     assert isinstance(desired.outcome, Launch), desired.conditions
     (found,) = (child for child in desired.children if child["kind"] in {"Deployment", "LeaderWorkerSet"})
     return found
@@ -45,7 +45,7 @@ def told(spec: Body) -> dict[str, Any]:
 
 def test_the_command_line_takes_the_command_and_the_plan_gives_the_kv_cache() -> None:
     spec = replaying()
-    outcome = desired_state(read_parent(parent(spec))).outcome
+    outcome = desired_state(parse_deployment(parent(spec))).outcome
     assert isinstance(outcome, Launch)
     given = told(spec)
     assert [str(path) for path in given["traces"]] == ["/recording/trace.jsonl"]
@@ -96,7 +96,7 @@ def test_it_is_the_operators_image_without_gpus_models_or_a_node_of_its_own() ->
 
 @pytest.mark.parametrize("spec", [replaying(), pair_70b()], ids=["replay", "vLLM"])
 def test_it_is_watched_and_drained_as_vllm_is_and_passes_pod_security(spec: Body) -> None:
-    desired = desired_state(read_parent(parent(spec)), (H200_NODE,))
+    desired = desired_state(parse_deployment(parent(spec)), (H200_NODE,))
     assert desired.workload is not None
     template = desired.workload["spec"]["template"]["spec"]
     (container,) = template["containers"]
@@ -122,7 +122,7 @@ def test_a_path_is_no_variable_of_the_pod() -> None:
 def test_what_stands_for_two_nodes_is_one_pod() -> None:
     spec = replaying() | {"parallelism": {"tensor": 8, "pipeline": 2}, "accelerator": {"product": [H200]}}
     spec["speculation"] = {"method": "ngram", "numSpeculativeTokens": 4}
-    desired = desired_state(read_parent(parent(spec)))
+    desired = desired_state(parse_deployment(parent(spec)))
     assert isinstance(desired.outcome, Launch)
     assert desired.outcome.plan.chosen.nodes == 2
     assert desired.outcome.plan_status.nodes_per_replica == 2
@@ -140,8 +140,10 @@ def test_pod_template_is_merged_and_may_say_what_it_takes() -> None:
 
 def test_a_download_that_is_not_there_cannot_be_changed() -> None:
     template = {"spec": {"initContainers": [{"name": "download-target", "resources": {"limits": {"memory": "1Gi"}}}]}}
-    assert isinstance(desired_state(read_parent(parent(pair_70b(podTemplate=template))), (H200_NODE,)).outcome, Launch)
-    outcome = desired_state(read_parent(parent(replaying() | {"podTemplate": template}))).outcome
+    assert isinstance(
+        desired_state(parse_deployment(parent(pair_70b(podTemplate=template))), (H200_NODE,)).outcome, Launch
+    )
+    outcome = desired_state(parse_deployment(parent(replaying() | {"podTemplate": template}))).outcome
     assert isinstance(outcome, NotLaunched)
     said = "spec.podTemplate.spec.initContainers[0]: download-target: a replay downloads nothing: leave it out"
     assert said in outcome.readiness.message

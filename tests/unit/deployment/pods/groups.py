@@ -6,7 +6,7 @@ from typing import Any
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import desired_state
 from tests.support.objects import parent
 from tests.unit.deployment.objects.test_multi_node import FOUR_H100, STAGES, ngram
@@ -58,7 +58,7 @@ def live(workload: Body, *, replicas: int = 1, updated: int = 1, ready: int = 1)
 
 
 def desired_state_of(spec: Body = STAGES) -> DesiredState:
-    return desired_state(read_parent(parent(spec)), FOUR_H100, has_leader_worker_sets=True)
+    return desired_state(parse_deployment(parent(spec)), FOUR_H100, has_leader_worker_sets=True)
 
 
 def workload_of(desired: DesiredState) -> Body:

@@ -7,22 +7,20 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
-from specdecode_operator.api.crd.deployment_rules import NAME_MAX_LENGTH
-from specdecode_operator.api.deployment import Gate
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.deployment import Condition
-from specdecode_operator.capture.control.arms import arm_states
-from specdecode_operator.capture.control.capture import read_capture
-from specdecode_operator.capture.control.golden.gate import GateObjects, gate_state, gate_writes
+from specdecode_operator.api.deployment import Gate, Key
+from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
+from specdecode_operator.api.deployment_status import Condition
+from specdecode_operator.capture.arms import arm_states
+from specdecode_operator.capture.golden_gate import GateObjects, gate_state, gate_writes
+from specdecode_operator.capture.observation import read_capture
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
-from specdecode_operator.deployment.history import update_last_good
-from specdecode_operator.deployment.objects.workload import serving_template
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.pods.gate import gate_capture_name
-from specdecode_operator.deployment.pods.readiness import working
-from specdecode_operator.deployment.pods.rollback import LastGood, read_last_good, render_last_good
-from specdecode_operator.deployment.pods.rollout import template_hash
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.observed.observation import Observation, update_last_good
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.rollout.engine_workload import serving_template
+from specdecode_operator.deployment.rollout.readiness import working
+from specdecode_operator.deployment.rollout.rollback import LastGood, read_last_good, render_last_good
+from specdecode_operator.deployment.rollout.rollout_gate import gate_capture_name
+from specdecode_operator.deployment.rollout.rollout_progress import template_hash
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.problems import InvalidSpecError
 from tests.support.capture_decisions import NOW, decided, words
@@ -57,7 +55,7 @@ class Story:
 
     def look(self, serving: int = 0, *pods: Body) -> dict[str, Condition]:
         """Reconcile with so many engines of the wanted template serving; return the conditions."""
-        owner = read_parent(parent(self.spec, generation=self.generation, status=self.status))
+        owner = parse_deployment(parent(self.spec, generation=self.generation, status=self.status))
         assert not isinstance(owner.spec, InvalidSpecError)
         self.uid = owner.uid
         kept = render_last_good(owner.key, owner.uid, self.memory) if self.memory else None
@@ -232,7 +230,7 @@ def test_nodes_that_are_away_for_a_while_begin_no_capture_anew() -> None:
     story.apply(NEW)
     story.look(serving=1)
     away = DesiredState(NotLaunched(working("NoMatchingNodes", "none")), [])
-    owner = read_parent(parent(story.spec))
+    owner = parse_deployment(parent(story.spec))
     assert not isinstance(owner.spec, InvalidSpecError)
     seen = GateObjects(list(story.captures.values()), story.golden)
     assert not gate_writes(owner.key, owner.uid, owner.spec.rollout.gate, away, seen).delete

@@ -7,11 +7,10 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.changes import objects_to_apply, objects_to_delete, workloads_to_scale
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
-from specdecode_operator.deployment.history import update_group_history
-from specdecode_operator.deployment.observation import Observation, rollout_of
-from specdecode_operator.deployment.pods.group_history import GroupHistory
-from specdecode_operator.deployment.pods.readiness import stalled
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.observed.observation import Observation, rollout_of, update_group_history
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.rollout.readiness import stalled
+from specdecode_operator.deployment.rollout.rollout_progress import GroupHistory
 from specdecode_operator.deployment.status import compose_status
 from tests.support.objects import parent
 from tests.unit.deployment.pods.groups import NOW, WIDE, desired_state_of, live, pods_of, spec_at, workload_of
@@ -60,7 +59,7 @@ def test_while_paused_nothing_of_the_new_kind_starts_and_nothing_of_the_old_one_
 def test_engines_that_a_pause_keeps_are_counted_and_follow_their_number() -> None:
     spec = spec_at(WIDE, replicas=2, rollout={"paused": True})
     desired, earlier = desired_state_of(spec), live(workload_of(desired_state_of(EARLIER)))
-    owner = read_parent(parent(spec))
+    owner = parse_deployment(parent(spec))
     assert workloads_to_scale(owner, desired, [earlier]) == [(earlier, 2)]
     both = [earlier, live(workload_of(desired))]
     assert workloads_to_scale(owner, desired, both) == [], "its successor started before the pause"

@@ -7,22 +7,27 @@ from datetime import UTC, datetime
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status.deployment import Condition
+from specdecode_operator.api.deployment_status import Condition
+from specdecode_operator.cluster.resources import COMPUTES_FOR_LABEL, DEPLOYMENT_LABEL, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.desired_state import Launch, RolledBack
-from specdecode_operator.deployment.history import update_group_history, update_last_good
-from specdecode_operator.deployment.objects.engine_pod import engine_timeouts
-from specdecode_operator.deployment.objects.workload import serving_pods, serving_template
-from specdecode_operator.deployment.observation import Observation, rollout_of
-from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory, observe_groups
-from specdecode_operator.deployment.pods.rollback import LastGood, read_last_good, render_last_good, with_crashes
-from specdecode_operator.deployment.pods.rollout import current_pods, template_hash
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.kube.labels import (
-    COMPUTES_FOR_LABEL,
-    DEPLOYMENT_LABEL,
-    TEMPLATE_HASH_ANNOTATION,
+from specdecode_operator.deployment.engine_pod import engine_timeouts
+from specdecode_operator.deployment.observed.observation import (
+    Observation,
+    rollout_of,
+    update_group_history,
+    update_last_good,
 )
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.rollout.engine_workload import serving_pods, serving_template
+from specdecode_operator.deployment.rollout.rollback import LastGood, read_last_good, render_last_good, with_crashes
+from specdecode_operator.deployment.rollout.rollout_progress import (
+    NO_GROUP_HISTORY,
+    GroupHistory,
+    current_pods,
+    observe_groups,
+    template_hash,
+)
+from specdecode_operator.deployment.status import compose_status
 from tests.support.decisions import desired_state
 from tests.support.objects import ended, parent, waiting
 from tests.unit.deployment.objects.test_multi_node import FOUR_H100, STAGES, ngram
@@ -32,7 +37,7 @@ NO_MEMORY = "ValueError: No available memory for the cache blocks."
 
 
 def conditions(spec: Body, observation: Observation) -> dict[str, Condition]:
-    owner = read_parent(parent(spec))
+    owner = parse_deployment(parent(spec))
     status = compose_status(owner, desired_state_of(spec), observation, NOW)
     return {condition.type: condition for condition in status.conditions}
 
@@ -43,7 +48,7 @@ def test_a_group_serves_when_its_leader_does() -> None:
     assert conditions(STAGES, serving)["Ready"].reason == "Serving"
     starting = Observation(live(workload, ready=0), pods_of(workload, ready=False))
     assert conditions(STAGES, starting)["Ready"].reason == "Starting"
-    owner = read_parent(parent(STAGES))
+    owner = parse_deployment(parent(STAGES))
     status = compose_status(owner, desired_state_of(), serving, NOW)
     assert (status.replicas, status.ready_replicas) == (1, 1)
 
@@ -106,7 +111,9 @@ def crashed(template: Body, worker: int = 1, at: str = "2026-01-01T00:10:00Z", w
 
 
 def test_a_crash_is_known_after_the_pods_are_gone(template: Body) -> None:
-    history = observe_groups(UNSEEN, "a", [crashed(template, words="RuntimeError: NCCL error")], 0.0, serve=False)
+    history = observe_groups(
+        NO_GROUP_HISTORY, "a", [crashed(template, words="RuntimeError: NCCL error")], 0.0, serve=False
+    )
     history = observe_groups(history, "a", [], 5.0, serve=False)
     assert history.crashes == 1
     assert history.blocked is not None
@@ -114,7 +121,7 @@ def test_a_crash_is_known_after_the_pods_are_gone(template: Body) -> None:
 
 
 def test_every_new_group_that_crashes_counts_once(template: Body) -> None:
-    history = UNSEEN
+    history = NO_GROUP_HISTORY
     for second in range(3):
         pods = [crashed(template, worker) for worker in (0, 1)]
         for _ in range(2):
@@ -125,7 +132,7 @@ def test_every_new_group_that_crashes_counts_once(template: Body) -> None:
 def test_the_pod_that_crashed_first_tells_why(template: Body) -> None:
     first = crashed(template, 1, "2026-01-01T00:10:00Z", "RuntimeError: the root of it")
     later = crashed(template, 0, "2026-01-01T00:10:07Z", "RuntimeError: lost a peer")
-    history = observe_groups(UNSEEN, "a", [later, first], 0.0, serve=False)
+    history = observe_groups(NO_GROUP_HISTORY, "a", [later, first], 0.0, serve=False)
     assert history.blocked is not None
     assert "the root of it" in history.blocked.message
 
@@ -133,11 +140,11 @@ def test_the_pod_that_crashed_first_tells_why(template: Body) -> None:
 def test_pods_that_end_with_their_group_did_not_crash(template: Body) -> None:
     container = ended(143, "") | {"restartCount": 1}
     ending = pod_of(template, 0, 1, ready=False, deleted=True, containerStatuses=[container])
-    assert observe_groups(UNSEEN, "a", [ending], 0.0, serve=False).crashes == 0
+    assert observe_groups(NO_GROUP_HISTORY, "a", [ending], 0.0, serve=False).crashes == 0
 
 
 def test_waiting_is_counted_from_the_first_look_until_all_serve_and_anew_for_another_template() -> None:
-    history = observe_groups(UNSEEN, "a", [], 100.0, serve=False)
+    history = observe_groups(NO_GROUP_HISTORY, "a", [], 100.0, serve=False)
     assert observe_groups(history, "a", [], 160.0, serve=False).waited_s == 60
     served = observe_groups(history, "a", [], 170.0, serve=True)
     assert observe_groups(served, "a", [], 9999.0, serve=False).waited_s == 0, (
@@ -173,7 +180,7 @@ class Story:
 
     def look(self, spec: Body, pods: list[Body] | None = None, *, ready: int = 0) -> dict[str, Condition]:
         """Reconcile with these pods; return the conditions."""
-        owner = read_parent(parent(spec))
+        owner = parse_deployment(parent(spec))
         kept = render_last_good(owner.key, owner.uid, self.memory) if self.memory else None
         memory = read_last_good(json.loads(json.dumps(kept)))
         self.desired = desired_state(owner, FOUR_H100, has_leader_worker_sets=True, last_good=memory)
@@ -264,7 +271,7 @@ def test_crashes_of_a_deployment_are_not_written_down() -> None:
     story.look(single, [crashed(template)])
     assert story.memory is not None
     assert story.memory.groups is None
-    assert story.history == UNSEEN
+    assert story.history == NO_GROUP_HISTORY
 
 
 def test_groups_that_served_owe_the_next_operator_no_start(story: Story) -> None:
@@ -336,7 +343,7 @@ def test_labels_tell_who_serves_and_who_only_computes() -> None:
 
 def test_groups_are_waited_for_from_now_on_if_that_began_in_the_future() -> None:
     """Another operator has seen them while a clock was ahead; else they would be waited for as much longer."""
-    seen = observe_groups(UNSEEN, "a", [], 9000.0, serve=False)
+    seen = observe_groups(NO_GROUP_HISTORY, "a", [], 9000.0, serve=False)
     now = observe_groups(seen, "a", [], 100.0, serve=False)
     assert (now.first_seen_s, now.waited_s) == (100.0, 0.0)
     assert observe_groups(now, "a", [], 160.0, serve=False).waited_s == 60.0

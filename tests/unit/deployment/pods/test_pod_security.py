@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdecode_operator.deployment.pods.pod_security import with_field
+from specdecode_operator.deployment.rollout.rollout_progress import name_pod_security_field
 
 START = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": '
 """As an API server of Kubernetes 1.34 begins."""
@@ -30,11 +30,11 @@ START = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": '
     ],
 )
 def test_the_field_that_helps_is_named(said: str, field: str) -> None:
-    told = with_field(START + said)
+    told = name_pod_security_field(START + said)
     assert told.startswith(START + said)
     assert f"look at {field}" in told
     assert "pod-security.kubernetes.io/enforce" in told
 
 
 def test_other_refusals_are_told_as_they_are() -> None:
-    assert with_field("exceeded quota: small") == "exceeded quota: small"
+    assert name_pod_security_field("exceeded quota: small") == "exceeded quota: small"

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.status.deployment import Condition
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.pods.readiness import (
+from specdecode_operator.api.deployment_status import Condition
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Blocked, ConditionUpdate
+from specdecode_operator.deployment.rollout.readiness import (
     EngineCounts,
     Lending,
     Readiness,
@@ -19,7 +18,7 @@ from specdecode_operator.deployment.pods.readiness import (
     summarize,
     suspended_for_capture,
 )
-from specdecode_operator.deployment.pods.rollout import Rollout
+from specdecode_operator.deployment.rollout.rollout_progress import Rollout
 from tests.support.objects import deployment
 
 CRASHED = Blocked("EngineFailed", "engine ended with exit code 1")

@@ -5,21 +5,20 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status.capture import CapturePhase
-from specdecode_operator.capture.control.job_status import read_progress
+from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.capture.job_status import read_progress
 from specdecode_operator.cluster.cache import slim
 from specdecode_operator.deployment.changes import resting
-from specdecode_operator.deployment.pods.blocked_pods import blocked_pod, first_blocked
-from specdecode_operator.deployment.pods.group_history import (
-    UNSEEN,
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.rollout.blocked_pods import backs_off, blocked_pod, first_blocked, rejections
+from specdecode_operator.deployment.rollout.rollout_progress import (
+    NO_GROUP_HISTORY,
     GroupHistory,
-    as_data,
-    from_data,
+    group_history_as_data,
+    group_history_from_data,
     observe_groups,
+    read_rollout,
 )
-from specdecode_operator.deployment.pods.rejected_pods import rejections, rests
-from specdecode_operator.deployment.pods.rollout import read_rollout
-from specdecode_operator.deployment.spec.parent import read_parent
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, deployment, parent, pod, tiny_cpu, waiting
 from tests.unit.deployment.objects.test_multi_node import FOUR_H100
@@ -98,13 +97,13 @@ def test_rejections_count_since_a_node_took_a_pod_last() -> None:
 
 
 def test_after_three_in_a_row_no_more_are_made_each_time_for_longer() -> None:
-    assert not rests([rejected(1), rejected(2)], at_s(2))
+    assert not backs_off([rejected(1), rejected(2)], at_s(2))
     three = [rejected(1), rejected(2), rejected(3)]
-    assert [rests(three, at_s(second)) for second in (3, 22, 23)] == [True, True, False]
+    assert [backs_off(three, at_s(second)) for second in (3, 22, 23)] == [True, True, False]
     four = [*three, rejected(4)]
-    assert [rests(four, at_s(second)) for second in (4, 43, 44)] == [True, True, False]
+    assert [backs_off(four, at_s(second)) for second in (4, 43, 44)] == [True, True, False]
     many = [rejected(second) for second in range(60)]
-    assert [rests(many, at_s(second)) for second in (658, 659)] == [True, False]
+    assert [backs_off(many, at_s(second)) for second in (658, 659)] == [True, False]
 
 
 def test_how_many_there_were_is_said_and_a_new_spec_is_given_up() -> None:
@@ -120,12 +119,12 @@ def engines(
     spec: Body,
     pods: list[Body],
     second: int,
-    groups: GroupHistory = UNSEEN,
+    groups: GroupHistory = NO_GROUP_HISTORY,
     status: Body | None = None,
     **more: Any,
 ) -> int:
     """How many engines are asked for."""
-    desired = desired_state(read_parent(parent(spec)), **more)
+    desired = desired_state(parse_deployment(parent(spec)), **more)
     assert desired.workload is not None
     held = resting(desired, {**desired.workload, "status": status or {}}, pods, groups, at_s(second)).workload
     assert held is not None
@@ -146,12 +145,12 @@ def test_meanwhile_as_many_engines_are_wanted_as_run() -> None:
 
 
 def test_another_template_is_tried_at_once() -> None:
-    three, owner = [rejected(1), rejected(2), rejected(3)], read_parent(parent(tiny_cpu()))
+    three, owner = [rejected(1), rejected(2), rejected(3)], parse_deployment(parent(tiny_cpu()))
     desired = desired_state(owner)
-    earlier = desired_state(read_parent(parent(tiny_cpu(serving={"maxModelLen": 512})))).workload
+    earlier = desired_state(parse_deployment(parent(tiny_cpu(serving={"maxModelLen": 512})))).workload
     assert earlier is not None
-    assert resting(desired, {**earlier, "status": {}}, three, UNSEEN, at_s(4)) is desired
-    assert resting(desired, None, three, UNSEEN, at_s(4)) is desired
+    assert resting(desired, {**earlier, "status": {}}, three, NO_GROUP_HISTORY, at_s(4)) is desired
+    assert resting(desired, None, three, NO_GROUP_HISTORY, at_s(4)) is desired
 
 
 def group_pod(second: int) -> Body:
@@ -162,18 +161,18 @@ def group_pod(second: int) -> Body:
 
 def test_groups_whose_pods_are_rejected_rest_too() -> None:
     """A pod of a group is made anew under its name, so that only the history knows of those before."""
-    history = UNSEEN
+    history = NO_GROUP_HISTORY
     for second in (1, 2, 3):
         history = observe_groups(history, None, [group_pod(second)], at_s(second), serve=False)
     again = observe_groups(history, None, [group_pod(3)], at_s(9), serve=False)
     assert (again.crashes, again.rejected_s) == (3, at_s(3))
     assert getattr(again.blocked, "reason", "") == "PodRejected"
-    assert from_data(as_data(history)) == history, "the next operator knows it"
+    assert group_history_from_data(group_history_as_data(history)) == history, "the next operator knows it"
     spec, nodes = spec_at(WIDE, replicas=2), {"nodes": FOUR_H100, "has_leader_worker_sets": True}
     assert engines(spec, [], 4, history, **nodes) == 0
     assert engines(spec, [], 4, history, {"readyReplicas": 1}, **nodes) == 2, "whichever group serves, it stays"
     assert engines(spec, [], 23, history, **nodes) == 2
-    assert engines(spec, [], 4, UNSEEN, **nodes) == 2
+    assert engines(spec, [], 4, NO_GROUP_HISTORY, **nodes) == 2
 
 
 def test_a_capture_whose_pod_is_rejected_says_so_and_fails_with_it() -> None:
@@ -193,8 +192,8 @@ def test_a_pod_that_was_made_while_a_clock_was_ahead_holds_back_no_pod_for_as_lo
     ahead = [rejected() for _ in range(3)]
     for each in ahead:
         each["metadata"]["creationTimestamp"] = "2027-01-01T00:00:00Z"
-    assert not rests(ahead, now_s), "another pod is made, and its time is right"
+    assert not backs_off(ahead, now_s), "another pod is made, and its time is right"
     latest = rejected()
     latest["metadata"]["creationTimestamp"] = "2026-01-01T00:09:59Z"
-    assert rests([*ahead, latest], now_s)
-    assert not rests([*ahead, latest], now_s + 600)
+    assert backs_off([*ahead, latest], now_s)
+    assert not backs_off([*ahead, latest], now_s + 600)

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status.deployment import Condition
+from specdecode_operator.api.deployment_status import Condition
+from specdecode_operator.cluster.resources import TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.desired_state import DesiredState, RolledBack
-from specdecode_operator.deployment.history import update_last_good
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.pods.rollback import Failure, LastGood, read_last_good, render_last_good
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.observed.observation import Observation, update_last_good
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.rollout.rollback import Failure, LastGood, read_last_good, render_last_good
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.kube.labels import TEMPLATE_HASH_ANNOTATION
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, ended, parent, pod, tiny_cpu, waiting
 
@@ -41,7 +40,7 @@ class Story:
 
     def look(self, serving: int = 0, *pods: Body, replicas: int = 1, overdue: bool = False) -> dict[str, Condition]:
         """Reconcile with so many engines of the wanted template serving; return the conditions."""
-        owner = read_parent(parent(self.spec, generation=self.generation, status=self.status))
+        owner = parse_deployment(parent(self.spec, generation=self.generation, status=self.status))
         # What is remembered goes through the cluster: the operator may be another one each time.
         kept = render_last_good(owner.key, owner.uid, self.memory) if self.memory else None
         memory = read_last_good(json.loads(json.dumps(kept)))
@@ -92,7 +91,7 @@ def story() -> Story:
 
 def test_what_is_put_back_is_the_same_each_time(story: Story) -> None:
     story.look(0, crash_looping(0, REFUSED))
-    owner, memory = read_parent(parent(story.spec, generation=story.generation)), story.memory
+    owner, memory = parse_deployment(parent(story.spec, generation=story.generation)), story.memory
     first, second = (desired_state(owner, last_good=memory).workload for _ in range(2))
     assert first == second
 
@@ -112,7 +111,7 @@ def test_what_served_by_a_permission_that_was_taken_back_is_not_put_back(
     assert story.memory is not None
     workload = story.memory.workload
     workload["spec"]["template"]["spec"] |= pod_fields
-    owner = read_parent(parent(story.spec, generation=story.generation))
+    owner = parse_deployment(parent(story.spec, generation=story.generation))
     kept = LastGood.of(workload, story.memory.failure)
     outcomes = [desired_state(owner, last_good=kept, **given).outcome for given in (permission, {})]
     assert [isinstance(outcome, RolledBack) for outcome in outcomes] == [True, False]
@@ -278,5 +277,5 @@ def test_a_memory_that_somebody_broke_is_none(data: dict[str, str]) -> None:
 
 def test_a_memory_survives_the_cluster() -> None:
     memory = LastGood.of(WORKLOAD, Failure("attempt", "EngineFailed", "it said \u201cno\u201d"))
-    owner = read_parent(parent(tiny_cpu()))
+    owner = parse_deployment(parent(tiny_cpu()))
     assert read_last_good(render_last_good(owner.key, owner.uid, memory)) == memory

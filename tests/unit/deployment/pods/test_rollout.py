@@ -5,14 +5,19 @@ import json
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.key import Key
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.deployment.pods.blocked_pods import blocked_pod, first_blocked, waits_for_claim
-from specdecode_operator.deployment.pods.group_history import UNSEEN, as_data
-from specdecode_operator.deployment.pods.group_rollout import read_group_rollout
-from specdecode_operator.deployment.pods.rollback import Failure, LastGood, put_back, render_last_good
-from specdecode_operator.deployment.pods.rollout import Rollout, read_rollout, with_replaced
-from specdecode_operator.kube.labels import DEPLOYMENT_LABEL
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.resources import DEPLOYMENT_LABEL
+from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod, first_blocked, waits_for_claim
+from specdecode_operator.deployment.rollout.rollback import Failure, LastGood, put_back, render_last_good
+from specdecode_operator.deployment.rollout.rollout_progress import (
+    NO_GROUP_HISTORY,
+    Rollout,
+    group_history_as_data,
+    read_group_rollout,
+    read_rollout,
+    with_replaced,
+)
 from tests.support.objects import deployment, ended, pod, waiting
 
 
@@ -251,19 +256,25 @@ def test_engines_of_the_other_kind_of_starter_are_added(status: Body | None, cou
 
 def test_groups_that_say_little_have_nothing() -> None:
     leader = {"metadata": {"name": "llama-lws-0", "labels": {DEPLOYMENT_LABEL: "llama"}}}
-    found = read_group_rollout({"status": {"replicas": 1}}, [leader], 2, UNSEEN, None)
+    found = read_group_rollout({"status": {"replicas": 1}}, [leader], 2, NO_GROUP_HISTORY, None)
     assert found == Rollout(wanted=2, replicas=1, updated=0, available=0, settled=True, blocked=None)
-    assert not read_group_rollout({}, [], 2, UNSEEN, None).settled
+    assert not read_group_rollout({}, [], 2, NO_GROUP_HISTORY, None).settled
 
 
 def test_what_is_remembered_is_a_config_map_of_the_object_that_people_can_read() -> None:
-    memory = LastGood.of({"kind": "Deployment", "apiVersion": "apps/v1"}, Failure("a1", "EngineFailed", "no"), UNSEEN)
+    memory = LastGood.of(
+        {"kind": "Deployment", "apiVersion": "apps/v1"}, Failure("a1", "EngineFailed", "no"), NO_GROUP_HISTORY
+    )
     body = render_last_good(Key("default", "llama"), "uid-1", memory)
     assert (body["apiVersion"], body["kind"]) == ("v1", "ConfigMap")
     assert (body["metadata"]["name"], body["metadata"]["namespace"]) == ("llama-last-good", "default")
     assert [owner["uid"] for owner in body["metadata"]["ownerReferences"]] == ["uid-1"]
     failure = {"attempt": "a1", "message": "no", "reason": "EngineFailed"}
-    kept = {"engines.json": memory.workload, "failure.json": failure, "groups.json": as_data(UNSEEN)}
+    kept = {
+        "engines.json": memory.workload,
+        "failure.json": failure,
+        "groups.json": group_history_as_data(NO_GROUP_HISTORY),
+    }
     # Sorted, so that it is written only where something changed.
     assert body["data"] == {name: json.dumps(each, indent=2, sort_keys=True) for name, each in kept.items()}
 

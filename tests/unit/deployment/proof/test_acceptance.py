@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
 from tests.support.decisions import H200_NODE, NOW, desired_state
 from tests.support.objects import Body, deployment, pair_70b, parent, tiny_cpu
@@ -22,7 +22,7 @@ def after(
     before: SpecDecodeDeploymentStatus | None, spec: Body, seen: Observation, *, minutes: int = 0, **given: Any
 ) -> SpecDecodeDeploymentStatus:
     said = before.model_dump(by_alias=True, mode="json", exclude_none=True) if before else {}
-    owner = read_parent(parent(spec, status=said), **given)
+    owner = parse_deployment(parent(spec, status=said), **given)
     return compose_status(owner, desired_state(owner, (H200_NODE,)), seen, NOW + timedelta(minutes=minutes))
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.status.deployment import Condition
+from specdecode_operator.api.deployment_status import Condition
 from specdecode_operator.deployment.conditions import ConditionUpdate
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.proof.decay import (
+from specdecode_operator.deployment.observed.decay import (
     NOTHING_DECAYED,
     Decay,
     Measured,
@@ -19,10 +18,11 @@ from specdecode_operator.deployment.proof.decay import (
     newest_measured,
     update_decay,
 )
-from specdecode_operator.deployment.proof.recent import NOTHING_RECENT, Recent, update_recent
-from specdecode_operator.deployment.spec.engine_fields import engine_word
-from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.engine.metrics import EngineReading, Reading, Unreachable
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
+from specdecode_operator.deployment.validation import valid_facts
+from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, update_recent
+from specdecode_operator.vllm.engine_metrics import EngineReading, Reading, Unreachable
 from tests.support.decisions import decide
 from tests.support.engine_work import LOOK_S, Working
 from tests.support.objects import Body, parent, tiny_cpu
@@ -185,7 +185,7 @@ def test_another_spec_begins_anew(engine: Working) -> None:
 
 def capture(name: str, finished: str, percent: int | None = 70, **status: Any) -> Body:
     summary = {"requests": {"sent": 1, "completed": 1}, "acceptancePercent": percent, "meanAcceptanceLength": "3.80"}
-    told = {"phase": "Succeeded", "engine": engine_word(SPEC), "finishedAt": finished, "summary": summary}
+    told = {"phase": "Succeeded", "engine": engine_spec_hash(SPEC), "finishedAt": finished, "summary": summary}
     return {"metadata": {"name": name}, "status": {**told, **status}}
 
 

@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status.deployment import ObservedStatus, SpecDecodeDeploymentStatus
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.proof.observed import steady
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.api.deployment_status import ObservedStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.deployment.observed.engine_reports import steady
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.engine.metrics import EngineReading, SpeculationReading, Unreachable, read_metrics
-from specdecode_operator.engine.profiles import find_profile
+from specdecode_operator.vllm.engine_metrics import EngineReading, SpeculationReading, Unreachable, read_metrics
+from specdecode_operator.vllm.profiles import find_profile
 from tests.support.decisions import H200_NODE, NOW, desired_state
 from tests.support.objects import Body, pair_70b, parent, tiny_cpu
 from tests.support.replay_field_cases import replaying
 from tests.unit.deployment.test_deployment_status import SERVING, drafted, reading
-from tests.unit.engine.test_metrics import SCRAPE
+from tests.unit.vllm.test_metrics import SCRAPE
 
 NGRAM = {"method": "ngram", "numSpeculativeTokens": 3}
 
@@ -30,7 +30,7 @@ def by_requests(*lengths: int) -> list[dict[str, int]]:
 
 
 def status(spec: Body, *engines: EngineReading | Unreachable, **observation: Any) -> SpecDecodeDeploymentStatus:
-    owner = read_parent(parent(spec, status=observation.pop("before", {})))
+    owner = parse_deployment(parent(spec, status=observation.pop("before", {})))
     readings = {f"llama-{number}": each for number, each in enumerate(engines)}
     seen = Observation(SERVING, [], readings, **observation)
     return compose_status(owner, desired_state(owner, (H200_NODE,)), seen, NOW)

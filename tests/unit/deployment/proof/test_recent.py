@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.proof.recent import NOTHING_RECENT, Recent, Work, update_recent
-from specdecode_operator.engine.metrics import EngineReading, SpeculationReading, Unreachable
+from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, Work, update_recent
+from specdecode_operator.vllm.engine_metrics import EngineReading, SpeculationReading, Unreachable
 from tests.support.decisions import decide
 from tests.support.objects import Body, parent, tiny_cpu
 from tests.support.replay_field_cases import replaying

@@ -5,18 +5,17 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.deployment import ObservedStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.api.deployment_status import ObservedStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.desired_state import Launch
-from specdecode_operator.deployment.observation import Observation, observed_residual
-from specdecode_operator.deployment.proof.observed import steady
-from specdecode_operator.deployment.proof.residual import BudgetResidual
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.observed.engine_reports import BudgetResidual, steady
+from specdecode_operator.deployment.observed.observation import Observation, observed_residual
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.engine.metrics import EngineReading, Reading, Unreachable
 from specdecode_operator.handlers.metrics import ResidualCollector, serve_metrics
-from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.vllm.engine_metrics import EngineReading, Reading, Unreachable
 from tests.support.decisions import NOW, desired_state
 from tests.support.objects import H200, deployment, pair_70b, parent, tiny_cpu
 
@@ -42,7 +41,7 @@ def reading(tokens: int | None, blocks: int | None = None, block_size: int | Non
 def report(
     *tokens: int | EngineReading | None, spec: dict[str, Any] | None = None
 ) -> tuple[BudgetResidual | None, Any, str]:
-    owner = read_parent(parent(spec or pair_70b()))
+    owner = parse_deployment(parent(spec or pair_70b()))
     desired = desired_state(owner, NODES)
     readings: dict[str, Reading] = {
         f"llama-{index}": told if isinstance(told, EngineReading) else reading(told)
@@ -93,7 +92,7 @@ def test_more_than_predicted_is_a_negative_residual() -> None:
 def test_blocks_count_where_layers_have_windows(blocks_of_model: int) -> None:
     """Gemma 3: five of six layers forget what is beyond 1024 tokens, so its tokens are no measure of bytes."""
     spec = pair_70b(**GEMMA)
-    desired = desired_state(read_parent(parent(spec)), NODES)
+    desired = desired_state(parse_deployment(parent(spec)), NODES)
     assert isinstance(desired.outcome, Launch)
     budget = desired.outcome.plan.chosen.budget
     less = budget.num_blocks // 10
@@ -113,7 +112,7 @@ def test_blocks_count_where_layers_have_windows(blocks_of_model: int) -> None:
 def test_the_margin_holds_for_models_with_states_too() -> None:
     """1 GiB less than promised is within the margin, whatever a token seems to take."""
     spec = pair_70b(target={"model": "Qwen/Qwen3-Next-80B-A3B-Instruct"}, speculation={"method": "none"})
-    desired = desired_state(read_parent(parent(spec)), NODES)
+    desired = desired_state(parse_deployment(parent(spec)), NODES)
     assert isinstance(desired.outcome, Launch)
     budget = desired.outcome.plan.chosen.budget
 
@@ -153,7 +152,7 @@ def test_what_no_engine_reports_has_no_residual() -> None:
         residual, status, _ = report(*tokens)
         assert residual is None
         assert status.observed is None or status.observed.kv_cache_residual_bytes is None
-    owner = read_parent(parent(pair_70b()))
+    owner = parse_deployment(parent(pair_70b()))
     silent = Observation(readings={"llama-0": Unreachable("no answer")})
     assert observed_residual(desired_state(owner, NODES), silent) is None
     assert observed_residual(desired_state(owner, ()), Observation(readings={"llama-0": reading(5)})) is None

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status.deployment import Condition
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.proof.settings_in_force import _CHANGES
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.api.deployment_status import Condition
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.observed.speculation_in_force import _CHANGES
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.engine.changed_settings import CHANGED_SETTINGS
-from specdecode_operator.engine.metrics import EngineReading, Reading, Unreachable
-from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.vllm.engine_metrics import EngineReading, Reading, Unreachable
+from specdecode_operator.vllm.logging_config import CHANGED_SETTINGS
 from tests.support.decisions import NOW, desired_state
 from tests.support.objects import H200, deployment, pair_70b, parent, tiny_cpu
 
@@ -33,7 +33,7 @@ def engine(*changed: str, says: bool = True) -> EngineReading:
 
 
 def condition(*engines: Reading, spec: dict[str, Any] | None = None) -> Condition:
-    owner = read_parent(parent(spec or pair_70b()))
+    owner = parse_deployment(parent(spec or pair_70b()))
     readings = {f"llama-{number}": each for number, each in enumerate(engines)}
     seen = Observation(deployment(replicas=1, updated=1, available=1), readings=readings)
     status = compose_status(owner, desired_state(owner, NODES), seen, NOW)

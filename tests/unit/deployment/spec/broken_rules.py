@@ -5,17 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import CudagraphMode, DraftHeadQuantization, DraftSampling, RejectionSampling
-from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.engine.rules.serving import serving_problems
-from specdecode_operator.engine.rules.speculation import speculation_problems
-from specdecode_operator.engine.settings import EngineSettings, ScheduleRange, SpeculationSettings
+from specdecode_operator.deployment.validation import valid_facts
+from specdecode_operator.enums import CudagraphMode, DraftHeadQuantization, DraftSampling, Method, RejectionSampling
 from specdecode_operator.problems import InvalidSpecError, Problem
-from specdecode_operator.sizing.families.catalogue import find_entry
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.sizing.catalogue import find_entry
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.vllm.serving_rules import serving_problems
+from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.speculation_rules import speculation_problems
 from tests.support.objects import Body, pair_70b, tiny_cpu
-from tests.unit.engine.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN
+from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN
 
 LARGE, SMALL = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
 QWEN, QWEN_HEAD, LONG = "Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3", {"maxModelLen": 8192}

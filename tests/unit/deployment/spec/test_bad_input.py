@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.engine.rules.speculation import speculation_problems
+from specdecode_operator.deployment.validation import valid_facts
+from specdecode_operator.enums import Method
 from specdecode_operator.problems import InvalidSpecError
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.vllm.speculation_rules import speculation_problems
 from tests.support.objects import pair_70b
-from tests.unit.engine.engine_cases import DRAFT_MODEL, PLAIN
+from tests.unit.vllm.engine_cases import DRAFT_MODEL, PLAIN
 
 
 def problems(**changes: Any) -> list[str]:

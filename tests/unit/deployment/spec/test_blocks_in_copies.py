@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.spec.validation import facts_problems, gather_facts
-from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.deployment.validation import facts_problems, gather_facts
+from specdecode_operator.sizing.catalogue import find_entry
 
 HEAD = find_entry("sgl-project/SpecForge:configs/qwen3-8b-dflash.json")
 EXPERTS = "Qwen/Qwen3-30B-A3B"

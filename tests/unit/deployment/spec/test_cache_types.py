@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.spec.validation import valid_facts
+from specdecode_operator.deployment.validation import valid_facts
 from specdecode_operator.problems import InvalidSpecError, Problem
-from specdecode_operator.sizing.choice import precision_rules
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.layers import LatentAttention
+from specdecode_operator.sizing import kernel_support
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.geometry import LatentAttention, ModelGeometry
 from tests.support.small_models import small
 
 FLOAT16 = small("LlamaForCausalLM", torch_dtype="float16")
@@ -50,11 +49,11 @@ def test_what_vllm_takes_passes() -> None:
 def test_sparse_attention_takes_fp8_e4m3_on_blackwell(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     # vllm/v1/attention/backends/mla/flashinfer_mla_sparse.py, supported_kv_cache_dtypes, on compute capability 10.
     generations = {"NVIDIA-B200": "Blackwell", "NVIDIA-H200": "Hopper"}
-    monkeypatch.setattr(precision_rules, "generation_of", generations.get)
+    monkeypatch.setattr(kernel_support, "generation_of", generations.get)
     sparse = find_geometry("deepseek-ai/DeepSeek-V3.2")
     assert sparse is not None
     scaled = replace(sparse, cache_element_bytes=1)
-    refused = precision_rules.cache_dtype_problem
+    refused = kernel_support.cache_dtype_problem
     assert refused(scaled, wanted, "0.29", ["NVIDIA-B200"]) is None
     for products in ([], ["NVIDIA-H200"], ["NVIDIA-B200", "NVIDIA-H200"], ["made-up"]):
         assert refused(scaled, wanted, "0.29", products)
@@ -67,7 +66,7 @@ def test_sparse_attention_takes_fp8_e4m3_on_hopper_from_0_30_on(version: str, wa
     sparse = find_geometry("deepseek-ai/DeepSeek-V3.2")
     assert sparse is not None
     scaled = replace(sparse, cache_element_bytes=1)
-    refused = precision_rules.cache_dtype_problem
+    refused = kernel_support.cache_dtype_problem
     assert refused(scaled, wanted, version, ["NVIDIA-H200"]) is None
     for change in ({"kv_rank": 256}, {"rope_head_dim": 32}):
         assert refused(with_mixer(scaled, **change), wanted, version, ["NVIDIA-H200"])

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.status.deployment import SpecDecodeDeploymentStatus
+from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.deployment.children import matrix_table
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
-from specdecode_operator.deployment.objects.plan_config_map import matrix_table
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.plan.planning import full_matrix
-from specdecode_operator.deployment.plan.status import plan_change
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.planning import full_matrix, plan_change
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.sizing.families.catalogue import find_entry
+from specdecode_operator.sizing.catalogue import find_entry
 from tests.support.decisions import NOW, desired_state
 from tests.support.objects import H100, H200, pair_70b, parent
 
@@ -41,7 +40,7 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 
 def decide(body: dict[str, Any], *nodes: NodeFacts) -> tuple[DesiredState, SpecDecodeDeploymentStatus]:
-    owner = read_parent(body)
+    owner = parse_deployment(body)
     desired = desired_state(owner, nodes)
     return desired, compose_status(owner, desired, Observation(), NOW)
 

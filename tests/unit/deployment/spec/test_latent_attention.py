@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.deployment.spec.warnings import plan_notes
+from specdecode_operator.deployment.validation import valid_facts
+from specdecode_operator.deployment.warnings import plan_notes
 
 LATENT = "deepseek-ai/DeepSeek-V2-Lite"
 CPU = {"type": "CPU", "kvCacheGiB": 4, "memoryGiB": 64, "cpuCores": 8}

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.spec.model_sources import NO_MODELS
-from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.deployment.spec.warnings import plan_warnings
+from specdecode_operator.deployment.models.model_locations import NO_MODELS
+from specdecode_operator.deployment.validation import valid_facts
+from specdecode_operator.deployment.warnings import plan_warnings
 
 DELTA_NET = "Qwen/Qwen3.5-27B"
 NGRAM = {"method": "ngram", "ngram": {"promptLookupMin": 2, "promptLookupMax": 5}}

@@ -8,12 +8,18 @@ import pytest
 
 from specdecode_operator.deployment.decision import newly_read_models
 from specdecode_operator.deployment.desired_state import DesiredState
+from specdecode_operator.deployment.models.checkpoint_reader import (
+    Checkpoint,
+    CheckpointError,
+    Weights,
+    pack_error,
+    pack_facts,
+)
 from specdecode_operator.deployment.models.model_facts import SiteFacts, facts_entry, site_facts_of
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.spec.model_sources import ModelSource
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.models.model_locations import ModelSource
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.resolver.read_model_facts import Checkpoint, CheckpointError, Weights, pack_error, pack_facts
 from tests.support.decisions import OPERATOR_IMAGE, desired_state
 from tests.support.objects import TINY_CONFIG, pair_70b, parent, tiny_cpu
 
@@ -39,7 +45,9 @@ def undescribed(**changes: Any) -> Body:
 
 def jobs(spec: Body, name: str = "tiny") -> list[Body]:
     return [
-        child for child in desired_state(read_parent(parent(spec, name=name)), ()).children if child["kind"] == "Job"
+        child
+        for child in desired_state(parse_deployment(parent(spec, name=name)), ()).children
+        if child["kind"] == "Job"
     ]
 
 
@@ -69,19 +77,19 @@ def answers(spec: Body, draft: Weights = DRAFT_WEIGHTS) -> list[Body]:
 
 
 def outcome(desired: DesiredState, spec: Body) -> dict[str, tuple[str, str, str]]:
-    status = compose_status(read_parent(parent(spec)), desired, Observation(), NOW)
+    status = compose_status(parse_deployment(parent(spec)), desired, Observation(), NOW)
     return {found.type: (found.status.value, found.reason, found.message) for found in status.conditions}
 
 
 def failed(spec: Body, **ended: Any) -> dict[str, tuple[str, str, str]]:
     """What the object says when the reader of its target failed so."""
     job = jobs(spec)[0]
-    return outcome(desired_state(read_parent(parent(spec)), (), pods=[pod(job, **ended)]), spec)
+    return outcome(desired_state(parse_deployment(parent(spec)), (), pods=[pod(job, **ended)]), spec)
 
 
 def test_models_that_nobody_describes_are_read_first() -> None:
     spec = undescribed()
-    desired = desired_state(read_parent(parent(spec)), ())
+    desired = desired_state(parse_deployment(parent(spec)), ())
     said = outcome(desired, spec)
     assert said["Planned"][:2] == ("Unknown", "ResolvingModel")
     assert said["Ready"][:2] == ("Unknown", "ResolvingModel")
@@ -98,7 +106,7 @@ def test_a_reader_runs_the_operators_image_and_not_the_engines() -> None:
     assert container(job)["image"] == OPERATOR_IMAGE
     assert container(job)["command"] == ["specdecode", "read-model"]
     spec = undescribed()
-    said = outcome(desired_state(read_parent(parent(spec)), (), operator_image=None), spec)
+    said = outcome(desired_state(parse_deployment(parent(spec)), (), operator_image=None), spec)
     assert (said["Ready"][1], said["Planned"][1]) == ("OperatorImageUnknown", "ResolvingModel")
 
 
@@ -109,7 +117,7 @@ def waiting(status: Body) -> str:
     template = job["spec"]["template"]
     metadata = {**template["metadata"], "name": "reader", "creationTimestamp": "2026-01-01T00:00:00Z"}
     found = {"metadata": metadata, "spec": template["spec"], "status": status}
-    return outcome(desired_state(read_parent(parent(spec)), (), pods=[found]), spec)["Ready"][2]
+    return outcome(desired_state(parse_deployment(parent(spec)), (), pods=[found]), spec)["Ready"][2]
 
 
 @pytest.mark.parametrize(
@@ -220,21 +228,21 @@ def test_another_reader_has_another_name() -> None:
 
 def test_what_pods_found_leads_to_the_plan_of_an_inline_config() -> None:
     spec = undescribed()
-    owner = read_parent(parent(spec))
+    owner = parse_deployment(parent(spec))
     entries = newly_read_models(owner, {}, answers(spec))
     assert len(entries) == 2
     desired = desired_state(owner, (), entries)
-    inline = desired_state(read_parent(parent(tiny_cpu())), ())
+    inline = desired_state(parse_deployment(parent(tiny_cpu())), ())
     assert desired.children == inline.children
     assert outcome(desired, spec)["Planned"][:2] == ("True", "Fits")
 
 
 def test_what_is_known_is_known_to_all_objects_and_kept_once() -> None:
     spec = undescribed()
-    entries = newly_read_models(read_parent(parent(spec)), {}, answers(spec))
-    other = read_parent(parent(undescribed(replicas=2), name="other"))
+    entries = newly_read_models(parse_deployment(parent(spec)), {}, answers(spec))
+    other = parse_deployment(parent(undescribed(replicas=2), name="other"))
     assert not [child for child in desired_state(other, (), entries).children if child["kind"] == "Job"]
-    assert newly_read_models(read_parent(parent(spec)), entries, answers(spec)) == {}
+    assert newly_read_models(parse_deployment(parent(spec)), entries, answers(spec)) == {}
 
 
 @pytest.mark.parametrize(
@@ -246,8 +254,8 @@ def test_what_is_known_is_known_to_all_objects_and_kept_once() -> None:
 )
 def test_the_same_name_elsewhere_is_another_model(change: Body) -> None:
     spec = undescribed()
-    entries = newly_read_models(read_parent(parent(spec)), {}, answers(spec))
-    elsewhere = read_parent(parent(undescribed(**change)))
+    entries = newly_read_models(parse_deployment(parent(spec)), {}, answers(spec))
+    elsewhere = parse_deployment(parent(undescribed(**change)))
     assert [child["kind"] for child in desired_state(elsewhere, (), entries).children] == ["Job", "Job"]
     assert not {*newly_read_models(elsewhere, entries, answers(undescribed(**change)))} & {*entries}, "both are kept"
 
@@ -255,7 +263,7 @@ def test_the_same_name_elsewhere_is_another_model(change: Body) -> None:
 @pytest.mark.parametrize("text", ["", "null", "{}", "[1]", '{"checkpoint": 3}', "{" * 10_000])
 def test_an_entry_that_somebody_broke_is_read_anew(text: str) -> None:
     spec = undescribed()
-    owner = read_parent(parent(spec))
+    owner = parse_deployment(parent(spec))
     entries = newly_read_models(owner, {}, answers(spec))
     broken = {**entries, next(iter(entries)): text}
     assert [child["kind"] for child in desired_state(owner, (), broken).children] == ["Job"]
@@ -263,7 +271,7 @@ def test_an_entry_that_somebody_broke_is_read_anew(text: str) -> None:
 
 def test_an_entry_for_another_model_is_not_taken() -> None:
     spec = undescribed()
-    owner = read_parent(parent(spec))
+    owner = parse_deployment(parent(spec))
     entries = newly_read_models(owner, {}, answers(spec))
     first, second = entries
     swapped = {first: entries[second], second: entries[first]}
@@ -319,7 +327,7 @@ def test_what_holds_the_reader_up_is_told() -> None:
     message = '0/1 nodes: persistentvolumeclaim "tiny-models" not found. not found'
     waits = pod(job)
     waits["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
-    said = outcome(desired_state(read_parent(parent(spec)), (), pods=[waits]), spec)
+    said = outcome(desired_state(parse_deployment(parent(spec)), (), pods=[waits]), spec)
     assert said["Ready"][:2] == ("Unknown", "WaitingForVolume")
     assert '"tiny-models" not found' in said["Planned"][2]
 
@@ -329,10 +337,10 @@ def test_the_newest_pod_speaks() -> None:
     job = jobs(spec)[0]
     old = pod(job, message=pack_error(CheckpointError("ModelNotFound", "gone")), exit_code=1)
     new = pod(job, message=pack_facts(Checkpoint(TINY_CONFIG, WEIGHTS)), created="2026-01-02T00:00:00Z")
-    assert len(newly_read_models(read_parent(parent(spec)), {}, [new, old])) == 1
+    assert len(newly_read_models(parse_deployment(parent(spec)), {}, [new, old])) == 1
     same_second = pod(job, message=pack_facts(Checkpoint(TINY_CONFIG, WEIGHTS)))
-    assert len(newly_read_models(read_parent(parent(spec)), {}, [old, same_second])) == 1
-    said = outcome(desired_state(read_parent(parent(spec)), (), pods=[new, old]), spec)
+    assert len(newly_read_models(parse_deployment(parent(spec)), {}, [old, same_second])) == 1
+    said = outcome(desired_state(parse_deployment(parent(spec)), (), pods=[new, old]), spec)
     assert said["Ready"][1] == "ResolvingModel"
 
 
@@ -340,15 +348,15 @@ def test_a_shape_that_cannot_be_sized_is_named() -> None:
     spec = undescribed()
     job = jobs(spec)[0]
     found = pod(job, message=pack_facts(Checkpoint({**TINY_CONFIG, "architectures": ["Unheard"]}, WEIGHTS)))
-    entries = newly_read_models(read_parent(parent(spec)), {}, [found, answers(spec)[1]])
-    said = outcome(desired_state(read_parent(parent(spec)), (), entries), spec)
+    entries = newly_read_models(parse_deployment(parent(spec)), {}, [found, answers(spec)[1]])
+    said = outcome(desired_state(parse_deployment(parent(spec)), (), entries), spec)
     assert said["Accepted"][:2] == ("False", "Invalid")
     assert said["Accepted"][2].startswith("spec.target.model: pair/target: its class Unheard")
 
 
 def knowledge(spec: Body, desired: DesiredState) -> tuple[str | None, str | None]:
     """How well target and draft are known, as the status says it."""
-    plan = compose_status(read_parent(parent(spec)), desired, Observation(), NOW).plan
+    plan = compose_status(parse_deployment(parent(spec)), desired, Observation(), NOW).plan
     assert plan is not None
     return plan.target_knowledge, plan.draft_knowledge
 
@@ -357,8 +365,8 @@ def test_a_class_that_sizing_does_not_implement_is_estimated() -> None:
     spec = undescribed()
     job = jobs(spec)[0]
     found = pod(job, message=pack_facts(Checkpoint({**TINY_CONFIG, "architectures": ["BrandNewForCausalLM"]}, WEIGHTS)))
-    entries = newly_read_models(read_parent(parent(spec)), {}, [found, answers(spec)[1]])
-    desired = desired_state(read_parent(parent(spec)), (), entries)
+    entries = newly_read_models(parse_deployment(parent(spec)), {}, [found, answers(spec)[1]])
+    desired = desired_state(parse_deployment(parent(spec)), (), entries)
     assert outcome(desired, spec)["Accepted"][0] == "True"
     assert knowledge(spec, desired) == ("estimated", "exact")
 
@@ -368,7 +376,7 @@ def test_models_with_assumed_numbers_are_not_read() -> None:
     numbers = {"weightsGiB": "0.006", "kvBytesPerToken": 512}
     spec["target"]["assume"] = spec["speculation"]["draft"]["assume"] = numbers
     assert jobs(spec) == []
-    desired = desired_state(read_parent(parent(spec)), ())
+    desired = desired_state(parse_deployment(parent(spec)), ())
     assert outcome(desired, spec)["Accepted"][0] == "True"
     assert knowledge(spec, desired) == ("assumed", "assumed")
 
@@ -384,14 +392,14 @@ def test_models_with_assumed_numbers_are_not_read() -> None:
 )
 def test_what_is_wrong_without_the_model_is_told_before_it_is_read(change: Body, words: str) -> None:
     spec = undescribed(**change)
-    desired = desired_state(read_parent(parent(spec)), ())
+    desired = desired_state(parse_deployment(parent(spec)), ())
     assert desired.children == []
     assert words in outcome(desired, spec)["Accepted"][2]
 
 
 def test_files_of_another_model_are_told_beside_the_plan() -> None:
     spec = undescribed()
-    owner = read_parent(parent(spec))
+    owner = parse_deployment(parent(spec))
     entries = newly_read_models(owner, {}, answers(spec, draft=WEIGHTS))
     said = outcome(desired_state(owner, (), entries), spec)["Planned"]
     assert said[:2] == ("True", "Fits")
@@ -402,14 +410,14 @@ def test_files_of_another_model_are_told_beside_the_plan() -> None:
 
 def test_a_suspended_object_says_so_while_its_models_are_read() -> None:
     spec = undescribed(suspend=True)
-    desired = desired_state(read_parent(parent(spec)), ())
+    desired = desired_state(parse_deployment(parent(spec)), ())
     assert outcome(desired, spec)["Ready"][:2] == ("True", "Suspended")
     assert len(desired.children) == 2
 
 
 def test_entries_are_what_people_can_read() -> None:
     spec = undescribed()
-    entries = newly_read_models(read_parent(parent(spec)), {}, answers(spec))
+    entries = newly_read_models(parse_deployment(parent(spec)), {}, answers(spec))
     name, text = next(iter(entries.items()))
     assert name.startswith("pair.target-")
     body = json.loads(text)
@@ -427,7 +435,7 @@ SITE = {
 
 
 def with_site_facts(spec: Body, site: dict[str, SiteFacts], **cluster: Any) -> DesiredState:
-    owner = read_parent(parent(spec))
+    owner = parse_deployment(parent(spec))
     assert not isinstance(owner.spec, Exception)
     return desired_state(owner, (), site_facts=site_facts_of(owner.spec, site), **cluster)
 
@@ -440,7 +448,7 @@ def test_facts_of_the_site_take_the_place_of_jobs() -> None:
     assert planned[:2] == ("True", "Fits")
     assert "pair/target is known (exact) from the operator's facts file target.json" in planned[2]
     assert "pair/draft is known (exact) from the operator's facts file draft.json" in planned[2]
-    plan = compose_status(read_parent(parent(spec)), desired, Observation(), NOW).plan
+    plan = compose_status(parse_deployment(parent(spec)), desired, Observation(), NOW).plan
     assert plan is not None
     assert plan.target_knowledge == "exact"
 
@@ -459,7 +467,7 @@ def test_facts_of_the_site_come_before_what_a_job_has_read_and_after_the_spec() 
 
     def longest(spec: Body) -> int:
         desired = with_site_facts(spec, {**SITE, "pair/target": of_site(longer, "t")}, entries=read)
-        plan = compose_status(read_parent(parent(spec)), desired, Observation(), NOW).plan
+        plan = compose_status(parse_deployment(parent(spec)), desired, Observation(), NOW).plan
         assert plan is not None
         return plan.max_model_len or 0
 

@@ -5,21 +5,20 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.values import CudagraphMode
+from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.desired_state import Launch
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.deployment.spec.rules.runner import schedule_notes
-from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.deployment.spec.warnings import plan_warnings
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.pairing import schedule_notes
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.kube.nodes import NodeFacts
+from specdecode_operator.deployment.validation import valid_facts
+from specdecode_operator.deployment.warnings import plan_warnings
+from specdecode_operator.enums import CudagraphMode, Method
 from specdecode_operator.problems import InvalidSpecError, Problem
-from specdecode_operator.sizing.base.eras import Runner
-from specdecode_operator.sizing.families.catalogue import find_entry
-from specdecode_operator.sizing.kv.layout import stage_weights
-from specdecode_operator.sizing.pair.pair import Parallelism
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.sizing.catalogue import find_entry
+from specdecode_operator.sizing.memory.kv_cache import stage_weights
+from specdecode_operator.sizing.pair import Parallelism
+from specdecode_operator.sizing.version_rules import Runner
 from tests.support.decisions import NOW, desired_state
 from tests.support.objects import H200, TINY_CONFIG, pair_70b, parent, tiny_cpu
 
@@ -390,7 +389,7 @@ def test_everything_is_told_at_once() -> None:
 
 def planned_message(spec: dict[str, Any]) -> str:
     """What Planned says of a spec on H200s."""
-    owner = read_parent(parent(spec))
+    owner = parse_deployment(parent(spec))
     desired = desired_state(owner, (H200_NODE,))
     assert isinstance(desired.outcome, Launch)
     conditions = compose_status(owner, desired, Observation(), NOW).conditions

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.objects import pair_70b, parent
 
 HOURLY = {"name": "hourly", "schedule": "0 * * * *"}
@@ -12,7 +12,7 @@ HOURLY = {"name": "hourly", "schedule": "0 * * * *"}
 
 @pytest.mark.parametrize(("captures", "names"), [([HOURLY], ["hourly"]), ([], [])])
 def test_schedules_are_those_of_the_spec(captures: list[Any], names: list[str]) -> None:
-    schedules = read_parent(parent(pair_70b(captures=captures))).schedules
+    schedules = parse_deployment(parent(pair_70b(captures=captures))).schedules
     assert schedules is not None
     assert [each.name for each in schedules] == names
 
@@ -23,9 +23,9 @@ def test_schedules_are_those_of_the_spec(captures: list[Any], names: list[str]) 
     ids=["a time that never comes", "a spec that cannot be read"],
 )
 def test_an_invalid_spec_says_nothing_of_schedules(spec: dict[str, Any]) -> None:
-    assert read_parent(parent(spec)).schedules is None, "not the same as none: the status keeps what it says"
+    assert parse_deployment(parent(spec)).schedules is None, "not the same as none: the status keeps what it says"
 
 
 @pytest.mark.parametrize("spec", [pair_70b(suspend=True), pair_70b(replicas=0)], ids=["suspended", "scaled to zero"])
 def test_what_has_no_engines_is_not_suspended_for_a_capture(spec: dict[str, Any]) -> None:
-    assert read_parent(parent(spec), preempted_by="demo").suspended_for is None
+    assert parse_deployment(parent(spec), preempted_by="demo").suspended_for is None

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.spec.validation import valid_facts
+from specdecode_operator.deployment.validation import valid_facts
+from specdecode_operator.enums import Method
 from specdecode_operator.problems import InvalidSpecError
-from specdecode_operator.sizing.base.errors import GeometryError
-from specdecode_operator.sizing.families.catalogue import find_geometry, known_models
-from specdecode_operator.sizing.families.heads import method_of_head
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.vocabulary import Method
+from specdecode_operator.sizing.catalogue import find_geometry, known_models
+from specdecode_operator.sizing.errors import GeometryError
+from specdecode_operator.sizing.families.draft_heads import method_of_head
+from specdecode_operator.sizing.geometry import ModelGeometry
 from tests.support.objects import TINY_CONFIG
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"

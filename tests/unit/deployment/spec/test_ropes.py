@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.spec.engine_settings import engine_settings
-from specdecode_operator.deployment.spec.facts import Facts
-from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.deployment.spec.warnings import plan_warnings
-from specdecode_operator.engine.arguments import HF_OVERRIDES, command_line
-from specdecode_operator.engine.profiles import KNOWN_VERSIONS
-from specdecode_operator.engine.rules.config_overrides import overridden
+from specdecode_operator.deployment.engine_settings import engine_settings
+from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.deployment.validation import valid_facts
+from specdecode_operator.deployment.warnings import plan_warnings
 from specdecode_operator.problems import InvalidSpecError
-from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry, known_models
-from specdecode_operator.sizing.model.geometry import GeometryError
-from specdecode_operator.sizing.pair.pair import longest_sequence
+from specdecode_operator.sizing.catalogue import find_entry, find_geometry, known_models
+from specdecode_operator.sizing.config_fields import overridden
+from specdecode_operator.sizing.geometry import GeometryError
+from specdecode_operator.sizing.pair import longest_sequence
+from specdecode_operator.vllm.arguments import HF_OVERRIDES, command_line
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
 
 QWEN = "Qwen/Qwen3-32B"
 YARN = {"type": "yarn", "factor": "4.0", "originalMaxPositionEmbeddings": 32_768}

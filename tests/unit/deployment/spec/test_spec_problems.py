@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.spec.pydantic_problems import spec_problems
+from specdecode_operator.api.spec_problems import spec_problems
 
 TARGET = {"model": "org/target"}
 

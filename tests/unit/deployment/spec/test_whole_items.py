@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.spec.validation import facts_problems, gather_facts
+from specdecode_operator.deployment.validation import facts_problems, gather_facts
 from specdecode_operator.problems import Problem
 
 GEMMA_4 = "google/gemma-4-26B-A4B"

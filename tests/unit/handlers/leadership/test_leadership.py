@@ -11,12 +11,10 @@ from typer.testing import CliRunner
 
 from devcluster.cluster.settings import free_ports
 from specdecode_operator.cli.main import app
-from specdecode_operator.handlers import lifecycle
-from specdecode_operator.handlers.leadership import leadership
-from specdecode_operator.handlers.leadership.leadership import LeaderCollector, Leadership
-from specdecode_operator.handlers.leadership.lease import Candidate, LeaseName
-from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.kube.resources import LEASE
+from specdecode_operator.cluster.resources import LEASE
+from specdecode_operator.handlers import leadership, main
+from specdecode_operator.handlers.leadership import Candidate, LeaderCollector, Leadership, LeaseName
+from specdecode_operator.handlers.operator import OperatorState
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 from tests.support.objects import Body
@@ -255,7 +253,7 @@ async def test_readiness_says_who_leads_who_waits_and_who_gets_no_answer(
         return await asyncio.to_thread(answer, path)
 
     async with leading(monkeypatch) as (thread, _):
-        lifecycle.serve_health(port, state := OperatorState(leadership=thread), thread)
+        main.serve_health(port, state := OperatorState(leadership=thread), thread)
         await until(lambda: thread.stands_by, lambda: "it waits")
         status, _ = await says()
         assert status == 503, "a replica that has seen nothing could not take over"

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import ConflictError
-from specdecode_operator.handlers.leadership.lease import Candidate
-from specdecode_operator.kube.resources import LEASE
+from specdecode_operator.cluster.client import Cluster, ConflictError
+from specdecode_operator.cluster.resources import LEASE
+from specdecode_operator.handlers.leadership import Candidate
 from tests.support.api_server import ApiServer
 from tests.support.rights import role_rights
 from tests.unit.handlers.leadership.test_leadership import LEASE_S, METADATA, NAME, Clock, lease_for, spec

@@ -4,9 +4,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import NotLeadingError
-from specdecode_operator.kube.resources import POD, SERVICE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.cluster.client import Cluster, NotLeadingError
+from specdecode_operator.cluster.resources import POD, SERVICE, SPECDECODE_DEPLOYMENT
 from tests.support.api_server import ApiServer
 from tests.support.objects import Body
 

@@ -2,15 +2,12 @@
 
 from typing import Any
 
-from specdecode_operator.api.key import Key
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.clock import ServerTime
 from specdecode_operator.cluster.engine_probe import EngineProbe
-from specdecode_operator.cluster.server_time import ServerTime
-from specdecode_operator.handlers.calibration_file import CalibrationFile
-from specdecode_operator.handlers.metrics import ResidualCollector
-from specdecode_operator.handlers.reconcile.reconciler import Reconciler
-from specdecode_operator.kube.resources import (
+from specdecode_operator.cluster.resources import (
     CHILDREN,
     DEPLOYMENT,
     EVENT,
@@ -19,6 +16,9 @@ from specdecode_operator.kube.resources import (
     SPECDECODE_DEPLOYMENT,
     Resource,
 )
+from specdecode_operator.handlers.metrics import ResidualCollector
+from specdecode_operator.handlers.mounted_files import CalibrationFile
+from specdecode_operator.handlers.reconcile_deployment import Reconciler
 from tests.support.api_server import ApiServer
 from tests.support.decisions import OPERATOR_IMAGE
 from tests.support.objects import H200, Body, pair_70b

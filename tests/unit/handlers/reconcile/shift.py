@@ -7,13 +7,12 @@ from unittest.mock import AsyncMock
 import pytest
 
 from specdecode_operator.api import capture
-from specdecode_operator.api.status.deployment import PlanStatus
-from specdecode_operator.deployment.spec.engine_fields import engine_word
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.engine.metrics import EngineReading, SpeculationReading
+from specdecode_operator.api.deployment_status import PlanStatus
+from specdecode_operator.cluster.resources import DEPLOYMENT, NODE, POD, SPECDECODE_DEPLOYMENT
+from specdecode_operator.deployment.parsed_deployment import engine_spec_hash, parse_deployment
 from specdecode_operator.handlers.metrics import PolicyDecisions
-from specdecode_operator.handlers.reconcile.reconciler import Reconciler
-from specdecode_operator.kube.resources import DEPLOYMENT, NODE, POD, SPECDECODE_DEPLOYMENT
+from specdecode_operator.handlers.reconcile_deployment import Reconciler
+from specdecode_operator.vllm.engine_metrics import EngineReading, SpeculationReading
 from tests.support.driven_clock import DrivenServerTime
 from tests.support.objects import H200, Body, pair_70b
 from tests.support.policy_field_cases import OFF_ARM, measured_capture
@@ -63,9 +62,9 @@ class Shift:
 
     def measure(self, body: Body, **status: Any) -> None:
         """Let a capture have ended."""
-        found = read_parent(self.world.object, as_written=True)
+        found = parse_deployment(self.world.object, as_written=True)
         plan = PlanStatus.parse(self.world.object["status"]["plan"], newer=True)
-        known = {"engine": engine_word(found.spec, plan)}  # type: ignore[arg-type]
+        known = {"engine": engine_spec_hash(found.spec, plan)}  # type: ignore[arg-type]
         metadata = {**body["metadata"], "uid": body["metadata"]["name"], "generation": 1, "resourceVersion": "1"}
         self.world.cache.put_parent(
             capture.KIND, {**body, "metadata": metadata, "status": {**body["status"], **known, **status}}

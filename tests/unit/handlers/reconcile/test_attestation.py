@@ -4,12 +4,11 @@ import json
 
 import pytest
 
-from specdecode_operator.attestation.envelope import opened
 from specdecode_operator.attestation.keys import PublicKey, SigningKey
-from specdecode_operator.attestation.statement import read_statement
+from specdecode_operator.attestation.statement import opened, read_statement
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.handlers.reconcile.reconciler import Reconciler
-from specdecode_operator.kube.resources import CONFIG_MAP, SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.cluster.resources import CONFIG_MAP, SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.handlers.reconcile_deployment import Reconciler
 from tests.support.api_server import ApiServer
 from tests.support.attestations import IMAGE_DIGEST, key_pair
 from tests.support.objects import tiny_cpu

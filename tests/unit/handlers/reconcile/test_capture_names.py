@@ -12,17 +12,16 @@ import pytest
 from specdecode_operator.api import deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import KIND
-from specdecode_operator.api.key import Key
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import ConflictError
+from specdecode_operator.cluster.client import Cluster, ConflictError
+from specdecode_operator.cluster.manifests import child_labels
+from specdecode_operator.cluster.resources import Resource
 from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.spec.parent import Parent, read_parent
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
+from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.metrics import EndedCaptures
-from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
-from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
-from specdecode_operator.kube.manifests import child_labels
-from specdecode_operator.kube.resources import Resource
+from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from tests.support.captures import KEY, capture, capture_spec, golden
 from tests.support.decisions import desired_state
 from tests.support.objects import parent, tiny_cpu
@@ -89,8 +88,8 @@ class Deployments:
     def __init__(self) -> None:
         self.given: weakref.WeakSet[DecisionCache] = weakref.WeakSet()
 
-    def desired_state_of(self, body: Body) -> tuple[Parent, DesiredState]:
-        owner = read_parent(body)
+    def desired_state_of(self, body: Body) -> tuple[ParsedDeployment, DesiredState]:
+        owner = parse_deployment(body)
         return owner, desired_state(owner, ())
 
     def decider_of_arms(self, namespace: str) -> Callable[[Body, DecisionCache], DesiredState]:

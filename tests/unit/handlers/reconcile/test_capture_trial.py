@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import (
+from specdecode_operator.cluster.client import (
+    Cluster,
     ClusterError,
     DeniedError,
     ForbiddenError,
@@ -15,9 +15,9 @@ from specdecode_operator.cluster.errors import (
     RefusedForNowError,
     UntriableError,
 )
+from specdecode_operator.cluster.resources import POD, Resource
 from specdecode_operator.handlers.metrics import EndedCaptures
-from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
-from specdecode_operator.kube.resources import POD, Resource
+from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from tests.support.captures import KEY
 from tests.unit.handlers.reconcile.test_capture_names import Deployments, to_start
 from tests.unit.handlers.reconcile.test_image_note import FakeCluster

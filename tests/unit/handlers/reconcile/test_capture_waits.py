@@ -11,9 +11,9 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import KIND
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.handlers.metrics import EndedCaptures
-from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
+from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from tests.support.captures import JOB_UID, KEY, capture, capture_pod, job
 from tests.support.decisions import desired_state
 from tests.support.objects import parent, tiny_cpu
@@ -55,7 +55,7 @@ def reconcile(cluster: Jobs, pod: Body, *, lent: bool, placed: bool = True, susp
         cache.put_parent(KIND, {**other, "metadata": {**other["metadata"], "name": "other", "uid": "other"}})
     cache.put("Job", labelled(job(suspend=suspended), JOB_UID, ownerReferences=[OWNER]))
     cache.put("Pod", labelled(pod, "pod-uid"))
-    owner = read_parent(body)
+    owner = parse_deployment(body)
     states = SimpleNamespace(desired_state_of=lambda _: (owner, desired_state(owner, ())))
     reconciler = CaptureReconciler(cast("Cluster", cluster), cache, cast("Any", states), EndedCaptures(), "operator:1")
     asyncio.run(reconciler.reconcile(KEY))

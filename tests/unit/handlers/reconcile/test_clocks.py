@@ -9,28 +9,25 @@ import time_machine
 
 from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.key import Key
-from specdecode_operator.capture.control.capture import read_capture
-from specdecode_operator.cluster.server_time import ServerTime
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.handlers.metrics import EndedCaptures
-from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
-from specdecode_operator.kube.future_times import TIME_IN_FUTURE
-from specdecode_operator.kube.labels import (
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.capture.observation import read_capture
+from specdecode_operator.cluster.clock import TIME_IN_FUTURE, ServerTime
+from specdecode_operator.cluster.manifests import owner_reference
+from specdecode_operator.cluster.resources import (
     CAPTURE_LABEL,
     CAPTURED_DEPLOYMENT_LABEL,
+    EVENT,
     MANAGED_BY_LABEL,
     MANAGER,
+    PERSISTENT_VOLUME_CLAIM,
     PUBLISHED_LABEL,
     SCHEDULE_LABEL,
-)
-from specdecode_operator.kube.manifests import owner_reference
-from specdecode_operator.kube.resources import (
-    EVENT,
-    PERSISTENT_VOLUME_CLAIM,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
 )
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.handlers.metrics import EndedCaptures
+from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from tests.support.captures import capture as capture_with
 from tests.support.captures import capture_spec
 from tests.support.driven_clock import DrivenServerTime
@@ -118,7 +115,7 @@ class TestStatuses:
         earlier, ahead = text(NOON - timedelta(hours=1)), text(NOON + timedelta(days=2))
         policy: Body = {"mode": "Enforce", "action": "Keep", "outcome": "Kept", "reason": "Best", "message": ""}
         policy["restarts"] = [earlier, ahead]
-        read = read_parent(parent(pair_70b(), status={"policy": policy}), now=NOON)
+        read = parse_deployment(parent(pair_70b(), status={"policy": policy}), now=NOON)
         assert read.status.policy is not None
         assert read.status.policy.restarts == [earlier, text(NOON)]
         assert read.times_ahead[0].startswith("status.policy.restarts[1]: ")

@@ -6,10 +6,10 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.deployment.proof.decay import LEARNED_WINDOWS
-from specdecode_operator.deployment.spec.engine_fields import engine_word
-from specdecode_operator.handlers.reconcile import reconciler
-from specdecode_operator.kube.resources import SPECDECODE_CAPTURE
+from specdecode_operator.cluster.resources import SPECDECODE_CAPTURE
+from specdecode_operator.deployment.observed.decay import LEARNED_WINDOWS
+from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
+from specdecode_operator.handlers import reconcile_deployment
 from tests.support.captures import capture
 from tests.support.engine_work import LOOK_S, Working
 from tests.support.objects import Body, tiny_cpu
@@ -20,7 +20,9 @@ async def looks(world: World, monkeypatch: pytest.MonkeyPatch, *shares: float) -
     """Let an engine accept such shares of its drafts, look by look."""
     engine = Working(k=3)
     for look, acceptance in enumerate(shares):
-        monkeypatch.setattr(reconciler, "time", Mock(monotonic=Mock(return_value=look * LOOK_S), time=time.time))
+        monkeypatch.setattr(
+            reconcile_deployment, "time", Mock(monotonic=Mock(return_value=look * LOOK_S), time=time.time)
+        )
         monkeypatch.setattr(world.probe, "read_all", AsyncMock(return_value={"llama-1": engine.works(acceptance)}))
         await world.look()
 
@@ -50,7 +52,7 @@ async def test_the_newest_capture_of_the_spec_is_what_engines_are_held_to(
     summary = {"requests": {"sent": 1, "completed": 1}, "acceptancePercent": 90, "meanAcceptanceLength": "3.70"}
     parent, desired = world.reconciler.desired_state_of(world.object)
     assert isinstance(parent.spec, SpecDecodeDeploymentSpec)
-    word = engine_word(parent.spec, desired.outcome.plan_status)
+    word = engine_spec_hash(parent.spec, desired.outcome.plan_status)
     found = {"phase": "Succeeded", "engine": word, "summary": summary}
     body = capture(status=found, namespace="team")
     body["spec"]["deployment"] = "llama"

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.resources import CONFIG_MAP, JOB, NODE, POD, SPECDECODE_DEPLOYMENT
 from specdecode_operator.deployment.desired_state import Launch
-from specdecode_operator.handlers.reconcile import reconciler
-from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
-from specdecode_operator.kube.resources import CONFIG_MAP, JOB, NODE, POD, SPECDECODE_DEPLOYMENT
+from specdecode_operator.handlers import reconcile_deployment
+from specdecode_operator.handlers.decision_cache import DecisionCache
 from tests.support.api_server import ApiServer
 from tests.support.model_caches import CACHE, DRAFT, TARGET, cached, pod
 from tests.support.objects import H200, tiny_cpu
@@ -81,13 +81,13 @@ async def test_neighbours_are_not_parsed_for_it(world: World, monkeypatch: pytes
     for name in "abc":
         world.add(tiny_cpu(), name=name)
     world.see()
-    parsed, read = [], reconciler.read_parent
+    parsed, read = [], reconcile_deployment.parse_deployment
 
     def noting(body: Any, **rest: Any) -> Any:
         parsed.append(body["metadata"]["name"])
         return read(body, **rest)
 
-    monkeypatch.setattr(reconciler, "read_parent", noting)
+    monkeypatch.setattr(reconcile_deployment, "parse_deployment", noting)
     assert launches(world)
     assert parsed == ["other"]
 

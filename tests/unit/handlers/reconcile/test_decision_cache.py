@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.deployment.cluster_state import ClusterState
-from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.spec.parent import read_parent
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.cluster.resources import READS_FOR_LABEL
+from specdecode_operator.deployment.desired_state import ClusterState, DesiredState
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.handlers.reconcile.decision_cache import DecisionCache
-from specdecode_operator.kube.labels import READS_FOR_LABEL
-from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.sizing.pair.calibration import Calibration, CalibrationEntry
+from specdecode_operator.handlers.decision_cache import DecisionCache
+from specdecode_operator.sizing.calibration import Calibration, CalibrationEntry
 from tests.support.decisions import desired_state
 from tests.support.objects import H100, H200, pair_70b, parent
 
@@ -41,8 +40,8 @@ MEASURED = Calibration(
 
 PLANNED = {
     "plan": compose_status(
-        read_parent(parent(pair_70b())),
-        desired_state(read_parent(parent(pair_70b())), NODES),
+        parse_deployment(parent(pair_70b())),
+        desired_state(parse_deployment(parent(pair_70b())), NODES),
         Observation(),
         datetime.now(UTC),
     ).model_dump(by_alias=True, mode="json", exclude_none=True)["plan"]
@@ -56,7 +55,7 @@ def reader(version: str) -> dict[str, Any]:
 
 def ask(cache: DecisionCache, **changes: Any) -> DesiredState:
     given = {"nodes": NODES, **changes}
-    owner = read_parent(given.pop("body", parent(pair_70b())), preempted_by=given.pop("preempted_by", None))
+    owner = parse_deployment(given.pop("body", parent(pair_70b())), preempted_by=given.pop("preempted_by", None))
     return cache.decide(replace(owner, by_policy=given.pop("by_policy", False)), ClusterState(**given))
 
 

@@ -5,10 +5,10 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from specdecode_operator.api.status.deployment import FiguresSource, FiguresStatus, FigureStatus
-from specdecode_operator.cluster.figures_source import FiguresReader
-from specdecode_operator.handlers.reconcile import reconciler
-from specdecode_operator.kube.resources import SPECDECODE_DEPLOYMENT
+from specdecode_operator.api.deployment_status import FiguresSource, FiguresStatus, FigureStatus
+from specdecode_operator.cluster.observed_figures import FiguresReader
+from specdecode_operator.cluster.resources import SPECDECODE_DEPLOYMENT
+from specdecode_operator.handlers import reconcile_deployment
 from tests.support.objects import tiny_cpu
 from tests.unit.handlers.reconcile.reconciler_world import World
 
@@ -26,7 +26,7 @@ async def test_figures_are_written_every_five_minutes_and_go_with_the_engines(
     reads = [None, *map(figures, "123")]
     monkeypatch.setattr(FiguresReader, "read", AsyncMock(side_effect=reads))
     for now_s in (0, 15, 30, 300, 315, 330):
-        monkeypatch.setattr(reconciler, "time", Mock(monotonic=Mock(return_value=now_s), time=time.time))
+        monkeypatch.setattr(reconcile_deployment, "time", Mock(monotonic=Mock(return_value=now_s), time=time.time))
         await world.look()
         told = world.object["status"].get("figures")
         shown.append(told and told["values"][0]["value"])

@@ -6,17 +6,30 @@ import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.deployment.models.download import downloads_config_map, wanted_downloads
+from specdecode_operator.cluster.resources import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    JOB,
+    NODE,
+    POD,
+    READS_FOR_LABEL,
+    SPECDECODE_DEPLOYMENT,
+)
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map, facts_entry
-from specdecode_operator.deployment.plan.planning import make_plan
-from specdecode_operator.deployment.pods.rollback import Failure, LastGood, attempt_of, read_last_good, render_last_good
-from specdecode_operator.deployment.spec.model_sources import undescribed_models
-from specdecode_operator.deployment.spec.parent import Parent, read_parent
-from specdecode_operator.deployment.spec.validation import valid_facts
-from specdecode_operator.kube.labels import READS_FOR_LABEL
-from specdecode_operator.kube.resources import CONFIG_MAP, DEPLOYMENT, JOB, NODE, POD, SPECDECODE_DEPLOYMENT
-from specdecode_operator.resolver.read_model_facts import Checkpoint
-from specdecode_operator.sizing.choice.plan import Plan
+from specdecode_operator.deployment.models.model_jobs import downloads_config_map, wanted_downloads
+from specdecode_operator.deployment.models.model_locations import undescribed_models
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
+from specdecode_operator.deployment.planning import make_plan
+from specdecode_operator.deployment.rollout.rollback import (
+    Failure,
+    LastGood,
+    attempt_of,
+    read_last_good,
+    render_last_good,
+)
+from specdecode_operator.deployment.validation import valid_facts
+from specdecode_operator.sizing.plan import Plan
 from tests.support.api_server import ApiServer
 from tests.support.model_caches import CACHE, DRAFT, TARGET, cached
 from tests.support.objects import H200, Body, ended, tiny_cpu
@@ -34,8 +47,8 @@ async def world(api: ApiServer, cluster: Cluster) -> World:
     return World(api, cluster)
 
 
-def owner(world: World) -> Parent:
-    return read_parent(world.object)
+def owner(world: World) -> ParsedDeployment:
+    return parse_deployment(world.object)
 
 
 def pod_spec(world: World) -> Body:
@@ -228,7 +241,7 @@ class TestModels:
         await self.read(world)
         neighbour = world.add(undescribed(), name="neighbour")
         world.see()
-        await world.reconciler.reconcile(read_parent(neighbour).key)
+        await world.reconciler.reconcile(parse_deployment(neighbour).key)
         conditions = (world.api.find(SPECDECODE_DEPLOYMENT, "neighbour") or {})["status"]["conditions"]
         assert {each["type"]: each["reason"] for each in conditions}["Planned"] == "Fits"
 

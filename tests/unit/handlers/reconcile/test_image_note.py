@@ -8,10 +8,9 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import KIND
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import ForbiddenError
+from specdecode_operator.cluster.client import Cluster, ForbiddenError
 from specdecode_operator.handlers.metrics import EndedCaptures
-from specdecode_operator.handlers.reconcile.capture_reconciler import CaptureReconciler
+from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from tests.support.captures import JOB_UID, KEY, capture, capture_pod, job, running
 
 LABELS = {"specdecode.io/capture": "demo"}

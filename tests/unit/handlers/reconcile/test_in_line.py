@@ -5,8 +5,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from specdecode_operator.kube.labels import DEPLOYMENT_LABEL, KEPT_MANAGERS_ANNOTATION
-from specdecode_operator.kube.resources import CONFIG_MAP, DEPLOYMENT, SERVICE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.cluster.resources import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DEPLOYMENT_LABEL,
+    KEPT_MANAGERS_ANNOTATION,
+    SERVICE,
+    SPECDECODE_DEPLOYMENT,
+)
 from tests.support.driven_clock import DrivenServerTime
 from tests.support.objects import tiny_cpu
 from tests.unit.handlers.reconcile.reconciler_world import World

@@ -9,14 +9,13 @@ from typing import Any, cast
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.key import Key
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster import cache as shared_texts
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import ConflictError
-from specdecode_operator.documents import shared_texts
-from specdecode_operator.handlers.reconcile.inventory import ChildNameTakenError, Inventory
-from specdecode_operator.kube.manifests import owned
-from specdecode_operator.kube.resources import SERVICE
+from specdecode_operator.cluster.client import Cluster, ConflictError
+from specdecode_operator.cluster.manifests import owned
+from specdecode_operator.cluster.resources import SERVICE
+from specdecode_operator.handlers.apply import ChildNameTakenError, Inventory
 
 KEY = Key("team", "llama")
 

@@ -11,16 +11,15 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.server_time import ServerTime
-from specdecode_operator.deployment.blocked import Blocked
+from specdecode_operator.cluster.clock import ServerTime
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.cluster.resources import CHILDREN
+from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.models.model_facts import facts_config_map
-from specdecode_operator.deployment.pods.group_history import UNSEEN, GroupHistory
-from specdecode_operator.deployment.pods.rejected_pods import POD_REJECTED
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.handlers.reconcile.inventory import ChildNameTakenError
-from specdecode_operator.handlers.reconcile.launcher import Launcher
-from specdecode_operator.kube.nodes import NodeFacts
-from specdecode_operator.kube.resources import CHILDREN
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.rollout.blocked_pods import POD_REJECTED
+from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory
+from specdecode_operator.handlers.apply import ChildNameTakenError, Launcher
 from tests.support.decisions import desired_state
 from tests.support.model_caches import cached
 from tests.support.objects import parent
@@ -77,7 +76,7 @@ def launch(cluster: FakeCluster, *specs: Body, nodes: Sequence[tuple[NodeFacts, 
     cache = Cache()
     launcher = Launcher(cast("Cluster", cluster), cache, ServerTime())
     for spec, present in zip_longest(specs, nodes, fillvalue=FOUR_H100):
-        owner = read_parent(parent(cast("Body", spec)))
+        owner = parse_deployment(parent(cast("Body", spec)))
         asyncio.run(
             launcher.carry_out(
                 owner, desired_state(owner, cast("tuple[NodeFacts, ...]", present), has_leader_worker_sets=True)
@@ -113,12 +112,12 @@ def test_the_other_kind_takes_over_after_the_pause(cluster: FakeCluster) -> None
 def test_groups_that_nodes_refuse_rest_and_come_back_though_neither_children_nor_plan_change(
     cluster: FakeCluster,
 ) -> None:
-    owner, asked = read_parent(parent(spec_at(WIDE))), []
+    owner, asked = parse_deployment(parent(spec_at(WIDE))), []
     desired = desired_state(owner, FOUR_H100, has_leader_worker_sets=True)
     launcher = Launcher(cast("Cluster", cluster), Cache(), ServerTime())
     crashed = frozenset(("0", "0", str(number)) for number in range(3))
     refused = GroupHistory(crashed=crashed, blocked=Blocked(POD_REJECTED, "no"), rejected_s=time.time())
-    for groups in (UNSEEN, UNSEEN, UNSEEN, refused, UNSEEN):
+    for groups in (NO_GROUP_HISTORY, NO_GROUP_HISTORY, NO_GROUP_HISTORY, refused, NO_GROUP_HISTORY):
         asyncio.run(launcher.carry_out(owner, desired, groups))
         asked.append(cluster.engines())
     assert [each["LeaderWorkerSet"] for each in asked] == [1, 1, 1, 0, 1]
@@ -126,7 +125,7 @@ def test_groups_that_nodes_refuse_rest_and_come_back_though_neither_children_nor
 
 def test_engines_that_were_in_line_are_those_that_others_replace(cluster: FakeCluster) -> None:
     launcher = Launcher(cast("Cluster", cluster), Cache(), ServerTime())
-    before, after = (read_parent(parent(cast("Body", spec))) for spec in (ONE_NODE, spec_at(WIDE)))
+    before, after = (parse_deployment(parent(cast("Body", spec))) for spec in (ONE_NODE, spec_at(WIDE)))
     desired = desired_state(before, FOUR_H100, has_leader_worker_sets=True)
     for _ in range(3):
         asyncio.run(launcher.carry_out(before, desired))

@@ -5,23 +5,23 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.key import Key
-from specdecode_operator.cluster.errors import ClusterError, ConflictError
-from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME
-from specdecode_operator.deployment.spec.parent import read_parent
-from specdecode_operator.handlers.calibration_file import CalibrationFile
-from specdecode_operator.kube.labels import READS_FOR_LABEL
-from specdecode_operator.kube.manifests import owned
-from specdecode_operator.kube.resources import (
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.client import ClusterError, ConflictError
+from specdecode_operator.cluster.manifests import owned
+from specdecode_operator.cluster.resources import (
     CHILDREN,
     CONFIG_MAP,
     EVENT,
     JOB,
     NODE,
     POD,
+    READS_FOR_LABEL,
     SERVICE,
     SPECDECODE_DEPLOYMENT,
 )
+from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.handlers.mounted_files import CalibrationFile
 from tests.support.objects import H100, H200, Body, pair_70b, tiny_cpu
 from tests.unit.deployment.spec.test_model_facts import answers, undescribed
 from tests.unit.handlers.reconcile.reconciler_world import World
@@ -34,7 +34,7 @@ class TestSteps:
     async def test_names_are_checked_then_children_are_applied_then_the_status_tells(self, world: World) -> None:
         world.add(tiny_cpu())
         world.see()
-        await world.reconciler.reconcile(read_parent(world.object).key)
+        await world.reconciler.reconcile(parse_deployment(world.object).key)
         asked = [each for each in world.api.requests if "events" not in each]
         checks = [each.replace("patch", "get") for each in CHILD_WRITES]
         assert asked == [*checks, *CHILD_WRITES, STATUS]
@@ -45,7 +45,7 @@ class TestSteps:
         assert await world.look() == [*CHILD_WRITES, STATUS]
         assert (world.api.find(SERVICE, "llama") or {})["spec"]["clusterIP"]
         assert await world.look() == []
-        await world.reconciler.reconcile(read_parent(world.object).key)
+        await world.reconciler.reconcile(parse_deployment(world.object).key)
         assert world.api.requests == [], "of what is there nothing is asked either"
 
     async def test_another_process_writes_nothing_where_all_is_as_the_one_before_left_it(self, world: World) -> None:
@@ -95,7 +95,7 @@ class TestSteps:
         world.api.change(SERVICE, "llama", spec={**service["spec"], "ports": []})
         world.see()
         world.api.change(SERVICE, "llama", spec={**service["spec"], "ports": [], "selector": {}})
-        await world.reconciler.reconcile(read_parent(world.object).key)
+        await world.reconciler.reconcile(parse_deployment(world.object).key)
         assert (world.api.find(SERVICE, "llama") or {})["spec"] == service["spec"]
         (told,) = (each["message"] for each in world.all(EVENT) if each["reason"] == "DriftRepaired")
         assert "spec.ports[http], spec.selector." in told
@@ -281,7 +281,7 @@ class TestDeletion:
     @pytest.mark.parametrize("is_leaving", [False, True], ids=["gone", "being deleted"])
     async def test_nothing_is_written_for_what_is_gone(self, world: World, *, is_leaving: bool) -> None:
         world.add(tiny_cpu())
-        key = read_parent(world.object).key
+        key = parse_deployment(world.object).key
         if is_leaving:
             meta = {**world.object["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
             world.api.change(SPECDECODE_DEPLOYMENT, "llama", metadata=meta)
@@ -291,7 +291,7 @@ class TestDeletion:
 
     async def test_one_that_goes_in_the_middle_is_forgotten_though_no_event_says_so(self, world: World) -> None:
         world.add(tiny_cpu())
-        key = read_parent(world.object).key
+        key = parse_deployment(world.object).key
         world.see()
         world.api.before["patch services"] = lambda: world.api.remove(SPECDECODE_DEPLOYMENT, "llama")
         await world.reconciler.reconcile(key)
@@ -303,7 +303,7 @@ class TestDeletion:
 
     async def test_one_made_anew_in_the_middle_does_not_get_the_status_of_its_predecessor(self, world: World) -> None:
         world.add(tiny_cpu())
-        key = read_parent(world.object).key
+        key = parse_deployment(world.object).key
         world.see()
 
         def replace() -> None:
@@ -320,5 +320,5 @@ class TestDeletion:
         await world.measure(engine_port)
         assert world.measured()
         world.cache.drop_parent(SPECDECODE_DEPLOYMENT.kind, world.object)
-        await world.reconciler.reconcile(read_parent(world.object).key)
+        await world.reconciler.reconcile(parse_deployment(world.object).key)
         assert not world.measured()

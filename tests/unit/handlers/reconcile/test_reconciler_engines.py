@@ -5,7 +5,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from specdecode_operator.kube.resources import PERSISTENT_VOLUME_CLAIM, POD, SPECDECODE_DEPLOYMENT
+from specdecode_operator.cluster.resources import PERSISTENT_VOLUME_CLAIM, POD, SPECDECODE_DEPLOYMENT
 from tests.support.objects import Body, tiny_cpu, waiting
 from tests.unit.deployment.proof.test_recent import engine as counting
 from tests.unit.handlers.reconcile.reconciler_world import World

@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from specdecode_operator.api.deployment import KIND
-from specdecode_operator.api.key import Key
-from specdecode_operator.api.status.deployment import ConditionStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.api.deployment import KIND, Key
+from specdecode_operator.api.deployment_status import ConditionStatus, SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.conditions import ConditionUpdate, stamp
-from specdecode_operator.handlers.reconcile.reporter import Reporter
+from specdecode_operator.handlers.status_writer import Reporter
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,21 @@ import pytest
 
 from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture_schedule import CaptureSchedule, ScheduleStatus
-from specdecode_operator.api.key import Key
+from specdecode_operator.api.deployment import CaptureSchedule, Key, ScheduleStatus
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.cluster.server_time import ServerTime
-from specdecode_operator.deployment.observation import Observation
-from specdecode_operator.deployment.spec.parent import Parent, read_parent
+from specdecode_operator.cluster.client import Cluster, ClusterError
+from specdecode_operator.cluster.clock import ServerTime
+from specdecode_operator.cluster.resources import (
+    CAPTURE_LABEL,
+    CAPTURED_DEPLOYMENT_LABEL,
+    PUBLISHED_LABEL,
+    SCHEDULE_LABEL,
+)
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.handlers.reconcile.reporter import Reporter
-from specdecode_operator.handlers.reconcile.schedule_keeper import GateKeeper, ScheduleKeeper
-from specdecode_operator.kube.labels import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL, SCHEDULE_LABEL
+from specdecode_operator.handlers.scheduled_captures import GateKeeper, ScheduleKeeper
+from specdecode_operator.handlers.status_writer import Reporter
 from tests.support.decisions import desired_state
 from tests.support.objects import pair_70b, parent
 
@@ -84,19 +87,19 @@ def cache_with(*schedules: str) -> Cache:
     return cache
 
 
-def owner(*schedules: str, status_of: str, **fields: object) -> Parent:
+def owner(*schedules: str, status_of: str, **fields: object) -> ParsedDeployment:
     told = [{"name": status_of, "schedule": "0 0 1 1 * UTC", "since": "2026-11-01T00:00:00Z"}]
     rest = {"schedule": "0 0 1 1 *", "suspend": True, "retention": RETENTION, **fields}
     captures = [{"name": name, **rest} for name in schedules]
-    return read_parent(parent(pair_70b(captures=captures), status={"captures": told}))
+    return parse_deployment(parent(pair_70b(captures=captures), status={"captures": told}))
 
 
-def keep(cluster: FakeCluster, cache: Cache, owner: Parent) -> list[ScheduleStatus]:
+def keep(cluster: FakeCluster, cache: Cache, owner: ParsedDeployment) -> list[ScheduleStatus]:
     schedules = [CaptureSchedule.model_validate(each) for each in owner.raw_spec["captures"]]
     return asyncio.run(ScheduleKeeper(cast("Cluster", cluster), cache, Mute(), ServerTime()).keep(owner, schedules))
 
 
-def status(owner: Parent, kept: list[ScheduleStatus]) -> Any:
+def status(owner: ParsedDeployment, kept: list[ScheduleStatus]) -> Any:
     return compose_status(owner, desired_state(owner, ()), Observation(), datetime.now(UTC), kept).captures
 
 
@@ -136,7 +139,7 @@ def test_a_refused_capture_holds_up_no_other_schedule_and_its_time_stays_open() 
     fields = {"schedule": "* * * * *", "startingDeadlineSeconds": 86_400}
     told = [{"name": name, "schedule": "* * * * * UTC", "since": "2026-11-01T00:00:00Z"} for name in ("no", "yes")]
     captures = [{"name": name, **fields} for name in ("no", "yes")]
-    holder = read_parent(parent(pair_70b(captures=captures), status={"captures": told}))
+    holder = parse_deployment(parent(pair_70b(captures=captures), status={"captures": told}))
     cluster = FakeCluster(refuses="-no-")
     first, second = keep(cluster, Cache(), holder)
     assert [name.split("-")[1] for _, name in cluster.written] == ["yes"]
@@ -146,7 +149,7 @@ def test_a_refused_capture_holds_up_no_other_schedule_and_its_time_stays_open() 
 @pytest.mark.parametrize("name", ["llama-gate-0123456789", "llama-gate-nightly"])
 def test_a_capture_of_another_deployment_in_the_place_of_the_one_that_judges_is_seen(name: str) -> None:
     """Else it would be said to be created for ever, while the API server refuses to change it."""
-    holder = read_parent(parent(pair_70b(rollout={"gate": {"capture": "golden"}})))
+    holder = parse_deployment(parent(pair_70b(rollout={"gate": {"capture": "golden"}})))
     cache = Cache()
     metadata = {"namespace": "default", "name": name, "uid": "u", "generation": 1, "resourceVersion": "1"}
     cache.put_parent(capture.KIND, {"metadata": metadata, "spec": {"deployment": "other"}})

@@ -5,10 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from specdecode_operator.api import capture
-from specdecode_operator.api.key import Key
-from specdecode_operator.kube.labels import SCHEDULE_LABEL
-from specdecode_operator.kube.manifests import owner_reference
-from specdecode_operator.kube.resources import EVENT, SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.manifests import owner_reference
+from specdecode_operator.cluster.resources import EVENT, SCHEDULE_LABEL, SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
 from tests.support.objects import Body, pair_70b
 from tests.unit.handlers.reconcile.reconciler_world import World
 

@@ -8,12 +8,11 @@ import pytest
 
 from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.key import Key
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.handlers.reconcile import servings as module
-from specdecode_operator.handlers.reconcile.servings import Servings
-from specdecode_operator.kube.labels import CAPTURE_LABEL, DEPLOYMENT_LABEL
-from specdecode_operator.kube.resources import POD
+from specdecode_operator.cluster.resources import CAPTURE_LABEL, DEPLOYMENT_LABEL, POD
+from specdecode_operator.handlers import reconcile_capture as module
+from specdecode_operator.handlers.reconcile_capture import Servings
 
 RUNNING, ENDED = {"phase": "Running"}, {"phase": "Failed"}
 

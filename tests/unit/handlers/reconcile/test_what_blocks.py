@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdecode_operator.cluster.errors import (
+from specdecode_operator.cluster.client import (
     ClusterError,
     ConflictError,
     ForbiddenError,
@@ -10,8 +10,8 @@ from specdecode_operator.cluster.errors import (
     NotFoundError,
     RefusedForNowError,
 )
-from specdecode_operator.deployment.blocked import Blocked
-from specdecode_operator.handlers.reconcile.inventory import BlockedError, ChildNameTakenError, what_blocks
+from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.handlers.apply import BlockedError, ChildNameTakenError, what_blocks
 
 WAITS, STOPS = ("Unknown", True, False), ("False", False, True)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.key import Key
-from specdecode_operator.deployment.attention import Attention
-from specdecode_operator.handlers import state as module
-from specdecode_operator.handlers.state import OperatorState
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.deployment.requeue import Requeue
+from specdecode_operator.handlers import operator as module
+from specdecode_operator.handlers.operator import OperatorState
 from tests.support.api_server import ApiServer
 from tests.unit.handlers.state.resync_rounds import Rounds, stop
 
@@ -41,9 +41,9 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of all that is looked at, and waits for nothing."""
     found: list[str] = []
 
-    async def reconcile(_: Any, key: Key) -> Attention:
+    async def reconcile(_: Any, key: Key) -> Requeue:
         found.append(key.name)
-        return Attention(is_close=False)
+        return Requeue(is_close=False)
 
     monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
     return found

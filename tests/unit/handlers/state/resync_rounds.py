@@ -2,13 +2,9 @@
 
 import asyncio
 
-from specdecode_operator.api.key import Key
-from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.kube.resources import (
-    LEADER_WORKER_SET,
-    NODE,
-    SPECDECODE_DEPLOYMENT,
-)
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.resources import LEADER_WORKER_SET, NODE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.handlers.operator import OperatorState
 from tests.support.api_server import ApiServer
 from tests.support.objects import H100, Body, tiny_cpu
 from tests.support.waiting import DEADLINE_S

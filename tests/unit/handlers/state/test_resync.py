@@ -10,25 +10,17 @@ from typing import Any
 import kopf
 import pytest
 
-from specdecode_operator.api.deployment import KIND
-from specdecode_operator.api.key import Key
-from specdecode_operator.deployment.attention import Attention
+from specdecode_operator.api.deployment import KIND, Key
+from specdecode_operator.cluster.manifests import child_labels
+from specdecode_operator.cluster.resources import CONFIG_MAP, NODE, POD, SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
-from specdecode_operator.handlers import queue, turns, watch
-from specdecode_operator.handlers import state as module
-from specdecode_operator.handlers.facts_folder import FactsFolder, read_facts_file
-from specdecode_operator.handlers.settings import Settings
-from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.kube.manifests import child_labels
-from specdecode_operator.kube.resources import (
-    CONFIG_MAP,
-    NODE,
-    POD,
-    SPECDECODE_CAPTURE,
-    SPECDECODE_DEPLOYMENT,
-)
-from specdecode_operator.resolver.read_model_facts import Checkpoint
-from specdecode_operator.sizing.pair.calibration import Calibration, serialize_calibration
+from specdecode_operator.deployment.requeue import Requeue
+from specdecode_operator.handlers import main, queue, resync
+from specdecode_operator.handlers import operator as module
+from specdecode_operator.handlers.mounted_files import FactsFolder, read_facts_file
+from specdecode_operator.handlers.operator import OperatorState, Settings
+from specdecode_operator.sizing.calibration import Calibration, serialize_calibration
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import until
@@ -92,7 +84,7 @@ class TestResync:
         await state.start()
         await rounds.go()
         api.remove(POD, "goes")
-        await watch.on_child(event(None, pods[1]), kopf.Resource("", "v1", "pods", kind=POD.kind), state)
+        await main.on_child(event(None, pods[1]), kopf.Resource("", "v1", "pods", kind=POD.kind), state)
         lists = f"list {POD.qualified_plural}"
         api.refusals[lists] = (500, "etcd is slow")
         await rounds.go()
@@ -194,11 +186,11 @@ class TestResync:
     ) -> None:
         looked: list[str] = []
 
-        async def reconcile(_: Any, key: Key) -> Attention:
+        async def reconcile(_: Any, key: Key) -> Requeue:
             looked.append(key.name)
             if key.name == "fails":
                 raise RuntimeError
-            return Attention()
+            return Requeue()
 
         monkeypatch.setattr(queue, "_FIRST_RETRY_S", 60.0)
         monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
@@ -236,15 +228,15 @@ class TestResync:
         looked: list[str] = []
         failing: set[str] = set()
 
-        async def reconcile(_: Any, key: Key) -> Attention:
+        async def reconcile(_: Any, key: Key) -> Requeue:
             looked.append(key.name)
             if key.name in failing:
                 raise RuntimeError
-            return Attention()
+            return Requeue()
 
         monkeypatch.setattr(queue, "_FIRST_RETRY_S", 60.0)
-        monkeypatch.setattr(turns, "_MOST_LOOKS", 1)
-        monkeypatch.setattr(turns, "_LEAST_LOOKS", 1)
+        monkeypatch.setattr(resync, "_MOST_LOOKS", 1)
+        monkeypatch.setattr(resync, "_LEAST_LOOKS", 1)
         monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
         for name in ("a", "b"):
             add(api, name)
@@ -263,12 +255,12 @@ class TestResync:
         """A capture by the clock starts in its round, however many engines wait to be asked."""
         looked: list[str] = []
 
-        async def reconcile(_: Any, key: Key) -> Attention:
+        async def reconcile(_: Any, key: Key) -> Requeue:
             looked.append(key.name)
-            return Attention(due_at_s=1.0 if key.name == "due" else None)
+            return Requeue(due_at_s=1.0 if key.name == "due" else None)
 
-        monkeypatch.setattr(turns, "_MOST_LOOKS", 1)
-        monkeypatch.setattr(turns, "_LEAST_LOOKS", 1)
+        monkeypatch.setattr(resync, "_MOST_LOOKS", 1)
+        monkeypatch.setattr(resync, "_LEAST_LOOKS", 1)
         monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
         for name in ("a", "b", "due"):
             add(api, name)

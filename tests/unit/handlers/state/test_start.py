@@ -3,12 +3,12 @@
 import pytest
 
 from specdecode_operator.cluster import client
-from specdecode_operator.cluster.errors import ClusterError
-from specdecode_operator.handlers.state import OperatorState
-from specdecode_operator.kube.labels import MANAGED_BY_LABEL, MANAGER
-from specdecode_operator.kube.manifests import child_labels
-from specdecode_operator.kube.resources import (
+from specdecode_operator.cluster.client import ClusterError
+from specdecode_operator.cluster.manifests import child_labels
+from specdecode_operator.cluster.resources import (
     LEADER_WORKER_SET,
+    MANAGED_BY_LABEL,
+    MANAGER,
     NODE,
     POD,
     SPECDECODE_CAPTURE,
@@ -16,6 +16,7 @@ from specdecode_operator.kube.resources import (
     WATCHED,
     Resource,
 )
+from specdecode_operator.handlers.operator import OperatorState
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 from tests.unit.deployment.pods.groups import WIDE, spec_at

@@ -5,12 +5,12 @@ import shlex
 import pytest
 import yaml
 
-from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.convert import migrate_workload
-from specdecode_operator.migration.sources.command_line import is_command_text, read_command_text, read_words
+from specdecode_operator.importing.convert import migrate_workload
+from specdecode_operator.importing.sources import is_command_text, read_command_text, read_words
+from specdecode_operator.importing.spec_builder import MigrationError
 from tests.unit.cli.conftest import Specdecode
 from tests.unit.cli.old_deployments import LLAMA_8B
-from tests.unit.migration.sources.test_sources import HUB_TOKEN, IMAGE, QWEN, left_open, spec_of
+from tests.unit.importing.sources.test_sources import HUB_TOKEN, IMAGE, QWEN, left_open, spec_of
 
 
 def test_the_words_of_a_command_are_read_behind_two_dashes(specdecode: Specdecode) -> None:

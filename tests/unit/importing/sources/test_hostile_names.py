@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.migration.convert import migrate_workload
-from specdecode_operator.migration.sources.command_line import read_words
-from specdecode_operator.migration.sources.reading import read_workloads
-from specdecode_operator.migration.sources.workload import Workload
+from specdecode_operator.importing.convert import migrate_workload
+from specdecode_operator.importing.sources import read_words, read_workloads
+from specdecode_operator.importing.workload import Workload
 
 DATA = Path(__file__).parent / "data"
 NAME = "chat'; touch here; echo $(id) '"

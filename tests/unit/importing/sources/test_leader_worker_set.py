@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.sources.leader_worker_set import read_leader_worker_set
+from specdecode_operator.importing.kubernetes_workloads import read_leader_worker_set
+from specdecode_operator.importing.spec_builder import MigrationError
 
 
 def group(size: Any) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.migration.sources.llm_inference_service import read_llm_inference_service
-from specdecode_operator.migration.sources.workload import Workload
+from specdecode_operator.importing.kserve import read_llm_inference_service
+from specdecode_operator.importing.workload import Workload
 
 
 def read(**spec: Any) -> Workload:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import LLAMA_8B, engine
-from tests.unit.migration.sources.test_sources import INVALID
+from tests.unit.importing.sources.test_sources import INVALID
 
 
 def inference_service(predictor: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.migration.convert import Migration, migrate_workload
-from specdecode_operator.migration.sources.reading import read_workloads
+from specdecode_operator.importing.convert import Migration, migrate_workload
+from specdecode_operator.importing.sources import read_workloads
 from tests.support.migrations import migrate
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, engine

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.migration.sources.production_stack import read_production_stack
-from specdecode_operator.migration.sources.workload import Workload
+from specdecode_operator.importing.kubernetes_workloads import read_production_stack
+from specdecode_operator.importing.workload import Workload
 
 CLAIM = "spec.models.cache.persistentVolumeClaim.claimName"
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.cli.import_deployment.report import report_lines
-from specdecode_operator.migration.builder import MigrationError
-from specdecode_operator.migration.convert import Migration, migrate_workload
-from specdecode_operator.migration.sources.command_line import read_words
-from specdecode_operator.migration.sources.reading import KINDS, READABLE, read_workloads
+from specdecode_operator.cli.importing import report_lines
+from specdecode_operator.importing.convert import Migration, migrate_workload
+from specdecode_operator.importing.sources import KINDS, READABLE, read_words, read_workloads
+from specdecode_operator.importing.spec_builder import MigrationError
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import LLAMA_8B, LLAMA_70B, engine
 from tests.unit.cli.test_import_problems import places

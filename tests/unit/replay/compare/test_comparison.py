@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.replay.compare.comparison import LIMITS, Figure, compare
-from specdecode_operator.replay.emulated.acceptance import from_rates
-from specdecode_operator.replay.recording.read import read_recording
-from specdecode_operator.replay.recording.recording import Recording
+from specdecode_operator.capture.recording import Recording, read_recording
+from specdecode_operator.replay.compare import LIMITS, Figure, compare
+from specdecode_operator.replay.emulated.engine_model import from_rates
 from tests.support.synthetic import Truth
 from tests.support.traces import META, record, step, write_steps, write_trace
 

@@ -10,15 +10,21 @@ from typing import Any
 import pytest
 
 from devcluster.cluster import pki
-from specdecode_operator.capture.load.prompts.blocks import BlockPrompts
-from specdecode_operator.capture.load.prompts.prompt import TokenIds
-from specdecode_operator.capture.load.stop import Stop
-from specdecode_operator.replay.drive import run
-from specdecode_operator.replay.drive.plan import Planned, planned
-from specdecode_operator.replay.drive.run import Drive, Driven
-from specdecode_operator.replay.drive.summary import summarize, summary_text
-from specdecode_operator.replay.drive.target import Address, TargetError, find_target
-from specdecode_operator.replay.recording.read import RecordingError, read_recording
+from specdecode_operator.capture.load.prompts import BlockPrompts, TokenIds
+from specdecode_operator.capture.load.shutdown import Stop
+from specdecode_operator.capture.recording import RecordingError, read_recording
+from specdecode_operator.replay import drive as drive_module
+from specdecode_operator.replay.drive import (
+    Address,
+    Drive,
+    Driven,
+    Planned,
+    TargetError,
+    find_target,
+    planned,
+    summarize,
+    summary_text,
+)
 from tests.support.completion_server import (
     CompletionServer,
     Received,
@@ -43,7 +49,7 @@ async def server() -> AsyncIterator[CompletionServer]:
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "CONNECT_AHEAD_S", 0.01)
+    monkeypatch.setattr(drive_module, "CONNECT_AHEAD_S", 0.01)
 
 
 def plan_of(folder: Path, records: Iterable[Line], time_scale: float = 1.0, most: int | None = None) -> list[Planned]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from specdecode_operator.replay.drive.target import Address, TargetError, find_target
+from specdecode_operator.replay.drive import Address, TargetError, find_target
 from tests.support.completion_server import CompletionServer, completion_server
 
 

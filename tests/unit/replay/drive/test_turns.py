@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.replay.drive.turns import earlier_turns
-from specdecode_operator.replay.recording.recording import RecordedRequest
+from specdecode_operator.capture.recording import RecordedRequest
+from specdecode_operator.replay.drive import earlier_turns
 
 
 def request(arrival_ms: float | None, *blocks: int, lasts_ms: float = 100) -> RecordedRequest:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.replay.emulated.acceptance import (
+from specdecode_operator.replay.emulated.engine_model import (
     Acceptance,
     Difficulty,
     Drafting,

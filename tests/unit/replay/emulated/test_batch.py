@@ -4,10 +4,8 @@ from random import Random
 
 import pytest
 
-from specdecode_operator.replay.emulated.acceptance import Acceptance, from_rates
-from specdecode_operator.replay.emulated.batch import Batch
-from specdecode_operator.replay.emulated.grammar import Constraint, Endings
-from specdecode_operator.replay.emulated.step_time import StepShape
+from specdecode_operator.replay.emulated.batch import Batch, Constraint, Endings
+from specdecode_operator.replay.emulated.engine_model import Acceptance, StepShape, from_rates
 from tests.support.scheduled_steps import new, step
 
 ALL = from_rates((1.0, 1.0, 1.0, 1.0))

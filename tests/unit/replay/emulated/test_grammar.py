@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from specdecode_operator.replay.emulated.grammar import Endings, allows, pick
+from specdecode_operator.replay.emulated.batch import Endings, allows, pick
 
 
 def _row(*tokens: int) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.replay.emulated.step_time import Paces, StepShape, StepTime, step_time_from_json
+from specdecode_operator.replay.emulated.engine_model import Paces, StepShape, StepTime, step_time_from_json
 
 SECTION: dict[str, Any] = {
     "curve": [[1, 8.0], [101, 9.0], [1101, 29.0]],

@@ -1,6 +1,6 @@
 """Blocks of the KV cache: counted, found again, and given away."""
 
-from specdecode_operator.replay.engines.kv_cache import KvCache
+from specdecode_operator.replay.stepped_engine import KvCache
 
 
 def test_the_block_freed_longest_ago_is_given_away_first() -> None:

@@ -7,18 +7,17 @@ from statistics import mean
 import msgspec
 import pytest
 
-from specdecode_operator.replay.compare.comparison import LIMITS, Comparison, compare
-from specdecode_operator.replay.emulated.acceptance import Acceptance, Difficulty, from_rates
-from specdecode_operator.replay.emulated.step_time import StepTime
-from specdecode_operator.replay.engines.engine import Burst, Incoming
-from specdecode_operator.replay.engines.modelled import ModelledBehaviour, NoDonorsError
-from specdecode_operator.replay.engines.stepped import SteppedEngine
-from specdecode_operator.replay.engines.virtual_clock import VirtualClock
-from specdecode_operator.replay.fitted.fit import fit
-from specdecode_operator.replay.fitted.model import FittedModel, Limits, Origin, decode_model, encode_model
-from specdecode_operator.replay.recording.read import read_recording
-from specdecode_operator.replay.synth.given import spread
-from specdecode_operator.replay.synth.lengths import Lengths
+from specdecode_operator.capture.recording import read_recording
+from specdecode_operator.replay.clocks import VirtualClock
+from specdecode_operator.replay.compare import LIMITS, Comparison, compare
+from specdecode_operator.replay.emulated.engine_model import Acceptance, Difficulty, StepTime, from_rates
+from specdecode_operator.replay.engine import Burst, Incoming
+from specdecode_operator.replay.fit import fit
+from specdecode_operator.replay.model_file import FittedModel, Limits, Origin, decode_model, encode_model
+from specdecode_operator.replay.modelled_engine import ModelledBehaviour, NoDonorsError
+from specdecode_operator.replay.stepped_engine import SteppedEngine
+from specdecode_operator.replay.synthetic_load import Lengths
+from specdecode_operator.replay.virtual_run import spread
 from tests.support.synthetic import Truth, forecast, play
 from tests.support.traces import record, write_trace
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdecode_operator.replay.fitted.model import Limits
+from specdecode_operator.replay.model_file import Limits
 from tests.support.stepped import Rig
 
 

@@ -4,15 +4,18 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.replay.engines.acceptance import AcceptanceDraws, AcceptanceSchedule, position_chance
-from specdecode_operator.replay.engines.drafting import recorded_drafting
-from specdecode_operator.replay.engines.engine import Burst, Incoming, Load, UnmatchedRequestError
-from specdecode_operator.replay.engines.matching import Matching, matcher, repeating
-from specdecode_operator.replay.engines.scaled_clock import ScaledClock
-from specdecode_operator.replay.engines.steps import StepsEngine, StepsSettings, largest_batch_tokens
-from specdecode_operator.replay.engines.virtual_clock import VirtualClock
-from specdecode_operator.replay.recording.read import read_recording, read_steps
-from specdecode_operator.replay.recording.recording import Recording
+from specdecode_operator.capture.recording import Recording, read_recording, read_steps
+from specdecode_operator.replay.clocks import ScaledClock, VirtualClock
+from specdecode_operator.replay.drafting import AcceptanceDraws, AcceptanceSchedule, position_chance, recorded_drafting
+from specdecode_operator.replay.engine import Burst, Incoming, Load, UnmatchedRequestError
+from specdecode_operator.replay.recorded_engine import (
+    Matching,
+    StepsEngine,
+    StepsSettings,
+    largest_batch_tokens,
+    matcher,
+    repeating,
+)
 from tests.support.traces import META, Line, record, step, write_steps, write_trace
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from specdecode_operator.replay.emulated.step_time import StepTime
-from specdecode_operator.replay.engines.engine import Burst, Incoming
-from specdecode_operator.replay.engines.virtual_clock import VirtualClock
-from specdecode_operator.replay.engines.watched import WatchedEngine
-from specdecode_operator.replay.fitted.model import Limits
-from specdecode_operator.replay.synth.given import GivenBehaviour
+from specdecode_operator.replay.clocks import VirtualClock
+from specdecode_operator.replay.emulated.engine_model import StepTime
+from specdecode_operator.replay.engine import Burst, Incoming
+from specdecode_operator.replay.model_file import Limits
+from specdecode_operator.replay.stepped_engine import WatchedEngine
+from specdecode_operator.replay.virtual_run import GivenBehaviour
 
 
 def engine(clock: VirtualClock, **limits: int) -> WatchedEngine:

@@ -11,23 +11,19 @@ import numpy as np
 import pytest
 
 from specdecode_operator.capture.files.formats import TraceMeta
-from specdecode_operator.replay.emulated.acceptance import (
+from specdecode_operator.capture.recording import RecordedRequest, Recording, read_recording
+from specdecode_operator.replay.emulated.engine_model import (
     Acceptance,
     Difficulty,
     Drafting,
+    StepTime,
     acceptance_from_json,
     from_rates,
 )
-from specdecode_operator.replay.emulated.step_time import StepTime
-from specdecode_operator.replay.fitted.acceptance import fit_acceptance
-from specdecode_operator.replay.fitted.model import Limits
-from specdecode_operator.replay.recording.read import read_recording
-from specdecode_operator.replay.recording.recording import RecordedRequest, Recording
-from specdecode_operator.replay.synth.arrivals import parse_arrivals
-from specdecode_operator.replay.synth.given import GivenBehaviour
-from specdecode_operator.replay.synth.lengths import Lengths
-from specdecode_operator.replay.synth.prompts import Prompts
-from specdecode_operator.replay.synth.run import VirtualRun
+from specdecode_operator.replay.fit_acceptance import fit_acceptance
+from specdecode_operator.replay.model_file import Limits
+from specdecode_operator.replay.synthetic_load import Lengths, Prompts, parse_arrivals
+from specdecode_operator.replay.virtual_run import GivenBehaviour, VirtualRun
 
 REAL = Path(__file__).parents[3] / "data" / "captures"
 OUTCOMES = [(2, 0), (2, 1), (2, 2)]

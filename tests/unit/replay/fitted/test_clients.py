@@ -5,8 +5,8 @@ from statistics import median
 
 import pytest
 
-from specdecode_operator.replay.fitted.clients import turnarounds_ms
-from specdecode_operator.replay.recording.read import read_recording
+from specdecode_operator.capture.recording import read_recording
+from specdecode_operator.replay.fit import turnarounds_ms
 from tests.support.synthetic import Truth
 
 CAPTURE = Path(__file__).parents[3] / "data/captures/draft_model"

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.documents.limits import UnreadableTextError
-from specdecode_operator.replay.fitted.model import (
+from specdecode_operator.replay.model_file import (
     FittedCapture,
     FittedModel,
     Limits,
     ModelFileError,
     Origin,
+    Range,
     decode_model,
     encode_model,
     read_model,
 )
-from specdecode_operator.replay.fitted.ranges import Range
+from specdecode_operator.untrusted import UnreadableTextError
 
 MODEL = FittedModel(
     schema=1,

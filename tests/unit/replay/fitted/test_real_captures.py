@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from specdecode_operator.replay.fitted.fit import fit
-from specdecode_operator.replay.recording.read import read_recording
-from specdecode_operator.replay.recording.recording import RecordedRequest
-from specdecode_operator.replay.synth.lengths import Lengths
+from specdecode_operator.capture.recording import RecordedRequest, read_recording
+from specdecode_operator.replay.fit import fit
+from specdecode_operator.replay.synthetic_load import Lengths
 from tests.support.synthetic import forecast
 
 CAPTURES = Path(__file__).parents[3] / "data/captures"

@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 
 from specdecode_operator.capture.files.formats import TraceMeta
-from specdecode_operator.replay.emulated.acceptance import from_rates
-from specdecode_operator.replay.emulated.step_time import StepShape, StepTime, step_time_from_json
-from specdecode_operator.replay.fitted import step_time as step_time_fit
-from specdecode_operator.replay.fitted.measured_steps import MeasuredSteps
-from specdecode_operator.replay.fitted.model import Limits
-from specdecode_operator.replay.fitted.step_time import fit_measured_steps, fit_step_time, non_negative, persistence
-from specdecode_operator.replay.recording.read import read_recording
-from specdecode_operator.replay.synth.arrivals import parse_arrivals
-from specdecode_operator.replay.synth.given import GivenBehaviour
-from specdecode_operator.replay.synth.lengths import Lengths
-from specdecode_operator.replay.synth.prompts import Prompts
-from specdecode_operator.replay.synth.run import VirtualRun
+from specdecode_operator.capture.recording import read_recording
+from specdecode_operator.replay import fit_step_time as step_time_fit
+from specdecode_operator.replay.emulated.engine_model import StepShape, StepTime, from_rates, step_time_from_json
+from specdecode_operator.replay.fit_step_time import (
+    MeasuredSteps,
+    fit_measured_steps,
+    fit_step_time,
+    non_negative,
+    persistence,
+)
+from specdecode_operator.replay.model_file import Limits
+from specdecode_operator.replay.synthetic_load import Lengths, Prompts, parse_arrivals
+from specdecode_operator.replay.virtual_run import GivenBehaviour, VirtualRun
 
 REAL = Path(__file__).parents[3] / "data" / "captures"
 KNOWN = StepTime(

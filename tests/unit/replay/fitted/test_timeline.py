@@ -6,11 +6,9 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.replay.fitted.fit import fit
-from specdecode_operator.replay.fitted.measured_steps import MeasuredSteps
-from specdecode_operator.replay.fitted.timeline import timeline
-from specdecode_operator.replay.recording.read import read_recording
-from specdecode_operator.replay.recording.recording import RecordedRequest
+from specdecode_operator.capture.recording import RecordedRequest, read_recording
+from specdecode_operator.replay.fit import fit, timeline
+from specdecode_operator.replay.fit_step_time import MeasuredSteps
 from tests.support.traces import META, record, step, write_steps, write_trace
 
 CAPTURES = Path(__file__).parents[3] / "data/captures"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from specdecode_operator.cli.render.answers import Options, render
+from specdecode_operator.cli.render import Options, render
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.replay.emulated.settings import settings_from_json
-from specdecode_operator.replay.fitted.model import FittedModel, Origin
-from specdecode_operator.replay.launch.emulation import Emulation, NotEmulatedError, emulation, transfer_warnings
-from specdecode_operator.sizing.kv.layout import cache_layout
+from specdecode_operator.replay.emulation import Emulation, NotEmulatedError, emulation, transfer_warnings
+from specdecode_operator.replay.model_file import FittedModel, Origin
+from specdecode_operator.sizing.memory.kv_cache import cache_layout
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 

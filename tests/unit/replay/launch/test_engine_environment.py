@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.replay.launch.engine_environment import EngineEnvironment, free_port
+from specdecode_operator.replay.emulation import EngineEnvironment, free_port
 
 
 @pytest.mark.parametrize(

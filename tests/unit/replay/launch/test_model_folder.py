@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.replay.launch.model_folder import text_config, tokenizer_files, write_model_folder
-from specdecode_operator.replay.launch.tokenizer import BEGIN, END, text_tokens, tokenizer_json
+from specdecode_operator.replay.emulation import (
+    BEGIN,
+    END,
+    text_config,
+    text_tokens,
+    tokenizer_files,
+    tokenizer_json,
+    write_model_folder,
+)
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.capture.files import lines
-from specdecode_operator.replay.recording import read
-from specdecode_operator.replay.recording.read import RecordingError, concatenated, read_recording, read_steps
+from specdecode_operator.capture import recording
+from specdecode_operator.capture.files import formats
+from specdecode_operator.capture.recording import RecordingError, concatenated, read_recording, read_steps
 from tests.support.traces import META, record, write_trace
 
 STEP = {
@@ -110,14 +110,14 @@ def test_a_summary_of_more_gaps_than_fit_into_memory_is_refused(tmp_path: Path, 
 
 
 def test_a_line_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE_BYTES", 2**20)
+    monkeypatch.setattr(formats, "LONGEST_LINE_BYTES", 2**20)
     (tmp_path / "trace.jsonl.gz").write_bytes(gzip.compress(bytes(2**20 + 1)))
     with pytest.raises(RecordingError, match=r"line 1: has more than 1,048,576 bytes"):
         read_recording(tmp_path)
 
 
 def test_many_lines_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "MOST_HELD_BYTES", 10 * 2**20)
+    monkeypatch.setattr(recording, "MOST_HELD_BYTES", 10 * 2**20)
     summary = record(
         output_tokens=2**19, itl_ms=None, itl_tokens=None, itl_summary={"mean_ms": 7.0, "count": 2**19 - 1}
     )
@@ -132,7 +132,7 @@ def test_many_lines_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_no_file_has_more_steps_than_days_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "MOST_STEPS", 3)
+    monkeypatch.setattr(recording, "MOST_STEPS", 3)
     path = tmp_path / "step-stats.jsonl"
     path.write_text(3 * (json.dumps(STEP) + "\n"))
     assert len(list(read_steps(path))) == 3

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.engine.metrics import read_metrics
-from specdecode_operator.engine.profiles import find_profile
-from specdecode_operator.replay.engines.acceptance import AcceptanceSchedule
-from specdecode_operator.replay.engines.matching import Unmatched
-from specdecode_operator.replay.server.source import Mode, SourceSettings, read_source
+from specdecode_operator.replay.drafting import AcceptanceSchedule
+from specdecode_operator.replay.recorded_engine import Unmatched
+from specdecode_operator.replay.server.playback_source import Mode, SourceSettings, read_source
+from specdecode_operator.vllm.engine_metrics import read_metrics
+from specdecode_operator.vllm.profiles import find_profile
 from tests.support.replay_server import events, replay_server, texts
 from tests.support.traces import record, write_trace
 

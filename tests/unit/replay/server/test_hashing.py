@@ -5,11 +5,11 @@ import json
 from collections.abc import Sequence
 
 from specdecode_operator.capture.recorder.block_hashes import block_hashes
-from specdecode_operator.replay.engines.engine import Incoming, Load, Sink, Submission
-from specdecode_operator.replay.engines.virtual_clock import VirtualClock
-from specdecode_operator.replay.server.generation import Engines, Whole
-from specdecode_operator.replay.server.meter import Meter
-from specdecode_operator.replay.server.requests import read_completion
+from specdecode_operator.replay.clocks import VirtualClock
+from specdecode_operator.replay.engine import Incoming, Load, Sink, Submission
+from specdecode_operator.replay.server.completion_answers import Engines, Whole
+from specdecode_operator.replay.server.completion_requests import read_completion
+from specdecode_operator.replay.server.vllm_metrics import Meter
 
 
 class Ticket:

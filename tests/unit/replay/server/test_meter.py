@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from specdecode_operator.monitoring.figures import FIGURES
-from specdecode_operator.replay.engines.engine import Burst, Incoming, Load, Sink, Submission, Ticket
-from specdecode_operator.replay.engines.virtual_clock import VirtualClock
-from specdecode_operator.replay.server.exposition import Exposition
-from specdecode_operator.replay.server.meter import Answer, Meter
+from specdecode_operator.replay.clocks import VirtualClock
+from specdecode_operator.replay.engine import Burst, Incoming, Load, Sink, Submission, Ticket
+from specdecode_operator.replay.server.vllm_metrics import Answer, Exposition, Meter
+from specdecode_operator.stats.figures import FIGURES
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.capture.recorder.block_hashes import block_hashes
-from specdecode_operator.replay.engines.matching import Matching, Unmatched
+from specdecode_operator.replay.recorded_engine import Matching, Unmatched
 from tests.support.replay_server import events, replay_server, texts
 from tests.support.traces import record
 
@@ -256,7 +256,7 @@ async def _status(client: Any) -> int:
 async def test_bodies_together_are_bounded_and_one_that_ends_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdecode_operator.replay.server.app._MOST_HELD_BYTES", 4096)
+    monkeypatch.setattr("specdecode_operator.replay.server.serve._MOST_HELD_BYTES", 4096)
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
         _, writer = await _raw(client)
         head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 3000\r\n\r\n"
@@ -280,7 +280,7 @@ async def test_bodies_together_are_bounded_and_one_that_ends_makes_room(
 async def test_a_request_that_does_not_arrive_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr("specdecode_operator.replay.server.protocol._ARRIVES_WITHIN_S", 0.05)
+    monkeypatch.setattr("specdecode_operator.replay.server.http_transport._ARRIVES_WITHIN_S", 0.05)
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
         reader, writer = await _raw(client)
         writer.write(sent)
@@ -288,13 +288,13 @@ async def test_a_request_that_does_not_arrive_is_closed(
             assert await reader.read() == b""
         writer.close()
         # A busy machine may take longer to send a whole one.
-        monkeypatch.setattr("specdecode_operator.replay.server.protocol._ARRIVES_WITHIN_S", 60.0)
+        monkeypatch.setattr("specdecode_operator.replay.server.http_transport._ARRIVES_WITHIN_S", 60.0)
         assert await _status(client) == 200
 
 
 async def test_a_text_counts_with_the_memory_that_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python keeps all characters of a text as large as its largest one: four bytes each beside an emoji."""
-    monkeypatch.setattr("specdecode_operator.replay.server.app._MOST_HELD_BYTES", 16_384)
+    monkeypatch.setattr("specdecode_operator.replay.server.serve._MOST_HELD_BYTES", 16_384)
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
         for prompt, status in (("a" * 8000, 200), ("\U0001f600" + "a" * 8000, 503), ("a" * 8000, 200)):
             body = {"prompt": prompt, "max_tokens": 1}
@@ -356,7 +356,7 @@ async def _running(client: Any) -> bool:
 async def test_a_request_that_cannot_be_read_yet_is_not_too_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdecode_operator.replay.server.protocol._ARRIVES_WITHIN_S", 0.3)
+    monkeypatch.setattr("specdecode_operator.replay.server.http_transport._ARRIVES_WITHIN_S", 0.3)
     async with replay_server(tmp_path, [record(ttft_ms=1.0, itl_ms=[500.0, 500.0])]) as client, asyncio.timeout(60):
         reader, writer = await _raw(client)
         second = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n"

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from specdecode_operator.replay.engines.acceptance import AcceptanceSchedule
-from specdecode_operator.replay.engines.engine import Burst, Incoming
-from specdecode_operator.replay.engines.virtual_clock import VirtualClock
-from specdecode_operator.replay.fitted.fit import fit
-from specdecode_operator.replay.fitted.model import encode_model
-from specdecode_operator.replay.recording.read import read_recording
-from specdecode_operator.replay.server.source import Mode, SourceSettings, play, read_source
+from specdecode_operator.capture.recording import read_recording
+from specdecode_operator.replay.clocks import VirtualClock
+from specdecode_operator.replay.drafting import AcceptanceSchedule
+from specdecode_operator.replay.engine import Burst, Incoming
+from specdecode_operator.replay.fit import fit
+from specdecode_operator.replay.model_file import encode_model
+from specdecode_operator.replay.server.playback_source import Mode, SourceSettings, play, read_source
 from tests.support.synthetic import Truth
 from tests.support.traces import record, write_trace
 

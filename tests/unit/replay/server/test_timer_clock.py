@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from specdecode_operator.replay.server.timer_clock import TimerClock
+from specdecode_operator.replay.clocks import TimerClock
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.replay.server import wire as wires
-from specdecode_operator.replay.server.wire import Unread, Wire
+from specdecode_operator.replay.server import http_transport as wires
+from specdecode_operator.replay.server.http_transport import Unread, Wire
 from tests.support.replay_server import replay_server
 from tests.support.traces import record
 

@@ -8,14 +8,19 @@ from statistics import mean, median
 
 import pytest
 
-from specdecode_operator.api.capture_workload import Phase
-from specdecode_operator.capture.validation.validate import validate_capture
-from specdecode_operator.replay.emulated.acceptance import from_rates
-from specdecode_operator.replay.recording.read import read_recording, read_steps
-from specdecode_operator.replay.synth.arrivals import InvalidArrivalsError, parse_arrivals
-from specdecode_operator.replay.synth.lengths import InvalidLengthsError, Lengths, parse_lengths
-from specdecode_operator.replay.synth.load import replayed
-from specdecode_operator.replay.synth.prompts import Prompts
+from specdecode_operator.api.capture import Phase
+from specdecode_operator.capture.files.validate import validate_capture
+from specdecode_operator.capture.recording import read_recording, read_steps
+from specdecode_operator.replay.emulated.engine_model import from_rates
+from specdecode_operator.replay.synthetic_load import (
+    InvalidArrivalsError,
+    InvalidLengthsError,
+    Lengths,
+    Prompts,
+    parse_arrivals,
+    parse_lengths,
+)
+from specdecode_operator.replay.virtual_run import replayed
 from tests.support.synthetic import RATES, Truth
 from tests.support.traces import record, write_trace
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.choice.adaptive_rules import adaptive_doubt, adaptive_problem
-from specdecode_operator.sizing.choice.node_placement import GpuPool
-from specdecode_operator.sizing.choice.plan import plan_on_gpus
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.pair.pair import Pair
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.errors import PlanError
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.kernel_support import adaptive_doubt, adaptive_problem
+from specdecode_operator.sizing.pair import Pair
+from specdecode_operator.sizing.placement import GpuPool
+from specdecode_operator.sizing.plan import plan_on_gpus
 from tests.support.objects import STATES_CONFIG
 from tests.unit.sizing.conftest import PairFactory
 

@@ -5,16 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.base import sources
-from specdecode_operator.sizing.base.devices import Device, find_device
-from specdecode_operator.sizing.base.sources import Source
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.choice.advice import Advice, Workload, advise
-from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.deployment import advice
+from specdecode_operator.deployment.advice import Advice, Source, Workload, advise
+from specdecode_operator.enums import Precision, Slo, WorkloadKind
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.devices import Device, find_device
+from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.budget import Pair
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import effective_batch
-from specdecode_operator.vocabulary import Precision, Slo, WorkloadKind
+from specdecode_operator.sizing.pair import effective_batch
 
 PairFactory = Callable[..., Pair]
 
@@ -39,7 +38,7 @@ def test_no_speculation_needs_no_advice(make_pair: PairFactory) -> None:
 
 
 def test_every_source_has_a_title() -> None:
-    found = [value for value in vars(sources).values() if isinstance(value, Source)]
+    found = [value for value in vars(advice).values() if isinstance(value, Source)]
     assert len(found) >= 10
     for source in found:
         assert source.title

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.base.devices import find_device
-from specdecode_operator.sizing.choice.break_even import BreakEven, break_even, pays_from
+from specdecode_operator.deployment.advice import BreakEven, break_even, pays_from
+from specdecode_operator.sizing.devices import find_device
+from specdecode_operator.sizing.geometry import Experts
 from specdecode_operator.sizing.memory.budget import Budget, estimate
-from specdecode_operator.sizing.model.layers import Experts
-from specdecode_operator.sizing.pair.pair import Pair, without_speculation
+from specdecode_operator.sizing.pair import Pair, without_speculation
 
 PairFactory = Callable[..., Pair]
 

@@ -8,12 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdecode_operator.sizing.choice.node_placement import GpuPool
-from specdecode_operator.sizing.choice.precision_rules import Available
-from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow, quantization_matrix
-from specdecode_operator.sizing.choice.ranking import choice_phrase, missing_checkpoint, ranked
+from specdecode_operator.enums import Objective, Precision
+from specdecode_operator.sizing.kernel_support import Available
 from specdecode_operator.sizing.memory.budget import Pair, Verdict
-from specdecode_operator.vocabulary import Objective, Precision
+from specdecode_operator.sizing.placement import GpuPool
+from specdecode_operator.sizing.quantization_matrix import (
+    MatrixRow,
+    choice_phrase,
+    missing_checkpoint,
+    quantization_matrix,
+    ranked,
+)
 from tests.support.named_checkpoints import named
 
 H100 = "NVIDIA-H100-80GB-HBM3"

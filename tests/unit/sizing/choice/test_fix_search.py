@@ -4,11 +4,10 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from specdecode_operator.sizing.choice.candidates import PLACE_ONLY
-from specdecode_operator.sizing.choice.changes import Change, Changes, Question, fewer_batched_tokens
-from specdecode_operator.sizing.choice.plan import GpuPool, plan_on_gpus
 from specdecode_operator.sizing.memory.budget import Pair
-from specdecode_operator.sizing.pair.pair import effective_batch
+from specdecode_operator.sizing.pair import effective_batch
+from specdecode_operator.sizing.plan import Change, Changes, GpuPool, Question, fewer_batched_tokens, plan_on_gpus
+from specdecode_operator.sizing.quantization_matrix import PLACE_ONLY
 
 EIGHT_H100 = GpuPool("NVIDIA-H100-80GB-HBM3", 8)
 

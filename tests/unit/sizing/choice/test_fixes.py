@@ -5,15 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.choice.candidates import candidate_rows
-from specdecode_operator.sizing.choice.fixes import Fix, find_fixes
-from specdecode_operator.sizing.choice.node_placement import GpuPool
-from specdecode_operator.sizing.choice.other_models import Alternatives, DraftHead, known_heads, smaller_drafts
-from specdecode_operator.sizing.choice.plan import plan_on_gpus
-from specdecode_operator.sizing.families.catalogue import PublishedHead, find_entry, find_geometry, published_heads
-from specdecode_operator.sizing.families.config import head_from_config
+from specdecode_operator.sizing.catalogue import PublishedHead, find_entry, find_geometry, published_heads
+from specdecode_operator.sizing.families.architectures import head_from_config
+from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.budget import Pair, Verdict
-from specdecode_operator.sizing.model.geometry import ModelGeometry
+from specdecode_operator.sizing.placement import GpuPool
+from specdecode_operator.sizing.plan import (
+    Alternatives,
+    DraftHead,
+    Fix,
+    find_fixes,
+    known_heads,
+    plan_on_gpus,
+    smaller_drafts,
+)
+from specdecode_operator.sizing.quantization_matrix import candidate_rows
 from tests.support.named_checkpoints import named
 
 EIGHT_H100 = (GpuPool("NVIDIA-H100-80GB-HBM3", 8),)

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.base.units import GIB, format_gib
-from specdecode_operator.sizing.choice.plan import GpuPool, PlanOptions, plan_on_gpus
-from specdecode_operator.sizing.choice.quantization_matrix import quantization_matrix
-from specdecode_operator.sizing.choice.ranking import ranked
-from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.enums import FP8_ELEMENT_BYTES, Objective, Precision
+from specdecode_operator.sizing.arithmetic import GIB, format_gib
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.memory.budget import Pair, Term, Verdict
-from specdecode_operator.sizing.pair.pair import Parallelism
-from specdecode_operator.vocabulary import FP8_ELEMENT_BYTES, Objective, Precision
+from specdecode_operator.sizing.pair import Parallelism
+from specdecode_operator.sizing.plan import GpuPool, PlanOptions, plan_on_gpus
+from specdecode_operator.sizing.quantization_matrix import quantization_matrix, ranked
 from tests.support.named_checkpoints import named
 
 H100 = "NVIDIA-H100-80GB-HBM3"

@@ -4,12 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from specdecode_operator.sizing.base.sources import LAYERS_WITHIN_NODES
-from specdecode_operator.sizing.choice.advice import Advice, advise_on_nodes
-from specdecode_operator.sizing.choice.candidates import PlanOptions, candidate_rows
-from specdecode_operator.sizing.choice.node_placement import GpuPool
-from specdecode_operator.sizing.choice.plan_row import Row
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism
+from specdecode_operator.deployment.advice import LAYERS_WITHIN_NODES, Advice, advise_on_nodes
+from specdecode_operator.sizing.pair import Pair, Parallelism
+from specdecode_operator.sizing.placement import GpuPool, Row
+from specdecode_operator.sizing.quantization_matrix import PlanOptions, candidate_rows
 
 NODES_OF_4 = (GpuPool("NVIDIA-H200", 4, 4),)
 

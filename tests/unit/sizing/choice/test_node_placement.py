@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_operator.sizing.choice.node_placement import GpuPool, nodes_needed, place_phrase
-from specdecode_operator.sizing.pair.pair import Parallelism
+from specdecode_operator.sizing.pair import Parallelism
+from specdecode_operator.sizing.placement import GpuPool, nodes_needed, place_phrase
 
 H200 = "NVIDIA-H200"
 

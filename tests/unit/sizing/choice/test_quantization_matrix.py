@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.choice.node_placement import GpuPool
-from specdecode_operator.sizing.choice.precision_rules import Available, kernel_note
-from specdecode_operator.sizing.choice.quantization_matrix import MatrixRow, quantization_matrix
-from specdecode_operator.sizing.families.config import geometry_from_config
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.errors import PlanError
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.geometry import ModelGeometry, QuantizationMethod, Scales, WeightFormat
+from specdecode_operator.sizing.kernel_support import Available, kernel_note
 from specdecode_operator.sizing.memory.budget import Pair, Term, Verdict
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Method, Scales, WeightFormat
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.placement import GpuPool
+from specdecode_operator.sizing.quantization_matrix import MatrixRow, quantization_matrix
 from tests.support.named_checkpoints import checkpoints, named
 
 H100 = "NVIDIA-H100-80GB-HBM3"
@@ -110,7 +109,9 @@ def test_a_named_checkpoint_makes_its_rows_launchable(make_pair: PairFactory) ->
 
 
 def test_a_quantized_checkpoint_is_served_as_it_is(make_pair: PairFactory, llama_70b: ModelGeometry) -> None:
-    int8 = replace(llama_70b, checkpoint=WeightFormat(Precision.INT8, Scales.CHANNEL, method=Method.COMPRESSED_TENSORS))
+    int8 = replace(
+        llama_70b, checkpoint=WeightFormat(Precision.INT8, Scales.CHANNEL, method=QuantizationMethod.COMPRESSED_TENSORS)
+    )
     rows = quantization_matrix(replace(make_pair(), target=int8), POOLS)
     assert _one(rows, "INT8", "BF16", 2).launchable
     for precision in ("BF16", "FP8", "INT4"):

@@ -5,19 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.base.devices import Device, find_device
-from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.choice.candidates import candidate_rows
-from specdecode_operator.sizing.choice.plan import GpuPool, PlanOptions, plan_on_gpus
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.kv.capacity import blocks_for
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.devices import Device, find_device
+from specdecode_operator.sizing.errors import PlanError
+from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.budget import Pair, Verdict, estimate, tightest_grouping
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, Parallelism, spread_problems
-from specdecode_operator.sizing.weights.divisibility import supported_tensors, tensor_problems
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.stages import whole_model
-from specdecode_operator.sizing.weights.weights import weight_bytes
+from specdecode_operator.sizing.memory.kv_cache import blocks_for
+from specdecode_operator.sizing.pair import TENSOR_ONLY, Parallelism, spread_problems
+from specdecode_operator.sizing.plan import GpuPool, PlanOptions, plan_on_gpus
+from specdecode_operator.sizing.quantization_matrix import candidate_rows
+from specdecode_operator.sizing.rank_layers import Split, whole_model
+from specdecode_operator.sizing.tensor_parallel import supported_tensors, tensor_problems
+from specdecode_operator.sizing.weights import weight_bytes
 
 PairFactory = Callable[..., Pair]
 EIGHT_H100 = (GpuPool("NVIDIA-H100-80GB-HBM3", 8),)

@@ -2,16 +2,16 @@
 
 import pytest
 
-from specdecode_operator.sizing.base.errors import GeometryError
-from specdecode_operator.sizing.estimated.assumed import Assumption, assumed_geometry, usual_config
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
-from specdecode_operator.sizing.kv.layers import CacheKind
-from specdecode_operator.sizing.kv.model_cache import cached_layers
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import weight_bytes
-from specdecode_operator.vocabulary import Knowledge, Precision
+from specdecode_operator.enums import Knowledge, Precision
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.errors import GeometryError
+from specdecode_operator.sizing.families.architectures import geometry_from_config, head_from_config
+from specdecode_operator.sizing.families.assumed import Assumption, assumed_geometry, usual_config
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.memory.kv_cache import cached_layers
+from specdecode_operator.sizing.memory.kv_pages import CacheKind
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.weights import weight_bytes
 from tests.unit.sizing.estimated.test_estimated import GIB, NEW, budget_of
 
 KNOWN = "meta-llama/Llama-3.1-8B-Instruct"

@@ -7,18 +7,16 @@ from typing import Any
 import pytest
 
 from bench.sizing.estimated import comparisons
-from specdecode_operator.sizing.base.devices import find_device
-from specdecode_operator.sizing.base.errors import GeometryError
-from specdecode_operator.sizing.families.catalogue import find_geometry, hub_ids
-from specdecode_operator.sizing.families.config import geometry_from_config, head_from_config
-from specdecode_operator.sizing.families.prediction import mtp_head
+from specdecode_operator.enums import Knowledge, Precision
+from specdecode_operator.sizing.catalogue import find_geometry, hub_ids
+from specdecode_operator.sizing.devices import find_device
+from specdecode_operator.sizing.errors import GeometryError
+from specdecode_operator.sizing.families.architectures import geometry_from_config, head_from_config
+from specdecode_operator.sizing.families.draft_heads import mtp_head
+from specdecode_operator.sizing.geometry import ModelGeometry, SelfAttention, StoredWeights
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, estimate
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.layers import SelfAttention
-from specdecode_operator.sizing.model.stored import StoredWeights
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import loaded_head_bytes, weight_bytes
-from specdecode_operator.vocabulary import Knowledge, Precision
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.weights import loaded_head_bytes, weight_bytes
 
 GIB = 2**30
 

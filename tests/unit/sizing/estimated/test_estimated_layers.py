@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.kv.model_cache import cached_layers
-from specdecode_operator.sizing.model.layers import Experts, LatentAttention, SelfAttention
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.geometry import Experts, LatentAttention, SelfAttention
+from specdecode_operator.sizing.memory.kv_cache import cached_layers
 from tests.unit.sizing.estimated.test_estimated import EXPERTS, NEW, bytes_on_one
 
 WITH_EXPERTS = NEW | EXPERTS | {"num_experts": 64}

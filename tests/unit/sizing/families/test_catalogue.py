@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.datafiles import read_data
-from specdecode_operator.sizing.base.errors import GeometryError
-from specdecode_operator.sizing.families.catalogue import (
+from specdecode_operator.enums import Method, Precision
+from specdecode_operator.sizing.catalogue import (
     PublishedHead,
     find_entry,
     find_geometry,
@@ -21,9 +20,10 @@ from specdecode_operator.sizing.families.catalogue import (
     same_beginning,
     similar_model,
 )
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import parameter_count, weight_bytes
-from specdecode_operator.vocabulary import Method, Precision
+from specdecode_operator.sizing.data_files import read_data
+from specdecode_operator.sizing.errors import GeometryError
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.weights import parameter_count, weight_bytes
 
 ROOT = Path(__file__).parents[4]
 FILES = sorted((ROOT / "operator/sizing/data/models").glob("*.json"))

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.errors import GeometryError
-from specdecode_operator.sizing.families.catalogue import find_entry
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.families.prediction import mtp_head
-from specdecode_operator.sizing.model.checkpoint import Checkpoint
-from specdecode_operator.sizing.model.exclusions import Exclusions
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import loaded_head_bytes, weight_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.catalogue import find_entry
+from specdecode_operator.sizing.errors import GeometryError
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.families.draft_heads import mtp_head
+from specdecode_operator.sizing.quantization import Checkpoint, Exclusions
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.weights import loaded_head_bytes, weight_bytes
 
 MIB = 2**20
 LLAMA = {

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.errors import GeometryError, PlanError
-from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry
-from specdecode_operator.sizing.families.config import head_from_config
-from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
-from specdecode_operator.sizing.kv.layout import cache_layout, stage_weights
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.catalogue import find_entry, find_geometry
+from specdecode_operator.sizing.errors import GeometryError, PlanError
+from specdecode_operator.sizing.families.architectures import head_from_config
+from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, Parallelism
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import effective_batch, extra_slots, loaded_draft
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import copied_bytes, loaded_head_bytes, weight_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.memory.kv_cache import cache_layout, pool_blocks, pool_capacity, stage_weights
+from specdecode_operator.sizing.pair import effective_batch, extra_slots, loaded_draft
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.weights import copied_bytes, loaded_head_bytes, weight_bytes
 
 SPACE_BYTES = 20 * 2**30
 TENSORS = (1, 2, 4, 8)

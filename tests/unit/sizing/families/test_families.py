@@ -13,19 +13,17 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry
-from specdecode_operator.sizing.families.config import ARCHITECTURES, geometry_from_config
-from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
-from specdecode_operator.sizing.kv.layout import cache_layout, stage_weights
+from specdecode_operator.enums import Knowledge, Precision
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.catalogue import find_entry, find_geometry
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.families.architectures import ARCHITECTURES, geometry_from_config
+from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.buffers import charged_state_bytes
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, loaded_draft
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.stages import stages
-from specdecode_operator.sizing.weights.weights import loaded_head_bytes, weight_bytes
-from specdecode_operator.vocabulary import Knowledge, Precision
+from specdecode_operator.sizing.memory.kv_cache import cache_layout, pool_blocks, pool_capacity, stage_weights
+from specdecode_operator.sizing.pair import EngineLimits, Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.rank_layers import Split, stages
+from specdecode_operator.sizing.weights import loaded_head_bytes, weight_bytes
 from tests.support.small_models import GEMMA4, INTERNVL, MODELS, SMALL
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.families.catalogue import find_entry
-from specdecode_operator.sizing.families.config import GeometryError, geometry_from_config
-from specdecode_operator.sizing.model.layers import SelfAttention
-from specdecode_operator.vocabulary import Knowledge, Precision
+from specdecode_operator.enums import Knowledge, Precision
+from specdecode_operator.sizing.catalogue import find_entry
+from specdecode_operator.sizing.families.architectures import GeometryError, geometry_from_config
+from specdecode_operator.sizing.geometry import SelfAttention
 
 Config = dict[str, Any]
 

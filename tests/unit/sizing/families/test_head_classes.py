@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.errors import GeometryError
-from specdecode_operator.sizing.families.catalogue import find_geometry, is_variant, made_for, published_heads
-from specdecode_operator.sizing.families.config import head_from_config
-from specdecode_operator.sizing.families.heads import DRAFT_CLASSES, method_of_head, missing_class
-from specdecode_operator.sizing.kv.model_cache import cached_layers
+from specdecode_operator.enums import Method, Precision
+from specdecode_operator.sizing.catalogue import find_geometry, is_variant, made_for, published_heads
+from specdecode_operator.sizing.errors import GeometryError
+from specdecode_operator.sizing.families.architectures import head_from_config
+from specdecode_operator.sizing.families.draft_heads import DRAFT_CLASSES, method_of_head, missing_class
+from specdecode_operator.sizing.memory.activation import proposing_bytes
 from specdecode_operator.sizing.memory.buffers import state_bytes
-from specdecode_operator.sizing.memory.proposing import proposing_bytes
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, loaded_draft
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import copied_bytes, parameter_count, weight_bytes
-from specdecode_operator.vocabulary import Method, Precision
+from specdecode_operator.sizing.memory.kv_cache import cached_layers
+from specdecode_operator.sizing.pair import EngineLimits, Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.weights import copied_bytes, parameter_count, weight_bytes
 from tests.engine.oracle_cases import HEADS
 
 Config = dict[str, Any]

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.eras import Runner
-from specdecode_operator.sizing.base.errors import GeometryError
-from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry
-from specdecode_operator.sizing.families.config import head_from_config
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, effective_batch, extra_slots
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import weight_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.catalogue import find_entry, find_geometry
+from specdecode_operator.sizing.errors import GeometryError
+from specdecode_operator.sizing.families.architectures import head_from_config
+from specdecode_operator.sizing.pair import EngineLimits, Pair, effective_batch, extra_slots
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.version_rules import Runner
+from specdecode_operator.sizing.weights import weight_bytes
 
 Config = dict[str, Any]
 QWEN, LLAMA = "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B"

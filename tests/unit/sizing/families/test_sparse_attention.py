@@ -6,21 +6,23 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.devices import find_device
-from specdecode_operator.sizing.base.errors import GeometryError
-from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
-from specdecode_operator.sizing.kv.layout import cache_layout, kv_bytes_per_token, stage_weights
-from specdecode_operator.sizing.memory.activation import activation_bytes
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.catalogue import find_entry, find_geometry
+from specdecode_operator.sizing.devices import find_device
+from specdecode_operator.sizing.errors import GeometryError
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.geometry import LatentAttention, ModelGeometry
+from specdecode_operator.sizing.memory.activation import activation_bytes, index_workspace_bytes, on_product
 from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, Parallelism, estimate
-from specdecode_operator.sizing.memory.latent import index_workspace_bytes, on_product
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.layers import LatentAttention
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.stages import stages
-from specdecode_operator.sizing.weights.weights import allocation_bytes, weight_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.memory.kv_cache import (
+    cache_layout,
+    kv_bytes_per_token,
+    pool_blocks,
+    pool_capacity,
+    stage_weights,
+)
+from specdecode_operator.sizing.rank_layers import Split, stages
+from specdecode_operator.sizing.weights import allocation_bytes, weight_bytes
 
 SPACE_BYTES = 20 * 2**30
 FP8, BF16 = 1, 2

@@ -10,22 +10,19 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.eras import caches_prefixes
-from specdecode_operator.sizing.base.errors import GeometryError, SizingError
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.families.catalogue import find_entry
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.kv.capacity import pool_blocks, pool_capacity
-from specdecode_operator.sizing.kv.layout import cache_layout
-from specdecode_operator.sizing.kv.model_cache import cached_layers
-from specdecode_operator.sizing.memory.forward import forward_bytes
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
-from specdecode_operator.sizing.weights.divisibility import split_remedy, tensor_problems
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.stages import stages, whole_model
-from specdecode_operator.sizing.weights.weights import loaded_head_bytes, parameter_count, weight_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.catalogue import find_entry
+from specdecode_operator.sizing.errors import GeometryError, SizingError
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.memory.activation import forward_bytes
+from specdecode_operator.sizing.memory.kv_cache import cache_layout, cached_layers, pool_blocks, pool_capacity
+from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.rank_layers import Split, stages, whole_model
+from specdecode_operator.sizing.tensor_parallel import split_remedy, tensor_problems
+from specdecode_operator.sizing.version_rules import caches_prefixes
+from specdecode_operator.sizing.weights import loaded_head_bytes, parameter_count, weight_bytes
 from tests.support.llama import ARTICLE_LIMITS
 from tests.support.state_space_models import (
     GRANITE,

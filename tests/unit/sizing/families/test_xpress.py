@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.errors import GeometryError, PlanError
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry
-from specdecode_operator.sizing.families.config import head_from_config
-from specdecode_operator.sizing.families.heads import method_of_head
-from specdecode_operator.sizing.memory.activation import activation_bytes
-from specdecode_operator.sizing.memory.refining import refining_bytes, refining_scratch_bytes
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, loaded_draft
-from specdecode_operator.sizing.weights.weights import copied_bytes, parameter_count
-from specdecode_operator.vocabulary import Method, Precision
+from specdecode_operator.enums import Method, Precision
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.catalogue import find_entry, find_geometry
+from specdecode_operator.sizing.errors import GeometryError, PlanError
+from specdecode_operator.sizing.families.architectures import head_from_config
+from specdecode_operator.sizing.families.draft_heads import method_of_head
+from specdecode_operator.sizing.memory.activation import activation_bytes, refining_bytes, refining_scratch_bytes
+from specdecode_operator.sizing.pair import EngineLimits, Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.weights import copied_bytes, parameter_count
 
 Config = dict[str, Any]
 VOCABULARY, WIDTH = 151_936, 4096

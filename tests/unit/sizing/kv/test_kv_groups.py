@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.kv.capacity import KvCapacity, blocks_for, pool_blocks
-from specdecode_operator.sizing.kv.groups import Layers, stage_groups
-from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer, LayerRun
-from specdecode_operator.sizing.kv.settings import KvSettings, concurrent_batches
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.memory.kv_cache import KvCapacity, Layers, blocks_for, pool_blocks, stage_groups
+from specdecode_operator.sizing.memory.kv_pages import CacheKind, KvLayer, KvSettings, LayerRun, concurrent_batches
 from tests.support.kv_layers import NEWEST, SPACE, capacity, chunked, full, kv_groups, latent, linear, runs, sliding
 from tests.support.kv_logs import printed_tokens
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.kv.layers import CacheKind, KvLayer
-from specdecode_operator.sizing.kv.pages import Page, is_uniform, keep_all_tokens
+from specdecode_operator.sizing.memory.kv_pages import CacheKind, KvLayer, Page, is_uniform, keep_all_tokens
 
 FULL = Page(KvLayer(CacheKind.FULL, 4096), 16, 65_536)
 WIDE = Page(KvLayer(CacheKind.FULL, 8192), 16, 131_072)

@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.kv.groups import Layers
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.memory.kv_cache import Layers
 from tests.support.kv_layers import NEWEST, capacity, chunked, full, kv_groups, linear, runs, sliding
 
 

@@ -5,10 +5,10 @@ from statistics import fmean
 
 import pytest
 
-from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.kv.prefix_cache import Loss, PrefixTax, prefix_tax, prefix_tax_of
-from specdecode_operator.sizing.pair.pair import Parallelism
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.memory.prefix_cache import Loss, PrefixTax, prefix_tax, prefix_tax_of
+from specdecode_operator.sizing.pair import Parallelism
 from tests.unit.sizing.conftest import PairFactory
 
 

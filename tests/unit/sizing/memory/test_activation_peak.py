@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.devices import find_device
-from specdecode_operator.sizing.base.eras import Runner
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.memory.activation import activation_bytes, encoder_items
-from specdecode_operator.sizing.memory.budget import Pair, Parallelism, Term, estimate
-from specdecode_operator.sizing.memory.overhead import slack_bytes
-from specdecode_operator.sizing.memory.sampling import profiled_sampling_bytes, verification_bytes
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.precision import Method, Scales, WeightFormat
-from specdecode_operator.sizing.weights.stages import stages
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.devices import find_device
+from specdecode_operator.sizing.geometry import ModelGeometry, QuantizationMethod, Scales, WeightFormat
+from specdecode_operator.sizing.memory.activation import (
+    activation_bytes,
+    encoder_items,
+    profiled_sampling_bytes,
+    verification_bytes,
+)
+from specdecode_operator.sizing.memory.budget import Pair, Parallelism, Term, estimate, slack_bytes
+from specdecode_operator.sizing.rank_layers import stages
+from specdecode_operator.sizing.version_rules import Runner
 
 PairFactory = Callable[..., Pair]
 
@@ -256,7 +258,7 @@ def test_the_workspace_of_experts_stays_or_is_the_kernels(alone: PairFactory, ve
 
 def test_fp8_with_a_scale_for_each_tensor_runs_in_the_same_kernels(alone: PairFactory) -> None:
     pair = alone("mistralai/Mixtral-8x7B-Instruct-v0.1", "FP8", engine_version=V1, max_num_seqs=8192)
-    static = WeightFormat(Precision.FP8, Scales.TENSOR, method=Method.FP8, static_inputs=True)
+    static = WeightFormat(Precision.FP8, Scales.TENSOR, method=QuantizationMethod.FP8, static_inputs=True)
     kept, free_again = (
         activation_bytes(replace(pair, target=replace(pair.target, checkpoint=stored)), Parallelism())
         for stored in (replace(static, static_inputs=False), static)

@@ -4,13 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.base.units import GIB
+from specdecode_operator.sizing.arithmetic import GIB
 from specdecode_operator.sizing.memory.activation import activation_bytes
-from specdecode_operator.sizing.memory.adaptive import adaptive_graphs, cost_profile_s, profiled_steps
-from specdecode_operator.sizing.memory.buffers import state_bytes
-from specdecode_operator.sizing.memory.captures import captured_sizes, decode_graphs
-from specdecode_operator.sizing.memory.overhead import graph_bytes, runtime_overrun_bytes, slack_bytes
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism, without_speculation
+from specdecode_operator.sizing.memory.budget import graph_bytes, runtime_overrun_bytes, slack_bytes
+from specdecode_operator.sizing.memory.buffers import (
+    adaptive_graphs,
+    captured_sizes,
+    cost_profile_s,
+    decode_graphs,
+    profiled_steps,
+    state_bytes,
+)
+from specdecode_operator.sizing.pair import Pair, Parallelism, without_speculation
 from tests.unit.sizing.conftest import PairFactory
 
 ONE_GPU = Parallelism()

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.datafiles import read_data
-from specdecode_operator.sizing.base.devices import GENERATIONS, Device, find_device, known_products, uncalibrated_note
-from specdecode_operator.sizing.base.errors import PlanError
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.kv.layout import stage_weights
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.data_files import read_data
+from specdecode_operator.sizing.devices import GENERATIONS, Device, find_device, known_products, uncalibrated_note
+from specdecode_operator.sizing.errors import PlanError
+from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.budget import Pair, Term, Verdict, estimate
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import Parallelism
+from specdecode_operator.sizing.memory.kv_cache import stage_weights
+from specdecode_operator.sizing.pair import Parallelism
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 H200 = "NVIDIA-H200"
@@ -214,7 +214,7 @@ def test_an_entry_of_a_device_is_whole(entry: dict[str, Any]) -> None:
     assert isinstance(entry["nvlink_gpus"], int)
     assert entry["nvlink_gpus"] >= 1
     assert entry["total_gib"] > 0
-    assert entry["capability"] in GENERATIONS, "name its generation in operator/sizing/base/devices.py"
+    assert entry["capability"] in GENERATIONS, "name its generation in operator/sizing/devices.py"
 
 
 @pytest.mark.parametrize("product", [H100, H200, "NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-SXM4-40GB"])

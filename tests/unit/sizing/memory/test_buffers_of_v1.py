@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.base.eras import Runner
-from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.catalogue import find_geometry
 from specdecode_operator.sizing.memory.buffers import state_bytes
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism
-from specdecode_operator.sizing.weights.stages import stages
+from specdecode_operator.sizing.pair import Pair, Parallelism
+from specdecode_operator.sizing.rank_layers import stages
+from specdecode_operator.sizing.version_rules import Runner
 from tests.unit.sizing.conftest import PairFactory
 
 ONE_GPU = Parallelism()

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_operator.sizing.base.devices import Device, find_device
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.choice.plan import GpuPool, plan_on_gpus
-from specdecode_operator.sizing.memory.budget import Pair, Verdict, estimate
-from specdecode_operator.sizing.memory.cpu import estimate_on_cpu
-from specdecode_operator.sizing.pair.calibration import Calibration, CalibrationEntry
-from specdecode_operator.sizing.pair.pair import Parallelism
-from specdecode_operator.versions.table import SIZED_VERSIONS
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.calibration import Calibration, CalibrationEntry
+from specdecode_operator.sizing.devices import Device, find_device
+from specdecode_operator.sizing.memory.budget import Pair, Verdict, estimate, estimate_on_cpu
+from specdecode_operator.sizing.pair import Parallelism
+from specdecode_operator.sizing.plan import GpuPool, plan_on_gpus
+from specdecode_operator.vllm.versions import SIZED_VERSIONS
 from tests.unit.sizing.conftest import PairFactory
 from tests.unit.sizing.test_sizing_properties import ORDER, _budget, devices, pairs, tensors, unhurried
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.pair.calibration import (
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.calibration import (
     Calibration,
     CalibrationEntry,
     CalibrationError,

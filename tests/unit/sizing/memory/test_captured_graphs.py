@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.memory.budget import Pair, Parallelism
-from specdecode_operator.sizing.memory.captures import capture_sizes
-from specdecode_operator.sizing.memory.overhead import graph_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.memory.budget import Pair, Parallelism, graph_bytes
+from specdecode_operator.sizing.memory.buffers import capture_sizes
 
 PairFactory = Callable[..., Pair]
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.base.devices import memory_coefficients
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.choice.plan import plan_on_cpu
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.devices import memory_coefficients
+from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, Term, Verdict
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.plan import plan_on_cpu
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.geometry import ModelGeometry, Tower
 from specdecode_operator.sizing.memory.buffers import state_bytes
-from specdecode_operator.sizing.model.geometry import ModelGeometry, Tower
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.pair import Pair, Parallelism
 from tests.unit.sizing.conftest import PairFactory
 
 ONE_GPU = Parallelism()

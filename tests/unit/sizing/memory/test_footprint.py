@@ -9,20 +9,25 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.devices import Device, find_device
-from specdecode_operator.sizing.base.errors import SizingError
-from specdecode_operator.sizing.families.catalogue import find_geometry, known_models
-from specdecode_operator.sizing.kv.capacity import blocks_for
-from specdecode_operator.sizing.kv.layout import kv_bytes_per_token, stage_weights
-from specdecode_operator.sizing.memory.activation import activation_bytes
-from specdecode_operator.sizing.memory.budget import estimate, tightest_grouping, tightest_stage
+from specdecode_operator.enums import METHODS_WITH_DRAFT, Method, Precision
+from specdecode_operator.sizing.calibration import Calibration, CalibrationEntry
+from specdecode_operator.sizing.catalogue import find_geometry, known_models
+from specdecode_operator.sizing.devices import Device, find_device
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.memory.activation import activation_bytes, on_product
+from specdecode_operator.sizing.memory.budget import (
+    estimate,
+    graph_bytes,
+    non_torch_bytes,
+    runtime_overrun_bytes,
+    slack_bytes,
+    tightest_grouping,
+    tightest_stage,
+)
 from specdecode_operator.sizing.memory.buffers import charged_state_bytes
-from specdecode_operator.sizing.memory.latent import on_product
-from specdecode_operator.sizing.memory.overhead import graph_bytes, non_torch_bytes, runtime_overrun_bytes, slack_bytes
-from specdecode_operator.sizing.pair.calibration import Calibration, CalibrationEntry
-from specdecode_operator.sizing.pair.pair import TENSOR_ONLY, EngineLimits, Pair, Parallelism, effective_batch
-from specdecode_operator.sizing.weights.stages import stages
-from specdecode_operator.vocabulary import METHODS_WITH_DRAFT, Method, Precision
+from specdecode_operator.sizing.memory.kv_cache import blocks_for, kv_bytes_per_token, stage_weights
+from specdecode_operator.sizing.pair import TENSOR_ONLY, EngineLimits, Pair, Parallelism, effective_batch
+from specdecode_operator.sizing.rank_layers import stages
 from tests.unit.sizing.conftest import PairFactory
 
 PRODUCTS = ("NVIDIA-H200", "NVIDIA-A100-SXM4-80GB")

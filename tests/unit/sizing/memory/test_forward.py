@@ -5,22 +5,22 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.memory.forward import expert_workspace_bytes, forward_bytes
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.layers import (
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.geometry import (
     DeltaNet,
     DenseMlp,
     Experts,
     LatentAttention,
     Layer,
+    ModelGeometry,
     SelectiveScan,
     SelfAttention,
     SingleMixer,
     StateSpace,
 )
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism
-from specdecode_operator.sizing.weights.stages import Stage
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.memory.activation import expert_workspace_bytes, forward_bytes
+from specdecode_operator.sizing.pair import Pair, Parallelism
+from specdecode_operator.sizing.rank_layers import Stage
 
 PairFactory = Callable[..., Pair]
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.devices import find_device
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.devices import find_device
+from specdecode_operator.sizing.memory.activation import latent_parts_bytes, on_product
 from specdecode_operator.sizing.memory.budget import Budget, estimate
-from specdecode_operator.sizing.memory.latent import latent_parts_bytes, on_product
-from specdecode_operator.sizing.pair.pair import Pair
+from specdecode_operator.sizing.pair import Pair
 from tests.unit.sizing.conftest import PairFactory
 
 A100, H200, LATENT, TRITON = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H200", "deepseek-ai/DeepSeek-V2-Lite", "TRITON_MLA"

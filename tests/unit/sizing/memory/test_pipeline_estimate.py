@@ -6,20 +6,22 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.base.devices import find_device
-from specdecode_operator.sizing.base.units import GIB
-from specdecode_operator.sizing.families.catalogue import find_geometry
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.memory.activation import activation_bytes
-from specdecode_operator.sizing.memory.budget import Budget, Pair, Parallelism, estimate
-from specdecode_operator.sizing.memory.buffers import state_bytes
-from specdecode_operator.sizing.memory.captures import further_graphs
-from specdecode_operator.sizing.memory.overhead import (
+from specdecode_operator.sizing.memory.budget import (
+    Budget,
+    Pair,
+    Parallelism,
+    estimate,
     graph_bytes,
     graph_pool_bytes,
     non_torch_bytes,
     slack_bytes,
 )
-from specdecode_operator.sizing.weights.stages import stages
+from specdecode_operator.sizing.memory.buffers import further_graphs, state_bytes
+from specdecode_operator.sizing.rank_layers import stages
 
 PairFactory = Callable[..., Pair]
 VERSIONS = ["0.17.0", "0.19.0", "0.21.0", "0.25.0", "0.27.0", "0.32.0"]

@@ -7,14 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.memory.activation import activation_bytes
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.memory.activation import activation_bytes, profiled_sampling_bytes, proposing_bytes
 from specdecode_operator.sizing.memory.buffers import state_bytes
-from specdecode_operator.sizing.memory.proposing import proposing_bytes
-from specdecode_operator.sizing.memory.sampling import profiled_sampling_bytes
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.pair.pair import EngineLimits, Pair, Parallelism, loaded_draft, profiled_requests
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.pair import EngineLimits, Pair, Parallelism, loaded_draft, profiled_requests
 
 T, H, V, K = 8192, 4096, 151_936, 7
 ONE_GPU = Parallelism()

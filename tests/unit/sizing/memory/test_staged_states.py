@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.kv.layout import stage_weights
+from specdecode_operator.sizing.catalogue import find_geometry
 from specdecode_operator.sizing.memory.buffers import state_bytes
-from specdecode_operator.sizing.pair.pair import Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.memory.kv_cache import stage_weights
+from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft
 from tests.unit.sizing.conftest import PairFactory
 
 ONE_GPU = Parallelism()

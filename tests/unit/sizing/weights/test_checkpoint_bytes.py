@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.model.stored import StoredWeights
-from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement, expected_file_bytes
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.geometry import StoredWeights
+from specdecode_operator.sizing.weights import checkpoint_disagreement, expected_file_bytes
 from tests.support.objects import TINY_CONFIG
 
 TABLE = 1024 * 256 * 2

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.weights.divisibility import supported_tensors, tensor_problems
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.tensor_parallel import supported_tensors, tensor_problems
 
 QWEN25_72B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],

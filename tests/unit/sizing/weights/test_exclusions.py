@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_operator.sizing.base.errors import GeometryError
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.model.exclusions import Exclusions
+from specdecode_operator.sizing.errors import GeometryError
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.quantization import Exclusions
 from tests.support.objects import TINY_CONFIG
 
 KEYS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")

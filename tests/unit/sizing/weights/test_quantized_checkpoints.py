@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.families.catalogue import find_entry, find_geometry
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.kv.model_cache import cached_layers
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.weights.divisibility import supported_tensors, tensor_problems
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import weight_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.catalogue import find_entry, find_geometry
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.memory.kv_cache import cached_layers
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.tensor_parallel import supported_tensors, tensor_problems
+from specdecode_operator.sizing.weights import weight_bytes
 
 Config = dict[str, Any]
 

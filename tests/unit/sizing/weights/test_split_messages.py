@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.weights.divisibility import Problem, split_remedy, tensor_problems
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.tensor_parallel import Problem, split_remedy, tensor_problems
 from tests.support.objects import STATES_CONFIG, TINY_CONFIG
 from tests.unit.sizing.weights.test_quantized_checkpoints import BLOCKS, compressed, gptq, qwen3_moe
 

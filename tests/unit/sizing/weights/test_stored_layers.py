@@ -5,21 +5,23 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.families.catalogue import find_geometry
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.kv.layout import stage_weights
+from specdecode_operator.enums import Precision
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.geometry import (
+    DEFAULT_FORMATS,
+    LatentAttention,
+    Layer,
+    ModelGeometry,
+    SelectiveScan,
+    StoredWeights,
+)
+from specdecode_operator.sizing.memory.activation import on_product
 from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, Parallelism
-from specdecode_operator.sizing.memory.latent import on_product
-from specdecode_operator.sizing.model.geometry import ModelGeometry
-from specdecode_operator.sizing.model.layers import LatentAttention, Layer, SelectiveScan
-from specdecode_operator.sizing.model.precision import DEFAULT_FORMATS
-from specdecode_operator.sizing.model.stored import StoredWeights
-from specdecode_operator.sizing.weights.checkpoint_bytes import checkpoint_disagreement
-from specdecode_operator.sizing.weights.divisibility import tensor_problems
-from specdecode_operator.sizing.weights.linear_bytes import takes_marlin
-from specdecode_operator.sizing.weights.rank_layers import LinearLayer, Split, rank_layer
-from specdecode_operator.sizing.weights.weights import layer_bytes, weight_bytes
-from specdecode_operator.vocabulary import Precision
+from specdecode_operator.sizing.memory.kv_cache import stage_weights
+from specdecode_operator.sizing.rank_layers import LinearLayer, Split, rank_layer
+from specdecode_operator.sizing.tensor_parallel import tensor_problems
+from specdecode_operator.sizing.weights import checkpoint_disagreement, layer_bytes, takes_marlin, weight_bytes
 from tests.support.objects import TINY_CONFIG
 from tests.unit.sizing.weights.test_quantized_checkpoints import compressed
 

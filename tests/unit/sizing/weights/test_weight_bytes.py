@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.families.catalogue import find_geometry, known_models
-from specdecode_operator.sizing.families.config import geometry_from_config
-from specdecode_operator.sizing.model.geometry import GeometryError, ModelGeometry, computed_in
-from specdecode_operator.sizing.weights.rank_layers import Split
-from specdecode_operator.sizing.weights.weights import allocation_bytes, parameter_count, weight_bytes
-from specdecode_operator.vocabulary import FLOAT32_BYTES, Precision
+from specdecode_operator.enums import FLOAT32_BYTES, Precision
+from specdecode_operator.sizing.catalogue import find_geometry, known_models
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.geometry import GeometryError, ModelGeometry, computed_in
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.weights import allocation_bytes, parameter_count, weight_bytes
 
 QWEN3_8B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -2,9 +2,8 @@
 
 from array import array
 
-from specdecode_operator.capture.load.prompts.blocks import BlockPrompts, Said
-from specdecode_operator.capture.load.prompts.prompt import TokenIds
-from specdecode_operator.replay.recording.recording import RecordedRequest
+from specdecode_operator.capture.load.prompts import BlockPrompts, Said, TokenIds
+from specdecode_operator.capture.recording import RecordedRequest
 from tests.support.sequences import common_length
 
 NOTHING = Said()

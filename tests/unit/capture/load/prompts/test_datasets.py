@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from specdecode_operator.api.capture_workload import Dataset, DatasetFormat
-from specdecode_operator.capture.load.prompts.datasets import BadDatasetError, read_dataset
+from specdecode_operator.api.capture import Dataset, DatasetFormat
+from specdecode_operator.capture.load.datasets import BadDatasetError, read_dataset
 
 
 def _read(mount: Path, path: str, kind: str, field: str = "prompt") -> list[str]:

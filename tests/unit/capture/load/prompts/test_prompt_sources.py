@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdecode_operator.api.capture_workload import (
+from specdecode_operator.api.capture import (
     CaptureWorkload,
     Dataset,
     DatasetFormat,
@@ -17,10 +17,9 @@ from specdecode_operator.api.capture_workload import (
     SyntheticPrompts,
     TemperatureShare,
 )
-from specdecode_operator.capture.load.prompts.datasets import Part
-from specdecode_operator.capture.load.prompts.prompt import Prompt
-from specdecode_operator.capture.load.prompts.sources import DatasetSource, SyntheticSource
-from specdecode_operator.capture.load.prompts.temperatures import TemperatureMix
+from specdecode_operator.capture.load.datasets import Part
+from specdecode_operator.capture.load.prompts import DatasetSource, Prompt, SyntheticSource
+from specdecode_operator.capture.load.sender import TemperatureMix
 
 
 def _source(seed: int = 1, vocab_size: int = 32_000, **lengths: int) -> SyntheticSource:

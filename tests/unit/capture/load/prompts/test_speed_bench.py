@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from specdecode_operator.api.capture_workload import Dataset, DatasetFormat
-from specdecode_operator.capture.load.prompts.datasets import BadDatasetError, Part, read_dataset
+from specdecode_operator.api.capture import Dataset, DatasetFormat
+from specdecode_operator.capture.load.datasets import BadDatasetError, Part, read_dataset
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.api.capture_workload import CaptureWorkload, Dataset, DatasetFormat, Pattern, Phase, Prompts
+from specdecode_operator.api.capture import CaptureWorkload, Dataset, DatasetFormat, Pattern, Phase, Prompts
 from specdecode_operator.capture.load.arrivals import arrival_offsets_s
-from specdecode_operator.capture.load.prompts.datasets import BadDatasetError
-from specdecode_operator.capture.load.prompts.prompt import Prompt
-from specdecode_operator.capture.load.prompts.sources import PromptSource, prompt_source
-from specdecode_operator.capture.load.workload import EngineAddress, RunSettings
+from specdecode_operator.capture.load.datasets import BadDatasetError
+from specdecode_operator.capture.load.prompts import Prompt, PromptSource, prompt_source
+from specdecode_operator.capture.load.run_settings import EngineAddress, RunSettings
 from tests.support.sequences import common_length
 
 META = {"meta": {"block_size": 8, "schema": 1, "model": "any"}}

@@ -1,7 +1,7 @@
-"""The latest decision for one object, for as long as nothing that it depends on changes.
+"""Cache of the last decision about an object: valid while its inputs are unchanged, with packed children.
 
-Sizing every precision on every place and rendering the children take tens of
-milliseconds; hundreds of objects are looked at several times a minute.
+Sizing every precision on every place and rendering the children take tens of milliseconds, and hundreds of objects are
+reconciled several times a minute.
 """
 
 from collections.abc import Sequence
@@ -10,15 +10,14 @@ from typing import Any, overload
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.deployment.cluster_state import ClusterState
 from specdecode_operator.deployment.decision import decide
-from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.objects.packed import pack, unpack
-from specdecode_operator.deployment.spec.parent import Parent
+from specdecode_operator.deployment.desired_state import ClusterState, DesiredState
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
+from specdecode_operator.deployment.rollout.engine_workload import pack_object, unpack_object
 from specdecode_operator.problems import InvalidSpecError
 
 
-def _speculation(parent: Parent) -> Speculation | None:
+def _speculation(parent: ParsedDeployment) -> Speculation | None:
     """Return how engines speculate: what a policy put in force is no part of the spec, whose generation stays."""
     return None if isinstance(parent.spec, InvalidSpecError) else parent.spec.speculation
 
@@ -44,7 +43,7 @@ class PackedChildren(Sequence[Body]):
             return [self[each] for each in range(*index.indices(len(self)))]
         place = range(len(self))[index]
         if place not in self._read:
-            self._read[place] = unpack(self._packed[place])
+            self._read[place] = unpack_object(self._packed[place])
         return self._read[place]
 
 
@@ -56,7 +55,7 @@ class DecisionCache:
         self._latest: DesiredState | None = None
         self._packed: list[bytes] = []
 
-    def decide(self, parent: Parent, cluster: ClusterState) -> DesiredState:
+    def decide(self, parent: ParsedDeployment, cluster: ClusterState) -> DesiredState:
         """Return what `decision.decide` returns."""
         asked = (
             *(parent.uid, parent.generation, parent.raw_spec, parent.suspended_for, parent.status.plan),
@@ -65,6 +64,6 @@ class DecisionCache:
         if self._latest is not None and self._asked == asked:
             return replace(self._latest, children=PackedChildren(self._packed))
         desired = decide(parent, cluster)
-        self._packed = [pack(child) for child in desired.children]
+        self._packed = [pack_object(child) for child in desired.children]
         self._asked, self._latest = asked, replace(desired, children=[])
         return desired
