@@ -216,7 +216,7 @@ site *arguments: setup
 screenshots *names: setup
     @{{ python }} -m bench.site.screenshots "$@"
 
-# Write anew what the operator makes of each example, which tests compare
+# Write what the operator makes of six examples, which tests compare
 [group('maintenance')]
 golden: setup
     @{{ python }} -m tests.support.golden

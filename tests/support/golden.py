@@ -1,14 +1,14 @@
-"""What the operator makes of every example, as text that is checked in under tests/golden.
+"""What the operator makes of the examples; of six of them as text that is checked in under tests/golden.
 
-Run as a module, this file writes that text anew: `./just golden`.
+Run as a module, this file writes that text: `./just golden`.
 """
 
 import json
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -26,6 +26,8 @@ from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.status import compose_status
 from tests.support.objects import H100, H200, Body
 
+_MOST_LINES = 20
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 GOLDEN = ROOT / "tests/golden"
@@ -33,6 +35,9 @@ FLEET = tuple(
     NodeFacts(f"{name}-{number}", product, 8) for name, product in (("h100", H100), ("h200", H200)) for number in (0, 1)
 )
 """Two nodes of each product that examples may run on."""
+
+KEPT = ("capture-tiny", "llama-405b-two-nodes", "llama-70b", "llama-70b-cache", "replay", "tiny-cpu")
+"""Examples whose objects are checked in: a draft model, two nodes, a download, a replay, a CPU, and a capture."""
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -70,13 +75,31 @@ def ours_in(path: Path) -> list[Body]:
     return [body for body in yaml.safe_load_all(path.read_text()) if body["apiVersion"].startswith(f"{GROUP}/")]
 
 
+def rendered_examples() -> dict[str, list[Body]]:
+    """Return the objects that the operator makes of every example, by the name of its file."""
+    return {
+        path.name: [made for body in ours for made in _objects(body)]
+        for path in sorted(EXAMPLES.glob("*.yaml"))
+        if (ours := ours_in(path))
+    }
+
+
+def rendered_pods() -> list[Body]:
+    """Return the pod templates of all workloads and Jobs that the operator makes of the examples."""
+    specs = [body.get("spec") or {} for objects in rendered_examples().values() for body in objects]
+    groups = [spec.get("leaderWorkerTemplate") or {} for spec in specs]
+    found = [
+        template
+        for spec, group in zip(specs, groups, strict=True)
+        for template in (spec.get("template"), group.get("leaderTemplate"), group.get("workerTemplate"))
+    ]
+    return [template for template in found if template]
+
+
 def golden_texts() -> dict[str, str]:
-    """Return the objects of every example that has some, by the name of its file."""
-    texts = {}
-    for path in sorted(EXAMPLES.glob("*.yaml")):
-        if ours := ours_in(path):
-            texts[path.name] = "".join(_documents(path, ours))
-    return texts
+    """Return the texts to be checked in, by the name of the file."""
+    made = rendered_examples()
+    return {f"{name}.yaml": _text(f"{name}.yaml", made[f"{name}.yaml"]) for name in KEPT}
 
 
 def statuses() -> dict[str, Body]:
@@ -91,10 +114,20 @@ def statuses() -> dict[str, Body]:
     }
 
 
-def _documents(path: Path, bodies: list[Body]) -> Iterator[str]:
-    yield f"# What the operator makes of examples/{path.name}. Written by `./just golden`; do not edit.\n"
-    for body in bodies:
-        yield documents_text(_objects(body))
+def _text(name: str, objects: list[Body]) -> str:
+    head = f"# What the operator makes of examples/{name}. Written by `./just golden`; do not edit.\n"
+    return head + documents_text([_without_long_texts(body) for body in objects])
+
+
+def _without_long_texts(value: Any) -> Any:
+    """Return an object without long texts: the matrix of a plan, and scripts that are files of ours."""
+    if isinstance(value, dict):
+        return {key: _without_long_texts(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_long_texts(each) for each in value]
+    if isinstance(value, str) and value.count("\n") > _MOST_LINES:
+        return f"({value.count(chr(10))} lines)"
+    return value
 
 
 if __name__ == "__main__":

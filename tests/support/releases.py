@@ -1,6 +1,6 @@
 """What operators of earlier releases made of the examples: objects as they were stored, and what came of each.
 
-Run as a module, this file writes that of a checkout: `./just snapshot-release`.
+Run as a module, this file writes that of this checkout: `./just snapshot-release`.
 """
 
 import copy
@@ -22,7 +22,7 @@ from specdecode_operator.cluster.drift import differing_paths
 from specdecode_operator.cluster.resources import CAPTURE_LABEL, DEPLOYMENT_LABEL, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS, pod_templates
 from specdecode_operator.version import __version__
-from tests.support.golden import FLEET, ROOT
+from tests.support.golden import EXAMPLES, FLEET, ROOT, rendered_examples
 from tests.support.objects import Body
 
 RELEASES = ROOT / "tests/data/releases"
@@ -79,29 +79,29 @@ def announced(changelog: str, release: str) -> list[re.Pattern[str]]:
 
 
 @cache
-def taken_from(checkout: Path) -> list[Body]:
-    """Return the snapshot of a checkout: of its examples, CRDs and tests/golden."""
+def taken_now() -> list[Body]:
+    """Return the snapshot of this checkout: of its examples and CRDs, and what it makes of them."""
     schemas = {
         crd["spec"]["names"]["kind"]: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        for path in sorted((checkout / "crds").glob(f"{GROUP}_*.yaml"))
+        for path in sorted((ROOT / "crds").glob(f"{GROUP}_*.yaml"))
         for crd in _documents(path)
     }
+    rendered = rendered_examples()
     return [
-        _entry(_stored(body, schemas[body["kind"]]), _children(checkout / "tests/golden" / path.name, body))
-        for path in sorted((checkout / "examples").glob("*.yaml"))
+        _entry(_stored(body, schemas[body["kind"]]), _children(rendered[path.name], body))
+        for path in sorted(EXAMPLES.glob("*.yaml"))
         for body in _documents(path)
         if body["apiVersion"].startswith(f"{GROUP}/")
     ]
 
 
 def _documents(path: Path) -> list[Body]:
-    # The C loader, where there is one: the golden files are long.
-    return list(yaml.load_all(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    return list(yaml.safe_load_all(path.read_text()))
 
 
-def _children(golden: Path, owner: Body) -> list[Body]:
+def _children(made: list[Body], owner: Body) -> list[Body]:
     label = DEPLOYMENT_LABEL if owner["kind"] == deployment.KIND else CAPTURE_LABEL
-    return [body for body in _documents(golden) if body["metadata"]["labels"].get(label) == owner["metadata"]["name"]]
+    return [body for body in made if body["metadata"]["labels"].get(label) == owner["metadata"]["name"]]
 
 
 def _entry(stored: Body, children: Iterable[Body]) -> Body:
@@ -148,8 +148,8 @@ def _completed(value: Any, schema: Body) -> Any:
 
 
 if __name__ == "__main__":
-    checkout, name = (Path(sys.argv[1]), sys.argv[2]) if sys.argv[2:] else (ROOT, __version__)
-    file = RELEASES / f"{name}.json"
+    file = RELEASES / f"{__version__}.json"
     RELEASES.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(taken_from(checkout), indent=1, ensure_ascii=False) + "\n")
-    sys.stdout.write(f"{file.relative_to(ROOT)}: {len(json.loads(file.read_text()))} objects\n")
+    lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in taken_now())
+    file.write_text(f"[\n{lines}\n]\n")
+    sys.stdout.write(f"{file.relative_to(ROOT)}: {len(taken_now())} objects\n")

@@ -7,9 +7,11 @@ import pytest
 import yaml
 
 from devcluster.host.paths import REPOSITORY
-from tests.support.golden import GOLDEN
+from tests.support.golden import rendered_examples
 
-FILES = [*sorted(GOLDEN.rglob("*.yaml")), *sorted((REPOSITORY / "manifests").glob("*.yaml"))]
+FOLDERS = ("tests/golden/chart", "manifests")
+FILES = [file for folder in FOLDERS for file in sorted((REPOSITORY / folder).glob("*.yaml"))]
+OBJECTS = {**rendered_examples(), **{file.name: [*yaml.safe_load_all(file.read_text())] for file in FILES}}
 WRITES_ITS_ROOT = {"engine", "download-model", "download-target", "download-draft"}
 """They run an image of somebody's, whose libraries write where they like. All others run ours."""
 
@@ -28,7 +30,7 @@ def pods(body: Any) -> Iterator[dict[str, Any]]:
             yield from pods(part)
 
 
-PODS = [(file.name, pod) for file in FILES for body in yaml.safe_load_all(file.read_text()) for pod in pods(body)]
+PODS = [(name, pod) for name, objects in OBJECTS.items() for body in objects for pod in pods(body)]
 
 
 def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:

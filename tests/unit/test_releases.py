@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.golden import EXAMPLES, ROOT, ours_in
 from tests.support.objects import Body
-from tests.support.releases import RESTARTS, announced, made_now, releases, restarting_fields, snapshot, taken_from
+from tests.support.releases import RESTARTS, announced, made_now, releases, restarting_fields, snapshot, taken_now
 
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 OBJECTS = [
@@ -46,7 +46,7 @@ def test_engines_of_an_earlier_release_restart_only_where_it_is_announced(releas
 @pytest.mark.parametrize(("name", "file"), [("llama-70b", "llama-70b"), ("llama-70b-bursts", "capture-llama-70b")])
 def test_an_object_with_its_stored_defaults_comes_to_what_the_example_does(name: str, file: str) -> None:
     """Or a snapshot would tell differences that an upgrade does not make."""
-    today = taken_from(ROOT)
+    today = taken_now()
     entry = next(each for each in today if each["object"]["metadata"]["name"] == name)
     assert (
         entry["object"]["spec"]
@@ -64,7 +64,7 @@ def test_an_object_with_its_stored_defaults_comes_to_what_the_example_does(name:
     ],
 )
 def test_a_changed_pod_is_told_by_its_field(change: object, field: str) -> None:
-    before = next(entry for entry in taken_from(ROOT) if entry["podTemplates"])
+    before = next(entry for entry in taken_now() if entry["podTemplates"])
     after = copy.deepcopy(before)
     for template in after["podTemplates"].values():
         assert callable(change)

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.support.golden import GOLDEN
+from tests.support.golden import rendered_pods
 from tests.support.kubectl import Kubectl
 from tests.support.model_caches import cached, decide, fetched, jobs, template
 from tests.support.objects import Body
@@ -39,12 +38,7 @@ def pods(**changes: Any) -> dict[str, Body]:
 
 def examples() -> Iterator[Body]:
     """All pods that the operator makes of the examples: engines, groups of them, downloads, captures."""
-    for file in sorted(GOLDEN.glob("*.yaml")):
-        for body in yaml.safe_load_all(file.read_text()):
-            spec = (body or {}).get("spec") or {}
-            groups = spec.get("leaderWorkerTemplate") or {}
-            templates = (spec.get("template"), groups.get("leaderTemplate"), groups.get("workerTemplate"))
-            yield from (each["spec"] for each in templates if each)
+    yield from (each["spec"] for each in rendered_pods())
 
 
 def admission(kubectl: Kubectl, *pods: Body) -> str:

@@ -25,7 +25,7 @@ from tests.component.operator.test_lifecycle import NEXT, apply, engines, refuse
 from tests.support.attestations import attest, entries, key_pair
 from tests.support.certificates import write_certificate
 from tests.support.conditions import wait_for
-from tests.support.golden import GOLDEN
+from tests.support.golden import rendered_pods
 from tests.support.kubectl import Kubectl
 from tests.support.objects import pair_70b, parent
 from tests.support.operator_process import OperatorProcess
@@ -335,12 +335,7 @@ def test_a_pod_is_what_its_template_says_whatever_the_api_server_writes_into_it(
 
 def rendered() -> Iterator[Body]:
     """All pods of the examples, and one with a volume of each kind that is not refused."""
-    for file in sorted(GOLDEN.glob("*.yaml")):
-        for body in yaml.safe_load_all(file.read_text()):
-            spec = (body or {}).get("spec") or {}
-            groups = spec.get("leaderWorkerTemplate") or {}
-            templates = (spec.get("template"), groups.get("leaderTemplate"), groups.get("workerTemplate"))
-            yield from (each for each in templates if each)
+    yield from rendered_pods()
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1024Mi"}}}
     field: dict[str, Any] = {"path": "f", "fieldRef": {"fieldPath": "metadata.annotations['specdecode.io/a']"}}
     cores: dict[str, Any] = {"path": "r", "resourceFieldRef": {"containerName": "engine", "resource": "limits.cpu"}}

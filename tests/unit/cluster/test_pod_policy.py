@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from specdecode_operator.capture.observation import ObservedDeployment
@@ -17,13 +16,12 @@ from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.pod_security import GRANTS, is_grant, pod_problems
 from specdecode_operator.deployment.rollout.rollback import Failure, LastGood, attempt_of
 from tests.support.decisions import desired_state
+from tests.support.golden import rendered_pods
 from tests.support.model_caches import NODES, cached
 from tests.support.objects import Body, parent, tiny_cpu
 from tests.support.pod_cases import LET_THROUGH, REFUSED, SAFE, UNSAFE, anti_affinity, secured
 from tests.support.replay_field_cases import replaying
 from tests.unit.deployment.spec.test_model_facts import undescribed
-
-GOLDEN = Path("tests/golden")
 
 
 def accepted(spec: Body, **cluster: Any) -> tuple[str, str, str]:
@@ -133,11 +131,8 @@ def test_annotations_are_judged_before_anything_is_made() -> None:
     assert accepted(tiny_cpu(podTemplate={"metadata": {"annotations": annotations}}))[1] == "PodTemplateNotAllowed"
 
 
-@pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.yaml")), ids=lambda file: file.stem)
-def test_all_that_the_operator_renders_passes(file: Path) -> None:
-    for body in yaml.safe_load_all(file.read_text()):
-        template = ((body or {}).get("spec") or {}).get("template")
-        assert template is None or pod_problems(template, "") == []
+def test_all_that_the_operator_renders_passes() -> None:
+    assert [problem for template in rendered_pods() for problem in pod_problems(template, "")] == []
 
 
 def test_what_served_last_is_put_back_only_while_it_is_allowed() -> None:
