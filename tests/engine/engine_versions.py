@@ -87,7 +87,7 @@ def _install(folder: Path, version: str) -> None:
         for file in (folder / "vllm").rglob("*"):
             if file.suffix in OF_KERNELS or file.name == ROUTER:
                 file.unlink()
-    # As in devcluster/images/engine_environment.py: vLLM reads its platform off this distribution's version.
+    # As in tools/devcluster/images/engine_environment.py: vLLM reads its platform off this distribution's version.
     declared = folder / f"vllm-{version}.0+cpu.dist-info"
     declared.mkdir()
     (declared / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}.0+cpu\n")

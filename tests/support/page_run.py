@@ -15,7 +15,7 @@ from tests.support.documented_commands import NOT_HERE
 from tests.support.documents import ROOT
 
 _LINKED: Final = (
-    *("bench", "charts", "crds", "docs", "examples", "manifests", "operator", "src", ".venv"),
+    *("charts", "crds", "docs", "examples", "manifests", "operator", "src", "tools", ".venv"),
     *("Containerfile", "pyproject.toml", "justfile"),
 )
 _DEADLINE_S: Final = 300

@@ -342,7 +342,7 @@ _WEIGHTS_MARGIN_PERCENT: Final = 15
 _STORED_WEIGHTS_MARGIN_PERCENT: Final = 3
 _ACTIVATION_MARGIN_PERCENT: Final = 25
 _UNKNOWN_ENCODER_BYTES: Final = 3 * GIB // 2
-"""What estimated models keep back; bench/sizing/estimated.py compares with models that sizing knows exactly."""
+"""What estimated models keep back; tools/bench/sizing/estimated.py compares with models that sizing knows exactly."""
 
 _FEW_SEQUENCES: Final = 32
 """Requests at once below which a doubt about blocks is no reason to run fewer: our own choice."""

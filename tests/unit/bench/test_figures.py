@@ -124,7 +124,7 @@ def test_an_area_is_all_of_its_parts_and_long_ones_need_a_word() -> None:
 def test_every_part_is_a_module_that_has_figures() -> None:
     for part in (*command.PARTS, *command.LONG_PARTS):
         module, function = command.SECOND_WAYS.get(part, (part, "figures"))
-        file = ROOT / "bench" / f"{module.replace('.', '/')}.py"
+        file = ROOT / "tools/bench" / f"{module.replace('.', '/')}.py"
         assert f"\ndef {function}() -> Iterator[Figure]:" in file.read_text(), file
 
 

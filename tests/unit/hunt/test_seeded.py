@@ -16,7 +16,7 @@ def test_there_are_thirty() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_a_change_of_one_place_that_python_takes(fault: SeededFault, tmp_path) -> None:
-    assert not fault.is_stale(), f"{fault.file} has moved on: write the fault anew in hunt/seeded_faults.toml"
+    assert not fault.is_stale(), f"{fault.file} has moved on: write the fault anew in tools/hunt/seeded_faults.toml"
     before = (REPOSITORY / "operator" / fault.file).read_text()
     changed = before.replace(fault.old, fault.new)
     assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(before))

@@ -1,0 +1,155 @@
+"""The cluster that is measured in: an API server, simulated nodes, engines that answer, and counters of bytes."""
+
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from devcluster.cluster.cluster import Cluster
+from devcluster.cluster.settings import Settings
+from devcluster.host import packages
+from tests.support.api_client import ApiClient
+from tests.support.kubectl import Kubectl
+from tests.support.operator_process import NAMESPACE, may, service_account_kubeconfig
+from tests.support.waiting import eventually
+
+NAMESPACES: Final = tuple(f"team-{number}" for number in range(8))
+"""Over which the objects are spread."""
+
+ENGINE_PORT: Final = 8000
+_GPUS_A_NODE: Final = 8
+_SPARE_NODES: Final = 4
+"""For changes that ask for one more replica."""
+
+_GO_DEFAULTS: Final = {"GOGC": "100", "GOMEMLIMIT": "off"}
+"""The control plane and the peer run as Go's programs do by themselves, not as in other development clusters."""
+
+_MANIFESTS: Final = Path(__file__).parents[3] / "manifests"
+
+
+@dataclass(frozen=True)
+class Stand:
+    """The cluster, ready for an operator."""
+
+    cluster: Cluster
+    kubectl: Kubectl
+    api: ApiClient
+    folder: Path
+    """For files of this run."""
+
+    operator_kubeconfig: Path
+    """The operator's service account, by an address of the API server that nobody else uses."""
+
+    def operator_bytes(self) -> int:
+        """Return how many bytes the operator and the API server have sent each other, TLS and headers in them."""
+        answer = self.cluster.in_namespace(["nft", "--json", "list", "counters"])
+        answer.check_returncode()
+        entries = json.loads(answer.stdout)["nftables"]
+        return sum(int(entry["counter"]["bytes"]) for entry in entries if "counter" in entry)
+
+    def etcd_writes(self) -> int:
+        """Return how often the API server has written to etcd, for whomever."""
+        page = self.kubectl.must("get", "--raw=/metrics")
+        written = 0.0
+        for line in page.splitlines():
+            if line.startswith("etcd_requests_total{") and 'operation="get"' not in line and '="list' not in line:
+                written += float(line.rsplit(" ", 1)[1])
+        return int(written)
+
+    def has_pods(self) -> bool:
+        """Whether there is any pod; the one of the operator that nobody runs here is none."""
+        query = f"limit=1&fieldSelector=metadata.namespace!={NAMESPACE}"
+        return bool(json.loads(self.kubectl.must("get", f"--raw=/api/v1/pods?{query}"))["items"])
+
+
+@contextmanager
+def stand(name: str, objects: int) -> Iterator[Stand]:
+    """Start a cluster with room for so many objects of one GPU each; it is gone at the end, however that comes."""
+    cluster = Cluster(name)
+    signal.signal(signal.SIGTERM, _end)
+    os.environ.update(_GO_DEFAULTS)
+    with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
+        try:
+            packages.ensure(("nft",))
+            cluster.up(f"kwok={math.ceil(objects / _GPUS_A_NODE) + _SPARE_NODES}xH100:{_GPUS_A_NODE}")
+            yield _equipped(cluster, Path(folder))
+        finally:
+            cluster.down()
+
+
+def _end(*_: object) -> None:
+    """End as on Ctrl-C: the cluster goes, too."""
+    raise KeyboardInterrupt
+
+
+def _equipped(cluster: Cluster, folder: Path) -> Stand:
+    kubectl = Kubectl(cluster.kubeconfig)
+    kubectl.install_crds()
+    admin = kubectl.within(NAMESPACE)
+    admin.must("apply", "--server-side", f"--kustomize={_MANIFESTS}")
+    eventually(lambda: may(admin, "watch", "nodes"), "the operator has its rights")
+    for namespace in NAMESPACES:
+        kubectl.within(namespace).create_namespace()
+    _let_engines_answer(cluster)
+    kubeconfig = service_account_kubeconfig(admin, folder / "kubeconfig")
+    _give_an_address_of_its_own(cluster, kubeconfig)
+    return Stand(cluster, kubectl, ApiClient(cluster.kubeconfig.read_text()), folder, kubeconfig)
+
+
+def _let_engines_answer(cluster: Cluster) -> None:
+    """Make all addresses of simulated pods those of one process."""
+    addresses = _settings(cluster).addresses
+    _sh(cluster, f"ip route add local {addresses.fake_pods} dev lo")
+    repository = Path(__file__).parents[3]
+    start = f"cd {repository} && exec {sys.executable} -m bench.operator.engines {ENGINE_PORT}"
+    cluster.start_beside("engines", ["/bin/sh", "-c", start])
+
+
+def _give_an_address_of_its_own(cluster: Cluster, kubeconfig: Path) -> None:
+    """Let the operator speak to the API server by its Service's address, and count the bytes that come and go there."""
+    settings = _settings(cluster)
+    address, port = settings.addresses.api_service, settings.api_port
+    _sh(
+        cluster,
+        f"ip addr add {address}/32 dev lo",
+        "nft add table ip bench",
+        *(f"nft add counter ip bench {direction}" for direction in ("asked", "answered")),
+        "nft 'add chain ip bench input { type filter hook input priority 0; }'",
+        "nft 'add chain ip bench output { type filter hook output priority 0; }'",
+        f"nft add rule ip bench input ip daddr {address} tcp dport {port} counter name asked",
+        f"nft add rule ip bench output ip saddr {address} tcp sport {port} counter name answered",
+    )
+    config = yaml.safe_load(kubeconfig.read_text())
+    for each in config["clusters"]:
+        each["cluster"]["server"] = f"https://{address}:{port}"
+    kubeconfig.write_text(yaml.safe_dump(config))
+
+
+def _settings(cluster: Cluster) -> Settings:
+    settings = Settings.load(cluster.state)
+    if settings is None:
+        raise RuntimeError(f"cluster {cluster.name} is gone")
+    return settings
+
+
+def _sh(cluster: Cluster, *lines: str) -> None:
+    answer = cluster.in_namespace(["/bin/sh", "-euc", "\n".join(lines)])
+    if answer.returncode:
+        raise RuntimeError(answer.stderr)
+
+
+def scrape(port: int) -> str:
+    """Return what the operator says at /metrics."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        return str(answer.read().decode())
