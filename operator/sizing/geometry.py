@@ -586,7 +586,7 @@ class HeadParts:
 
 
 MADE_UP_CLASS: Final = "AssumedForCausalLM"
-"""Architecture of a model of which nothing is read (`estimated/assumed.py`)."""
+"""Architecture of a model of which nothing is read (`families/assumed.py`)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from specdecode_operator.sizing.arithmetic import round_up
 from specdecode_operator.sizing.config_fields import Fields
 from specdecode_operator.sizing.families.decoder import (
     FULL,
@@ -33,6 +32,7 @@ from specdecode_operator.sizing.geometry import (
     RopeTable,
     SelfAttention,
     Tower,
+    padded_vocabulary,
     rope_table,
 )
 
@@ -353,9 +353,6 @@ def _model(
     return assemble(fields, architecture, decoder)
 
 
-VOCABULARY_PADDING: Final = 64
-"""Rows of every table are padded to it (vLLM, vocab_parallel_embedding.py)."""
-
 _GEMMA2_DEFAULTS: Final = {"tie_word_embeddings": True, "head_dim": 256, "sliding_window": 4096}
 """What Gemma2Config of transformers fills in."""
 
@@ -445,7 +442,7 @@ def gemma4(fields: Fields, architecture: str, tower: Tower | None = None) -> Mod
     )
     model = assemble(fields, architecture, decoder)
     inputs = own_input * len(kinds)
-    rows = round_up(fields.size("vocab_size_per_layer_input"), VOCABULARY_PADDING)
+    rows = padded_vocabulary(fields.size("vocab_size_per_layer_input"))
     # The table of the layers' inputs, the projection of the embedding to them, and their norm.
     return replace(model, split_elements=inputs * (rows + model.hidden_size), whole_elements=own_input)
 
