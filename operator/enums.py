@@ -162,7 +162,7 @@ KV_ELEMENT_BYTES: Final[Mapping[str, int | None]] = {
 """Bytes of a number in the KV cache; None is what the checkpoint asks for, or else the model's own type."""
 
 
-class Mode(StrEnum):
+class PolicyMode(StrEnum):
     """What a policy may do."""
 
     OBSERVE = "Observe"
@@ -170,7 +170,7 @@ class Mode(StrEnum):
     ENFORCE = "Enforce"
 
 
-class Action(StrEnum):
+class PolicyAction(StrEnum):
     """What is to be done."""
 
     KEEP = "Keep"
@@ -185,7 +185,7 @@ class Action(StrEnum):
     """Start the engine anew whose acceptance decayed."""
 
 
-class Outcome(StrEnum):
+class PolicyOutcome(StrEnum):
     """What became of an action."""
 
     KEPT = "Kept"

@@ -33,14 +33,14 @@ from specdecode_operator.api.capture import Against, CaptureRun
 from specdecode_operator.api.speculation import Models, ShortText, Speculation, Target
 from specdecode_operator.enums import (
     AcceleratorType,
-    Action,
     CudagraphMode,
     Dtype,
     KvCacheDtype,
-    Mode,
     Objective,
-    Outcome,
     Planning,
+    PolicyAction,
+    PolicyMode,
+    PolicyOutcome,
     RolloutStrategy,
     Slo,
     WorkloadKind,
@@ -284,7 +284,7 @@ class AcceptanceRule(StrEnum):
 class Policy(ApiModel):
     """What is done about speculation by the goodput that a capture measured, and the load now."""
 
-    mode: Mode = Mode.OBSERVE
+    mode: PolicyMode = PolicyMode.OBSERVE
     """Observe: say in the status what would be done. Advise: as a condition and in Events, too. Enforce: do it; the
     spec stays as it is, and status.policy says what is in force in the place of spec.speculation."""
 
@@ -319,10 +319,10 @@ class PolicyDecision(ApiModel):
     at: _Moment
     """When, RFC 3339."""
 
-    action: Action
+    action: PolicyAction
     """What."""
 
-    outcome: Outcome
+    outcome: PolicyOutcome
     """What became of it."""
 
     target: _Name | None = None
@@ -335,13 +335,13 @@ class PolicyDecision(ApiModel):
 class PolicyStatus(ApiModel):
     """What the policy does, and what it must remember."""
 
-    mode: Mode
+    mode: PolicyMode
     """As the spec has it."""
 
-    action: Action
+    action: PolicyAction
     """What is best now: Keep, Change, TurnOff, TryAgain or Restart."""
 
-    outcome: Outcome
+    outcome: PolicyOutcome
     """What comes of it: Kept, Observed, Advised, Done, or what holds it back: Paused, CoolingDown,
     BudgetSpent, Refused."""
 

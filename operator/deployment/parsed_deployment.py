@@ -23,7 +23,7 @@ from specdecode_operator.api.spec_problems import parsed_spec
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.cluster.clock import without_times_ahead
 from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION
-from specdecode_operator.enums import METHODS_WITH_LAYERS, Mode
+from specdecode_operator.enums import METHODS_WITH_LAYERS, PolicyMode
 from specdecode_operator.problems import InvalidSpecError, Problem
 
 
@@ -78,7 +78,7 @@ def with_policy(spec: SpecDecodeDeploymentSpec, status: PolicyStatus | None) -> 
 
 def is_by_policy(spec: SpecDecodeDeploymentSpec, status: PolicyStatus | None) -> bool:
     """Whether a policy chose what is in force for this spec, which may be what it says."""
-    is_enforced = spec.policy is not None and spec.policy.mode is Mode.ENFORCE
+    is_enforced = spec.policy is not None and spec.policy.mode is PolicyMode.ENFORCE
     return is_enforced and status is not None and status.since is not None and status.asked == engine_spec_hash(spec)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from specdecode_operator.enums import Action, Mode, Outcome
+from specdecode_operator.enums import PolicyAction, PolicyMode, PolicyOutcome
 from specdecode_operator.stats.engine_window import LOOK_STANDS_S, Window
 
 
@@ -238,7 +238,7 @@ rise while nothing is drafted. After a try in vain it is a day."""
 class Rules:
     """What a user allows."""
 
-    mode: Mode = Mode.OBSERVE
+    mode: PolicyMode = PolicyMode.OBSERVE
     paused: bool = False
     min_gain: float = 0.03
     cooldown_s: float = 1800.0
@@ -297,17 +297,17 @@ class Seen:
 class Decision:
     """What is to be done, why, and what becomes of it."""
 
-    action: Action
+    action: PolicyAction
     reason: str
     message: str
-    outcome: Outcome
+    outcome: PolicyOutcome
     target: str = ""
     """The setting to change to, or the engine to start anew."""
 
     @property
     def changes(self) -> bool:
         """Whether another setting is in force from now on."""
-        return self.outcome is Outcome.DONE and self.action is not Action.RESTART
+        return self.outcome is PolicyOutcome.DONE and self.action is not PolicyAction.RESTART
 
 
 Fits = Callable[[str], str]
@@ -326,7 +326,7 @@ class NoEvidence:
 class _Wanted:
     """An action before anybody asked whether it may be taken."""
 
-    action: Action
+    action: PolicyAction
     reason: str
     message: str
     target: str = ""
@@ -344,7 +344,7 @@ def decide(
         memory = replace(memory, ahead_s=_ahead(prediction, seen, memory))
     memory = replace(memory, looked_s=seen.now_s)
     wanted = _of_engines(seen) or _of_evidence(rules, evidence, seen) or _of_goodput(rules, seen, memory, prediction)
-    if wanted.action is Action.CHANGE and isinstance(evidence, Evidence):
+    if wanted.action is PolicyAction.CHANGE and isinstance(evidence, Evidence):
         wanted = _planned(evidence, memory, wanted, fits)
     decision = _allowed(rules, seen, memory, wanted)
     return decision, _after(decision, prediction, seen, memory, rules)
@@ -357,10 +357,12 @@ def _of_engines(seen: Seen) -> _Wanted | None:
         name, length, others = decayed
         what = f"{name} has {length:.2f} tokens a draft accepted, the other engines {others:.2f}"
         if seen.settled:
-            return _Wanted(Action.RESTART, "ReplicaDecayed", f"{what}: its drafter decayed, a start ends that", name)
-        return _Wanted(Action.KEEP, "OthersNotReady", f"{what}; it is started anew once all others are ready")
+            return _Wanted(
+                PolicyAction.RESTART, "ReplicaDecayed", f"{what}: its drafter decayed, a start ends that", name
+            )
+        return _Wanted(PolicyAction.KEEP, "OthersNotReady", f"{what}; it is started anew once all others are ready")
     if not seen.settled:
-        return _Wanted(Action.KEEP, "RollingOut", "not all engines are those of the setting in force, and ready")
+        return _Wanted(PolicyAction.KEEP, "RollingOut", "not all engines are those of the setting in force, and ready")
     return None
 
 
@@ -371,30 +373,32 @@ def _of_evidence(rules: Rules, evidence: Evidence | NoEvidence, seen: Seen) -> _
     if not seen.window.enough:
         minutes = f"{seen.window.length_s / 60:.0f} minutes"
         return _Wanted(
-            Action.KEEP, "TooFewSamples", f"the engines were not seen at work for most of the last {minutes} yet"
+            PolicyAction.KEEP, "TooFewSamples", f"the engines were not seen at work for most of the last {minutes} yet"
         )
     if seen.window.idle:
-        return _Wanted(Action.KEEP, "Idle", "no request ran: nothing is lost or won")
+        return _Wanted(PolicyAction.KEEP, "Idle", "no request ran: nothing is lost or won")
     return None
 
 
 def _of_goodput(rules: Rules, seen: Seen, memory: Memory, prediction: Prediction | None) -> _Wanted:
     """Return the change to the best setting, where it is surely better and staying has cost what a change costs."""
     if prediction is None:
-        return _Wanted(Action.KEEP, "EvidenceOutdated", f"{memory.in_force} is none of the settings that were measured")
+        return _Wanted(
+            PolicyAction.KEEP, "EvidenceOutdated", f"{memory.in_force} is none of the settings that were measured"
+        )
     best = prediction.better(rules.min_gain, memory.failed)
     if best is None:
         unclear = prediction.unclear(rules.min_gain, memory.failed)
         if unclear is not None:
-            return _Wanted(Action.KEEP, "Unclear", f"{unclear}: not more than the intervals leave open")
-        return _Wanted(Action.KEEP, "BestMeasured", prediction.best_in_force(rules.min_gain))
+            return _Wanted(PolicyAction.KEEP, "Unclear", f"{unclear}: not more than the intervals leave open")
+        return _Wanted(PolicyAction.KEEP, "BestMeasured", prediction.best_in_force(rules.min_gain))
     ahead_s = memory.ahead_s.get(best.setting.name, 0.0)
     # One to change, and one to take it back.
     cost_s = 2 * seen.start_s
     if ahead_s < cost_s:
         wait = f"it waits until staying has cost as much as two starts of an engine ({ahead_s:.0f} of {cost_s:.0f} s)"
-        return _Wanted(Action.KEEP, "NotYetPaid", f"{best}; {wait}")
-    return _Wanted(Action.CHANGE, "BetterMeasured", str(best), best.setting.name)
+        return _Wanted(PolicyAction.KEEP, "NotYetPaid", f"{best}; {wait}")
+    return _Wanted(PolicyAction.CHANGE, "BetterMeasured", str(best), best.setting.name)
 
 
 def _ahead(prediction: Prediction, seen: Seen, memory: Memory) -> dict[str, float]:
@@ -410,48 +414,48 @@ def _ahead(prediction: Prediction, seen: Seen, memory: Memory) -> dict[str, floa
 def _planned(evidence: Evidence, memory: Memory, wanted: _Wanted, fits: Fits) -> _Wanted:
     """Return the change by its name, or none where its setting cannot be had."""
     if refusal := fits(wanted.target):
-        return _Wanted(Action.KEEP, "SettingDoesNotFit", f"{wanted.message}; but it cannot be had: {refusal}")
+        return _Wanted(PolicyAction.KEEP, "SettingDoesNotFit", f"{wanted.message}; but it cannot be had: {refusal}")
     target, present = evidence.find(wanted.target), evidence.find(memory.in_force)
     if target is not None and target.off:
-        return replace(wanted, action=Action.TURN_OFF)
-    return replace(wanted, action=Action.TRY_AGAIN) if present is not None and present.off else wanted
+        return replace(wanted, action=PolicyAction.TURN_OFF)
+    return replace(wanted, action=PolicyAction.TRY_AGAIN) if present is not None and present.off else wanted
 
 
 def _by_acceptance(rules: Rules, seen: Seen, missing: NoEvidence) -> _Wanted:
     """Return what a rule on acceptance says, where one is asked for and nothing better is known."""
     reason, message, acceptance = missing.reason, missing.message, seen.window.acceptance
     if rules.acceptance_rule is None or acceptance is None or acceptance >= rules.acceptance_rule:
-        return _Wanted(Action.KEEP, reason, message)
+        return _Wanted(PolicyAction.KEEP, reason, message)
     if not seen.counts_all:
-        return _Wanted(Action.KEEP, reason, f"{message}; acceptance says nothing with adaptiveVerification")
+        return _Wanted(PolicyAction.KEEP, reason, f"{message}; acceptance says nothing with adaptiveVerification")
     said = f"acceptance is {acceptance:.0%}, below {rules.acceptance_rule:.0%}; {message}"
-    return _Wanted(Action.TURN_OFF, "AcceptanceLow", said)
+    return _Wanted(PolicyAction.TURN_OFF, "AcceptanceLow", said)
 
 
 def _allowed(rules: Rules, seen: Seen, memory: Memory, wanted: _Wanted) -> Decision:
     """Return what becomes of what is wanted."""
-    kept = wanted.action is Action.KEEP
-    outcome, more = (Outcome.KEPT, "") if kept else _outcome(rules, seen, memory, wanted)
+    kept = wanted.action is PolicyAction.KEEP
+    outcome, more = (PolicyOutcome.KEPT, "") if kept else _outcome(rules, seen, memory, wanted)
     return Decision(wanted.action, wanted.reason, f"{wanted.message}{more}", outcome, wanted.target)
 
 
-def _outcome(rules: Rules, seen: Seen, memory: Memory, wanted: _Wanted) -> tuple[Outcome, str]:
-    if rules.mode is Mode.OBSERVE:
-        return Outcome.OBSERVED, ""
-    if rules.mode is Mode.ADVISE or wanted.reason == "AcceptanceLow":
-        return Outcome.ADVISED, ""
+def _outcome(rules: Rules, seen: Seen, memory: Memory, wanted: _Wanted) -> tuple[PolicyOutcome, str]:
+    if rules.mode is PolicyMode.OBSERVE:
+        return PolicyOutcome.OBSERVED, ""
+    if rules.mode is PolicyMode.ADVISE or wanted.reason == "AcceptanceLow":
+        return PolicyOutcome.ADVISED, ""
     if rules.paused:
-        return Outcome.PAUSED, "; the policy is paused"
-    is_return = wanted.target == memory.left and wanted.action is not Action.TURN_OFF
+        return PolicyOutcome.PAUSED, "; the policy is paused"
+    is_return = wanted.target == memory.left and wanted.action is not PolicyAction.TURN_OFF
     cools_s = rules.cooldown_s * (_BACK if is_return else 1)
     left_s = max(memory.restarts, default=-cools_s) + cools_s - seen.now_s
     if memory.restarts and left_s > 0:
-        return Outcome.COOLING_DOWN, f"; it cools down from its last act for {left_s / 60:.0f} minutes more"
+        return PolicyOutcome.COOLING_DOWN, f"; it cools down from its last act for {left_s / 60:.0f} minutes more"
     # A try may have to be taken back.
-    needed = 2 if wanted.action is Action.TRY_AGAIN else 1
+    needed = 2 if wanted.action is PolicyAction.TRY_AGAIN else 1
     if len(memory.restarts) + needed > rules.restarts_a_day:
-        return Outcome.BUDGET_SPENT, f"; engines were started anew {len(memory.restarts)} times in a day already"
-    return Outcome.DONE, ""
+        return PolicyOutcome.BUDGET_SPENT, f"; engines were started anew {len(memory.restarts)} times in a day already"
+    return PolicyOutcome.DONE, ""
 
 
 def _acceptance_factor(rules: Rules, evidence: Evidence, seen: Seen, memory: Memory) -> float:
@@ -466,13 +470,13 @@ def _acceptance_factor(rules: Rules, evidence: Evidence, seen: Seen, memory: Mem
 
 def _after(decision: Decision, prediction: Prediction | None, seen: Seen, memory: Memory, rules: Rules) -> Memory:
     """Return the memory after what was done."""
-    if decision.outcome is not Outcome.DONE:
+    if decision.outcome is not PolicyOutcome.DONE:
         return memory
     restarts = (*memory.restarts, seen.now_s)
-    if decision.action is Action.RESTART:
+    if decision.action is PolicyAction.RESTART:
         return replace(memory, restarts=restarts)
     now = replace(memory, in_force=decision.target, left=memory.in_force, restarts=restarts, ahead_s={})
-    if decision.action is not Action.TURN_OFF or prediction is None:
+    if decision.action is not PolicyAction.TURN_OFF or prediction is None:
         return now
     stayed_s = seen.now_s - max(memory.restarts, default=0.0)
     in_vain = bool(memory.left) and prediction.acceptance_factor < 1 and stayed_s < _RETRY * rules.cooldown_s

@@ -37,7 +37,7 @@ from specdecode_operator.deployment.policy_decision import (
     Setting,
     decide,
 )
-from specdecode_operator.enums import Action, Method, Mode, Outcome, RejectionSampling
+from specdecode_operator.enums import Method, PolicyAction, PolicyMode, PolicyOutcome, RejectionSampling
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.redaction import clip
 from specdecode_operator.stats.engine_window import Drafting, Sample, Window
@@ -283,7 +283,7 @@ def refusal(desired: DesiredState) -> str:
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 _LONGEST: Final = 1024
 _LONGEST_ARM: Final = 200
-_TOLD: Final = (Outcome.ADVISED, Outcome.DONE)
+_TOLD: Final = (PolicyOutcome.ADVISED, PolicyOutcome.DONE)
 CONDITION: Final = "BestInForce"
 
 
@@ -317,8 +317,8 @@ def of_this_spec(status: PolicyStatus | None, asked: str) -> PolicyStatus | None
         return status
     return PolicyStatus(
         mode=status.mode,
-        action=Action.KEEP,
-        outcome=Outcome.KEPT,
+        action=PolicyAction.KEEP,
+        outcome=PolicyOutcome.KEPT,
         reason="NoEvidence",
         message="",
         asked=asked,
@@ -371,7 +371,7 @@ def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: d
     if isinstance(measured, Measured) and decision.changes:
         taken = measured.speculations[decision.target]
         speculation, since = None if taken == measured.written else taken, moment
-    if case.policy.mode is not Mode.ENFORCE:
+    if case.policy.mode is not PolicyMode.ENFORCE:
         speculation = since = None
     return PolicyStatus(
         mode=case.policy.mode,
@@ -404,7 +404,7 @@ def is_unchanged(before: PolicyStatus | None, decision: Decision) -> bool:
 def _decisions(before: PolicyStatus | None, decision: Decision, moment: str) -> list[PolicyDecision]:
     """Return what was advised or done last; an advice that stands is told once."""
     known = before.decisions if before else []
-    if decision.outcome not in _TOLD or (is_unchanged(before, decision) and decision.outcome is not Outcome.DONE):
+    if decision.outcome not in _TOLD or (is_unchanged(before, decision) and decision.outcome is not PolicyOutcome.DONE):
         return known
     told = PolicyDecision(
         at=moment,
@@ -422,12 +422,16 @@ def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
     earlier = [each for each in status.failed_arms if each not in failed]
     message = clip(f"{arm} was given up, and what the spec says is in force again: {why}", _LONGEST)
     told = PolicyDecision(
-        at=now.strftime(_TIME), action=Action.KEEP, outcome=Outcome.DONE, target=arm or None, message=message
+        at=now.strftime(_TIME),
+        action=PolicyAction.KEEP,
+        outcome=PolicyOutcome.DONE,
+        target=arm or None,
+        message=message,
     )
     return status.model_copy(
         update={
-            "action": Action.KEEP,
-            "outcome": Outcome.KEPT,
+            "action": PolicyAction.KEEP,
+            "outcome": PolicyOutcome.KEPT,
             "reason": "ArmFailed",
             "message": message,
             "decisions": [told, *status.decisions][:MOST_DECISIONS],
@@ -471,9 +475,9 @@ def steady(new: PolicyStatus, old: PolicyStatus | None, *, due: bool) -> PolicyS
 
 def policy_condition(status: PolicyStatus | None) -> list[ConditionUpdate]:
     """Return the condition that says whether the best measured speculation is in force; none in mode Observe."""
-    if status is None or status.mode is Mode.OBSERVE:
+    if status is None or status.mode is PolicyMode.OBSERVE:
         return []
-    if status.action is not Action.KEEP:
+    if status.action is not PolicyAction.KEEP:
         return [ConditionUpdate(CONDITION, FALSE, status.reason, f"{status.action}: {status.message}")]
     is_best = status.reason == "BestMeasured"
     return [ConditionUpdate(CONDITION, TRUE if is_best else UNKNOWN, status.reason, status.message)]

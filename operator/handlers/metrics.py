@@ -21,7 +21,7 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Waits, counted_waits
 from specdecode_operator.deployment.observed.engine_reports import BudgetResidual
-from specdecode_operator.enums import Action, Outcome
+from specdecode_operator.enums import PolicyAction, PolicyOutcome
 from specdecode_operator.handlers.http_server import BoundedHandler, BoundedServer
 from specdecode_operator.sizing.memory.budget import Verdict
 
@@ -184,12 +184,12 @@ class PolicyDecisions(Collector):
             ["action", "outcome"],
             registry=None,
         )
-        for action in Action:
-            for outcome in Outcome:
-                if action is not Action.KEEP and outcome is not Outcome.KEPT:
+        for action in PolicyAction:
+            for outcome in PolicyOutcome:
+                if action is not PolicyAction.KEEP and outcome is not PolicyOutcome.KEPT:
                     self._decisions.labels(action.value, outcome.value)
 
-    def count(self, action: Action, outcome: Outcome) -> None:
+    def count(self, action: PolicyAction, outcome: PolicyOutcome) -> None:
         """Count one."""
         self._decisions.labels(action.value, outcome.value).inc()
 

@@ -27,7 +27,7 @@ from specdecode_operator.deployment.policy_state import (
     read_measured,
     steady,
 )
-from specdecode_operator.enums import Action, Outcome
+from specdecode_operator.enums import PolicyAction, PolicyOutcome
 from specdecode_operator.handlers.metrics import PolicyDecisions
 from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
@@ -113,7 +113,7 @@ class PolicyKeeper:
 
         decision, memory = judge(case, seen, remembered, fits)
         if refused := await self._refused(parent, decision):
-            decision = replace(decision, outcome=Outcome.REFUSED, message=f"{decision.message}; {refused}")
+            decision = replace(decision, outcome=PolicyOutcome.REFUSED, message=f"{decision.message}; {refused}")
             memory = replace(memory, restarts=memory.restarts[:-1])
         now_s = now.timestamp()
         due = not 0 <= now_s - remembered.written_s < _WORDS_REST_S  # the API server's clock may step back
@@ -135,7 +135,7 @@ class PolicyKeeper:
 
     async def _refused(self, parent: ParsedDeployment, decision: Decision) -> str:
         """Start an engine anew where that is decided; return what hinders it, an empty text where nothing does."""
-        if decision.action is not Action.RESTART or decision.outcome is not Outcome.DONE:
+        if decision.action is not PolicyAction.RESTART or decision.outcome is not PolicyOutcome.DONE:
             return ""
         pods = self._cache.children_of(parent.key, POD.kind)
         pod = next((each for each in pods if each["metadata"]["name"] == decision.target), None)
@@ -149,9 +149,9 @@ class PolicyKeeper:
 
     async def _tell(self, parent: ParsedDeployment, case: PolicyInputs, decision: Decision) -> None:
         """Count what is new, and post an Event of what was done."""
-        if decision.action is Action.KEEP or is_unchanged(case.before, decision):
+        if decision.action is PolicyAction.KEEP or is_unchanged(case.before, decision):
             return
         self._decisions.count(decision.action, decision.outcome)
-        if decision.outcome is Outcome.DONE:
+        if decision.outcome is PolicyOutcome.DONE:
             words = f"{decision.action} {decision.target}: {decision.message}"
             await self._reporter.post_event(parent.key, parent.uid, "PolicyActed", words)

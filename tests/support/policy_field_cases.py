@@ -8,7 +8,7 @@ from specdecode_operator.api.deployment import Policy, PolicyStatus
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.deployment.policy_decision import Seen
 from specdecode_operator.deployment.policy_state import PolicyInputs, Remembered, judge, policy_status, read_measured
-from specdecode_operator.enums import Action, Outcome
+from specdecode_operator.enums import PolicyAction, PolicyOutcome
 from specdecode_operator.stats.engine_window import Drafting, Sample, Window
 from tests.support.field_cases import FieldCase, at
 from tests.support.objects import Body, pair_70b
@@ -82,7 +82,12 @@ def policy_outcomes(policy: Body | None) -> list[Body]:
 def _outcome(policy: Policy, captures: Sequence[Body], restarted: list[str]) -> Body:
     measured = read_measured(captures, policy.evidence, ENGINE, K3, K3)
     before = PolicyStatus(
-        mode=policy.mode, action=Action.KEEP, outcome=Outcome.KEPT, reason="Idle", message="", restarts=restarted
+        mode=policy.mode,
+        action=PolicyAction.KEEP,
+        outcome=PolicyOutcome.KEPT,
+        reason="Idle",
+        message="",
+        restarts=restarted,
     )
     case = PolicyInputs(policy, "asked", before, measured)
     end_s = NOW.timestamp()

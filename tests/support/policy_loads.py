@@ -9,7 +9,7 @@ from random import Random
 from typing import Final
 
 from specdecode_operator.deployment.policy_decision import Evidence, Memory, Point, Rules, Seen, Setting, decide
-from specdecode_operator.enums import Action, Outcome
+from specdecode_operator.enums import PolicyAction, PolicyOutcome
 from specdecode_operator.replay.clocks import VirtualClock
 from specdecode_operator.replay.emulated.engine_model import StepTime, from_rates
 from specdecode_operator.replay.engine import Burst, Incoming
@@ -80,7 +80,7 @@ class Script:
     chance: Callable[[float, int], float] = lambda _hour, _replica: USUAL
     """By the hour and the replica; a replica that decays is well again after its start."""
 
-    expected: tuple[Action, ...] = ()
+    expected: tuple[PolicyAction, ...] = ()
     """What is done, and nothing else."""
 
     hours: float = 24.0
@@ -96,7 +96,7 @@ def _decays(hour: float, replica: int) -> float:
     return max(0.1, USUAL - 0.2 * max(0.0, hour - 6)) if replica == 1 else USUAL
 
 
-_OFF, _AGAIN = Action.TURN_OFF, Action.TRY_AGAIN
+_OFF, _AGAIN = PolicyAction.TURN_OFF, PolicyAction.TRY_AGAIN
 SCRIPTS: Final = (
     Script("acceptance drops for good", lambda _: 8, lambda hour, _: USUAL if hour < 4 else 0.05, (_OFF, _AGAIN, _OFF)),
     Script(
@@ -106,17 +106,19 @@ SCRIPTS: Final = (
         Script(
             f"load oscillates each {minutes} minutes",
             lambda hour, minutes=minutes: 96 if hour * 60 // minutes % 2 else 8,  # type: ignore[misc]
-            expected=(Action.CHANGE,),
+            expected=(PolicyAction.CHANGE,),
         )
         for minutes in (5, 20, 30, 60, 90)
     ),
-    Script("day and night", lambda hour: 96 if 8 <= hour < 20 else 8, expected=(Action.CHANGE, Action.CHANGE)),
+    Script(
+        "day and night", lambda hour: 96 if 8 <= hour < 20 else 8, expected=(PolicyAction.CHANGE, PolicyAction.CHANGE)
+    ),
     Script(
         "spike of four hours at good acceptance", lambda hour: 128 if 10 <= hour < 14 else 8, expected=(_OFF, _AGAIN)
     ),
     Script("spike of ten minutes", lambda hour: 128 if 10 <= hour < 10 + 1 / 6 else 8),
     Script("starved of samples", lambda hour: 2 if hour * 60 % 40 < 1 else 0, answers=lambda hour: hour * 60 % 30 < 10),
-    Script("one replica decays", lambda _: 8, _decays, (Action.RESTART,)),
+    Script("one replica decays", lambda _: 8, _decays, (PolicyAction.RESTART,)),
 )
 
 
@@ -126,9 +128,9 @@ class Day:
 
     tokens: float = 0.0
     best_tokens: float = 0.0
-    done: list[Action] = field(default_factory=list)
+    done: list[PolicyAction] = field(default_factory=list)
     at_hours: list[float] = field(default_factory=list)
-    outcomes: set[Outcome] = field(default_factory=set)
+    outcomes: set[PolicyOutcome] = field(default_factory=set)
     best_changes: int = 0
 
     @property
@@ -144,7 +146,7 @@ class Day:
     @property
     def flaps(self) -> int:
         """Changes more than the oracle's, but for tries in vain."""
-        changes = sum(action is not Action.RESTART for action in self.done)
+        changes = sum(action is not PolicyAction.RESTART for action in self.done)
         return max(0, changes - self.best_changes - 2 * self.in_vain)
 
 
@@ -173,8 +175,8 @@ def live(script: Script, rules: Rules, evidence: Evidence, window_s: float, roun
         at = Seen(now_s, window, settled, START_S)
         decision, memory = decide(rules, evidence, at, memory, lambda _: "")
         day.outcomes.add(decision.outcome)
-        if decision.outcome is Outcome.DONE:
-            restarts_one = decision.action is Action.RESTART
+        if decision.outcome is PolicyOutcome.DONE:
+            restarts_one = decision.action is PolicyAction.RESTART
             healed = healed or restarts_one
             busy_until_s = now_s + START_S * (1 if restarts_one else REPLICAS)
             day.done.append(decision.action)

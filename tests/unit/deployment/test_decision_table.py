@@ -17,7 +17,7 @@ from specdecode_operator.deployment.policy_decision import (
     Setting,
     decide,
 )
-from specdecode_operator.enums import Mode, Outcome
+from specdecode_operator.enums import PolicyMode, PolicyOutcome
 from specdecode_operator.stats.engine_window import Drafting, Sample, Window
 
 PAGE = Path(__file__).parents[3] / "docs/explanation/policy.md"
@@ -37,7 +37,7 @@ CELLS = {
 }
 LIMITS = {
     "rests on": ("goodput", "acceptance"),
-    "mode": tuple(Mode),
+    "mode": tuple(PolicyMode),
     "paused": ("yes", "no"),
     "since the last act": ("cooling down", "cooled down"),
     "starts in a day": ("left", "spent"),
@@ -104,7 +104,11 @@ def decided(situation: Row, limits: Row) -> tuple[str, str, str]:
     acts |= {("cooled down", "left"): (), ("cooled down", "spent"): (9_000.0, 9_100.0)}
     ago = acts[limits["since the last act"], limits["starts in a day"]]
     rules = Rules(
-        Mode(limits["mode"]), limits["paused"] == "yes", restarts_a_day=budget, acceptance_rule=0.5, cooldown_s=1800.0
+        PolicyMode(limits["mode"]),
+        limits["paused"] == "yes",
+        restarts_a_day=budget,
+        acceptance_rule=0.5,
+        cooldown_s=1800.0,
     )
     memory = Memory(
         "off" if best == "on again" else "k3",
@@ -121,7 +125,7 @@ def decided(situation: Row, limits: Row) -> tuple[str, str, str]:
         lambda _: "" if situation["its plan"] == "fits" else "no room",
     )
     changed = after.restarts != memory.restarts
-    assert changed == (decision.outcome is Outcome.DONE)
+    assert changed == (decision.outcome is PolicyOutcome.DONE)
     return decision.action.value, decision.reason, decision.outcome.value
 
 
@@ -153,25 +157,25 @@ def test_what_is_best_is_done_where_all_limits_allow_it(best: str, decayed: str,
     assert len(reached) == len(rows) - (action != "TurnOff")
 
 
-def asked(memory: Memory, *, budget: int = 6, best: str = "other") -> Outcome:
+def asked(memory: Memory, *, budget: int = 6, best: str = "other") -> PolicyOutcome:
     """What becomes of the best setting, three minutes after a cool-down of half an hour."""
     situation = {name: values[0] for name, values in CELLS.items()} | {"window": "full", "a replica decayed": "no"}
     ahead_s = dict.fromkeys(("k3", "k5", "off"), 1000.0)
     seen = Seen(NOW_S, window(situation), start_s=240.0)
-    rules = Rules(Mode.ENFORCE, restarts_a_day=budget)
+    rules = Rules(PolicyMode.ENFORCE, restarts_a_day=budget)
     memory = replace(memory, ahead_s=ahead_s, restarts=(NOW_S - 1980.0,))
     return decide(rules, evidence(best), seen, memory, lambda _: "")[0].outcome
 
 
 def test_a_setting_that_was_left_last_waits_twice_as_long() -> None:
-    assert asked(Memory("k3", left="off")) is Outcome.DONE
-    assert asked(Memory("k3", left="k5")) is Outcome.COOLING_DOWN
-    assert asked(Memory("k3", left="off"), best="off") is Outcome.DONE, "what loses is turned off all the same"
+    assert asked(Memory("k3", left="off")) is PolicyOutcome.DONE
+    assert asked(Memory("k3", left="k5")) is PolicyOutcome.COOLING_DOWN
+    assert asked(Memory("k3", left="off"), best="off") is PolicyOutcome.DONE, "what loses is turned off all the same"
 
 
 def test_a_try_leaves_a_start_to_take_it_back() -> None:
-    assert asked(Memory("off"), best="on again", budget=2) is Outcome.BUDGET_SPENT
-    assert asked(Memory("off"), best="on again", budget=3) is Outcome.DONE
+    assert asked(Memory("off"), best="on again", budget=2) is PolicyOutcome.BUDGET_SPENT
+    assert asked(Memory("off"), best="on again", budget=3) is PolicyOutcome.DONE
 
 
 def test_no_rule_on_acceptance_speaks_of_adaptive_verification() -> None:

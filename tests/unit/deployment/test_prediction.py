@@ -3,7 +3,7 @@
 import pytest
 
 from specdecode_operator.deployment.policy_decision import Evidence, Memory, Point, Rules, Seen, Setting, decide
-from specdecode_operator.enums import Action, Mode, Outcome
+from specdecode_operator.enums import PolicyAction, PolicyMode, PolicyOutcome
 from specdecode_operator.stats.engine_window import Sample, Window
 
 NOW_S = 100_000.0
@@ -34,6 +34,6 @@ def test_engines_at_no_work_decide_nothing(looks: Window, measured: Evidence) ->
     assert looks.enough
     assert not looks.idle
     seen = Seen(NOW_S, looks)
-    decision, _ = decide(Rules(Mode.ENFORCE), measured, seen, Memory("on"), lambda _: "")
-    assert decision.outcome is Outcome.KEPT
-    assert decision.action is Action.KEEP
+    decision, _ = decide(Rules(PolicyMode.ENFORCE), measured, seen, Memory("on"), lambda _: "")
+    assert decision.outcome is PolicyOutcome.KEPT
+    assert decision.action is PolicyAction.KEEP

@@ -3,7 +3,7 @@
 import pytest
 
 from specdecode_operator.deployment.policy_decision import Rules
-from specdecode_operator.enums import Mode, Outcome
+from specdecode_operator.enums import PolicyMode, PolicyOutcome
 from tests.support.policy_loads import SCRIPTS, Script, live, measured
 
 MOST_REGRET = 0.03
@@ -11,7 +11,7 @@ MOST_REGRET = 0.03
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_a_day_brings_nearly_what_an_oracle_would_and_no_flaps(script: Script) -> None:
-    day = live(script, Rules(Mode.ENFORCE), measured(), 900.0)
+    day = live(script, Rules(PolicyMode.ENFORCE), measured(), 900.0)
     assert tuple(day.done) == script.expected
     assert day.flaps == 0
     assert day.regret <= MOST_REGRET
@@ -19,5 +19,5 @@ def test_a_day_brings_nearly_what_an_oracle_would_and_no_flaps(script: Script) -
 
 def test_a_policy_that_only_observes_does_nothing() -> None:
     spike = next(each for each in SCRIPTS if "spike of four" in each.name)
-    day = live(spike, Rules(Mode.OBSERVE), measured(), 900.0)
-    assert (day.done, Outcome.OBSERVED in day.outcomes) == ([], True)
+    day = live(spike, Rules(PolicyMode.OBSERVE), measured(), 900.0)
+    assert (day.done, PolicyOutcome.OBSERVED in day.outcomes) == ([], True)

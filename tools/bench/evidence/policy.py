@@ -6,7 +6,7 @@ Goodput of each setting at each load is measured on replay engines in virtual ti
 from collections.abc import Iterator
 
 from specdecode_operator.deployment.policy_decision import Rules
-from specdecode_operator.enums import Action, Mode
+from specdecode_operator.enums import PolicyAction, PolicyMode
 from tests.support.policy_loads import SCRIPTS, live, measured
 
 _ROUND_S = 15.0
@@ -23,9 +23,9 @@ def report() -> Iterator[str]:
     yield ""
     yield f"{'a day of':44}{'regret':>8}{'changes':>9}{'oracle':>8}{'in vain':>9}{'flaps':>7}  what is done, and when"
     for script in SCRIPTS:
-        day = live(script, Rules(Mode.ENFORCE), evidence, _WINDOW_S, _ROUND_S)
+        day = live(script, Rules(PolicyMode.ENFORCE), evidence, _WINDOW_S, _ROUND_S)
         told = ", ".join(f"{action} {hour:.1f}" for action, hour in zip(day.done, day.at_hours, strict=True))
-        changes = sum(action is not Action.RESTART for action in day.done)
+        changes = sum(action is not PolicyAction.RESTART for action in day.done)
         counts = f"{changes:9}{day.best_changes:8}{day.in_vain:9}{day.flaps:7}"
         yield f"{script.name:44}{day.regret:8.2%}{counts}  {told}"
 
