@@ -12,7 +12,7 @@ from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.desired_state import Gated, Launch, Outcome, RolledBack
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.sizing.plan import Plan
-from specdecode_operator.vllm.extra_args import last_option
+from specdecode_operator.vllm.extra_args_parser import last_option
 
 _STREAM_INTERVAL = "--stream-interval"
 _RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"

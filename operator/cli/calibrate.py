@@ -579,7 +579,7 @@ def calibrate_command(  # noqa: PLR0913  each is an option
     # Sizing takes longer to load than the rest of the command line.
     from specdecode_operator.cli.input_files import read_model_configs  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
-    from specdecode_operator.sizing.case_fields import full_product  # noqa: PLC0415
+    from specdecode_operator.sizing.estimate_fields import full_product  # noqa: PLC0415
 
     folders = [name for name in (model, draft) if name and (Path(name) / "config.json").is_file()]
     try:

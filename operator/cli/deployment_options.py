@@ -12,9 +12,9 @@ from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.cli.input_files import Document, Reading, read_deployments
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.enums import Method
-from specdecode_operator.sizing.case_fields import CaseError, find_named_gpu
 from specdecode_operator.sizing.catalogue import drafts_by
 from specdecode_operator.sizing.devices import product_of_memory
+from specdecode_operator.sizing.estimate_fields import CaseError, find_named_gpu
 from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile
 
 _FOREIGN: Final = re.compile(r"[^a-z0-9]+")

@@ -14,7 +14,7 @@ from specdecode_operator.cluster.nodes import NodeFacts, node_facts
 from specdecode_operator.cluster.storage_classes import StorageClasses
 from specdecode_operator.problems import printable, shown, shown_or_missing
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
-from specdecode_operator.sizing.case_fields import full_product
+from specdecode_operator.sizing.estimate_fields import full_product
 from specdecode_operator.untrusted import UnreadableTextError
 from specdecode_operator.untrusted_yaml import parse_yaml_or_json
 

@@ -33,7 +33,7 @@ from specdecode_operator.cli.render import (
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, read_text
 from specdecode_operator.deployment.models.checkpoints import MODEL_UNKNOWN
-from specdecode_operator.handlers.static_checks import (
+from specdecode_operator.handlers.admission_findings import (
     Level,
     Policies,
     Remark,
@@ -49,7 +49,7 @@ from specdecode_operator.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specdecode_operator.handlers.static_checks import Policies
+    from specdecode_operator.handlers.admission_findings import Policies
 
 
 _STEP: Final = re.compile(r"[^.\[\]]+|\[(\d+)\]")
@@ -306,7 +306,7 @@ def lint_command(  # noqa: PLR0913  each is an option
     )
     from specdecode_operator.cli.render import Options  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
-    from specdecode_operator.handlers.static_checks import Level, Terms  # noqa: PLC0415
+    from specdecode_operator.handlers.admission_findings import Level, Terms  # noqa: PLC0415
 
     reading = read_ours(sources(files, file))
     try:
@@ -338,7 +338,7 @@ def lint_command(  # noqa: PLR0913  each is an option
 def _policies(file: str) -> "Policies":
     from specdecode_operator.cli.input_files import Document, read_all  # noqa: PLC0415
     from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
-    from specdecode_operator.handlers.static_checks import Policies  # noqa: PLC0415
+    from specdecode_operator.handlers.admission_findings import Policies  # noqa: PLC0415
 
     found = Policies.of([each.body for each in read_all(file) if isinstance(each, Document)])
     if not found.bindings and not found.policies:

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from specdecode_operator.cli.application import LazyGroup, application, run_to_its_end
+from specdecode_operator.cli.command_groups import LazyGroup, application, run_to_its_end
 from specdecode_operator.version import __version__
 
 
@@ -29,12 +29,12 @@ class _Commands(LazyGroup):
         "completion": "completion:completion_command",
         "operator": "operator:operator_command",
         "attestation-webhook": "attestation:attestation_webhook_command",
-        "webhook-certificate": "internal:webhook_certificate_command",
+        "webhook-certificate": "job_commands:webhook_certificate_command",
         "models": "models:models_app",
         "capture": "capture.commands:capture_app",
         "replay": "replay.commands:replay_app",
-        "capture-job": "internal:capture_job_app",
-        "read-model": "internal:read_model_app",
+        "capture-job": "job_commands:capture_job_app",
+        "read-model": "job_commands:read_model_app",
     }
 
 

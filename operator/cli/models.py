@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from specdecode_operator.cli.application import application
+from specdecode_operator.cli.command_groups import application
 from specdecode_operator.cli.options import ExitCode, FactsOption, HubOption, TextOrJson, fail, hub_models
 from specdecode_operator.cli.outputs import print_json
 from specdecode_operator.cli.terminal import say, say_line

@@ -134,7 +134,7 @@ def operator_command(  # noqa: PLR0913  each is an option
     from specdecode_operator.cluster.observed_figures import Prometheus  # noqa: PLC0415
     from specdecode_operator.handlers.main import run_operator  # noqa: PLC0415
     from specdecode_operator.handlers.mounted_files import FactsFolder  # noqa: PLC0415
-    from specdecode_operator.handlers.operator import Settings, Webhook  # noqa: PLC0415
+    from specdecode_operator.handlers.operator_state import Settings, Webhook  # noqa: PLC0415
 
     _check(prometheus, prometheus_token_file)
     _check_webhook(webhook_port, webhook_certificate, refuses=refuse_does_not_fit)
@@ -170,7 +170,7 @@ def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":
         allowed = f"give {_SHORTEST_LEASE_S} to {_LONGEST_LEASE_S} seconds"
         raise typer.BadParameter(f"{duration_s}: {allowed}", param_hint="--lease-duration")
     from specdecode_operator.handlers.leadership import LeaseName  # noqa: PLC0415
-    from specdecode_operator.handlers.operator import own_name  # noqa: PLC0415
+    from specdecode_operator.handlers.operator_state import own_name  # noqa: PLC0415
 
     namespace = os.environ.get("POD_NAMESPACE")
     if not namespace or not name:

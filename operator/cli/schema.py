@@ -57,7 +57,7 @@ def schema_text(command: Printed) -> str:
 def _schema_of_comparison() -> str:
     import msgspec  # noqa: PLC0415
 
-    from specdecode_operator.capture.comparison.result import Comparison  # noqa: PLC0415
+    from specdecode_operator.capture.comparison.comparison_file import Comparison  # noqa: PLC0415
 
     return _text(msgspec.json.schema(Comparison))
 

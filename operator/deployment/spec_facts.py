@@ -41,7 +41,7 @@ from specdecode_operator.sizing.geometry import BLOCK_TOKENS, ModelGeometry
 from specdecode_operator.sizing.kernel_support import Available
 from specdecode_operator.sizing.pair import EngineLimits, Pair, Parallelism, longest_sequence
 from specdecode_operator.sizing.plan import PLACE_ONLY, Plan, PlanOptions, pair_at
-from specdecode_operator.vllm.extra_args import attention_backend
+from specdecode_operator.vllm.extra_args_parser import attention_backend
 from specdecode_operator.vllm.hf_overrides import ConfigOverrides, config_overrides
 from specdecode_operator.vllm.profiles import EngineProfile, UnknownEngineVersionError, find_profile
 from specdecode_operator.vllm.settings import Platform

@@ -1,6 +1,6 @@
 """Collect everything that is wrong with a spec into one list of problems.
 
-Rules of vLLM itself are in the room `vllm`, rules between target and draft in `pairing.py`, fields that
+Rules of vLLM itself are in the room `vllm`, rules between target and draft in `model_checks.py`, fields that
 podTemplate may not set in `pod_template_merge.py`. Lookups that fail, such as an unknown model, are reported by
 `spec_facts.py` and `models/checkpoints.py`.
 """
@@ -14,6 +14,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, ReplayMode, SpecDecodeDeploymentSpec
 from specdecode_operator.cluster.nodes import product_refusal
 from specdecode_operator.deployment.engine_settings import engine_settings
+from specdecode_operator.deployment.model_checks import class_problems, pairing_problems
 from specdecode_operator.deployment.models.model_locations import (
     DRAFT,
     NO_MODELS,
@@ -24,7 +25,6 @@ from specdecode_operator.deployment.models.model_locations import (
     served_models,
     undescribed_models,
 )
-from specdecode_operator.deployment.pairing import class_problems, pairing_problems
 from specdecode_operator.deployment.parsed_deployment import schedule_problems
 from specdecode_operator.deployment.pod_security import pod_problems
 from specdecode_operator.deployment.pod_template_merge import pod_template_problems
@@ -49,8 +49,8 @@ from specdecode_operator.sizing.tensor_parallel import split_remedy, supported_t
 from specdecode_operator.sizing.weights import parameter_count
 from specdecode_operator.untrusted import mapping, objects
 from specdecode_operator.vllm.environment import allows_longer, env_problems
-from specdecode_operator.vllm.extra_args import extra_args_problems, last_option
-from specdecode_operator.vllm.flag_rules import flag_value_problems
+from specdecode_operator.vllm.extra_args_parser import extra_args_problems, last_option
+from specdecode_operator.vllm.flag_values import flag_value_problems
 from specdecode_operator.vllm.profiles import EngineProfile
 from specdecode_operator.vllm.serving_rules import image_problems, serving_problems
 from specdecode_operator.vllm.settings import Platform

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.deployment import ReplayMode, SpecDecodeDeploymentSpec
 from specdecode_operator.api.speculation import ServedModel
+from specdecode_operator.deployment.model_checks import GETS_LONGER, class_doubts, runs_on_v1, schedule_notes
 from specdecode_operator.deployment.models.checkpoints import config_of, stored_weights
 from specdecode_operator.deployment.models.model_locations import (
     NOTHING_ASSUMED,
@@ -16,7 +17,6 @@ from specdecode_operator.deployment.models.model_locations import (
     assumption_of,
     model_source,
 )
-from specdecode_operator.deployment.pairing import GETS_LONGER, class_doubts, runs_on_v1, schedule_notes
 from specdecode_operator.deployment.spec_facts import Facts, platform_of
 from specdecode_operator.enums import SIXTEEN_BIT_BYTES, CudagraphMode, Knowledge, Method, Precision
 from specdecode_operator.problems import Problem
@@ -32,7 +32,7 @@ from specdecode_operator.sizing.rank_layers import Split
 from specdecode_operator.sizing.version_rules import sizing_facts
 from specdecode_operator.sizing.weights import checkpoint_disagreement, weight_bytes
 from specdecode_operator.vllm.environment import ALLOW_LONG_VARIABLE, allows_longer
-from specdecode_operator.vllm.extra_args import options, unknown_flags
+from specdecode_operator.vllm.extra_args_parser import options, unknown_flags
 from specdecode_operator.vllm.hf_overrides import positions_of
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile
 from specdecode_operator.vllm.settings import Platform

@@ -31,11 +31,11 @@ from specdecode_operator.capture.gpu_sharing import borrows
 from specdecode_operator.cluster.cache import is_model_facts
 from specdecode_operator.cluster.client import ClusterError
 from specdecode_operator.cluster.resources import MANAGED_BY_LABEL, MANAGER, NODE, OWNED_SELECTOR, WATCHED
+from specdecode_operator.handlers.admission_findings import Terms
 from specdecode_operator.handlers.http_server import BoundedHandler, BoundedServer
 from specdecode_operator.handlers.leadership import LeaderCollector, Leadership, end_at_once, holding
 from specdecode_operator.handlers.metrics import AdmissionCollector, serve_metrics
-from specdecode_operator.handlers.operator import OperatorState, OperatorStuckError, Settings
-from specdecode_operator.handlers.static_checks import Terms
+from specdecode_operator.handlers.operator_state import OperatorState, OperatorStuckError, Settings
 from specdecode_operator.handlers.webhook import VALIDATE, answer, serve_admission
 from specdecode_operator.handlers.webhook_certificate import CertificateFolder
 from specdecode_operator.problems import OneLine

@@ -76,7 +76,7 @@ from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.model_jobs import is_model_pod
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, engine_spec_hash
-from specdecode_operator.handlers.apply import BlockedError, Inventory, what_blocks
+from specdecode_operator.handlers.apply_children import BlockedError, Inventory, what_blocks
 from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.metrics import EndedCaptures
 from specdecode_operator.handlers.status_writer import Reporter

@@ -48,7 +48,7 @@ from specdecode_operator.deployment.rollout.rollback import LastGood, last_good_
 from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory, current_pods
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.deployment.tamper_check import believed, digests, kept_entries, own_proofs, proofs_in
-from specdecode_operator.handlers.apply import Launcher, what_blocks
+from specdecode_operator.handlers.apply_children import Launcher, what_blocks
 from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.metrics import PolicyDecisions, ResidualCollector
 from specdecode_operator.handlers.mounted_files import CalibrationFile, FactsFolder

@@ -29,9 +29,7 @@ from specdecode_operator.cluster.resources import (
     POD,
     READS_FOR_LABEL,
 )
-from specdecode_operator.handlers.http_server import TIMEOUT_S, BoundedHandler, BoundedServer, Places
-from specdecode_operator.handlers.metrics import AdmissionCollector
-from specdecode_operator.handlers.static_checks import (
+from specdecode_operator.handlers.admission_findings import (
     Level,
     Remark,
     Terms,
@@ -39,6 +37,8 @@ from specdecode_operator.handlers.static_checks import (
     deployment_remarks,
     refusals,
 )
+from specdecode_operator.handlers.http_server import TIMEOUT_S, BoundedHandler, BoundedServer, Places
+from specdecode_operator.handlers.metrics import AdmissionCollector
 from specdecode_operator.handlers.webhook_certificate import CertificateFolder
 from specdecode_operator.problems import InvalidSpecError, shown
 from specdecode_operator.redaction import clip

@@ -26,7 +26,7 @@ from specdecode_operator.sizing.estimate import engine_defaults
 from specdecode_operator.sizing.pair import longest_sequence
 from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.environment import API_KEY_VARIABLE, FIXED_VARIABLES, owned_variable_problems
-from specdecode_operator.vllm.extra_args import last_option
+from specdecode_operator.vllm.extra_args_parser import last_option
 from specdecode_operator.vllm.logging_config import LOGGING_CONFIG_PATH, LOGGING_CONFIG_VARIABLE
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, UnknownEngineVersionError, find_profile
 from specdecode_operator.vllm.settings import Platform

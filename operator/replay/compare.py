@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from specdecode_operator.capture.recording import RecordedRequest, Recording, read_steps
+from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, read_steps
 from specdecode_operator.problems import printable
 
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from specdecode_operator.capture.files.trace_rules import StepLine
-from specdecode_operator.capture.recording import RecordedRequest, Recording
+from specdecode_operator.capture.trace_reader import RecordedRequest, Recording
 
 if TYPE_CHECKING:
     import numpy as np

@@ -31,7 +31,7 @@ from specdecode_operator.capture.load.run_settings import WARMUP_PHASE
 from specdecode_operator.capture.load.runner import CONNECT_AHEAD_S
 from specdecode_operator.capture.load.sender import ClientLog, Prepared, Sender, Sending
 from specdecode_operator.capture.load.shutdown import Stop, beside
-from specdecode_operator.capture.recording import RecordedRequest, Recording, RecordingError
+from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, RecordingError
 from specdecode_operator.problems import printable, shown
 
 _ROUNDING_MS: Final = 0.1

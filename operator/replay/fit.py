@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from specdecode_operator.capture.files.formats import TraceMeta
 from specdecode_operator.capture.files.publish import read_manifest
 from specdecode_operator.capture.files.trace_rules import StepLine
-from specdecode_operator.capture.recording import (
+from specdecode_operator.capture.trace_reader import (
     LONGEST_GAP_MS,
     RecordedRequest,
     Recording,

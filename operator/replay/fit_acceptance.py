@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from specdecode_operator.capture.recording import RecordedRequest, Recording, read_steps
+from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, read_steps
 from specdecode_operator.replay.fit_step_time import Numbers
 
 LEAST_CHUNKS: Final = 100

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdecode_operator.capture.files.trace_rules import StepLine
-from specdecode_operator.capture.recording import RecordedRequest, Recording, read_steps
+from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, read_steps
 from specdecode_operator.replay.emulated.engine_model import StepShape
 
 Numbers = NDArray[np.float64]

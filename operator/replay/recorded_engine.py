@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import cycle
 from typing import Final
 
-from specdecode_operator.capture.recording import RecordedRequest, Recording
+from specdecode_operator.capture.trace_reader import RecordedRequest, Recording
 from specdecode_operator.replay.drafting import AcceptanceDraws, Drafting, assumed_drafting
 from specdecode_operator.replay.engine import (
     Burst,

@@ -25,7 +25,7 @@ from specdecode_operator.capture.files.formats import (
 )
 from specdecode_operator.capture.load.arrivals import arrival_offsets_s
 from specdecode_operator.capture.load.run_settings import needed
-from specdecode_operator.capture.recording import RecordedRequest
+from specdecode_operator.capture.trace_reader import RecordedRequest
 from specdecode_operator.replay.clocks import VirtualClock
 from specdecode_operator.replay.emulated.engine_model import Acceptance, Drafting, Paces, StepShape, StepTime
 from specdecode_operator.replay.engine import Burst, Incoming, Load, ReplayEngine, scheduler_stats

@@ -14,7 +14,7 @@ from specdecode_operator.sizing.errors import GeometryError
 from specdecode_operator.sizing.families.architectures import geometry_from_config, head_from_config
 from specdecode_operator.sizing.families.draft_heads import method_of_head
 from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.memo import MEMO_SIZE
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 
 _RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
 """How the data files shorten module names that differ by a number only, as in ``layers.{0..47}.mlp.gate``."""

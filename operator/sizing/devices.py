@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from specdecode_operator.sizing.arithmetic import MIB, Named, gib_to_bytes
 from specdecode_operator.sizing.data_files import read_data
-from specdecode_operator.sizing.memo import MEMO_SIZE
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,11 @@ from specdecode_operator.enums import (
 )
 from specdecode_operator.sizing.arithmetic import GIB, gib_to_bytes
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
-from specdecode_operator.sizing.case_fields import (
+from specdecode_operator.sizing.catalogue import find_entry, find_geometry, known_models
+from specdecode_operator.sizing.config_fields import overridden
+from specdecode_operator.sizing.devices import Device
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.estimate_fields import (
     CASE_SPELLINGS,
     REMARKS,
     SPECULATIVE_REMARKS,
@@ -40,10 +44,6 @@ from specdecode_operator.sizing.case_fields import (
     CaseFields,
     find_named_gpu,
 )
-from specdecode_operator.sizing.catalogue import find_entry, find_geometry, known_models
-from specdecode_operator.sizing.config_fields import overridden
-from specdecode_operator.sizing.devices import Device
-from specdecode_operator.sizing.errors import SizingError
 from specdecode_operator.sizing.families.architectures import geometry_from_config, head_from_config
 from specdecode_operator.sizing.families.draft_heads import unregistered_model
 from specdecode_operator.sizing.geometry import (
@@ -56,7 +56,6 @@ from specdecode_operator.sizing.geometry import (
     Tower,
 )
 from specdecode_operator.sizing.kernel_support import cache_dtype_problem, dtype_problem, served_precision
-from specdecode_operator.sizing.memo import ContentMemo
 from specdecode_operator.sizing.memory.budget import Budget, Verdict, estimate, refuse_bad_split
 from specdecode_operator.sizing.memory.kv_cache import blocks_for, cache_layout, pool_blocks, pool_capacity
 from specdecode_operator.sizing.pair import (
@@ -71,6 +70,7 @@ from specdecode_operator.sizing.pair import (
 )
 from specdecode_operator.sizing.plan import matching_drafts
 from specdecode_operator.sizing.quantization_matrix import pair_kernel_problem
+from specdecode_operator.sizing.result_cache import ContentMemo
 from specdecode_operator.sizing.version_rules import (
     NEWEST_VERSION,
     Runner,

@@ -17,7 +17,7 @@ from specdecode_operator.enums import FLOAT32_BYTES, Knowledge, Precision
 from specdecode_operator.sizing.arithmetic import round_up
 from specdecode_operator.sizing.config_fields import MAX_TOKENS, Fields
 from specdecode_operator.sizing.errors import GeometryError
-from specdecode_operator.sizing.memo import MEMO_SIZE
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 
 _MROPE_STRETCH: Final = 4
 """Tables of positions in several dimensions are so much longer (vLLM, mrope.py)."""

@@ -27,8 +27,8 @@ from specdecode_operator.sizing.geometry import (
     SelfAttention,
     StateSpace,
 )
-from specdecode_operator.sizing.memo import MEMO_SIZE
 from specdecode_operator.sizing.pair import Pair
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.sizing.version_rules import sizing_facts
 from specdecode_operator.vllm.versions import release
 

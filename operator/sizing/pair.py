@@ -23,8 +23,8 @@ from specdecode_operator.sizing.geometry import (
     padded_vocabulary,
     stretched_length,
 )
-from specdecode_operator.sizing.memo import MEMO_SIZE
 from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.sizing.version_rules import (
     NEWEST_VERSION,
     ModelTraits,

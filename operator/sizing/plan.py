@@ -25,7 +25,6 @@ from specdecode_operator.sizing.kernel_support import (
     checkpoint_at,
     served_precision,
 )
-from specdecode_operator.sizing.memo import MEMO_SIZE
 from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict, estimate_on_cpu
 from specdecode_operator.sizing.pair import (
     PIPELINE_FIELD,
@@ -48,6 +47,7 @@ from specdecode_operator.sizing.quantization_matrix import (
     selection,
     severity,
 )
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.sizing.tensor_parallel import supported_tensors
 from specdecode_operator.sizing.weights import parameter_count
 

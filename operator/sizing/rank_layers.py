@@ -25,7 +25,7 @@ from specdecode_operator.sizing.geometry import (
     StateSpace,
     counted,
 )
-from specdecode_operator.sizing.memo import MEMO_SIZE
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 
 GATE_AND_UP: Final = 2
 """Projections that a feed-forward layer with a gate merges into one."""

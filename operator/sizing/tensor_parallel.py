@@ -26,8 +26,8 @@ from specdecode_operator.sizing.geometry import (
     WeightFormat,
     padded_vocabulary,
 )
-from specdecode_operator.sizing.memo import MEMO_SIZE
 from specdecode_operator.sizing.rank_layers import LinearLayer, Split, rank_layer
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.sizing.version_rules import sizing_facts
 from specdecode_operator.sizing.weights import common_group, linear_format, refined_block, takes_marlin
 from specdecode_operator.vllm.versions import SIZED_VERSIONS, release

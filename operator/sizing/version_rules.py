@@ -9,7 +9,7 @@ from typing import Any, Final
 from specdecode_operator.sizing.arithmetic import gib_to_bytes
 from specdecode_operator.sizing.devices import memory_coefficients
 from specdecode_operator.sizing.errors import SizingError
-from specdecode_operator.sizing.memo import MEMO_SIZE
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.vllm.versions import SIZED_VERSIONS, release, version_facts
 
 NEWEST_VERSION: Final = f"{SIZED_VERSIONS[-1]}.0"

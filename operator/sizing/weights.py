@@ -25,7 +25,6 @@ from specdecode_operator.sizing.geometry import (
     WeightFormat,
     padded_vocabulary,
 )
-from specdecode_operator.sizing.memo import MEMO_SIZE
 from specdecode_operator.sizing.rank_layers import (
     ROUTER,
     LinearLayer,
@@ -35,6 +34,7 @@ from specdecode_operator.sizing.rank_layers import (
     rank_layer,
     whole_model,
 )
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 
 SCALE_BYTES_FLOAT32: Final = 4
 """Scales of 8-bit weights and scales for whole tensors are float32 (vLLM, fp8_utils.py, create_fp8_scale_parameter)."""

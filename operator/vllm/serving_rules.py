@@ -18,7 +18,7 @@ from specdecode_operator.enums import (
 from specdecode_operator.problems import Problem
 from specdecode_operator.untrusted import parse_json
 from specdecode_operator.vllm.arguments import COMPILATION_CONFIG
-from specdecode_operator.vllm.extra_args import Option, json_value, options
+from specdecode_operator.vllm.extra_args_parser import Option, json_value, options
 from specdecode_operator.vllm.model_runner import runs_on_v1
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
 from specdecode_operator.vllm.settings import EngineSettings, Platform, SpeculationSettings

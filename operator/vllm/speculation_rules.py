@@ -22,7 +22,7 @@ from specdecode_operator.enums import (
     RejectionSampling,
 )
 from specdecode_operator.problems import Problem
-from specdecode_operator.vllm.extra_args import last_option
+from specdecode_operator.vllm.extra_args_parser import last_option
 from specdecode_operator.vllm.model_runner import draft_follows_target, runs_on_v1, waits_for_steps
 from specdecode_operator.vllm.profiles import EngineProfile
 from specdecode_operator.vllm.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings

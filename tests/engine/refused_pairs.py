@@ -241,4 +241,4 @@ PAIRS: dict[str, tuple[Body, Verdict]] = {
         Ours("vllm/v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group, once the cache is divided"),
     ),
 }
-"""Of deployment/pairing.py and deployment/pairing.py."""
+"""Of deployment/model_checks.py and deployment/model_checks.py."""

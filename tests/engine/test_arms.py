@@ -11,7 +11,7 @@ import pytest
 
 from devcluster.cluster.settings import free_ports
 from specdecode_operator.api.capture_status import ArmVerdict
-from specdecode_operator.capture.comparison.result import Arm, Comparison
+from specdecode_operator.capture.comparison.comparison_file import Arm, Comparison
 from specdecode_operator.capture.files.formats import Checks
 from specdecode_operator.capture.files.validate import validate_capture
 from tests.engine.engine_process import QUIET, Engine

@@ -23,7 +23,7 @@ from specdecode_operator.sizing.families.draft_heads import DRAFT_CLASSES
 from specdecode_operator.sizing.version_rules import ModelTraits, find_version_rules
 from specdecode_operator.vllm.engine_metrics import SpeculationReading, read_metrics
 from specdecode_operator.vllm.environment import environment
-from specdecode_operator.vllm.extra_args import extra_args_problems
+from specdecode_operator.vllm.extra_args_parser import extra_args_problems
 from specdecode_operator.vllm.model_runner import runs_on_v1
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
 from specdecode_operator.vllm.serving_rules import serving_problems

@@ -21,13 +21,13 @@ from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 
 from specdecode_operator import vllm
-from specdecode_operator.deployment import pairing
+from specdecode_operator.deployment import model_checks
 from specdecode_operator.enums import Method, RejectionSampling
 from specdecode_operator.problems import Problem
-from specdecode_operator.vllm import extra_args
+from specdecode_operator.vllm import extra_args_parser
 from specdecode_operator.vllm.arguments import command_line
-from specdecode_operator.vllm.extra_args import extra_args_problems
-from specdecode_operator.vllm.flag_rules import flag_value_problems
+from specdecode_operator.vllm.extra_args_parser import extra_args_problems
+from specdecode_operator.vllm.flag_values import flag_value_problems
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
 from specdecode_operator.vllm.serving_rules import serving_problems
 from specdecode_operator.vllm.settings import EngineSettings
@@ -53,9 +53,9 @@ NOT_OF_THE_ENGINE = {
     "hf_overrides._refusal": "what vLLM takes, and answers otherwise with: test_ropes.py",
     "speculation_rules._head_problems 4": "a copy of a head in float32, at which vLLM ends after loading",
     "speculative_config.extra_config_problems 3": "keys of fly without it, which vLLM ignores where it knows them",
-    "pairing._unregistered 1": "classes that a version does not register: tests/unit/deployment/spec/test_classes.py",
-    "pairing._unregistered 2": "the same of a model with a config of its own",
-    "extra_args.extra_args_problems": "whatever is wrong with one argument: see FAILING_EXTRA",
+    "model_checks._unregistered 1": "classes that a version does not register: tests/unit/deployment/spec/test_classes.py",
+    "model_checks._unregistered 2": "the same of a model with a config of its own",
+    "extra_args_parser.extra_args_problems": "whatever is wrong with one argument: see FAILING_EXTRA",
 }
 """Places that say no to what an engine never sees, or that other tables are about."""
 
@@ -63,7 +63,7 @@ NOT_OF_THE_ENGINE = {
 def modules() -> list[ModuleType]:
     """Return what says no for the engine's sake."""
     names = [f"{vllm.__name__}.{module.name}" for module in pkgutil.iter_modules(vllm.__path__)]
-    return [*map(importlib.import_module, names), pairing]
+    return [*map(importlib.import_module, names), model_checks]
 
 
 def problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
@@ -216,8 +216,8 @@ OURS = {
 
 
 def complaints() -> Iterator[str]:
-    """Yield a pattern for each text that extra_args.py returns of an argument."""
-    for node in ast.walk(ast.parse(Path(extra_args.__file__).read_text(encoding="utf-8"))):
+    """Yield a pattern for each text that extra_args_parser.py returns of an argument."""
+    for node in ast.walk(ast.parse(Path(extra_args_parser.__file__).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Return) and node.value is not None:
             for text in ast.walk(node.value):
                 if isinstance(text, ast.JoinedStr):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.capture.recording import RecordedRequest, read_recording
+from specdecode_operator.capture.trace_reader import RecordedRequest, read_recording
 from tests.engine import guidellm_package
 from tests.engine.engine_process import Engine
 from tests.engine.recorder_server import make_models

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from devcluster.chart import template
+from specdecode_operator.handlers.admission_findings import Terms
 from specdecode_operator.handlers.metrics import AdmissionCollector
-from specdecode_operator.handlers.static_checks import Terms
 from specdecode_operator.handlers.webhook import VALIDATE, answer, serve_admission
 from specdecode_operator.handlers.webhook_certificate import CertificateFolder
 from tests.support.kubectl import Kubectl

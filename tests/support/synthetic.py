@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from specdecode_operator.capture.files.formats import TraceMeta
-from specdecode_operator.capture.recording import RecordedRequest, Recording, read_recording
+from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, read_recording
 from specdecode_operator.replay.emulated.engine_model import Acceptance, StepTime, from_rates
 from specdecode_operator.replay.model_file import FittedModel, Limits
 from specdecode_operator.replay.modelled_engine import ModelledBehaviour

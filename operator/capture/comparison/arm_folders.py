@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from specdecode_operator.capture.comparison.result import Slo
+from specdecode_operator.capture.comparison.comparison_file import Slo
 from specdecode_operator.capture.files.formats import CHECKS, MANIFEST, CaptureError, Checks, EngineCounters, FileEntry
 from specdecode_operator.capture.recorder.segment_format import EngineConfig
 from specdecode_operator.problems import printable, shown

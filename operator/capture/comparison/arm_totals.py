@@ -26,7 +26,7 @@ from specdecode_operator.capture.comparison.client_requests import (
     read_client_side,
     unreadable,
 )
-from specdecode_operator.capture.comparison.result import (
+from specdecode_operator.capture.comparison.comparison_file import (
     AcceptanceOf,
     Drafting,
     Engine,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.capture_status import ArmVerdict, ComparedArm, ComparedLoad, ComparisonStatus, Outputs
 from specdecode_operator.capture.comparison.client_requests import Block
-from specdecode_operator.capture.comparison.result import Arm, Comparison, Load, LoadVerdict, OutputsFound
+from specdecode_operator.capture.comparison.comparison_file import Arm, Comparison, Load, LoadVerdict, OutputsFound
 from specdecode_operator.redaction import clip
 from specdecode_operator.stats.verdict import Finding, PairedSeries, Verdict, between_starts, bounded_exp, starts_needed
 

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from specdecode_operator.api.capture import Pattern, Phase
 from specdecode_operator.capture.comparison.arm_folders import Repetition, not_comparable
-from specdecode_operator.capture.comparison.result import Slo
+from specdecode_operator.capture.comparison.comparison_file import Slo
 from specdecode_operator.capture.files.formats import CLIENT, BrokenGzipError, Line, NoTrailerError, Outcome, read_lines
 from specdecode_operator.capture.files.validate import find
 

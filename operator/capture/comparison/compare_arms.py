@@ -36,7 +36,14 @@ from specdecode_operator.capture.comparison.arm_totals import (
 )
 from specdecode_operator.capture.comparison.arm_verdict import Measured, arm_verdict, crossover, judge, sentence
 from specdecode_operator.capture.comparison.client_requests import sends_at_a_rate
-from specdecode_operator.capture.comparison.result import COMPARISON, Arm, Comparison, Difference, Load, OutputsFound
+from specdecode_operator.capture.comparison.comparison_file import (
+    COMPARISON,
+    Arm,
+    Comparison,
+    Difference,
+    Load,
+    OutputsFound,
+)
 from specdecode_operator.capture.files.formats import CHECKS, PART_SUFFIX, Checks, GreedyAnswer, ParsingCheck
 from specdecode_operator.capture.files.validate import RANDOM_PROMPTS, are_random
 from specdecode_operator.problems import printable, shown

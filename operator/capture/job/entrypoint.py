@@ -16,8 +16,8 @@ import msgspec
 
 from specdecode_operator.capture.comparison.arm_verdict import comparison_status
 from specdecode_operator.capture.comparison.compare_arms import compare_capture, write_comparison
+from specdecode_operator.capture.comparison.comparison_file import Comparison
 from specdecode_operator.capture.comparison.regression import regression_status, with_regression
-from specdecode_operator.capture.comparison.result import Comparison
 from specdecode_operator.capture.files.formats import CaptureError, PartialManifest
 from specdecode_operator.capture.files.publish import label_partial
 from specdecode_operator.capture.files.summary import MESSAGE_BYTES, summary_text

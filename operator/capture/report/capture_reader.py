@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from specdecode_operator.capture.comparison.compare_arms import compare_capture
-from specdecode_operator.capture.comparison.result import Comparison
+from specdecode_operator.capture.comparison.comparison_file import Comparison
 from specdecode_operator.capture.files.formats import (
     CLIENT,
     GZIP_SUFFIX,
@@ -26,7 +26,8 @@ from specdecode_operator.capture.files.formats import (
     read_lines,
 )
 from specdecode_operator.capture.files.trace_rules import UnreadableLineError, decode
-from specdecode_operator.capture.recording import (
+from specdecode_operator.capture.report.capture_sums import ClientSums, RequestSums, StepSums
+from specdecode_operator.capture.trace_reader import (
     RecordingError,
     find_steps,
     find_trace,
@@ -34,7 +35,6 @@ from specdecode_operator.capture.recording import (
     read_requests,
     read_steps,
 )
-from specdecode_operator.capture.report.capture_sums import ClientSums, RequestSums, StepSums
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.untrusted import MAX_BYTES, UnreadableTextError, parse_json
 

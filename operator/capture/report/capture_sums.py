@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specdecode_operator.capture.files.formats import ClientRecord
 from specdecode_operator.capture.files.trace_rules import StepLine
-from specdecode_operator.capture.recording import RecordedRequest
+from specdecode_operator.capture.trace_reader import RecordedRequest
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from specdecode_operator.capture.comparison.result import Arm, Comparison, Load
+from specdecode_operator.capture.comparison.comparison_file import Arm, Comparison, Load
 from specdecode_operator.capture.files.totals import Quantiles
 from specdecode_operator.capture.report.capture_reader import Capture
 from specdecode_operator.capture.report.capture_sums import (

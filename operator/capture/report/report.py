@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from specdecode_operator.capture.comparison.result import Comparison
+from specdecode_operator.capture.comparison.comparison_file import Comparison
 from specdecode_operator.capture.report.capture_reader import Arms, Capture, arms_of, captures_below, read_capture
 from specdecode_operator.capture.report.charts import (
     budgets,

@@ -18,7 +18,7 @@ from specdecode_operator.problems import printable, shown
 from specdecode_operator.stats.payoff import LARGEST_K, Acceptance, Curve, Load, PayoffError, full_cache
 
 if TYPE_CHECKING:
-    from specdecode_operator.capture.recording import Recording
+    from specdecode_operator.capture.trace_reader import Recording
 
 
 MOST_NUMBERS: Final = 64
@@ -169,7 +169,7 @@ class Measured:
 
 @contextmanager
 def _unreadable(option: str) -> Iterator[None]:
-    from specdecode_operator.capture.recording import RecordingError  # noqa: PLC0415  takes msgspec
+    from specdecode_operator.capture.trace_reader import RecordingError  # noqa: PLC0415  takes msgspec
 
     try:
         yield
@@ -182,7 +182,7 @@ def _unreadable(option: str) -> Iterator[None]:
 def measured(path: Path, option: str) -> Measured:
     """Return what a capture's folder says; end with what is wrong where it says nothing."""
     with _unreadable(option), refused_at(option):
-        from specdecode_operator.capture.recording import read_recording  # noqa: PLC0415
+        from specdecode_operator.capture.trace_reader import read_recording  # noqa: PLC0415
 
         recording = read_recording(path)
         if recording.steps is None:
@@ -208,7 +208,7 @@ def measured(path: Path, option: str) -> Measured:
 
 def _counted(recording: "Recording", k: int) -> tuple[Acceptance | None, bool]:
     """Return the acceptance over all steps, and whether drafts were shorter than K."""
-    from specdecode_operator.capture.recording import read_steps  # noqa: PLC0415
+    from specdecode_operator.capture.trace_reader import read_steps  # noqa: PLC0415
 
     drafts = drafted = 0
     accepted: Counter[int] = Counter()

@@ -14,7 +14,6 @@ from specdecode_operator.api import base
 from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
-from specdecode_operator.cli.application import application
 from specdecode_operator.cli.capture.fetch import FetchError, claim_of, fetch, find_files, refuse_earlier
 from specdecode_operator.cli.capture.files import compare_command, gate_command
 from specdecode_operator.cli.capture.watch import (
@@ -37,6 +36,7 @@ from specdecode_operator.cli.capture.watch import (
     verdict_of,
     wait_for,
 )
+from specdecode_operator.cli.command_groups import application
 from specdecode_operator.cli.kubectl import Kubectl, KubectlError
 from specdecode_operator.cli.options import Context, TextOrJson
 from specdecode_operator.cli.terminal import say_line

@@ -19,7 +19,7 @@ from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 
 if TYPE_CHECKING:
-    from specdecode_operator.capture.comparison.result import Arm, Comparison, Load
+    from specdecode_operator.capture.comparison.comparison_file import Arm, Comparison, Load
 from typing import TYPE_CHECKING, Final
 
 from specdecode_operator.cli.options import TextOrJson
@@ -342,8 +342,8 @@ def report(  # noqa: PLR0913  each is an option
 ) -> None:
     """Write what was asked for, and say what is in it, and what is left out and why."""
     try:
-        from specdecode_operator.capture.recording import RecordingError  # noqa: PLC0415
         from specdecode_operator.capture.report.report import Outputs, ReportError, make_report  # noqa: PLC0415  heavy
+        from specdecode_operator.capture.trace_reader import RecordingError  # noqa: PLC0415
     except ImportError:
         fail("matplotlib is not installed: pip install '.[plot]' in a clone")
     try:

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from specdecode_operator.cli.application import LazyGroup, application
+from specdecode_operator.cli.command_groups import LazyGroup, application
 
 
 class _Commands(LazyGroup):

@@ -18,7 +18,7 @@ from specdecode_operator.capture.files.formats import CLIENT
 from specdecode_operator.capture.load.engine_client import Server
 from specdecode_operator.capture.load.prompts import BlockPrompts, TokenIds
 from specdecode_operator.capture.load.shutdown import Stop, stop_on_signals
-from specdecode_operator.capture.recording import Recording, RecordingError, read_recording
+from specdecode_operator.capture.trace_reader import Recording, RecordingError, read_recording
 from specdecode_operator.cli.options import TextOrJson, fail
 from specdecode_operator.cli.outputs import print_json
 from specdecode_operator.cli.terminal import say, say_line

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from specdecode_operator.capture.recording import Recording, RecordingError, read_recording
+from specdecode_operator.capture.trace_reader import Recording, RecordingError, read_recording
 from specdecode_operator.cli.options import TextOrJson
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import replaced_whole

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from specdecode_operator.capture.recording import RecordingError
+from specdecode_operator.capture.trace_reader import RecordingError
 from specdecode_operator.cli import options
 from specdecode_operator.cli.options import fail
 from specdecode_operator.cli.render import Options, RenderedDeployment, render

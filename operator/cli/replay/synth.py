@@ -8,7 +8,7 @@ import typer
 
 from specdecode_operator.api.capture import Phase
 from specdecode_operator.capture.files.formats import MANIFEST_SCHEMA, TraceMeta
-from specdecode_operator.capture.recording import RecordedRequest, Recording, RecordingError, read_recording
+from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, RecordingError, read_recording
 from specdecode_operator.cli.replay.fit import NO_NUMPY, MaxNumBatchedTokens, MaxNumSeqs, NumGpuBlocks, with_limits
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import DocumentError, new_folder

@@ -30,8 +30,8 @@ from specdecode_operator.deployment.conditions import (
     ConditionUpdate,
 )
 from specdecode_operator.deployment.engine_settings import engine_settings
+from specdecode_operator.deployment.model_checks import runs_on_v1
 from specdecode_operator.deployment.observed.engine_reports import decimal, no_engine_condition
-from specdecode_operator.deployment.pairing import runs_on_v1
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.enums import METHODS_OF_FREE_LENGTH, METHODS_WITH_LOOKUP, Method
 from specdecode_operator.problems import printable

@@ -12,7 +12,7 @@ from signal import Signals
 from typing import Final
 
 from specdecode_operator.redaction import after_cut, before_cut, clip, redact
-from specdecode_operator.vllm.flag_rules import FLAG_CHECKS, FlagCheck
+from specdecode_operator.vllm.flag_values import FLAG_CHECKS, FlagCheck
 
 _KEPT_OF_A_LOG_BYTES: Final = 2048
 """The kubelet keeps the end of a log (MaxContainerTerminationMessageLogLength): its first line may be cut."""

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from specdecode_operator.capture.files.formats import MANIFEST_SCHEMA, TraceMeta
-from specdecode_operator.capture.recording import Recording, concatenated, read_recording, read_steps
+from specdecode_operator.capture.trace_reader import Recording, concatenated, read_recording, read_steps
 from specdecode_operator.problems import printable
 from specdecode_operator.replay.clocks import ScaledClock
 from specdecode_operator.replay.drafting import (

@@ -18,8 +18,8 @@ from specdecode_operator.sizing.families.estimated import (
 )
 from specdecode_operator.sizing.families.vision_encoders import TOWERS
 from specdecode_operator.sizing.geometry import GeometryError, ModelGeometry, StoredWeights, Tower
-from specdecode_operator.sizing.memo import ContentMemo
 from specdecode_operator.sizing.registered_classes import may_be_served
+from specdecode_operator.sizing.result_cache import ContentMemo
 
 Reader = Callable[[Fields, str, Tower | None], ModelGeometry]
 

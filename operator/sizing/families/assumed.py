@@ -9,8 +9,8 @@ from specdecode_operator.enums import Knowledge, Precision
 from specdecode_operator.sizing.arithmetic import GIB, MIB
 from specdecode_operator.sizing.errors import GeometryError
 from specdecode_operator.sizing.geometry import DeltaNet, ModelGeometry, SelectiveScan, StateSpace
-from specdecode_operator.sizing.memo import MEMO_SIZE
 from specdecode_operator.sizing.rank_layers import Split, whole_model
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.sizing.weights import weight_parts
 
 _WIDTHS: Final = ((4 * GIB, 2048), (32 * GIB, 4096), (256 * GIB, 8192))

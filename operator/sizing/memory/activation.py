@@ -38,7 +38,6 @@ from specdecode_operator.sizing.geometry import (
     StateSpace,
     padded_vocabulary,
 )
-from specdecode_operator.sizing.memo import MEMO_SIZE
 from specdecode_operator.sizing.pair import (
     EngineLimits,
     Pair,
@@ -49,6 +48,7 @@ from specdecode_operator.sizing.pair import (
     profiled_requests,
 )
 from specdecode_operator.sizing.rank_layers import Stage, groups_per_rank, kv_heads_per_rank, stages, whole_model
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.sizing.version_rules import Runner, Sampler, sizing_facts
 
 _FLOAT32_COPIES: Final = 3

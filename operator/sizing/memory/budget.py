@@ -18,7 +18,6 @@ from specdecode_operator.sizing.calibration import Correction, EngineKind
 from specdecode_operator.sizing.devices import Device, memory_coefficients
 from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.geometry import LatentAttention, ModelGeometry
-from specdecode_operator.sizing.memo import MEMO_SIZE, Memo
 from specdecode_operator.sizing.memory.activation import (
     activation_bytes,
     on_product,
@@ -58,6 +57,7 @@ from specdecode_operator.sizing.pair import (
     spread_problems,
 )
 from specdecode_operator.sizing.rank_layers import stages
+from specdecode_operator.sizing.result_cache import MEMO_SIZE, Memo
 from specdecode_operator.sizing.tensor_parallel import split_remedy, tensor_problems
 from specdecode_operator.sizing.version_rules import (
     NEWEST_VERSION,

@@ -10,9 +10,9 @@ from typing import Final
 from specdecode_operator.enums import FLOAT32_BYTES, METHODS_OF_BLOCKS, METHODS_WITH_HIDDEN_STATES, Method
 from specdecode_operator.sizing.arithmetic import Named, ceil_div, described, named
 from specdecode_operator.sizing.families.draft_heads import DFLASH2, draft_class
-from specdecode_operator.sizing.memo import MEMO_SIZE
 from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.rank_layers import Stage, stages
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.sizing.version_rules import Runner, sizing_facts
 
 _LARGEST_GRAPH: Final = 512

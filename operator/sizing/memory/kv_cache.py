@@ -29,7 +29,6 @@ from specdecode_operator.sizing.geometry import (
     StateSpace,
     index_buffer_bytes,
 )
-from specdecode_operator.sizing.memo import MEMO_SIZE
 from specdecode_operator.sizing.memory.kv_pages import (
     CacheKind,
     KvLayer,
@@ -49,6 +48,7 @@ from specdecode_operator.sizing.memory.kv_pages import (
 )
 from specdecode_operator.sizing.pair import PIPELINE_FIELD, Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.rank_layers import Split, Stage, groups_per_rank, kv_heads_per_rank, stages, whole_model
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.sizing.version_rules import Runner, sizing_facts
 from specdecode_operator.sizing.weights import (
     Tables,

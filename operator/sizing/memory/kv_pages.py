@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from specdecode_operator.sizing.arithmetic import ceil_div
 from specdecode_operator.sizing.errors import SizingError
-from specdecode_operator.sizing.memo import MEMO_SIZE
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.sizing.version_rules import sizing_facts
 
 

@@ -16,7 +16,7 @@ from devcluster import chart
 from devcluster.host.errors import ClusterError
 from specdecode_operator.handlers.leadership import LeaderCollector
 from specdecode_operator.handlers.metrics import AdmissionCollector
-from specdecode_operator.handlers.operator import OperatorState
+from specdecode_operator.handlers.operator_state import OperatorState
 from specdecode_operator.stats.figures import FIGURES
 from specdecode_operator.vllm.settings_watch import METRIC
 from tests.component.admission.test_install import NAME, helm

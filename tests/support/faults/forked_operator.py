@@ -70,7 +70,7 @@ def _run(kubeconfig: str, log: str, circumstances: Circumstances, clock_s: "Sync
     from kubernetes.aio.config import kube_config
 
     from specdecode_operator.handlers.main import run_operator
-    from specdecode_operator.handlers.operator import Settings
+    from specdecode_operator.handlers.operator_state import Settings
 
     with Path(log).open("ab") as file:
         for stream in (sys.stdout, sys.stderr):
@@ -85,7 +85,7 @@ def _run(kubeconfig: str, log: str, circumstances: Circumstances, clock_s: "Sync
 
 def _hurry(times: float) -> None:
     """Have rounds and watches last a part of what they last."""
-    from specdecode_operator.handlers import main, operator
+    from specdecode_operator.handlers import main, operator_state
 
     configure = main.configure
 
@@ -95,7 +95,7 @@ def _hurry(times: float) -> None:
         settings.watching.server_timeout = _SHORTEST_WATCH_S
 
     patch.object(main, "configure", hurried).start()
-    patch.object(operator, "RESYNC_S", operator.RESYNC_S / times).start()
+    patch.object(operator_state, "RESYNC_S", operator_state.RESYNC_S / times).start()
 
 
 def _follow(clock_s: "Synchronized[float]") -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.sizing.families import architectures
-from specdecode_operator.sizing.memo import ContentMemo
+from specdecode_operator.sizing.result_cache import ContentMemo
 from tests.support.llama import LLAMA_8B_CONFIG
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 

@@ -7,7 +7,7 @@ import yaml
 
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.handlers import main
-from specdecode_operator.handlers.operator import Settings
+from specdecode_operator.handlers.operator_state import Settings
 from tests.support.objects import H100
 from tests.unit.cli.conftest import Specdecode
 

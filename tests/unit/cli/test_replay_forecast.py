@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from specdecode_operator.capture.recording import read_recording
+from specdecode_operator.capture.trace_reader import read_recording
 from specdecode_operator.cli.main import app
 from specdecode_operator.replay.compare import measured
 from specdecode_operator.replay.fit import fit

@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from specdecode_operator.capture.recording import RecordedRequest, read_recording
+from specdecode_operator.capture.trace_reader import RecordedRequest, read_recording
 from specdecode_operator.cli.main import app
 from tests.support.replay_process import replaying
 

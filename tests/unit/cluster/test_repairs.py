@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.cluster.drift import changed_fields
-from specdecode_operator.handlers.apply import Repairs
+from specdecode_operator.handlers.apply_children import Repairs
 
 
 def test_hands_that_try_something_out_are_answered_at_once_and_a_loop_ever_more_rarely() -> None:

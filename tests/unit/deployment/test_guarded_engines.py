@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.cluster.drift import is_same_wish
-from specdecode_operator.deployment.changes import objects_to_apply
+from specdecode_operator.deployment.child_changes import objects_to_apply
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, parent, tiny_cpu

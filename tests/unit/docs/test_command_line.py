@@ -6,7 +6,7 @@ import pytest
 
 from bench.documents.option_tables import commands, option_table
 from specdecode_operator.cli.options import ExitCode
-from specdecode_operator.sizing.case_fields import CASE_NAMES
+from specdecode_operator.sizing.estimate_fields import CASE_NAMES
 from tests.support.documents import ROOT, sections, table
 
 DOCUMENT = ROOT / "docs/reference/cli.md"

@@ -30,12 +30,12 @@ OF_CAPTURES = (
     "capture/files/",
     "capture/job/",
 )
-WITHOUT_REASONS = {"http_server", "static_checks", "webhook", "webhook_certificate"}
+WITHOUT_REASONS = {"http_server", "admission_findings", "webhook", "webhook_certificate"}
 HANDLERS = tuple(
     f"handlers/{path.name}" for path in (OPERATOR / "handlers").glob("*.py") if path.stem not in WITHOUT_REASONS
 )
 OF_BOTH = (*HANDLERS, "problems.py", "cluster/clock.py", "deployment/conditions.py", "deployment/rollout/")
-OF_WRITES = "handlers/apply.py"
+OF_WRITES = "handlers/apply_children.py"
 VERDICTS = {
     DEPLOYMENT: {verdict.value for verdict in Verdict},
     CAPTURE: {verdict.value for verdict in (*ArmVerdict, *Regressed)},

@@ -8,7 +8,7 @@ import pytest
 from kubernetes.aio.config import kube_config
 
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.handlers.operator import IMAGE_VARIABLE
+from specdecode_operator.handlers.operator_state import IMAGE_VARIABLE
 from tests.support.api_server import ApiServer
 from tests.support.http_server import serving
 from tests.unit.cluster.test_engine_probe import Metrics

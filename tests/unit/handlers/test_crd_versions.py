@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from specdecode_operator.cluster.resources import CUSTOM_RESOURCE_DEFINITION
-from specdecode_operator.handlers import operator as state_module
+from specdecode_operator.handlers import operator_state as state_module
 from specdecode_operator.handlers import resync
-from specdecode_operator.handlers.operator import OperatorState
+from specdecode_operator.handlers.operator_state import OperatorState
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 

@@ -11,7 +11,7 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError, ForbiddenError, Page
 from specdecode_operator.cluster.manifests import child_labels
 from specdecode_operator.cluster.resources import POD, SPECDECODE_DEPLOYMENT
-from specdecode_operator.handlers.operator import Settings
+from specdecode_operator.handlers.operator_state import Settings
 from specdecode_operator.handlers.resync import Lists
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import embedded_operator, until

@@ -38,7 +38,7 @@ from specdecode_operator.cluster.rights import RELEASE, SERVES, Scope, permissio
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.handlers import main
 from specdecode_operator.handlers.main import login
-from specdecode_operator.handlers.operator import IMAGE_VARIABLE, OperatorState, Settings
+from specdecode_operator.handlers.operator_state import IMAGE_VARIABLE, OperatorState, Settings
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import embedded_operator, until

@@ -17,7 +17,7 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, for_api_server, for_engines
 from specdecode_operator.cluster.resources import SPECDECODE_DEPLOYMENT
 from specdecode_operator.handlers.metrics import DeploymentCollector, EndedCaptures, ReconcileTimes
-from specdecode_operator.handlers.operator import OperatorState, Settings
+from specdecode_operator.handlers.operator_state import OperatorState, Settings
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from tests.support.api_server import ApiServer
 from tests.support.captures import JOB_UID, KEY, job

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.handlers.static_checks import Level, Policies, Remark
+from specdecode_operator.handlers.admission_findings import Level, Policies, Remark
 from tests.support.admission_cases import ADMITTED, deployment
 
 POLICY: Body = {

@@ -14,7 +14,7 @@ from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.storage_classes import StorageClasses
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, Weights
 from specdecode_operator.deployment.models.model_facts import SiteFacts
-from specdecode_operator.handlers.static_checks import Terms
+from specdecode_operator.handlers.admission_findings import Terms
 from specdecode_operator.handlers.webhook import NoReviewError, answer
 from tests.support.admission_cases import (
     ADMITTED,

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from specdecode_operator.handlers.admission_findings import Terms
 from specdecode_operator.handlers.metrics import AdmissionCollector
-from specdecode_operator.handlers.static_checks import Terms
 from specdecode_operator.handlers.webhook import VALIDATE, answer, serve_admission
 from specdecode_operator.handlers.webhook_certificate import CertificateFolder
 from tests.support.admission_cases import ADMITTED, REFUSED, TOO_LARGE, deployment

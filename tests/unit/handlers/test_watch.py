@@ -19,7 +19,7 @@ from specdecode_operator.cluster.resources import (
     WATCHED,
 )
 from specdecode_operator.handlers import main
-from specdecode_operator.handlers.operator import OperatorState
+from specdecode_operator.handlers.operator_state import OperatorState
 from specdecode_operator.handlers.queue import WorkQueue
 from tests.support.objects import H200, Body
 from tests.support.waiting import DEADLINE_S

@@ -6,7 +6,7 @@ import pytest
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.cluster.resources import MANAGED_BY_LABEL, MANAGER, NODE, POD, SPECDECODE_DEPLOYMENT, WATCHED
 from specdecode_operator.handlers import main
-from specdecode_operator.handlers.operator import OperatorState, OperatorStuckError
+from specdecode_operator.handlers.operator_state import OperatorState, OperatorStuckError
 from specdecode_operator.handlers.resync import STALLED_S, WatchProgress
 from tests.support.api_server import ApiServer
 from tests.support.objects import Body, tiny_cpu

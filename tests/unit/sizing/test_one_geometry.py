@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.sizing.families.architectures import GeometryError, geometry_from_config, head_from_config
-from specdecode_operator.sizing.memo import MEMO_SIZE
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.untrusted import SharedObject
 from tests.support.llama import LLAMA_8B_CONFIG
 

@@ -6,7 +6,7 @@ from functools import _lru_cache_wrapper
 from pathlib import Path
 
 from specdecode_operator.sizing import arithmetic
-from specdecode_operator.sizing.memo import MEMO_SIZE
+from specdecode_operator.sizing.result_cache import MEMO_SIZE
 
 ROOM = Path(arithmetic.__file__).parent.parent
 FINITE = {vars(arithmetic)["_unequal"]}

@@ -17,7 +17,7 @@ from specdecode_operator.capture.comparison.arm_folders import ArmManifest, Repe
 from specdecode_operator.capture.comparison.arm_verdict import Measured, judge
 from specdecode_operator.capture.comparison.client_requests import Sent, paired_blocks, read_client_side
 from specdecode_operator.capture.comparison.compare_arms import compare_capture
-from specdecode_operator.capture.comparison.result import LoadVerdict, Slo
+from specdecode_operator.capture.comparison.comparison_file import LoadVerdict, Slo
 from specdecode_operator.capture.files.formats import MANIFEST
 from specdecode_operator.stats.verdict import student_quantile
 from tests.support.compared_captures import MadeCapture, of_equal_arms

@@ -10,7 +10,7 @@ import yaml
 
 from bench.figures import Figure
 from specdecode_operator.api.deployment import KIND
-from specdecode_operator.handlers.static_checks import Terms
+from specdecode_operator.handlers.admission_findings import Terms
 from specdecode_operator.handlers.webhook import answer
 
 EXAMPLES: Final = Path(__file__).parents[3] / "examples"

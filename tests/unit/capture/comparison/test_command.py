@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from specdecode_operator.capture.recording import RecordingError, find_trace
+from specdecode_operator.capture.trace_reader import RecordingError, find_trace
 from specdecode_operator.cli.main import app
 from specdecode_operator.cli.schema import Printed, schema_text
 from tests.support.compared_captures import MadeCapture

@@ -11,7 +11,7 @@ import pytest
 from specdecode_operator.api.capture_status import ComparisonStatus
 from specdecode_operator.capture.comparison.arm_verdict import comparison_status
 from specdecode_operator.capture.comparison.compare_arms import compare_capture, read_comparison, write_comparison
-from specdecode_operator.capture.comparison.result import COMPARISON, Comparison
+from specdecode_operator.capture.comparison.comparison_file import COMPARISON, Comparison
 from specdecode_operator.stats.verdict import student_quantile
 from tests.support.compared_captures import PLAIN, SPECULATING, MadeArm, MadeCapture, of_equal_arms, renew
 

@@ -7,21 +7,21 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from specdecode_operator.capture.comparison import result
+from specdecode_operator.capture.comparison import comparison_file
 
 DOCUMENT = Path(__file__).parents[4] / "docs/reference/comparison.md"
 SECTIONS: dict[str, type[Struct]] = {
-    "Top": result.Comparison,
-    "Arm": result.Arm,
-    "Engine": result.Engine,
-    "Load": result.Load,
-    "Compared": result.LoadVerdict,
-    "Drafting": result.Drafting,
-    "Acceptance by chunks": result.AcceptanceOf,
-    "Per request": result.PerRequest,
-    "Prefix cache": result.PrefixCache,
-    "KV cache": result.KvCache,
-    "Outputs": result.OutputsFound,
+    "Top": comparison_file.Comparison,
+    "Arm": comparison_file.Arm,
+    "Engine": comparison_file.Engine,
+    "Load": comparison_file.Load,
+    "Compared": comparison_file.LoadVerdict,
+    "Drafting": comparison_file.Drafting,
+    "Acceptance by chunks": comparison_file.AcceptanceOf,
+    "Per request": comparison_file.PerRequest,
+    "Prefix cache": comparison_file.PrefixCache,
+    "KV cache": comparison_file.KvCache,
+    "Outputs": comparison_file.OutputsFound,
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 from specdecode_operator.api.capture_status import ArmVerdict
 from specdecode_operator.capture.comparison.arm_verdict import arm_verdict, crossover, percent, sentence
 from specdecode_operator.capture.comparison.compare_arms import compare_capture
-from specdecode_operator.capture.comparison.result import Load, LoadVerdict
+from specdecode_operator.capture.comparison.comparison_file import Load, LoadVerdict
 from tests.support.compared_captures import MadeCapture
 
 P, D, I = "Pays", "DoesNotPay", "Inconclusive"  # noqa: E741

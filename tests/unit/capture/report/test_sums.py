@@ -5,7 +5,6 @@ from array import array
 import numpy as np
 import pytest
 
-from specdecode_operator.capture.recording import RecordedRequest
 from specdecode_operator.capture.report.capture_sums import (
     LOG_BINS,
     ByTime,
@@ -14,6 +13,7 @@ from specdecode_operator.capture.report.capture_sums import (
     log_bin,
     log_quantile,
 )
+from specdecode_operator.capture.trace_reader import RecordedRequest
 
 
 def request(chunks: list[int], gaps_ms: list[float], **fields: object) -> RecordedRequest:

@@ -4,7 +4,7 @@ import pytest
 
 from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod
 from specdecode_operator.deployment.rollout.engine_errors import ENGINE_ERRORS, find_error, telling_line
-from specdecode_operator.vllm.flag_rules import FLAG_CHECKS, FlagCheck
+from specdecode_operator.vllm.flag_values import FLAG_CHECKS, FlagCheck
 from tests.support.objects import ended, pod
 
 NO_KV_CACHE = """\

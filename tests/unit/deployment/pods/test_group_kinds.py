@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.deployment.changes import objects_to_apply, objects_to_delete, workloads_to_scale
+from specdecode_operator.deployment.child_changes import objects_to_apply, objects_to_delete, workloads_to_scale
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of, update_group_history
 from specdecode_operator.deployment.parsed_deployment import parse_deployment

@@ -8,7 +8,7 @@ import pytest
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.capture.job_status import read_progress
 from specdecode_operator.cluster.cache import slim
-from specdecode_operator.deployment.changes import resting
+from specdecode_operator.deployment.child_changes import resting
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.rollout.blocked_pods import backs_off, blocked_pod, first_blocked, rejections
 from specdecode_operator.deployment.rollout.rollout_progress import (

@@ -8,8 +8,8 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.validation import facts_problems, gather_facts
 from specdecode_operator.deployment.warnings import plan_warnings
 from specdecode_operator.problems import Problem
-from specdecode_operator.sizing.case_fields import CaseError
 from specdecode_operator.sizing.estimate import size_case
+from specdecode_operator.sizing.estimate_fields import CaseError
 from tests.support.objects import TINY_CONFIG
 
 NEW, RUNS_IN_TRANSFORMERS = "AliceAIForCausalLM", "MiniMaxForCausalLM"

@@ -7,8 +7,8 @@ import pytest
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.desired_state import Launch
+from specdecode_operator.deployment.model_checks import schedule_notes
 from specdecode_operator.deployment.observed.observation import Observation
-from specdecode_operator.deployment.pairing import schedule_notes
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.deployment.validation import valid_facts

@@ -10,7 +10,7 @@ from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.resources import DEPLOYMENT, LEASE, SPECDECODE_DEPLOYMENT
 from specdecode_operator.cluster.rights import SERVES
 from specdecode_operator.handlers.leadership import CLAIM_S, Claims, Leadership
-from specdecode_operator.handlers.operator import OperatorState, Settings
+from specdecode_operator.handlers.operator_state import OperatorState, Settings
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import tiny_cpu
@@ -114,7 +114,7 @@ async def test_what_cannot_be_told_changes_nothing(
 async def test_objects_of_a_namespace_that_another_serves_are_left_alone_until_it_is_gone(
     api: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdecode_operator.handlers.operator.RESYNC_S", 0.05)
+    monkeypatch.setattr("specdecode_operator.handlers.operator_state.RESYNC_S", 0.05)
     named = Claims(cluster, ["team"], "team/ours")
     await named.look()
     meta = {"namespace": "team", "name": "tiny"}

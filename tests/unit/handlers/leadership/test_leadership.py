@@ -14,7 +14,7 @@ from specdecode_operator.cli.main import app
 from specdecode_operator.cluster.resources import LEASE
 from specdecode_operator.handlers import leadership, main
 from specdecode_operator.handlers.leadership import Candidate, LeaderCollector, Leadership, LeaseName
-from specdecode_operator.handlers.operator import OperatorState
+from specdecode_operator.handlers.operator_state import OperatorState
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 from tests.support.objects import Body

@@ -15,7 +15,7 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ConflictError
 from specdecode_operator.cluster.manifests import owned
 from specdecode_operator.cluster.resources import SERVICE
-from specdecode_operator.handlers.apply import ChildNameTakenError, Inventory
+from specdecode_operator.handlers.apply_children import ChildNameTakenError, Inventory
 
 KEY = Key("team", "llama")
 

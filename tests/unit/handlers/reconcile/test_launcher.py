@@ -19,7 +19,7 @@ from specdecode_operator.deployment.models.model_facts import facts_config_map
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.rollout.blocked_pods import POD_REJECTED
 from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory
-from specdecode_operator.handlers.apply import ChildNameTakenError, Launcher
+from specdecode_operator.handlers.apply_children import ChildNameTakenError, Launcher
 from tests.support.decisions import desired_state
 from tests.support.model_caches import cached
 from tests.support.objects import parent

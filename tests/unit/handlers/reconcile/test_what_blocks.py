@@ -11,7 +11,7 @@ from specdecode_operator.cluster.client import (
     RefusedForNowError,
 )
 from specdecode_operator.deployment.conditions import Blocked
-from specdecode_operator.handlers.apply import BlockedError, ChildNameTakenError, what_blocks
+from specdecode_operator.handlers.apply_children import BlockedError, ChildNameTakenError, what_blocks
 
 WAITS, STOPS = ("Unknown", True, False), ("False", False, True)
 

@@ -8,8 +8,8 @@ import pytest
 
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.deployment.requeue import Requeue
-from specdecode_operator.handlers import operator as module
-from specdecode_operator.handlers.operator import OperatorState
+from specdecode_operator.handlers import operator_state as module
+from specdecode_operator.handlers.operator_state import OperatorState
 from tests.support.api_server import ApiServer
 from tests.unit.handlers.state.resync_rounds import Rounds, stop
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.handlers.operator import OperatorState, OperatorStuckError
+from specdecode_operator.handlers.operator_state import OperatorState, OperatorStuckError
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 from tests.unit.handlers.state.resync_rounds import LLAMA, Rounds, add, reason, stop

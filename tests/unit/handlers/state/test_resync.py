@@ -17,9 +17,9 @@ from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.requeue import Requeue
 from specdecode_operator.handlers import main, queue, resync
-from specdecode_operator.handlers import operator as module
+from specdecode_operator.handlers import operator_state as module
 from specdecode_operator.handlers.mounted_files import FactsFolder, read_facts_file
-from specdecode_operator.handlers.operator import OperatorState, Settings
+from specdecode_operator.handlers.operator_state import OperatorState, Settings
 from specdecode_operator.sizing.calibration import Calibration, serialize_calibration
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec

@@ -16,7 +16,7 @@ from specdecode_operator.cluster.resources import (
     WATCHED,
     Resource,
 )
-from specdecode_operator.handlers.operator import OperatorState
+from specdecode_operator.handlers.operator_state import OperatorState
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 from tests.unit.deployment.pods.groups import WIDE, spec_at

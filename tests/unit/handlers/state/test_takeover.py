@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.cluster.resources import LEASE, SPECDECODE_DEPLOYMENT
-from specdecode_operator.handlers.operator import OperatorState
+from specdecode_operator.handlers.operator_state import OperatorState
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 from tests.unit.handlers.leadership.test_leadership import METADATA, NAME, leading

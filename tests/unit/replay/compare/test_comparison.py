@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.recording import Recording, read_recording
+from specdecode_operator.capture.trace_reader import Recording, read_recording
 from specdecode_operator.replay.compare import LIMITS, Figure, compare
 from specdecode_operator.replay.emulated.engine_model import from_rates
 from tests.support.synthetic import Truth

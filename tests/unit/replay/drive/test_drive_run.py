@@ -12,7 +12,7 @@ import pytest
 from devcluster.cluster import pki
 from specdecode_operator.capture.load.prompts import BlockPrompts, TokenIds
 from specdecode_operator.capture.load.shutdown import Stop
-from specdecode_operator.capture.recording import RecordingError, read_recording
+from specdecode_operator.capture.trace_reader import RecordingError, read_recording
 from specdecode_operator.replay import drive as drive_module
 from specdecode_operator.replay.drive import (
     Address,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from specdecode_operator.capture.files.formats import ClientRecord, Outcome, encode
 from specdecode_operator.capture.load.engine_ready import MetricsDelta, NoMetrics
-from specdecode_operator.capture.recording import read_recording
+from specdecode_operator.capture.trace_reader import read_recording
 from specdecode_operator.replay.drive import Driven, DriveSummary, planned, summarize, summary_text
 from specdecode_operator.vllm.engine_metrics import SpeculationReading
 from tests.support.traces import record, write_trace

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.recording import RecordedRequest
+from specdecode_operator.capture.trace_reader import RecordedRequest
 from specdecode_operator.replay.drive import earlier_turns
 
 

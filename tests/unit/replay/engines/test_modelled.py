@@ -7,7 +7,7 @@ from statistics import mean
 import msgspec
 import pytest
 
-from specdecode_operator.capture.recording import read_recording
+from specdecode_operator.capture.trace_reader import read_recording
 from specdecode_operator.replay.clocks import VirtualClock
 from specdecode_operator.replay.compare import LIMITS, Comparison, compare
 from specdecode_operator.replay.emulated.engine_model import Acceptance, Difficulty, StepTime, from_rates

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.recording import Recording, read_recording, read_steps
+from specdecode_operator.capture.trace_reader import Recording, read_recording, read_steps
 from specdecode_operator.replay.clocks import ScaledClock, VirtualClock
 from specdecode_operator.replay.drafting import AcceptanceDraws, AcceptanceSchedule, position_chance, recorded_drafting
 from specdecode_operator.replay.engine import Burst, Incoming, Load, UnmatchedRequestError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specdecode_operator.capture.files.formats import TraceMeta
-from specdecode_operator.capture.recording import RecordedRequest, Recording, read_recording
+from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, read_recording
 from specdecode_operator.replay.emulated.engine_model import (
     Acceptance,
     Difficulty,

@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 
-from specdecode_operator.capture.recording import read_recording
+from specdecode_operator.capture.trace_reader import read_recording
 from specdecode_operator.replay.fit import turnarounds_ms
 from tests.support.synthetic import Truth
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from specdecode_operator.capture.recording import RecordedRequest, read_recording
+from specdecode_operator.capture.trace_reader import RecordedRequest, read_recording
 from specdecode_operator.replay.fit import fit
 from specdecode_operator.replay.synthetic_load import Lengths
 from tests.support.synthetic import forecast

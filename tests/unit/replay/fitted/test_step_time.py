@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specdecode_operator.capture.files.formats import TraceMeta
-from specdecode_operator.capture.recording import read_recording
+from specdecode_operator.capture.trace_reader import read_recording
 from specdecode_operator.replay import fit_step_time as step_time_fit
 from specdecode_operator.replay.emulated.engine_model import StepShape, StepTime, from_rates, step_time_from_json
 from specdecode_operator.replay.fit_step_time import (

@@ -6,7 +6,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.capture.recording import RecordedRequest, read_recording
+from specdecode_operator.capture.trace_reader import RecordedRequest, read_recording
 from specdecode_operator.replay.fit import fit, timeline
 from specdecode_operator.replay.fit_step_time import MeasuredSteps
 from tests.support.traces import META, record, step, write_steps, write_trace

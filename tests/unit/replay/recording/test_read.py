@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.capture import recording
+from specdecode_operator.capture import trace_reader
 from specdecode_operator.capture.files import formats
-from specdecode_operator.capture.recording import RecordingError, concatenated, read_recording, read_steps
+from specdecode_operator.capture.trace_reader import RecordingError, concatenated, read_recording, read_steps
 from tests.support.traces import META, record, write_trace
 
 STEP = {
@@ -117,7 +117,7 @@ def test_a_line_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_many_lines_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "MOST_HELD_BYTES", 10 * 2**20)
+    monkeypatch.setattr(trace_reader, "MOST_HELD_BYTES", 10 * 2**20)
     summary = record(
         output_tokens=2**19, itl_ms=None, itl_tokens=None, itl_summary={"mean_ms": 7.0, "count": 2**19 - 1}
     )
@@ -132,7 +132,7 @@ def test_many_lines_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_no_file_has_more_steps_than_days_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "MOST_STEPS", 3)
+    monkeypatch.setattr(trace_reader, "MOST_STEPS", 3)
     path = tmp_path / "step-stats.jsonl"
     path.write_text(3 * (json.dumps(STEP) + "\n"))
     assert len(list(read_steps(path))) == 3

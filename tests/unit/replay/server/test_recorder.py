@@ -9,7 +9,7 @@ import pytest
 
 from specdecode_operator.capture.files.formats import ABORTED, STEP_STATS, TRACE
 from specdecode_operator.capture.files.validate import validate_capture
-from specdecode_operator.capture.recording import read_recording
+from specdecode_operator.capture.trace_reader import read_recording
 from specdecode_operator.replay.clocks import VirtualClock
 from specdecode_operator.replay.engine import Incoming
 from specdecode_operator.replay.recorded_engine import Matching, StepsEngine, StepsSettings, matcher

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from specdecode_operator.capture.recording import read_recording
+from specdecode_operator.capture.trace_reader import read_recording
 from specdecode_operator.replay.clocks import VirtualClock
 from specdecode_operator.replay.drafting import AcceptanceSchedule
 from specdecode_operator.replay.engine import Burst, Incoming

@@ -10,7 +10,7 @@ import pytest
 
 from specdecode_operator.api.capture import Phase
 from specdecode_operator.capture.files.validate import validate_capture
-from specdecode_operator.capture.recording import read_recording, read_steps
+from specdecode_operator.capture.trace_reader import read_recording, read_steps
 from specdecode_operator.replay.emulated.engine_model import from_rates
 from specdecode_operator.replay.synthetic_load import (
     InvalidArrivalsError,

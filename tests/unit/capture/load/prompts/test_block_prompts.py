@@ -3,7 +3,7 @@
 from array import array
 
 from specdecode_operator.capture.load.prompts import BlockPrompts, Said, TokenIds
-from specdecode_operator.capture.recording import RecordedRequest
+from specdecode_operator.capture.trace_reader import RecordedRequest
 from tests.support.sequences import common_length
 
 NOTHING = Said()

@@ -45,7 +45,7 @@ from specdecode_operator.cluster.resources import (
     Resource,
     written_resource,
 )
-from specdecode_operator.deployment.changes import (
+from specdecode_operator.deployment.child_changes import (
     objects_to_apply,
     objects_to_delete,
     resting,

@@ -37,7 +37,7 @@ from specdecode_operator.sizing.plan import known_heads, matching_drafts
 from specdecode_operator.sizing.registered_classes import Unregistered
 from specdecode_operator.sizing.tensor_parallel import tensor_problems
 from specdecode_operator.sizing.version_rules import Runner
-from specdecode_operator.vllm.extra_args import last_option
+from specdecode_operator.vllm.extra_args_parser import last_option
 from specdecode_operator.vllm.profiles import EngineProfile
 
 _DRAFTS_IN_ONE_GROUP: Final = (Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3)

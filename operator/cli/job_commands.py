@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.application import application
+from specdecode_operator.cli.command_groups import application
 from specdecode_operator.cli.terminal import say_line
 
 if TYPE_CHECKING:
