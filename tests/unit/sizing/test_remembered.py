@@ -8,7 +8,7 @@ from pathlib import Path
 from specdecode_operator.sizing import arithmetic
 from specdecode_operator.sizing.result_cache import MEMO_SIZE
 
-ROOM = Path(arithmetic.__file__).parent.parent
+ROOM = Path(arithmetic.__file__).parent
 FINITE = {vars(arithmetic)["_unequal"]}
 """Keyed by what the program itself is made of."""
 
