@@ -53,7 +53,7 @@ NOT_OF_THE_ENGINE = {
     "hf_overrides._refusal": "what vLLM takes, and answers otherwise with: test_ropes.py",
     "speculation_rules._head_problems 4": "a copy of a head in float32, at which vLLM ends after loading",
     "speculative_config.extra_config_problems 3": "keys of fly without it, which vLLM ignores where it knows them",
-    "model_checks._unregistered 1": "classes that a version does not register: tests/unit/deployment/spec/test_classes.py",
+    "model_checks._unregistered 1": "classes that a version does not register: test_classes.py",
     "model_checks._unregistered 2": "the same of a model with a config of its own",
     "extra_args_parser.extra_args_problems": "whatever is wrong with one argument: see FAILING_EXTRA",
 }
