@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import ObservedStatus, PlanStatus, SpecDecodeDeploymentStatus
-from specdecode_operator.cli.input_files import read_deployments, refuse_unused, with_configs
+from specdecode_operator.cli.input_files import read_deployments, read_model_configs, refuse_unused, with_configs
 from specdecode_operator.cli.options import ModelConfigOption, fail
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, read_text, replaced_whole
@@ -42,6 +42,7 @@ from specdecode_operator.sizing.calibration import (
     serialize_calibration,
 )
 from specdecode_operator.sizing.devices import find_device
+from specdecode_operator.sizing.estimate_fields import full_product
 from specdecode_operator.sizing.kernel_support import checkpoint_problem
 from specdecode_operator.sizing.memory.budget import Budget, engine_kind, estimate
 from specdecode_operator.sizing.pair import TENSOR_ONLY
@@ -577,9 +578,6 @@ def calibrate_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Compare what engines took with what was predicted, term by term, and add it to a calibration file."""
     # Sizing takes longer to load than the rest of the command line.
-    from specdecode_operator.cli.input_files import read_model_configs  # noqa: PLC0415
-    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
-    from specdecode_operator.sizing.estimate_fields import full_product  # noqa: PLC0415
 
     folders = [name for name in (model, draft) if name and (Path(name) / "config.json").is_file()]
     try:

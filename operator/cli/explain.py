@@ -1,14 +1,15 @@
 """`specdecode explain`: each term of a memory budget with its formula and numbers."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from specdecode_operator.cli import options
+from specdecode_operator.cli.input_files import read_deployments
 from specdecode_operator.cli.options import ExitCode, TableOrData
 from specdecode_operator.cli.outputs import Output, ProblemOutput, Verdict, print_data
-from specdecode_operator.cli.plan.answers import Answer, Answers, Candidate, say_what_is_missing
+from specdecode_operator.cli.plan.answers import INVALID, UNKNOWN, Answer, Answers, Candidate, ask, say_what_is_missing
 from specdecode_operator.cli.plan.data import problem_data
 from specdecode_operator.cli.plan.text import gib, heading, plan_text
 from specdecode_operator.cli.terminal import aligned, folded, line_width, say
@@ -25,9 +26,6 @@ from specdecode_operator.sizing.memory.explain import (
     outside_terms,
 )
 from specdecode_operator.sizing.memory.kv_cache import request_blocks
-
-if TYPE_CHECKING:
-    from specdecode_operator.cli.plan.answers import Answers
 
 
 class TermOutput(Output):
@@ -270,8 +268,6 @@ def explain_command(  # noqa: PLR0913  each is an option
     Exits with 0, 2 for invalid input, or 5 when a model is unknown here.
     """
     # Sizing and the API's models take longer to load than the rest of the command line.
-    from specdecode_operator.cli.input_files import read_deployments  # noqa: PLC0415
-    from specdecode_operator.cli.plan.answers import INVALID, UNKNOWN, ask  # noqa: PLC0415
 
     reading = read_deployments(options.sources(files, file))
     models = options.hub_models(wanted=hub)

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -16,14 +16,19 @@ from specdecode_operator.cli.outputs import Output, print_data
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError, open_to_read
 from specdecode_operator.cluster.bounded_fetch import DEADLINE_S, MOST_BYTES, NoAnswerError, fetch, place_of
+from specdecode_operator.cluster.prometheus import ask_prometheus
 from specdecode_operator.cluster.resources import DEPLOYMENT_LABEL, OWNED_SELECTOR
 from specdecode_operator.problems import shown
-from specdecode_operator.stats.figures import Figure
-from specdecode_operator.stats.measures import Page, UnreadablePageError, Values, growth_between, read_page
-
-if TYPE_CHECKING:
-    from specdecode_operator.cli.kubectl import Kubectl
-    from specdecode_operator.stats.figures import Figure
+from specdecode_operator.stats.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT, Figure
+from specdecode_operator.stats.measures import (
+    Page,
+    Scope,
+    UnreadablePageError,
+    Values,
+    Within,
+    growth_between,
+    read_page,
+)
 
 
 class FigureOutput(Output):
@@ -203,9 +208,6 @@ def figures_command(  # noqa: PLR0913  each is an option
 
     For example: specdecode figures llama-70b -n models --over 60
     """
-    from specdecode_operator.cli.kubectl import Kubectl  # noqa: PLC0415  not for --help
-    from specdecode_operator.cluster.bounded_fetch import NoAnswerError, place_of  # noqa: PLC0415
-
     _check(name, namespace, engine, prometheus, token_file)
     figures = _figures(ttft_limit, tpot_limit)
     try:
@@ -249,9 +251,6 @@ def _check(
 
 def _figures(ttft_limit: float | None, tpot_limit: float | None) -> "list[Figure]":
     """Return the figures, with limits put in; those whose limit is not given are left out."""
-    from specdecode_operator.stats.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT  # noqa: PLC0415
-    from specdecode_operator.stats.measures import Within  # noqa: PLC0415
-
     given = {TTFT_LIMIT: ttft_limit, TPOT_LIMIT: tpot_limit}
     figures = []
     for figure in FIGURES:
@@ -267,9 +266,6 @@ def _figures(ttft_limit: float | None, tpot_limit: float | None) -> "list[Figure
 def _from_prometheus(
     url: str, token_file: str | None, deployment: tuple[str | None, str | None], figures: "list[Figure]", over_s: int
 ) -> "Taken":
-    from specdecode_operator.cluster.bounded_fetch import NoAnswerError, place_of  # noqa: PLC0415
-    from specdecode_operator.cluster.prometheus import ask_prometheus  # noqa: PLC0415
-    from specdecode_operator.stats.measures import Scope  # noqa: PLC0415
 
     namespace, name = deployment
     scope = Scope(window=f"{over_s}s", namespace=namespace, deployment=name)
@@ -300,8 +296,6 @@ def _token(file: str | None) -> str | None:
 def _from_engines(
     kubectl: "Kubectl", name: str | None, urls: list[str], figures: "list[Figure]", over_s: int
 ) -> "Taken":
-    from specdecode_operator.cli.kubectl import KubectlError  # noqa: PLC0415
-    from specdecode_operator.cluster.bounded_fetch import NoAnswerError  # noqa: PLC0415
 
     try:
         engines = engines_of(kubectl, name) if name else named_engines(urls)

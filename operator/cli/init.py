@@ -6,10 +6,13 @@ from typing import Annotated
 import typer
 
 from specdecode_operator.cli import options
+from specdecode_operator.cli.deployment_options import Description
+from specdecode_operator.cli.input_files import Reading
 from specdecode_operator.cli.options import ExitCode, fail
 from specdecode_operator.cli.outputs import yaml_text
-from specdecode_operator.cli.plan.answers import exit_code
+from specdecode_operator.cli.plan.answers import ask, exit_code
 from specdecode_operator.cli.terminal import say, say_line
+from specdecode_operator.cli.text_files import DocumentError
 
 
 def init_command(  # noqa: PLR0913  each is an option
@@ -38,11 +41,6 @@ def init_command(  # noqa: PLR0913  each is an option
 
     Exits as plan does. An invalid manifest is not written.
     """
-    from specdecode_operator.cli.deployment_options import Description  # noqa: PLC0415
-    from specdecode_operator.cli.input_files import Reading  # noqa: PLC0415
-    from specdecode_operator.cli.plan.answers import ask  # noqa: PLC0415
-    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
-
     description = Description(
         model=model,
         draft=draft,

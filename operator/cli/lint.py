@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
@@ -18,7 +18,18 @@ from specdecode_operator.api.crd_validation import as_stored
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.spec_problems import admitted_capture, admitted_object
 from specdecode_operator.cli import options
-from specdecode_operator.cli.input_files import Document, Reading, with_configs
+from specdecode_operator.cli.input_files import (
+    Document,
+    Reading,
+    read_all,
+    read_calibration,
+    read_given,
+    read_nodes,
+    read_ours,
+    read_storage_classes,
+    refuse_unused,
+    with_configs,
+)
 from specdecode_operator.cli.options import ExitCode, allowed_names, allowed_paths, fail, hub_models, sources
 from specdecode_operator.cli.outputs import code, limited, print_json
 from specdecode_operator.cli.plan.answers import look_up
@@ -45,12 +56,6 @@ from specdecode_operator.handlers.admission_findings import (
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.calibration import UNCALIBRATED
 from specdecode_operator.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from specdecode_operator.handlers.admission_findings import Policies
-
 
 _STEP: Final = re.compile(r"[^.\[\]]+|\[(\d+)\]")
 # The safe loader in C where there is one: this composes the whole file once more.
@@ -296,18 +301,6 @@ def lint_command(  # noqa: PLR0913  each is an option
     Exits with 0 when nothing is refused, 2 when something is, 3 with --strict
     when there are warnings.
     """
-    from specdecode_operator.cli.input_files import (  # noqa: PLC0415
-        read_calibration,
-        read_given,
-        read_nodes,
-        read_ours,
-        read_storage_classes,
-        refuse_unused,
-    )
-    from specdecode_operator.cli.render import Options  # noqa: PLC0415
-    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
-    from specdecode_operator.handlers.admission_findings import Level, Terms  # noqa: PLC0415
-
     reading = read_ours(sources(files, file))
     try:
         configs, given = read_given(model_config or [], facts or [])
@@ -336,9 +329,6 @@ def lint_command(  # noqa: PLR0913  each is an option
 
 
 def _policies(file: str) -> "Policies":
-    from specdecode_operator.cli.input_files import Document, read_all  # noqa: PLC0415
-    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
-    from specdecode_operator.handlers.admission_findings import Policies  # noqa: PLC0415
 
     found = Policies.of([each.body for each in read_all(file) if isinstance(each, Document)])
     if not found.bindings and not found.policies:

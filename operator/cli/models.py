@@ -3,20 +3,40 @@
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from specdecode_operator.cli.command_groups import application
+from specdecode_operator.cli.hub import HubModels
+from specdecode_operator.cli.input_files import read_facts, read_model
 from specdecode_operator.cli.options import ExitCode, FactsOption, HubOption, TextOrJson, fail, hub_models
-from specdecode_operator.cli.outputs import print_json
-from specdecode_operator.cli.terminal import say, say_line
-
-if TYPE_CHECKING:
-    from specdecode_operator.cli.hub import HubModels
-    from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
-    from specdecode_operator.sizing.catalogue import CatalogueEntry, KnownDraft
-    from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.cli.outputs import json_text, print_json
+from specdecode_operator.cli.plan.answers import others_named
+from specdecode_operator.cli.terminal import aligned, say, say_line
+from specdecode_operator.cli.text_files import DocumentError, replaced_whole
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, CheckpointError
+from specdecode_operator.deployment.models.checkpoints import stored_weights
+from specdecode_operator.deployment.models.facts_files import FactsFileError, check_facts, facts_data
+from specdecode_operator.enums import Precision
+from specdecode_operator.problems import printable
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.catalogue import (
+    CatalogueEntry,
+    KnownDraft,
+    find_entry,
+    find_geometry,
+    hub_ids,
+    known_drafts,
+    published_heads,
+    similar_model,
+)
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.families.architectures import geometry_from_config
+from specdecode_operator.sizing.families.draft_heads import method_of_head
+from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.rank_layers import Split
+from specdecode_operator.sizing.weights import parameter_count, weight_bytes
 
 models_app = application("Models that need no config of their own, and what is known of one.")
 Output = Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")]
@@ -29,9 +49,6 @@ def list_command(
     output: Output = TextOrJson.TEXT,
 ) -> None:
     """List the models of the catalogue and the published draft heads, with size and quantization."""
-    from specdecode_operator.cli.terminal import aligned  # noqa: PLC0415
-    from specdecode_operator.sizing.catalogue import find_entry, hub_ids  # noqa: PLC0415
-
     ids = [name for name in hub_ids() if word.lower() in name.lower()]
     rows = [_row(entry) for name in ids if (entry := find_entry(name)) is not None]
     if output is TextOrJson.JSON:
@@ -58,9 +75,6 @@ def show_command(
 
     Exits with 5 when nothing is known of it here.
     """
-    from specdecode_operator.cli.terminal import aligned  # noqa: PLC0415
-    from specdecode_operator.sizing.catalogue import find_entry  # noqa: PLC0415
-
     entry, read = find_entry(model), _in_files(model, facts or [])
     if entry is None:
         source = "a facts file"
@@ -91,9 +105,6 @@ def drafts_command(
 
     A draft without an id is the target's own layers for multi-token prediction. Exits with 5 when none is known here.
     """
-    from specdecode_operator.cli.terminal import aligned  # noqa: PLC0415
-    from specdecode_operator.sizing.catalogue import known_drafts, similar_model  # noqa: PLC0415
-
     rows = [_draft_row(each) for each in known_drafts(model)]
     if not rows:
         meant = similar_model(model, heads=False)
@@ -111,8 +122,6 @@ def drafts_command(
 
 
 def _draft_row(each: "KnownDraft") -> dict[str, Any]:
-    from specdecode_operator.sizing.catalogue import find_entry  # noqa: PLC0415
-    from specdecode_operator.sizing.weights import parameter_count  # noqa: PLC0415
 
     entry = None if each.draft is None else find_entry(each.draft)
     geometry = None if entry is None else _geometry(entry)[0]
@@ -140,17 +149,6 @@ def add_command(
     Of a folder the headers are enough. Exits with 2 when the files contradict
     themselves, 5 when they cannot be read.
     """
-    from specdecode_operator.cli.input_files import read_model  # noqa: PLC0415
-    from specdecode_operator.cli.outputs import json_text  # noqa: PLC0415
-    from specdecode_operator.cli.text_files import replaced_whole  # noqa: PLC0415
-    from specdecode_operator.deployment.models.checkpoint_reader import CheckpointError  # noqa: PLC0415
-    from specdecode_operator.deployment.models.facts_files import (  # noqa: PLC0415
-        FactsFileError,
-        check_facts,
-        facts_data,
-    )
-    from specdecode_operator.problems import printable  # noqa: PLC0415
-
     try:
         found, source = read_model(model, revision)
         check_facts(name or model, found)
@@ -182,8 +180,6 @@ def _in_files(model: str, files: list[str]) -> "Checkpoint | None":
     """Return what facts files say of a model; None if none of them holds it."""
     if not files:
         return None
-    from specdecode_operator.cli.input_files import read_facts  # noqa: PLC0415
-    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
 
     try:
         return read_facts(files).get(model)
@@ -192,7 +188,6 @@ def _in_files(model: str, files: list[str]) -> "Checkpoint | None":
 
 
 def _on_hub(models: "HubModels", model: str, revision: str | None) -> "Checkpoint":
-    from specdecode_operator.deployment.models.checkpoint_reader import CheckpointError  # noqa: PLC0415
 
     try:
         return models.find(model, revision)
@@ -203,8 +198,6 @@ def _on_hub(models: "HubModels", model: str, revision: str | None) -> "Checkpoin
 
 def _entry(model: str, read: "Checkpoint", source: str) -> "CatalogueEntry":
     """Return a model that was read as an entry of the catalogue."""
-    from specdecode_operator.sizing.catalogue import CatalogueEntry  # noqa: PLC0415
-
     config = read.config
     inner = config.get("text_config")
     sections = [each.get("quantization_config") for each in (config, inner) if isinstance(each, dict)]
@@ -214,8 +207,6 @@ def _entry(model: str, read: "Checkpoint", source: str) -> "CatalogueEntry":
 
 
 def _fail_unknown(model: str, *, asked_hub: bool, asked_files: bool) -> NoReturn:
-    from specdecode_operator.cli.plan.answers import others_named  # noqa: PLC0415
-    from specdecode_operator.sizing.catalogue import similar_model  # noqa: PLC0415
 
     meant = similar_model(model, heads=False) or similar_model(model, heads=True)
     others = others_named(model, heads=False) or others_named(model, heads=True)
@@ -227,7 +218,6 @@ def _fail_unknown(model: str, *, asked_hub: bool, asked_files: bool) -> NoReturn
 
 
 def _row(entry: "CatalogueEntry") -> dict[str, Any]:
-    from specdecode_operator.sizing.weights import parameter_count  # noqa: PLC0415
 
     geometry, _ = _geometry(entry)
     return {
@@ -240,11 +230,6 @@ def _row(entry: "CatalogueEntry") -> dict[str, Any]:
 
 def _facts(entry: "CatalogueEntry", read: "Checkpoint | None" = None) -> Iterator[tuple[str, Any]]:
     """Yield what is known of a model, in the order in which it is shown; ``read`` is what its files say."""
-    from specdecode_operator.enums import Precision  # noqa: PLC0415
-    from specdecode_operator.sizing.catalogue import known_drafts, published_heads  # noqa: PLC0415
-    from specdecode_operator.sizing.rank_layers import Split  # noqa: PLC0415
-    from specdecode_operator.sizing.weights import parameter_count, weight_bytes  # noqa: PLC0415
-
     geometry, why = _geometry(entry, read)
     yield "id", entry.model_id
     yield "kind", _kind(entry, geometry)
@@ -278,11 +263,6 @@ def _named(architectures: Any) -> list[str]:
 
 def _geometry(entry: "CatalogueEntry", read: "Checkpoint | None" = None) -> "tuple[ModelGeometry | None, str]":
     """Return the shape of a model, or why sizing does not know it."""
-    from specdecode_operator.deployment.models.checkpoints import stored_weights  # noqa: PLC0415
-    from specdecode_operator.sizing.catalogue import find_entry, find_geometry  # noqa: PLC0415
-    from specdecode_operator.sizing.errors import SizingError  # noqa: PLC0415
-    from specdecode_operator.sizing.families.architectures import geometry_from_config  # noqa: PLC0415
-
     try:
         if find_entry(entry.model_id) is None:
             return geometry_from_config(entry.model_id, entry.config, stored_weights(read)), ""
@@ -292,8 +272,6 @@ def _geometry(entry: "CatalogueEntry", read: "Checkpoint | None" = None) -> "tup
 
 
 def _kind(entry: "CatalogueEntry", geometry: "ModelGeometry | None") -> str:
-    from specdecode_operator.sizing.catalogue import published_heads  # noqa: PLC0415
-    from specdecode_operator.sizing.families.draft_heads import method_of_head  # noqa: PLC0415
 
     published = next((head.method for head in published_heads() if head.head == entry.model_id), None)
     method = published or (None if geometry is None else method_of_head(geometry))
@@ -302,9 +280,6 @@ def _kind(entry: "CatalogueEntry", geometry: "ModelGeometry | None") -> str:
 
 def _lines(name: str, value: Any) -> list[str]:
     """Return a fact for people."""
-    from specdecode_operator.problems import printable  # noqa: PLC0415
-    from specdecode_operator.sizing.arithmetic import GIB  # noqa: PLC0415
-
     match value:
         case None:
             return ["-"]

@@ -4,29 +4,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
+from specdecode_operator.capture.comparison.compare_arms import compare_capture
+from specdecode_operator.capture.comparison.comparison_file import Arm, Comparison, Load
+from specdecode_operator.capture.comparison.golden_records import NotComparableError, repetitions_of
+from specdecode_operator.capture.comparison.regression import Figure, Limits, Regression, RegressionVerdict, judge
 from specdecode_operator.capture.files.formats import DATA_FILES, MANIFEST, CaptureError
 from specdecode_operator.capture.files.summary import summarize, summary_text
 from specdecode_operator.capture.files.validate import Validation, find, validate_capture, validate_file
-from specdecode_operator.cli.options import ExitCode
+from specdecode_operator.cli.options import ExitCode, TextOrJson, fail
 from specdecode_operator.cli.outputs import printable_json
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
-
-if TYPE_CHECKING:
-    from specdecode_operator.capture.comparison.comparison_file import Arm, Comparison, Load
-from typing import TYPE_CHECKING, Final
-
-from specdecode_operator.cli.options import TextOrJson
-
-if TYPE_CHECKING:
-    from specdecode_operator.capture.comparison.regression import Figure, Regression
-from specdecode_operator.cli.options import fail
 
 
 class ValidateExitCode(IntEnum):
@@ -167,10 +161,6 @@ def compare_command(
     Exits with 0 whatever the verdicts are, 2 when the arms cannot be compared.
     """
     # Comparing takes longer to load than the rest of the command line.
-    import msgspec  # noqa: PLC0415
-
-    from specdecode_operator.capture.comparison.compare_arms import compare_capture  # noqa: PLC0415
-    from specdecode_operator.capture.files.formats import CaptureError  # noqa: PLC0415
 
     try:
         comparison = compare_capture(folder, price)
@@ -286,8 +276,6 @@ def gate_command(  # noqa: PLR0913  options of a command
     captures cannot be compared.
     """
     # Judging takes longer to load than the rest of the command line.
-    from specdecode_operator.capture.comparison.golden_records import NotComparableError, repetitions_of  # noqa: PLC0415
-    from specdecode_operator.capture.comparison.regression import Limits, RegressionVerdict, judge  # noqa: PLC0415
 
     limits = Limits(goodput=goodput, acceptance=acceptance, step_time=step_time, latency=latency)
     try:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import typer
 
@@ -12,6 +12,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.crds import crds
 from specdecode_operator.cli.doctor.findings import (
     Finding,
+    Grade,
     Reading,
     Unreadable,
     claim_finding,
@@ -33,14 +34,10 @@ from specdecode_operator.cli.options import Context, ExitCode, TextOrJson, fail
 from specdecode_operator.cli.outputs import print_json
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cluster.client import ClusterError, ForbiddenError
-from specdecode_operator.cluster.kubeconfig import ClusterView
+from specdecode_operator.cluster.kubeconfig import ClusterView, open_cluster
 from specdecode_operator.cluster.resources import DEPLOYMENT, NODE, POD, Resource
 from specdecode_operator.cluster.rights import RELEASE, Right, Scope, rights_in
 from specdecode_operator.untrusted import mapping
-
-if TYPE_CHECKING:
-    from specdecode_operator.cli.doctor.findings import Finding
-
 
 _CRD: Final = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
 _NAMESPACE: Final = Resource("v1", "Namespace", "namespaces")
@@ -192,11 +189,6 @@ def doctor_command(
     Exits with 0 when nothing FAILs, 4 when something does, 2 when the cluster
     cannot be asked.
     """
-    import asyncio  # noqa: PLC0415
-
-    from specdecode_operator.cli.doctor.findings import Grade  # noqa: PLC0415
-    from specdecode_operator.cluster.client import ClusterError  # noqa: PLC0415
-
     try:
         findings = asyncio.run(_findings(namespace, context))
     except ClusterError as error:
@@ -210,7 +202,6 @@ def doctor_command(
 
 
 async def _findings(namespace: str | None, context: str | None) -> "list[Finding]":
-    from specdecode_operator.cluster.kubeconfig import open_cluster  # noqa: PLC0415
 
     async with open_cluster(context) as cluster:
         return await examine(cluster, namespace or cluster.namespace)
