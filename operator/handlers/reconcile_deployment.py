@@ -123,7 +123,6 @@ class Reconciler:
     ) -> None:
         self._figures = figures or FiguresReader()
         self._clock = clock or ServerTime()
-        self._cluster = cluster
         self._cache = cache
         self._probe = probe
         self._residuals = residuals
