@@ -1,6 +1,6 @@
 """Enumerations and value tables shared by the API, vLLM and sizing: methods, precisions, dtypes.
 
-Defined once, without pydantic, because sizing imports this module and stays free of the API models.
+They are defined once, without pydantic, because sizing imports this module and stays free of the API models.
 """
 
 from collections.abc import Mapping

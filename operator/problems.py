@@ -1,4 +1,4 @@
-"""Problems of an input, and untrusted text made safe for messages and log lines."""
+"""Problems of an input, and escaping of untrusted text for messages and log lines."""
 
 import json
 import logging

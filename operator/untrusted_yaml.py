@@ -1,7 +1,7 @@
 """Strict parser for untrusted YAML: the result is always valid JSON data, as in Kubernetes.
 
-PyYAML composes recursively in C, so deep nesting ends the process with a signal, and a few aliases expand to more
-than memory holds. The parser therefore counts the events of each document first.
+PyYAML composes recursively in C, so deep nesting kills the process with a signal, and a few aliases can expand
+beyond the available memory. The parser therefore counts the events of each document first.
 """
 
 import math

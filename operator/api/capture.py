@@ -1,6 +1,6 @@
-"""The SpecDecodeCapture kind: workload, arms, storage, and the limits that golden captures judge by.
+"""The SpecDecodeCapture kind: workload, arms, storage, and the limits of golden comparisons.
 
-One object is one run. The fields that shape its Job are immutable: create another object for another run.
+One object describes one run. The fields that shape its Job are immutable; create a new object for each run.
 """
 
 from enum import StrEnum

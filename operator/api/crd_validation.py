@@ -1,8 +1,8 @@
 """Validate an object as the API server would: evaluate its CEL rules and reject duplicate list keys.
 
-Lets `lint`, `plan` and the webhook reject an object offline. The CEL library covers the language; `evaluator` adds
-the Kubernetes functions that our rules use. The library's own command line is stubbed on import, because loading it
-takes longer than the rest.
+`lint`, `plan` and the webhook use it to reject an object offline. The CEL library covers the language; `evaluator`
+adds the Kubernetes functions that our rules use. A stub replaces the library's own command line on import, because
+loading it takes longer than the rest.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Generate the CustomResourceDefinitions from the models; compare installed CRDs with this version.
 
-A structural schema has no references, nulls or unions: an optional field is one that may be absent. This module
+A structural schema has no references, nulls or unions, so an optional field is omitted and never null. This module
 translates pydantic's JSON schema into that dialect.
 """
 

@@ -1,7 +1,7 @@
-"""Parse and validate a spec as the API server would; word each problem with field, value and fix.
+"""Parse and validate a spec as the API server would; report each problem with field, value and fix.
 
-Unknown fields are an error, as for `kubectl apply`, unless the caller accepts fields of a newer CRD.
-`admitted_*` also evaluate the CEL rules of the CRD, for files that no API server has seen.
+Unknown fields are an error, as for `kubectl apply`, unless the caller accepts fields of a newer CRD. `admitted_*`
+also evaluate the CEL rules of the CRD, for files that were never sent to an API server.
 """
 
 import difflib

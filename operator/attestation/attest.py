@@ -1,4 +1,4 @@
-"""Build the ConfigMap with the attestations of one SpecDecodeDeployment, one per rollout, newest kept."""
+"""Build the ConfigMap that holds the newest attestations of one SpecDecodeDeployment, one per rollout."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

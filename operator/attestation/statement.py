@@ -1,8 +1,8 @@
 """The in-toto statement of a rollout: attested pod content, predicate and DSSE envelope.
 
 Pods are described in a form that is the same for a template and for the live pod made from it. Fields with
-defaults, and fields that admission adds (tolerations, nodes), differ between both, so a digest of the whole
-template would not hold.
+defaults, and fields that admission adds (tolerations, nodes), differ between the two, so a digest of the whole
+template would not match.
 https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 https://github.com/secure-systems-lab/dsse/blob/master/envelope.md
 """

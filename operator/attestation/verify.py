@@ -1,4 +1,4 @@
-"""Compare live objects with an attested rollout: return each difference and what was checked."""
+"""Compare live objects with an attested rollout; return the compared parts and each difference."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Plan the arms of a capture and build the engine pods that run them.
 
-Each arm is planned as if it were deployed in the deployment's place, so that settings with which no engine would
-start are rejected before a GPU is taken. The engines of all arms run in one pod.
+Each arm is planned as if it replaced the deployment. Settings that would prevent an engine from starting are
+therefore rejected before a GPU is allocated. The engines of all arms run in one pod.
 """
 
 import re

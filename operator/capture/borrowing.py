@@ -1,8 +1,8 @@
 """Decide when a capture borrows the GPUs of its deployment, and when it returns them.
 
-The GPUs are borrowed only when the capture's pod lacks no other resource that the operator can see. A pod that does
-not run on them in time returns them, and the capture tries again later. The expected time of return is not stored:
-it follows from the workload, the Job and the pod.
+A capture borrows the GPUs only if all other resources of its pod that the operator can see are available. If its
+pod does not run on them in time, the capture returns them and tries again later. The expected time of return is not
+stored; it is derived from the workload, the Job and the pod.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Decide which objects should exist for one capture, and its status.
+"""Compute the desired objects and the status of one capture.
 
-No I/O: the reconciler passes in what it observed and carries out the decision.
+This module does no I/O: the reconciler passes in the observed state and carries out the decision.
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Hold captures against a golden one, and create the captures that judge a rollout at its gate.
+"""Compare captures with a golden capture, and create the captures that judge a rollout at its gate.
 
 ``spec.against`` of a capture names the golden capture; its volume is mounted into the pod.
 """

@@ -1,13 +1,14 @@
-"""Decide who has a deployment's GPUs: its engines, or which capture.
+"""Decide whether a deployment's engines or a capture holds its GPUs.
 
 A capture with ``deploymentDuringCapture: Suspend`` borrows the GPUs. The loan is recorded in ``status.borrow`` of
-the capture, and the deployment makes room exactly while the record says so. One status write therefore both borrows
-the GPUs and notes the time, and an operator that is killed at any step finds the time again. The deployment gets
-its GPUs back when the capture ends, is suspended or is deleted, even if the operator was down in the meantime.
+the capture, and the deployment frees the GPUs exactly while that record exists. One status write therefore both
+borrows the GPUs and records the time. An operator that restarts after a crash at any step recovers the time from
+it. The deployment gets its GPUs back when the capture ends, is suspended or is deleted, even if the operator was
+down in the meantime.
 
 A capture that keeps the engines running waits while a deployment has lent its GPUs or wants them back. Otherwise
-its pod would be ahead of the engines in the scheduler's queue and take their place. This is not stored; it follows
-from the objects.
+its pod would be ahead of the engines in the scheduler's queue and take their place. This is not stored; it is
+derived from the objects.
 """
 
 from collections.abc import Iterable, Sequence

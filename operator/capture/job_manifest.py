@@ -1,12 +1,12 @@
 """Render the Job of a capture: the deployment's engine pod plus a recorder and a load generator.
 
-The engine becomes a native sidecar: it starts before the load generator, whose end is the end of the pod, and it is
-stopped only after that. With several arms, its container starts one engine after the other, as ordered by the load
-generator.
+The engine becomes a native sidecar, so it starts before the load generator. The pod ends when the load generator
+exits; the kubelet then stops the engine. With several arms, the engine's container starts one engine after the
+other, as ordered by the load generator.
 
 The manifest of a capture names the digest of the engine's image, which only the node knows. The kubelet writes it
-to the pod's status. The operator copies it into a ConfigMap that the pod mounts. An annotation of the pod would
-need the right to change every pod of the cluster.
+to the pod's status. The operator copies it into a ConfigMap that the pod mounts. Writing it to a pod annotation
+would require cluster-wide `patch pods`.
 """
 
 import json

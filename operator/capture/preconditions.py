@@ -1,4 +1,4 @@
-"""Check whether engine, workload and dataset allow a capture, or return what blocks it."""
+"""Check whether engine, workload and dataset allow a capture; return the blocking reason if not."""
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec

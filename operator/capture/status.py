@@ -1,4 +1,4 @@
-"""Compose the status of a SpecDecodeCapture: phase, conditions, result, time of deletion."""
+"""Compose the status of a SpecDecodeCapture: phase, conditions, result, deletion time."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta

@@ -1,8 +1,8 @@
-"""Read traces as recordings: arrival, chunks and gaps of each request, of our captures and others'.
+"""Read traces, from captures or other tools, as recordings: arrival, chunks and gaps of each request.
 
-Traces are untrusted until checked. A line that breaks a rule, or a gap that goes backwards or exceeds an hour, ends
-the reading with file, line and fix. A capture of 100,000 requests has tens of millions of gaps, so numbers are kept
-in arrays of 8 bytes each.
+Traces are untrusted input. A line that breaks a rule, or a gap that is negative or longer than an hour, stops the
+reader with file, line and fix. A capture of 100,000 requests has tens of millions of gaps, so numbers are stored in
+arrays, 8 bytes each.
 """
 
 from array import array

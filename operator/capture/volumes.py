@@ -1,8 +1,8 @@
-"""Decide on the volumes of a capture: the claim it writes to, and whether its pod can mount the rest.
+"""Choose the claim that a capture writes to, and check whether its pod can mount its other volumes.
 
 The claim is either created and kept, or named by the user. A capture borrows GPUs only after all volumes can be
-mounted. Secrets are not checked, because the operator may not read them; ``spec.borrowTimeoutSeconds`` covers them
-and everything else that the operator cannot see.
+mounted. Secrets are not checked, because the operator may not read them. ``spec.borrowTimeoutSeconds`` covers
+missing Secrets and every other cause that the operator cannot see.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""`specdecode calibrate`: measure real engines, and record how far the predictions were off."""
+"""`specdecode calibrate`: measure real engines, and record the error of the predictions."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What all commands share: help in plain words, lazy loading, and exits without a traceback."""
+"""Shared command behaviour: plain-language help, lazy loading, and exits without a traceback."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""`specdecode completion`: shell completion for commands and options, and the values it offers.
+"""`specdecode completion`: shell completion of commands, options and their values.
 
 Each list of values is looked up only when a shell asks for it.
 """

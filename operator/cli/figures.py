@@ -1,4 +1,7 @@
-"""`specdecode figures`: what engines do now, from their own /metrics or from a Prometheus, by the same definitions."""
+"""`specdecode figures`: current figures of engines, from /metrics or Prometheus.
+
+Both sources use the same definitions.
+"""
 
 import math
 import re

@@ -1,6 +1,6 @@
-"""Models of the hub for commands with `--hub` and for the Jobs that read models.
+"""Read models from the hub, for commands with `--hub` and for the Jobs that read models.
 
-Answers are bounded in size and time. Files are read at one commit, by ranges, and cached per commit.
+Responses are bounded in size and time. Files are read at one commit, with range requests, and cached per commit.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""`specdecode import`: an existing vLLM server as the equivalent SpecDecodeDeployment."""
+"""`specdecode import`: convert an existing vLLM server to the equivalent SpecDecodeDeployment."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence

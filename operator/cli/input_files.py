@@ -1,4 +1,7 @@
-"""Reads SpecDecodeDeployments, nodes, config.json files and calibrations from files, folders and standard input."""
+"""Read SpecDecodeDeployments, nodes, config.json files and calibrations.
+
+Sources are files, folders and standard input.
+"""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence

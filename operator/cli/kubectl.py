@@ -1,4 +1,4 @@
-"""Runs kubectl for commands that act in a cluster with the caller's own rights."""
+"""Run kubectl for commands that act in a cluster with the caller's own rights."""
 
 import json
 import os

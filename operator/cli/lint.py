@@ -1,4 +1,7 @@
-"""`specdecode lint`: what the API server and the operator would reject; text, JSON, Markdown, SARIF 2.1.0."""
+"""`specdecode lint`: find errors for which the API server or the operator would reject an object.
+
+Output formats are text, JSON, Markdown and SARIF 2.1.0.
+"""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The command `specdecode`: its table of commands, and the entry point of the console script."""
+"""The `specdecode` command: its table of commands, and the entry point of the console script."""
 
 import os
 from typing import Annotated, ClassVar

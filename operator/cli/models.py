@@ -1,4 +1,4 @@
-"""`specdecode models`: the models and drafts of the catalogue, and files of facts about others."""
+"""`specdecode models`: models and drafts of the catalogue, and facts files for other models."""
 
 import shlex
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`specdecode operator` and `specdecode crds`: run the operator, and print what is installed before it."""
+"""`specdecode operator` and `specdecode crds`: run the operator, and print the CRDs to install first."""
 
 import os
 import re

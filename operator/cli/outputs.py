@@ -1,4 +1,4 @@
-"""Data that commands print: its common fields, and how it is printed as JSON, YAML and Markdown.
+"""Command output: its common fields, and how it is printed as JSON, YAML and Markdown.
 
 Untrusted text keeps its value and cannot control the terminal.
 """

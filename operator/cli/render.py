@@ -1,4 +1,7 @@
-"""`specdecode render`: the objects and command lines that the operator would make, without a cluster."""
+"""`specdecode render`: print the objects and command lines that the operator would create.
+
+It needs no cluster.
+"""
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""`specdecode schema`: JSON schemas of what commands print."""
+"""`specdecode schema`: JSON schemas of command output."""
 
 import json
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""What a terminal gets: verdicts in colour, lines folded to its width, and text in columns."""
+"""Terminal output: coloured verdicts, lines folded to the terminal's width, and text in columns."""
 
 import os
 import re

@@ -1,6 +1,6 @@
-"""Reads text from files named on the command line, and writes files atomically.
+"""Read text from files named on the command line, and write files atomically.
 
-Files of lines, which a command answers line by line, are read with a bound on each line.
+Files that a command answers line by line are read with a limit on the length of each line.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""`specdecode verdict`: goodput of two arms block by block, and after each whether the candidate pays.
+"""`specdecode verdict`: compare the goodput of two arms, with a verdict after each block.
 
-Lines may come in any order of series; each is answered from the lines before it. The input is untrusted: line
-length, number of series and number of blocks are bounded.
+The verdict says whether the candidate pays. Series may interleave. Each verdict uses only its own line and earlier
+ones. The input is untrusted: line length, number of series and number of blocks are bounded.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Fetch a URL with a total deadline and a size limit.
 
-A socket timeout restarts with every byte, and a name lookup has none; so each request runs in a thread that is left
-behind after its deadline.
+A socket timeout restarts with every byte, and a name lookup has no timeout. Each request therefore runs in a thread
+that is abandoned after its deadline.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Cache of the objects that watches and lists have seen; reconciles read it instead of the API server.
+"""Cache of the objects that watches and lists return; reconciles read it instead of the API server.
 
 `SharedTexts` keeps one copy of strings that thousands of objects repeat.
 """

@@ -1,7 +1,7 @@
 """Client of the Kubernetes API for the operator: requests, errors, and the time spent waiting.
 
 All writes of the operator go through `Cluster`, which checks the Lease before each one. Error messages end up on
-objects that users read, so they never hold payloads, tokens or whole responses. `Waits` measures how long one
+objects that users read, so they never contain payloads, tokens or whole responses. `Waits` measures how long one
 reconcile waited for the API server and for engines.
 """
 

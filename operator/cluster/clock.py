@@ -1,9 +1,9 @@
 """The API server's clock, and status times that lie ahead of it.
 
-The operator judges ages by the `Date` header of API responses, kept as an offset to a monotonic clock, because the
-clock of its node may be wrong and replicas run on different nodes. A past time that lies in the future was written
-by a clock that was ahead. It counts as now and is corrected in the status; otherwise every age check would wait for
-it.
+The operator judges ages by the `Date` header of API responses, kept as an offset to a monotonic clock. The clock of
+its node may be wrong, and replicas run on different nodes. A past event with a future timestamp was written by a
+fast clock. Its time counts as now and is corrected in the status. Without this, age checks would stall until that
+time.
 """
 
 import logging

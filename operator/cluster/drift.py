@@ -1,8 +1,8 @@
 """Detect drift of live objects: content digests, changed fields and their field managers.
 
-An apply removes a field only if the operator had written it before. Fields of other managers are taken over first,
-as `kubectl apply --server-side` does for its earlier versions (client-go, util/csaupgrade). Defaults of the API
-server and additions by webhooks have no manager and are not drift.
+An apply removes a field only if the operator had written it before. The operator therefore takes over fields of
+other managers first, as `kubectl apply --server-side` does for its earlier versions (client-go, util/csaupgrade).
+Defaults of the API server and additions by webhooks have no manager and are not drift.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Scrape /metrics and the version of running engines, with bounds on size and HTTP framing.
 
-Engines run code of others. aiohttp would read any number of interim responses and small chunks, so the framing of a
+Engines run untrusted code. aiohttp would read any number of interim responses and small chunks, so the framing of a
 page is limited to 16 KiB.
 """
 

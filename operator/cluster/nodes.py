@@ -1,6 +1,6 @@
 """GPUs of a node from its GPU-feature-discovery labels.
 
-Label forms: NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery/README.md and
+The label forms are those of NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery/README.md and
 internal/lm/{resource,mig-strategy}.go.
 """
 

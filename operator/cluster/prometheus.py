@@ -1,6 +1,6 @@
-"""Query a Prometheus server for figures, with bounds on time and size, and parse its untrusted answers.
+"""Query a Prometheus server for figures, with time and size limits, and parse its untrusted answers.
 
-NaN and infinity count as no value. Imported lazily: prometheus_api_client takes 0.9 s to import.
+NaN and infinity count as no value. The module is imported lazily: prometheus_api_client takes 0.9 s to import.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Kinds of the Kubernetes API that the operator touches, and the labels and annotations it sets."""
+"""Kubernetes kinds that the operator reads or writes, and the labels and annotations it sets."""
 
 from dataclasses import dataclass
 

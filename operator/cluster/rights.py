@@ -1,4 +1,4 @@
-"""RBAC rights of the operator, each with its reason; roles of chart and manifests are made from it.
+"""RBAC rights of the operator, each with its reason; the source of the roles in chart and manifests.
 
 Tests compare this list with the roles and with the requests that the operator sends, in both directions.
 """

@@ -1,4 +1,4 @@
-"""StorageClasses of a cluster, and why a claim that asks for one would stay unbound."""
+"""StorageClasses of a cluster, and the reasons why a claim for one of them would stay unbound."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""Rules of thumb about a pair, each with its numbers, its source and when a draft pays for its memory.
+"""Rules of thumb about a pair, with numbers and sources; and the break-even of a draft's memory.
 
 Advice never changes a plan. A rule reports only if its numbers are known and outside the recommended range, or if
-it costs the user something. docs/explanation/advice.md says how far each source was read. `break_even` compares the
-bytes that a step reads with the share of the KV cache that a draft takes.
+it costs the user something. docs/explanation/advice.md states which parts of each source were checked. `break_even`
+compares the bytes that a step reads with the share of the KV cache that a draft takes.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Decide which objects to apply, scale and delete so that the cluster matches the desired state.
 
-Pods of one workload are replaced by its own controller. Between a Deployment and a LeaderWorkerSet the operator
-moves the engines itself, with the same rollout strategy.
+The controller of a workload replaces its pods. Between a Deployment and a LeaderWorkerSet, the operator moves the
+engines itself, with the same rollout strategy.
 """
 
 from collections.abc import Collection, Iterable

@@ -1,4 +1,4 @@
-"""Conditions of a status, and the reason and message with which something is blocked.
+"""Status conditions, and the reason and message of a blocked object.
 
 Generation and transition time are added when the status is written.
 """

@@ -1,7 +1,7 @@
-"""Decide what should exist for a SpecDecodeDeployment: parse, resolve, validate, plan, render.
+"""Compute the desired state of a SpecDecodeDeployment: parse, resolve, validate, plan, render.
 
-Pure: `decide` maps the object and a `ClusterState` to a `DesiredState`. The reconciler fills the one and
-applies the other.
+`decide` is a pure function of the object and a `ClusterState`; it returns a `DesiredState`. The reconciler builds
+the `ClusterState` and applies the `DesiredState`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""What should exist for one SpecDecodeDeployment, and the cluster state that it depends on.
+"""Desired state of a SpecDecodeDeployment, and the cluster state it is computed from.
 
-Decided once, and carried out as it is: nothing changes a `DesiredState` afterwards.
+`DesiredState` is immutable. `Launcher` derives the objects to apply from it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Derive the settings behind an engine's command line and environment from a spec and its pair."""
+"""Derive the settings of an engine's command line and environment from a spec and its pair."""
 
 import json
 

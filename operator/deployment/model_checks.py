@@ -1,6 +1,6 @@
-"""Check whether vLLM has the classes of the models, and whether a target and its draft go together.
+"""Check whether vLLM supports the model classes, and whether a target and its draft are compatible.
 
-All of it is checked before any GPU is allocated.
+All checks run before any GPU is allocated.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Parse a SpecDecodeDeployment as the API server returns it: spec, status, and the spec in force.
 
-The spec in force is the written one, or the one whose speculation a policy in mode Enforce replaced. A hash of
-the fields that change engines tells whether two specs start the same engines.
+The spec in force is the written spec; a policy in mode Enforce may replace its speculation. A hash of the fields
+that change engines tells whether two specs start the same engines.
 """
 
 import hashlib

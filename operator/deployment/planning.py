@@ -1,7 +1,6 @@
 """Plan where the engines run, and report the plan in `status.plan` and the condition Planned.
 
-Nodes that cannot be used are listed with the reason. A plan in force is kept while the spec allows it and it
-fits.
+Unusable nodes are listed with the reason. A plan in force is kept while the spec allows it and it fits.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,7 @@
-"""Check a podTemplate: reject what reaches beyond the namespace, unless it is allowed by name.
+"""Check a podTemplate: reject settings that reach beyond the namespace, unless allowed by name.
 
 A user who may create our objects need not be allowed to create pods, so an object's pods must not reach further
-than the user. The yardstick is the restricted level of the Pod Security Standards, except for settings that affect
+than the user. The standard is the restricted level of the Pod Security Standards, except for settings that affect
 only the pod itself, such as running as root: https://kubernetes.io/docs/concepts/security/pod-security-standards/
 """
 

@@ -1,7 +1,7 @@
 """Merge podTemplate into rendered pods, and reject fields that it may not set.
 
-It is a strategic merge patch as in `kubectl patch`: lists with a merge key are merged by element, other lists
-are replaced. https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
+The merge is a strategic merge patch as in `kubectl patch`: lists with a merge key are merged by element, other
+lists are replaced. https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
 Containers run as a non-root user unless podTemplate sets another one.
 """
 

@@ -1,7 +1,7 @@
-"""Decide what a policy does about speculation: keep, change, turn off, retry, or restart an engine.
+"""Decide the action of a speculation policy: keep, change, turn off, retry, or restart an engine.
 
-Pure. `predict` estimates the goodput of each setting that a capture measured at the load of the last minutes;
-`decide` applies the user's rules to it. The decision table is in docs/explanation/policy.md.
+All functions are pure. `predict` estimates the goodput of each setting that a capture measured at the load of the
+last minutes; `decide` applies the user's rules to it. The decision table is in docs/explanation/policy.md.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Read what a policy decides by from engines, captures and the status, and write `status.policy`.
+"""Collect a policy's inputs from engines, captures and status; write `status.policy`.
 
-Memory that must survive a restart of the operator is in the status; the rest is learned again. A setting is
-planned before it is put in force.
+State that must survive an operator restart is in the status; the rest is relearned. A setting is planned before it
+is put in force.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Decide when to reconcile an object without an event; the state of engines triggers no watch."""
+"""Decide when to reconcile an object without an event; engine state does not trigger watches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Resolve what a spec refers to: engine profile, models, precisions, limits and image.
+"""Resolve the references of a spec: engine profile, models, precisions, limits and image.
 
-`validation.py` checks whether the results go together; callers that need valid facts call `valid_facts` there.
+`validation.py` checks whether the results are compatible; callers that need valid facts call `valid_facts` there.
 """
 
 from collections.abc import Mapping

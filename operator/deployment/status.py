@@ -1,4 +1,4 @@
-"""Compose the status of a SpecDecodeDeployment from the desired state and what was observed."""
+"""Compose the status of a SpecDecodeDeployment from the desired and the observed state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

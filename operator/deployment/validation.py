@@ -1,6 +1,6 @@
-"""Collect everything that is wrong with a spec into one list of problems.
+"""Collect all problems of a spec in one list.
 
-Rules of vLLM itself are in the room `vllm`, rules between target and draft in `model_checks.py`, fields that
+Rules of vLLM itself are in the package `vllm`, rules between target and draft in `model_checks.py`, fields that
 podTemplate may not set in `pod_template_merge.py`. Lookups that fail, such as an unknown model, are reported by
 `spec_facts.py` and `models/checkpoints.py`.
 """

@@ -1,6 +1,6 @@
-"""Write the warnings and notes on a spec whose engine does start.
+"""Write the warnings and notes on a spec with which an engine does start.
 
-A warning is about something the author can change; a note explains a consequence of the chosen settings.
+A warning names a setting that the author can change; a note explains a consequence of the chosen settings.
 """
 
 import re

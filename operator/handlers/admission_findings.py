@@ -1,7 +1,7 @@
 """Check an object without a cluster: the findings that `lint` and the webhook share.
 
-Findings depend only on the object and on the operator's settings, so every replica and `specdecode lint` agree,
-whatever nodes exist. `Policies` evaluates ValidatingAdmissionPolicies offline as the API server does, for `lint`:
+Findings depend only on the object and on the operator's settings, not on nodes. Every replica and `specdecode lint`
+therefore agree. `Policies` evaluates ValidatingAdmissionPolicies offline as the API server does, for `lint`:
 https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy/
 """
 

@@ -1,8 +1,7 @@
 """Apply, scale and delete the children of an object; back off when another writer contests a repair.
 
 `Inventory` finds the children by the operator's label and the owner's UID, and never takes over an object of
-another owner. `Repairs` repairs drift at once at first, then ever more slowly if the same field changes again after
-each repair.
+another owner. `Repairs` repairs drift at once, and backs off if the same field changes again after each repair.
 """
 
 import time

@@ -1,7 +1,7 @@
-"""Cache of the last decision about an object: valid while its inputs are unchanged, with packed children.
+"""Cache of the last decision about each object; an entry is valid while its inputs are unchanged.
 
-Sizing every precision on every place and rendering the children take tens of milliseconds, and hundreds of objects are
-reconciled several times a minute.
+Children are stored packed. Sizing every precision in every place and rendering the children takes tens of
+milliseconds, and hundreds of objects are reconciled several times a minute.
 """
 
 from collections.abc import Sequence

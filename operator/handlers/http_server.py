@@ -1,4 +1,4 @@
-"""HTTP server with a bounded number of connections and a bounded time for each."""
+"""HTTP server that limits the number of connections and the duration of each."""
 
 import socket
 from contextlib import suppress

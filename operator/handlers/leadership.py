@@ -1,6 +1,7 @@
 """Leader election by a Lease, and claims on namespaces when several operators share a cluster.
 
-One replica of an installation holds the Lease and writes. Claims keep two installations from serving one namespace.
+One replica of an installation holds the Lease and writes. Claims prevent two installations from serving the same
+namespace.
 """
 
 import asyncio

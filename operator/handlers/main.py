@@ -5,7 +5,7 @@ and hands watches and signals to kopf. The login session replaces kopf's respons
 objects that are nested too deeply or are too large.
 
 Each event of a watch updates the cache and queues the objects to reconcile. No handler keeps state in kopf, so kopf
-writes neither annotations nor finalizers. Create, update, resume and child events all end in the same reconcile.
+writes neither annotations nor finalizers. Create, update, resume and child events all trigger the same reconcile.
 """
 
 import asyncio

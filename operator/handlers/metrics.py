@@ -1,4 +1,4 @@
-"""Metrics of the operator and of its webhook, and the server of /metrics."""
+"""Metrics of the operator and its webhook, and the /metrics server."""
 
 import logging
 import time

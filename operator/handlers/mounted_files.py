@@ -1,4 +1,4 @@
-"""Follow mounted configuration files, the calibration file and the facts folder, without a restart.
+"""Reload mounted configuration files, the calibration file and the facts folder, without a restart.
 
 Either may be absent, because the ConfigMaps behind them are optional. An invalid file is logged once, and its last
 valid content stays in force.

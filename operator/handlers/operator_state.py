@@ -1,7 +1,7 @@
 """Wire up one operator process: settings, cache, queue, reconcilers and the resync loop.
 
 `Settings` holds the command-line options. `OperatorState` is the composition root that kopf handlers receive as
-memo. A replica without the Lease keeps its cache current and writes nothing, so it can start at once when it leads.
+memo. A replica without the Lease keeps its cache current and writes nothing, so it can take over immediately.
 """
 
 import asyncio

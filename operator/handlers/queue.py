@@ -1,4 +1,4 @@
-"""Work queue that holds each key once and serves namespaces in turn."""
+"""Work queue that deduplicates keys and serves namespaces in turn."""
 
 import asyncio
 import logging

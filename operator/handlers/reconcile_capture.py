@@ -1,7 +1,7 @@
 """Reconcile one SpecDecodeCapture: observe, decide, write, report.
 
-A capture may wait for the engines of other deployments to get their GPUs first, or for a ResourceQuota that would
-have room once borrowed engines have stopped. The quota arithmetic reads the API server's rejection message
+A capture may wait until engines of other deployments have their GPUs. It may also wait for a ResourceQuota that
+will have room once borrowed engines have stopped. The quota arithmetic reads the API server's rejection message
 (apiserver/pkg/admission/plugin/resourcequota/controller.go).
 """
 

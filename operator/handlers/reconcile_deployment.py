@@ -1,6 +1,6 @@
 """Reconcile one SpecDecodeDeployment: read, decide, write, observe, report.
 
-`Record` holds what the operator remembers of one object between reconciles. It is lost with the process.
+`Record` holds the in-memory state of one object between reconciles. It is lost when the process ends.
 """
 
 import time

@@ -1,8 +1,8 @@
 """Resync: full lists, detection of stalled watches, and the order of reconciles without an event.
 
 `Relist` brings the cache up to date with changes that watches missed. `WatchProgress` reports a watch that delivers
-nothing although the API server has newer objects. `ResyncOrder` picks the objects of a round, because engine state
-triggers no watch; the interval grows with the number of objects, not the work of a round.
+no events although the API server has newer objects. `ResyncOrder` picks the objects of a round, because engine
+state does not trigger watches. With more objects, the interval grows, and the work of a round stays the same.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Create the captures that a deployment makes itself: by its schedules, and at its rollout gate."""
+"""Create a deployment's automatic captures: scheduled ones, and those of its rollout gate."""
 
 import logging
 from collections.abc import Awaitable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """TLS certificate of the webhook: reload it from a folder, create or renew it, store it in a Secret.
 
 `CertificateFolder` follows a mounted Secret; a renewed certificate applies from the next connection on.
-`kept_or_renewed` makes a self-signed certificate for clusters without cert-manager. `write_certificate` stores it
+`kept_or_renewed` creates a self-signed certificate for clusters without cert-manager. `write_certificate` stores it
 and sets the CA bundle of the ValidatingWebhookConfiguration, with the rights of the chart's Job.
 """
 

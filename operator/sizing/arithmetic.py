@@ -1,8 +1,8 @@
-"""Units, rounding, and traced integers that record the formula they were computed by.
+"""Units, rounding, and traced integers that record their formula.
 
 Sizing computes with plain integers, thousands of times a second. Given a traced copy of the same models and
-settings, its functions return the same numbers with their formulas, so `explain` prints the arithmetic that sizing
-did.
+settings, its functions return the same numbers with their formulas. `explain` therefore prints the actual
+arithmetic of sizing.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Read and write the calibration file: KV cache space of real engines against the prediction.
+"""Read and write the calibration file: measured against predicted KV cache space of real engines.
 
 Weights and KV cache are computed exactly; activations, CUDA graphs and non-torch memory are estimates. A residual
-measured on the same kind of engine replaces their error.
+measured on the same kind of engine corrects these estimates.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""GPUs with known memory, and the memory coefficients of the engine on each."""
+"""GPUs with known memory, and the engine's memory coefficients on each."""
 
 import re
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Size one engine configuration given as JSON: `specdecode estimate`.
 
-Keys are ours or vLLM's own. Settings that vLLM would reject raise CaseError; settings that vLLM might reject are
+Keys are either ours or vLLM's. Settings that vLLM would reject raise CaseError; settings that vLLM might reject are
 sized. `unmodelled` lists settings that are accepted and do not change the result. Batches call only this module.
 """
 

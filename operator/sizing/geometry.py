@@ -1,6 +1,6 @@
-"""The shape of a model as far as memory depends on it: layers, heads, encoders, stored tensor bytes.
+"""The geometry of a model that determines memory: layers, heads, encoders, stored tensor bytes.
 
-Rotary position tables are part of it: the engine keeps them in GPU memory, and RoPE scaling limits the length.
+It includes rotary position tables, because the engine keeps them in GPU memory and RoPE scaling limits the length.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Reject precisions, KV cache types and adaptive verification that vLLM's kernels do not support.
 
-Rules of vLLM 0.32. While loading, it quantizes 16-bit weights to FP8 (layers/quantization/online/fp8.py), but dense
-layers to neither INT8 nor INT4. A quantized checkpoint is served as it is: another precision fails with "does not
-match the quantization method specified" (config/model.py). Rules that need neither layers nor GPU are in
-vllm/speculation_rules.py.
+The rules are those of vLLM 0.32. It can quantize 16-bit weights to FP8 at load time
+(layers/quantization/online/fp8.py). It cannot quantize dense layers to INT8 or INT4. A quantized checkpoint is
+served as it is: another precision fails with "does not match the quantization method specified" (config/model.py).
+Rules that need neither layers nor GPU are in vllm/speculation_rules.py.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What is sized together: a target, its draft, their parallelism and the engine's limits.
+"""The unit of sizing: a target, its draft, their parallelism and the engine's limits.
 
 `fitted_draft` returns the draft as the engine builds it beside its target.
 """

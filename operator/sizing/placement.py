@@ -1,4 +1,4 @@
-"""Where a pair could run: GPUs, nodes and split of one candidate, its budget, and sentences about it."""
+"""Placement of a pair: GPUs, nodes, split and budget of a candidate, and its description for users."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

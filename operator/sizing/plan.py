@@ -1,7 +1,7 @@
-"""Plan a pair: choose where it runs, say why, and find what to change if it does not fit.
+"""Plan a pair: choose where it runs, explain why, and suggest changes if it does not fit.
 
-Changes are other settings, products, checkpoints and drafts, least harm first. Each setting is changed in its
-smallest steps first; single changes are tried before pairs.
+Changes are other settings, products, checkpoints and drafts. The planner tries the least disruptive changes first.
+It changes each setting in its smallest steps first, and tries single changes before pairs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,10 +1,11 @@
 """Formats of stored weights, and how to read them from a config.json's quantization_config.
 
-Supports fp8, compressed-tensors, AWQ, GPTQ, MXFP4 and ModelOpt. In each format, embeddings, the output head, norms
-and biases keep the model's 16-bit type.
+The module supports fp8, compressed-tensors, AWQ, GPTQ, MXFP4 and ModelOpt. In each format, embeddings, the output
+head, norms and biases keep the model's 16-bit type.
 
 Exclusion patterns are untrusted input. They are compiled by pydantic's Rust regex engine, which does not backtrack:
-matching is linear in the name times the patterns. Python's `re` could take exponential time.
+matching time is proportional to the length of the name times that of the patterns. Python's `re` could take
+exponential time.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The quantization matrix: each precision of target, draft and KV cache in each place, ranked.
+"""The quantization matrix: every precision of target, draft and KV cache in every place, ranked.
 
 `ranked` orders the rows by the user's objective; `candidate_rows` returns those a plan may choose from.
 """

@@ -1,7 +1,7 @@
 """The layers that one rank holds: pipeline stages, and linear layers split by tensor parallelism.
 
-Rules of vLLM's linear.py and fused_moe: projections into heads or into the feed-forward width are split by outputs,
-projections back by inputs. Routers, compressions and norms are whole on every rank.
+Rules of vLLM's linear.py and fused_moe apply. Projections into heads or into the feed-forward width are
+column-parallel, projections back are row-parallel. Routers, compressions and norms are replicated on every rank.
 """
 
 from dataclasses import dataclass

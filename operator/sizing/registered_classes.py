@@ -1,7 +1,7 @@
-"""Model classes that the registry of each vLLM version has, by the first and the last version (data/registry.json).
+"""Model classes in vLLM's registry, each with its first and last version (data/registry.json).
 
-vLLM, model_executor/models/registry.py, inspect_model_cls: a class that the registry lacks runs through transformers'
-class of that name if there is one, and else vLLM ends with an error.
+If the registry lacks a class, vLLM falls back to the Transformers class of that name. If there is none, vLLM exits
+with an error. Source: vLLM, model_executor/models/registry.py, inspect_model_cls.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""LRU caches for results of sizing, keyed by arguments or by the content of a JSON object."""
+"""LRU caches of sizing results, keyed by arguments or by the content of a JSON object."""
 
 import marshal
 from collections.abc import Callable, Hashable, Mapping

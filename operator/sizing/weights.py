@@ -1,6 +1,6 @@
 """Bytes of a model's weights on one rank, and whether a checkpoint's size matches its config.json.
 
-Bytes of quantized linear layers equal the parameters of vLLM 0.32's own layer classes on the meta device.
+Bytes of quantized linear layers equal the parameter bytes of vLLM 0.32's layer classes on the meta device.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Windows over the counters of engines: recent load, draft acceptance and step times.
 
-`Window` holds the samples of the last seconds, for a policy. `Recent` is the last window with enough decode
-steps, however long it takes, so idle engines prove nothing; a new operator process begins with the engines' own
-start. A counter that is less than before was reset.
+`Window` holds the samples of the last seconds, for a policy. `Recent` is the last window with enough decode steps,
+however long it takes, so idle engines provide no evidence. After an operator restart, the window starts at engine
+start. A counter that decreases was reset.
 """
 
 from collections.abc import Mapping, Sequence

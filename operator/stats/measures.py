@@ -1,7 +1,7 @@
-"""Measures over engine metrics, each as PromQL and computed from two scrapes to the same number.
+"""Measures over engine metrics, as PromQL and as an equivalent computation on two scrapes.
 
-A counter that is less than before was reset. The cumulative buckets of a histogram are interpolated as
-`histogram_quantile` does.
+A counter that decreases was reset. The cumulative buckets of a histogram are interpolated as `histogram_quantile`
+does.
 """
 
 import math

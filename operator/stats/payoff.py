@@ -1,10 +1,10 @@
 """Pay-off of speculation at a load: acceptance, step cost, speed-up, break-even and the best K.
 
-Derived in docs/explanation/payoff.md. Two shares are called acceptance at position k. vLLM counts, of all
-drafts, those whose first k tokens were all accepted (vllm/v1/spec_decode/metrics.py
-SpecDecodingStats.observe_draft): it only falls with k. The conditional share counts, of drafts whose first k-1
-tokens were accepted, those whose k-th was accepted too: it may rise. The first is the product of the second up
-to k. Step costs are measured points (tokens, milliseconds) joined by straight lines.
+The formulas are derived in docs/explanation/payoff.md. Two shares are called acceptance at position k. vLLM reports
+the share of drafts whose first k tokens were all accepted (vllm/v1/spec_decode/metrics.py
+SpecDecodingStats.observe_draft). It is non-increasing in k. The conditional share is P(k-th accepted | first k-1
+accepted). It can rise with k. The first share is the product of the conditional shares up to k. Step costs are
+measured points (tokens, milliseconds) joined by straight lines.
 """
 
 import math

@@ -1,22 +1,22 @@
 """Confidence intervals for the goodput ratio of a candidate to a baseline, and the verdict on it.
 
-`PairedSeries` takes blocks of both arms and gives an interval that holds at every look. If the true log ratio
-is t and blocks deviate from it symmetrically whatever came before, then
+`PairedSeries` takes blocks of both arms and returns an anytime-valid interval. If the true log ratio is t and
+blocks deviate from it symmetrically, given all earlier blocks, then
 
     product over blocks of 2 / (1 + exp(-2 w x)),    x = deviation from t, in scales, between -2 and 2
 
-is a martingale for each weight w (de la Peña 1999; Ramdas, Ruf, Larsson and Koolen 2020), and so is the mean
-over several w. By Ville's inequality it ever reaches 2/alpha with a probability of at most alpha/2. It falls
-with t, so the t at which it equals 2/alpha is a lower bound. If blocks have an autocorrelation of a, the same
-holds for deviations less a times the last one.
+is a martingale for each weight w (de la Peña 1999; Ramdas, Ruf, Larsson and Koolen 2020), and so is the mean over
+several w. By Ville's inequality, the probability that it ever reaches 2/alpha is at most alpha/2. It decreases in
+t, so the t at which it equals 2/alpha is a lower bound. If blocks have an autocorrelation of a, the same holds for
+each deviation minus a times the previous one.
 
 `between_starts` gives the interval between engine starts, which blocks of one start cannot show: Student's
 interval for two means with a common variance, from the log goodput of each start (Student, Biometrika 6, 1908;
 pooled variance: Fisher, Statistical Methods for Research Workers, 1925).
 
-For two records of the same prompts, a block jackknife estimates the ratio of their figures, with an interval. A block
-is a run of the same prompts in both records. Effects that last for less than a block, such as a queue, stay within
-blocks, so that blocks vary as they would in another run.
+For two records of the same prompts, a block jackknife estimates the ratio of their figures, with an interval. A
+block is a run of the same prompts in both records. Effects that are shorter than a block, such as a queue, stay
+within blocks, so blocks vary as they would in another run.
 """
 
 import math

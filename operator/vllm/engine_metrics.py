@@ -1,7 +1,7 @@
 """Read a vLLM engine's /metrics page: requests, KV cache, speculation and changed settings.
 
-`read_exposition` parses only the samples it is asked for, in time linear in the page: prometheus_client's parser
-takes 0.2 to 0.4 µs a character, half a second for the largest page that a hostile engine may send.
+`read_exposition` parses only the requested samples, in time linear in the page. prometheus_client's parser takes
+0.2 to 0.4 µs per character, half a second for the largest page that a hostile engine may send.
 """
 
 import re

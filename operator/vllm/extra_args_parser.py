@@ -1,8 +1,8 @@
 """Parse and check `spec.engine.extraArgs` the way vLLM's own parser reads it.
 
-That is Python's argparse with the extensions of vllm/utils/argparse_utils.py: `--flag value`, `--flag=value`,
-`--no-flag`, unique prefixes, underscores for dashes, short names with the value attached, and dotted paths into
-JSON values.
+vLLM's parser is Python's argparse with the extensions of vllm/utils/argparse_utils.py: `--flag value`,
+`--flag=value`, `--no-flag`, unique prefixes, underscores for dashes, short names with the value attached, and
+dotted paths into JSON values.
 """
 
 import json

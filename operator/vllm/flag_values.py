@@ -1,7 +1,8 @@
 """Reject values of `spec.engine.extraArgs` and `spec.engine.env` that vLLM rejects at start-up.
 
-Each row of `FLAG_CHECKS` stands for one `raise` in vLLM's configuration. A row reports a problem only if vLLM
-certainly rejects the value: a value of an unexpected type, or one that depends on the model, is left to the engine.
+Each row of `FLAG_CHECKS` corresponds to one `raise` in vLLM's configuration. A row reports a problem only if vLLM
+certainly rejects the value. Values of an unexpected type, and values that depend on the model, are left to the
+engine.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Work out overrides of the target's config.json: `spec.target.ropeScaling` and `--hf-overrides`.
+"""Compute overrides of the target's config.json: `spec.target.ropeScaling` and `--hf-overrides`.
 
 Sizing uses the overridden config. The draft is not overridden: vLLM passes it no JSON overrides
 (config/speculative.py, compose_draft_hf_overrides).

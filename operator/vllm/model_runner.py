@@ -1,4 +1,4 @@
-"""Decide which of vLLM's two model runners (V1 or V2) serves an engine, and what follows for a draft."""
+"""Decide which of vLLM's two model runners (V1 or V2) serves an engine, and the effects on a draft."""
 
 from specdecode_operator.enums import Method
 from specdecode_operator.vllm.extra_args_parser import last_option

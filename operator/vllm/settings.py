@@ -1,4 +1,4 @@
-"""Resolved settings of one engine: every default is filled in, none is left to vLLM."""
+"""Resolved settings of one engine: every default is set explicitly, so none is left to vLLM."""
 
 from dataclasses import dataclass
 from enum import StrEnum

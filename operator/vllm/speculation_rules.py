@@ -1,7 +1,8 @@
 """Check speculation settings against vLLM's rules, before the engine starts.
 
-vLLM checks many of them only in a worker, minutes after the pod took its GPUs, and breaks some silently. Rules that
-depend on the target's layers or the GPU's kernels are in sizing/kernel_support.py.
+vLLM checks many of these rules only in a worker, minutes after the pod took its GPUs. For others, it silently
+ignores or changes the setting. Rules that depend on the target's layers or the GPU's kernels are in
+sizing/kernel_support.py.
 """
 
 from collections.abc import Iterator

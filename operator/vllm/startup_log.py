@@ -1,6 +1,6 @@
 """Parse the start-up log of a vLLM engine: its settings and its memory figures.
 
-Wording of vLLM 0.17 to 0.32, from v1/worker/gpu_worker.py, v1/worker/gpu_model_runner.py,
+The patterns match the wording of vLLM 0.17 to 0.32, from v1/worker/gpu_worker.py, v1/worker/gpu_model_runner.py,
 v1/worker/gpu/model_runner.py, v1/core/kv_cache_utils.py, v1/engine/core.py and utils/mem_utils.py. Sizes are
 printed in GiB with two decimals.
 """

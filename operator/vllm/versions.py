@@ -1,6 +1,6 @@
 """Tables of vLLM versions: what changed in each, and which version an image or engine has.
 
-`data/` has one hand-written file for each minor version: changes against the version before, each with its source.
+`data/` has one hand-written file for each minor version: changes from the previous version, each with its source.
 `flags/` has one file for each version that can be launched, written by `tests/engine/flag_table.py` from the
 version's own parsers. A change is a JSON merge patch (RFC 7386): null removes a key. Sizing imports this module, so
 it may import only the parsers of `untrusted.py`.

@@ -1,6 +1,6 @@
-"""Ask every arm the same questions after its load, to compare greedy answers and output formats.
+"""Send each arm the same questions after its load, to compare greedy answers and output formats.
 
-These are single requests. Their whole answers count, not their times, and they are not recorded.
+The questions are sent one at a time and are not recorded. The complete answers are compared, not their timing.
 """
 
 import hashlib

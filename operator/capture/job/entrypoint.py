@@ -1,6 +1,6 @@
 """Run the containers `prepare` and `load` of a capture's Job.
 
-`prepare` runs before the engine, `load` beside it. For each part of the capture, `load` waits for the engine and
+`prepare` runs before the engine, `load` alongside it. For each part of the capture, `load` waits for the engine and
 its recorders, sends the workload, closes the recorders, merges, validates and publishes. Both report in the
 container's termination message: the summary, or ``{"error": {"reason", "message"}}``.
 """

@@ -1,4 +1,4 @@
-"""Finish a capture: merge, validate and publish its raw files, or leave them as they are and say why."""
+"""Finish a capture: merge, validate and publish its raw files, or leave them and report why."""
 
 import time
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """Lay out the files that a capture's containers share: volume folders, recorder, image ID.
 
-A plugin, such as the recorder, is copied as a package with its distribution metadata into a folder that an
-unmodified vLLM has on its PYTHONPATH. The volume is checked for write access and free space before the engine
-starts.
+A plugin, such as the recorder, is copied as a package with its distribution metadata into a folder on the
+PYTHONPATH of an unmodified vLLM. The volume is checked for write access and free space before the engine starts.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Record one part of a capture: start an arm's engine, send its load, wait for the recorders.
 
-A part is one arm in one repetition. The seed draws the order of the arms. With several arms, orders to start and
-stop an engine go to recorder/switcher.py in the engine's container, as files.
+A part is one arm in one repetition. The seed determines the order of the arms. With several arms, start and stop
+commands go to recorder/switcher.py in the engine's container, as files.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Compute how many requests a workload sends, when, and how long that takes.
+"""Compute the number of requests that a workload sends, their times and the total duration.
 
-Times of an open phase are offsets from its start. Each is computed from the number of the request alone, so
-rounding errors do not add up, however long the phase is.
+Times of an open phase are offsets from its start. Each is computed from the index of the request alone, so rounding
+errors do not accumulate, however long the phase is.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Read the prompts of a dataset: JSONL, GSM8K (parquet), ShareGPT (JSON), SPEED-Bench (either)."""
+"""Read prompts of a dataset: JSONL, GSM8K (parquet), ShareGPT (JSON), SPEED-Bench (JSONL, parquet)."""
 
 import codecs
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Wait until the engine is ready or idle, and read the difference of its own counters over a run."""
+"""Wait until the engine is ready or idle, and return the change in its counters over a run."""
 
 import asyncio
 import ssl

@@ -1,6 +1,6 @@
-"""Make the prompts of a workload: synthetic, from a dataset, or in the shapes of a trace.
+"""Generate the prompts of a workload: synthetic, from a dataset, or in the shapes of a trace.
 
-The same seed gives the same prompt to each request of each phase. Prompts of a trace have the lengths of the
+With the same seed, request N of a phase always gets the same prompt. Prompts of a trace have the lengths of the
 recorded prompts, share the prefixes that their block hashes show, and are sent at the recorded times.
 """
 

@@ -1,8 +1,8 @@
-"""Parse the settings of a capture's run that its Job passes, TLS settings for the engine included.
+"""Parse the run settings that a capture's Job passes, including TLS settings for the engine.
 
-The operator writes them as one JSON document into the environment variable `SETTINGS_VARIABLE`. ``workload`` in it
-is the capture's ``spec.workload`` in camelCase, as the API defines it (``api/capture.py``) and as the
-CRD's rules checked it; the rest is in snake_case.
+The operator writes them as one JSON document into the environment variable `SETTINGS_VARIABLE`. Its ``workload`` is
+the capture's ``spec.workload`` in camelCase, as defined by the API (``api/capture.py``) and validated by the CRD's
+rules. All other keys are in snake_case.
 """
 
 import ssl

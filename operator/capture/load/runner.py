@@ -1,4 +1,4 @@
-"""Run the load of a capture: the warm-up, then one phase after the other, each by its arrival pattern."""
+"""Run the load of a capture: the warm-up, then each phase in turn with its arrival pattern."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""End a run before its workload does: on SIGTERM, SIGINT or for a reason that a task reports."""
+"""Stop a run early: on SIGTERM, on SIGINT, or for a reason that a task reports."""
 
 import asyncio
 import contextlib

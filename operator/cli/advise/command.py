@@ -1,4 +1,4 @@
-"""`specdecode advise`: whether speculation pays, computed from measured numbers."""
+"""`specdecode advise`: compute from measured numbers whether speculation pays."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The inputs of `advise`: acceptance and step times from options, a capture, or a saved page of metrics."""
+"""The inputs of `advise`: acceptance and step times from options, a capture, or a saved metrics page."""
 
 import math
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""`specdecode capture`: the commands that drive a capture from beginning to end, through kubectl."""
+"""`specdecode capture`: commands that run a capture from start to finish, through kubectl."""
 
 import shlex
 import sys

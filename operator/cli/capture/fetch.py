@@ -1,4 +1,4 @@
-"""Copies a capture's files from its volume to a folder on this machine, resumes, and verifies checksums."""
+"""Copy a capture's files from its volume to a local folder; resume, and verify checksums."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""`capture validate`, `compare`, `gate` and `report`: what fetched files of captures show, without a cluster."""
+"""`capture validate`, `compare`, `gate` and `report`: evaluate fetched captures, without a cluster."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass

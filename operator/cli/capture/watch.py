@@ -1,4 +1,4 @@
-"""Applies captures from files, all or none, and follows their progress."""
+"""Apply captures from files, all or none, and follow their progress."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""`specdecode doctor`: whether a cluster is ready, asked with the caller's own rights."""
+"""`specdecode doctor`: check whether a cluster is ready, with the caller's own rights."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence

@@ -1,4 +1,7 @@
-"""Judges what was read of a cluster: API server, CRD, operator, webhook, GPUs, and a namespace's limits and storage."""
+"""Judge the state of a cluster and of a namespace.
+
+Cluster findings cover API server, CRD, operator, webhook and GPUs; namespace findings cover limits and storage.
+"""
 
 import binascii
 import re

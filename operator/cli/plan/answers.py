@@ -1,6 +1,6 @@
-"""Answers `plan` for one object: where it would run, and what to change where it does not fit.
+"""Answer `plan` for one object: where it would run, and what to change if it does not fit.
 
-Models that neither the spec nor the catalogue describes are read from the hub, or reported with what would help.
+Models that neither the spec nor the catalogue describes are read from the hub, or reported with a fix.
 """
 
 import shlex

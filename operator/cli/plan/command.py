@@ -1,4 +1,4 @@
-"""`specdecode plan`: where a deployment would run, without a cluster and without a GPU."""
+"""`specdecode plan`: show where a deployment would run, without a cluster or a GPU."""
 
 import gc
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Draws a plan: memory of each candidate, room in its KV cache, the matrix of precisions (extra `plot`)."""
+"""Plot a plan (extra `plot`): memory of each candidate, free KV cache, and the precision matrix."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

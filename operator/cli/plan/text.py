@@ -1,4 +1,4 @@
-"""The answers of `plan` as text and tables, and as Markdown for the summary of a CI job."""
+"""The answers of `plan` as text and tables, and as Markdown for a CI job summary."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final

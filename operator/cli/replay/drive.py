@@ -1,4 +1,4 @@
-"""`specdecode replay drive`: send recorded arrivals again, to a real server."""
+"""`specdecode replay drive`: send recorded arrivals to a real server."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""`specdecode replay fit` and `compare`: a model of an engine from captures, and two recordings compared."""
+"""`specdecode replay fit` and `compare`: fit an engine model to captures, and compare two recordings."""
 
 from enum import IntEnum
 from pathlib import Path

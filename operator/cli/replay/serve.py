@@ -1,4 +1,4 @@
-"""`specdecode replay serve` and `prepare`: a capture or a fitted engine behind an OpenAI-compatible API."""
+"""`specdecode replay serve` and `prepare`: a capture or fitted engine behind an OpenAI-compatible API."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""`specdecode replay synth` and `forecast`: engines in virtual time under a load that was never run."""
+"""`specdecode replay synth` and `forecast`: simulate engines in virtual time under unrecorded load."""
 
 from collections.abc import Sequence
 from pathlib import Path

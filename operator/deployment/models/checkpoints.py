@@ -1,4 +1,4 @@
-"""Geometry and precision of the checkpoints that a spec names or leaves open."""
+"""Geometry and precision of the checkpoints that a spec names or lets the plan choose."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Files of facts: what config.json and the headers of a model's files say, to be shared with sites without a hub."""
+"""Model facts files, exported from config.json and safetensors headers for sites without hub access."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

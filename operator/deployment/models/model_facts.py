@@ -1,8 +1,8 @@
-"""Facts about models from untrusted sources: the reader's message and the namespace's ConfigMap.
+"""Model facts from untrusted sources: the reader's message and the namespace's ConfigMap.
 
-One ConfigMap per namespace has one entry per model, shared by all objects of the namespace. It has no owner, so
-it outlives the object that asked first. If an entry is deleted, the model is read again. Files of facts from
-the operator's administrator come before both.
+One ConfigMap per namespace has one entry per model, shared by all objects of the namespace. It has no owner, so it
+outlives the object that asked first. If an entry is deleted, the model is read again. The administrator's facts
+files take precedence over both.
 """
 
 import base64

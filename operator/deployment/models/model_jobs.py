@@ -1,8 +1,8 @@
-"""Jobs that read and download models, and the ConfigMap that keeps which commit was downloaded.
+"""Jobs that read and download models, and the ConfigMap that records the downloaded commits.
 
-A Job answers in the termination message of its pod, which the operator copies before the pod is gone. Engines
-start with exactly the downloaded commits until the model or the revision changes. If the ConfigMap or an entry
-is deleted, the model is downloaded again; files in the cache are not fetched twice.
+A Job reports in the termination message of its pod, which the operator copies before the pod is deleted. Engines
+start with exactly the downloaded commits until the model or the revision changes. If the ConfigMap or an entry is
+deleted, the model is downloaded again; files in the cache are not fetched twice.
 """
 
 import json

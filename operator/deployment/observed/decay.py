@@ -1,16 +1,16 @@
-"""The condition Decayed: engines whose drafts bring less than before, or that take longer per token.
+"""The Decayed condition: drafts are accepted less often, or tokens take longer.
 
-Engines are compared with themselves: with the newest capture of these settings, and with their first windows
-after a start, by load. The baseline is lost with the operator's process and learned again from as many windows.
-Not judged are the first window, which began with the engines; windows with another draft length, as with K by
-batch size; acceptance under adaptive verification, which reads low by design; and the acceptance rate of
-methods with free draft length.
+Engines are compared with their own baseline: the newest capture of these settings, and their first windows after a
+start, by load. The baseline is lost when the operator process ends and is relearned from the same number of
+windows. The check skips the first window, which began with the engines. It skips windows with another draft length,
+as with K by batch size. It ignores acceptance under adaptive verification, which reads low by design, and the
+acceptance rate of methods with free draft length.
 
-`Decline` is an e-detector. Losses are numbers of 0 or more in units of the largest mean allowed. A bet of share
-b on losses above 1 multiplies by 1 + b (loss - 1): on average no gain while losses have a mean of at most 1. A
-decline may begin at any loss, so a new bet starts with each and all gains are added (Shiryaev 1963, Roberts
-1966; Shin, Ramdas and Rinaldo 2023). The sum reaches A within n losses with a probability of at most n / A: a
-known rate of false alarms.
+`Decline` is an e-detector. Losses are non-negative and scaled so that the largest allowed mean is 1. A bet of
+fraction b on losses above 1 multiplies wealth by 1 + b (loss - 1). Expected growth is at most 0 while the mean loss
+is at most 1. A decline may begin at any loss. A new bet therefore starts with each loss, and the wealth of all bets
+is summed (Shiryaev 1963, Roberts 1966; Shin, Ramdas and Rinaldo 2023). The sum reaches A within n losses with a
+probability of at most n / A, which bounds the rate of false alarms.
 """
 
 import math

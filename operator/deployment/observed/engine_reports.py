@@ -1,7 +1,7 @@
-"""Sum up what engines report: `status.observed`, conditions BudgetAccurate and EngineDiffers.
+"""Summarize the reports of engines: `status.observed`, conditions BudgetAccurate and EngineDiffers.
 
-The residual is the predicted less the reported KV cache of the smallest engine: positive if the plan promised
-too much.
+The residual is the predicted minus the reported KV cache of the smallest engine. It is positive if the plan
+predicted too much.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""What was observed of an object's engines after an apply, and what to remember of it.
+"""Observed engine state after an apply, and the part kept for later.
 
-Remembered are the last good workload and the crashes of groups.
+The last good workload and group crashes are kept.
 """
 
 from collections.abc import Mapping

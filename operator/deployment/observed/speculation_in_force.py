@@ -1,8 +1,8 @@
 """Check engines against the spec: SettingsInForce, SpeculationActive, `status.speculation`.
 
-The evidence is what an engine counts, which settings it logged as changed, and the configuration its core
-started with; the command line proves nothing. An engine may log one thing and do another, so counters take
-precedence. Engines lose their counters when they end: the last acceptance is kept and shown with its time.
+The evidence is an engine's counters, the settings it logged as changed, and the configuration its core started
+with. The command line is not evidence. An engine may log one thing and do another, so counters take precedence.
+Counters are lost when an engine ends, so the last acceptance is kept and shown with its time.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,8 +1,8 @@
 """Explain why a pod does not run: scheduling, volume, Secret, kubelet rejection, last log lines.
 
 A pod that the kubelet rejects is Failed before a container ran (pkg/kubelet/lifecycle/predicate.go and
-cm/admission/errors.go in Kubernetes). Its controller replaces it at once and without limit: a Deployment made
-310 in four minutes. So after three rejections in a row the operator backs off, for up to ten minutes.
+cm/admission/errors.go in Kubernetes). Its controller replaces it at once and without limit: a Deployment created
+310 pods in four minutes. After three rejections in a row, the operator therefore backs off for up to ten minutes.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Explain why an engine ended: match its last log lines against known vLLM errors, and name the fix.
 
 If a container leaves no termination message, the kubelet keeps the end of its log, and with
-``--enable-log-requests`` vLLM logs prompts and answers there. INFO and DEBUG records are dropped, so that none
-of that reaches a status or an Event.
+``--enable-log-requests`` vLLM logs prompts and answers there. INFO and DEBUG records are dropped, so that prompts
+and answers never reach a status or an Event.
 """
 
 import re

@@ -1,7 +1,7 @@
 """The workload that starts engines: a Deployment, or a LeaderWorkerSet for engines on several nodes.
 
-Rendered objects that are kept for long are packed: compressed JSON with a dictionary of the text that nearly
-every workload contains.
+Rendered objects that are kept for long are stored as compressed JSON. The compression dictionary is text that
+nearly every workload contains.
 """
 
 import zlib

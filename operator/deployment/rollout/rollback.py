@@ -1,7 +1,7 @@
-"""Decide whether a rollout is rolled back, and keep the workload that served last.
+"""Decide whether to roll back a rollout, and keep the last workload that served.
 
-The last good workload lies in a ConfigMap with the attempt that failed, so it survives a restart of the
-operator. The spec is not changed. A failed attempt is not repeated before the spec or its plan changes.
+A ConfigMap stores the last good workload and the failed attempt, so both survive a restart of the operator. The
+spec is not changed. A failed attempt is not retried until the spec or plan changes.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
-"""Hold new engines back until a capture judges them as good as a golden capture.
+"""Hold new engines back until a capture finds them as good as a golden capture.
 
-No state is stored: the name of the judging capture follows from the engines and the gate, and its status holds
+No state is stored: the name of the judging capture is derived from the engines and the gate, and its status holds
 the verdict.
 """
 

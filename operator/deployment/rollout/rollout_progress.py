@@ -1,9 +1,9 @@
-"""How far a rollout is, read from the workload's status and its pods, and what holds it up.
+"""Rollout progress and blockers, from the workload's status and pods.
 
-A Deployment has a deadline and restart counters. A LeaderWorkerSet recreates all pods of a group when one
-fails: restart counters start at zero, last log lines are lost, and there is no deadline. So what was seen of a
-group is kept in `GroupHistory`; crashes survive a restart of the operator in the object's ConfigMap
-(`rollback.LastGood`).
+A Deployment has a deadline and restart counters. A LeaderWorkerSet recreates all pods of a group when one fails:
+restart counters start at zero, last log lines are lost, and there is no deadline. `GroupHistory` therefore records
+the restarts of each group. Crashes are also stored in the object's ConfigMap (`rollback.LastGood`), so they survive
+a restart of the operator.
 """
 
 import re

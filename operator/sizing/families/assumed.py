@@ -1,4 +1,4 @@
-"""Geometry of a model from user-given bytes: of weights, KV cache per token, state per request."""
+"""Geometry of a model from user-supplied sizes: weights, KV cache per token, state per request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Read what all decoder families share, and multi-head latent attention (DeepSeek, Kimi K2, GLM-5).
+"""Read config keys common to all decoders, and multi-head latent attention (DeepSeek, Kimi K2, GLM-5).
 
 Draft heads and mixtures of experts of other families use latent attention too, so its reader is here.
 """

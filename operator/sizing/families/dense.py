@@ -1,6 +1,6 @@
 """Dense decoders: Llama, Gemma, Qwen, Phi, Granite, MiMo, OLMo, EXAONE, Cohere, GLM-4 and others.
 
-Gemma has windows in most layers, norms before and after each half, and tied embeddings.
+Gemma has sliding windows in most layers, norms before and after each half of a layer, and tied embeddings.
 """
 
 from collections.abc import Callable

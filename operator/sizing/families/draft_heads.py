@@ -1,6 +1,6 @@
 """Draft heads: EAGLE, EAGLE-3, Medusa, DFlash (with and without XPress), DSpark, and MTP layers.
 
-DFlash and DSpark propose a block in one pass. Layers for multi-token prediction (MTP) are part of the target's
+DFlash and DSpark propose a block in one pass. Multi-token prediction (MTP) layers are part of the target's
 checkpoint.
 """
 

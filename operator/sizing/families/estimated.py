@@ -1,7 +1,7 @@
 """Estimate the geometry of a model whose class sizing does not implement, from common config keys.
 
-If files differ in what they omit, the larger reading is taken: no window, as many key/value heads as query heads,
-an output head of its own. If the headers of the files were read, layers are scaled to the bytes in them.
+If an omitted key is ambiguous, the larger estimate is used: no window, as many key/value heads as query heads, and
+an untied output head. If the headers of the files were read, layers are scaled to the bytes in them.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Hybrids of attention and recurrent layers: Mamba (Nemotron-H, Jamba, Granite 4) and Qwen3-Next.
 
-Also Falcon-H1, Qwen3.5, and Mamba 2 alone.
+The module also covers Falcon-H1, Qwen3.5, and pure Mamba 2 models.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
-"""Mixture-of-experts decoders, except DeepSeek and its kin (decoder.py).
+"""Mixture-of-experts decoders, except DeepSeek and related models (decoder.py).
 
-Mixtral, Qwen-MoE, OLMoE, Granite, Hunyuan, gpt-oss, Llama 4; and with a router in 32 bits GLM-4.5, ERNIE 4.5, Ling,
-MiniMax M2, MiMo V2.
+The module covers Mixtral, Qwen-MoE, OLMoE, Granite, Hunyuan, gpt-oss and Llama 4. It also covers ERNIE 4.5,
+GLM-4.5, Ling, MiniMax M2 and MiMo V2, whose routers use 32 bits.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Encoders in front of language models: their parameters, and which of them are split over ranks.
 
-Counted by vLLM's classes: projections are split over the ranks; embeddings, norms, biases of row-split layers and
-projectors are whole.
+Counts follow vLLM's classes: projections are split over the ranks; embeddings, norms, biases of row-parallel layers
+and projectors are replicated.
 """
 
 from collections.abc import Callable, Mapping

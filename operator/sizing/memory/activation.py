@@ -1,18 +1,18 @@
 """Peak activation memory of vLLM's profiling run: forward, drafting, sampling, image encoding.
 
-Follows profile_run and _dummy_run tensor by tensor. The peak is the largest of encoding images, the target's
-forward pass, the draft's, and sampling; allocations that the run keeps are added.
+The computation follows profile_run and _dummy_run tensor by tensor. The peak is the largest of image encoding, the
+target's forward pass, the draft's forward pass, and sampling; allocations that the run keeps are added.
 
 vLLM compiles a model in pieces that end at each attention (compilation/backends.py, split_graph). A piece starts
 with the attention's output and the residual, which its caller holds, and makes the next layer's queries, keys and
 values. So the peak is either around an attention or around the feed-forward layer after it.
 
 Model runner V2 profiles the draft's proposal in full (v1/worker/gpu/model_runner.py, _dummy_run); V1 runs the
-draft's layers alone (v1/spec_decode/llm_base_proposer.py, dummy_run). XPress refinement:
+draft's layers alone (v1/spec_decode/llm_base_proposer.py, dummy_run). XPress refinement follows
 model_executor/models/qwen3_xpress.py, jacobi_refine_greedy.
 
-`on_product` returns the pair with the kernels that the GPU product decides, such as Triton's for latent attention,
-which reserves workspace for parts of a context.
+`on_product` selects the kernels for a GPU product, such as Triton's for latent attention, which reserves workspace
+for parts of a context. It returns the pair with these kernels.
 """
 
 from dataclasses import dataclass, replace

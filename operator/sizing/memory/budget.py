@@ -1,8 +1,8 @@
 """The memory budget of one GPU, or of a CPU engine, term by term, and whether the pair fits.
 
-`engine_footprint` holds the terms that do not depend on the GPU product; searches and matrices ask for it
-repeatedly, so it is cached. Overhead is what the engine takes beside torch's tensors: libraries, CUDA graphs and
-memory that it needs outside the budget. On CPU the KV cache size is given instead of being the remainder.
+`engine_footprint` holds the terms that do not depend on the GPU product. It is cached, because searches and
+matrices call it repeatedly. Overhead is engine memory outside torch's tensors: libraries, CUDA graphs and memory
+that the engine needs outside the budget. On CPU, the KV cache size is given; on a GPU, it is the remainder.
 """
 
 import math

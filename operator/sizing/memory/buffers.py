@@ -1,6 +1,6 @@
 """Buffers allocated before the profiling run, CUDA graph sizes, and memory of adaptive verification.
 
-Buffers are those of the sampler, the drafter and pipeline stages. Adaptive verification: vLLM,
+The buffers belong to the sampler, the drafter and pipeline stages. Adaptive verification follows vLLM,
 v1/worker/gpu/spec_decode, adaptive_verification.py and acceptance_estimator.py.
 """
 

@@ -1,8 +1,9 @@
 """Lay out the KV cache of a pair: layers on stages and ranks, groups of block tables, and capacity.
 
 All groups draw blocks of one size from one pool that target and draft share. Full attention alone is one group,
-whatever the width of its layers. Other mixes are cut into groups of about equal bytes, and each group takes its own
-blocks for a request. Source: v1/core/kv_cache_utils.py. Weights are placed here too, because they share the stages.
+even with layers of different widths. Other mixes are cut into groups of about equal bytes, and each group takes
+separate blocks for a request. Source: v1/core/kv_cache_utils.py. Weights are placed here too, because they share
+the stages.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,6 +1,6 @@
-"""Page sizes of KV cache layers: what each layer keeps in one block, made equal for one pool.
+"""Page sizes of KV cache layers: the bytes of each layer in one block, made equal for one pool.
 
-Follows vLLM's v1/core/kv_cache_utils.py up to the grouping of its KVCacheSpecs.
+The rules follow vLLM's v1/core/kv_cache_utils.py up to the grouping of its KVCacheSpecs.
 """
 
 import math

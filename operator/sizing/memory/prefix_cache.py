@@ -1,4 +1,4 @@
-"""Count tokens of a cached prefix that speculation makes the engine compute again."""
+"""Count the tokens of a cached prefix that the engine recomputes because of speculation."""
 
 import math
 from collections.abc import Mapping
