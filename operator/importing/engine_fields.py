@@ -11,7 +11,7 @@ from specdecode_operator.enums import ENGINE_DTYPES, KvCacheDtype, RopeType
 from specdecode_operator.importing.engine_container import take_secret
 from specdecode_operator.importing.server_arguments import SECRET_FLAGS, Argument
 from specdecode_operator.importing.server_command import secret_variable
-from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, Outcome, SpecBuilder
+from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, Object, Outcome, SpecBuilder
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.arguments import ARGUMENTS, COMPILATION_CONFIG, HF_OVERRIDES, reserved_flag_problem
@@ -54,7 +54,7 @@ def take_rope_scaling(given: Argument, model: str, builder: SpecBuilder) -> bool
     return True
 
 
-def _scaling(said: Mapping[str, Any], model: str) -> dict[str, Any] | None:
+def _scaling(said: Object, model: str) -> dict[str, Any] | None:
     rope = next((said[key] for key in sorted(_ROPE) if key in said), None)
     if not isinstance(rope, dict) or not said.keys() <= {*_ROPE, _LONGEST}:
         return None
@@ -77,7 +77,7 @@ def _scaling(said: Mapping[str, Any], model: str) -> dict[str, Any] | None:
     return scaling if same else None
 
 
-def _config(model: str) -> Mapping[str, Any]:
+def _config(model: str) -> Object:
     """Return the config.json of a model of the catalogue; of others nothing is known."""
     entry = find_entry(model)
     return entry.config if entry is not None else {}
@@ -202,14 +202,14 @@ def _keys(given: Argument) -> list[Argument]:
 def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> list[str]:
     """Return what goes to extraArgs as it is; say of the rest why it does not."""
     if given.name in _SETTLED:
-        builder.note(Outcome.OPERATOR, given.shown, _SETTLED[given.name])
+        builder.own(given.shown, _SETTLED[given.name])
     elif given.name.startswith(_SHAPE) and given.values == ("1",) and given.name.endswith(("-size", "--nnodes")):
-        builder.note(Outcome.OPERATOR, given.text, HOLDS_ANYWAY)
+        builder.own(given.text, HOLDS_ANYWAY)
     elif given.name.startswith(_SHAPE):
         message = reserved_flag_problem(given.name) or "no field of the object means it"
         builder.decide("spec.parallelism", given.text, message)
     elif given.name in _OF_OPERATOR:
-        builder.note(Outcome.OPERATOR, given.text, "the operator writes it by the plan")
+        builder.own(given.text, "the operator writes it by the plan")
     elif given.name == "--config":
         message = "holds arguments that are not read here: write them into the command line, then import again"
         builder.decide("spec.engine.extraArgs", given.text, message)
@@ -226,7 +226,7 @@ def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> l
 def _take_plain(given: Argument, builder: SpecBuilder) -> None:
     """Take a flag whose value is the field's: a number, a name, or a switch."""
     if given.negated:
-        builder.note(Outcome.OPERATOR, given.text, HOLDS_ANYWAY)
+        builder.own(given.text, HOLDS_ANYWAY)
         return
     number = read_number(given.value)
     value = True if not given.values else given.value if number is None else number
@@ -290,14 +290,14 @@ def _take_precision(given: Argument, builder: SpecBuilder) -> None:
     what = given.text
     match given.name, given.value:
         case "--dtype", "auto":
-            builder.note(Outcome.OPERATOR, what, HOLDS_ANYWAY)
+            builder.own(what, HOLDS_ANYWAY)
         case "--dtype", dtype:
             # The checks of the spec name one that vLLM does not know.
             builder.take(what, "serving.dtype", str(ENGINE_DTYPES.get(dtype.lower(), dtype)))
         case "--quantization", "fp8" | "fp8_per_tensor":
             builder.take(what, "target.quantization", "FP8", "made while loading, where the checkpoint is 16-bit")
         case "--quantization", scheme if scheme in OF_CHECKPOINTS:
-            builder.note(Outcome.OPERATOR, what, "vLLM reads it from the checkpoint, as AsCheckpoint does")
+            builder.own(what, "vLLM reads it from the checkpoint, as AsCheckpoint does")
         case "--quantization", _:
             message = "the operator quantizes while loading to FP8 only: name an INT4 checkpoint, or --quantization fp8"
             builder.decide("spec.target.quantization", what, message)
@@ -326,13 +326,13 @@ def _take_secret(given: Argument, builder: SpecBuilder, secrets: Secrets) -> Non
 
 
 def take_tls(
-    flags: Sequence[Argument], pod: Mapping[str, Any], container: Mapping[str, Any], builder: SpecBuilder
+    flags: Sequence[Argument], pod: Object, container: Object, builder: SpecBuilder
 ) -> tuple[list[Argument], set[str]]:
     """Take the certificate; return the other flags, and the volumes that the operator mounts itself."""
     paths = {given.name: given.values[0] for given in flags if given.name in _CERTIFICATE_FILES and given.values}
     for given in flags:
         if given.name == _CERTIFICATE_REFRESH:
-            builder.note(Outcome.OPERATOR, given.text, "a renewed certificate counts without a restart")
+            builder.own(given.text, "a renewed certificate counts without a restart")
     rest = [given for given in flags if given.name not in {*_CERTIFICATE_FILES, _CERTIFICATE_REFRESH}]
     if not paths:
         return rest, set()
@@ -349,7 +349,7 @@ def take_tls(
     return rest, set()
 
 
-def _secret_file(path: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, str, str] | None:
+def _secret_file(path: str, pod: Object, container: Object) -> tuple[str, str, str] | None:
     """Return Secret, key and volume of a file; None for one that comes from elsewhere."""
     folder, _, file = path.rpartition("/")
     mount = next(

@@ -11,7 +11,7 @@ from specdecode_operator.importing.pod_template import Omitted, mount_of
 from specdecode_operator.importing.server_arguments import Argument
 from specdecode_operator.importing.server_command import container_commands, plain_environment
 from specdecode_operator.importing.shell import ScriptError
-from specdecode_operator.importing.spec_builder import MigrationError, Outcome, SpecBuilder
+from specdecode_operator.importing.spec_builder import MigrationError, Object, SpecBuilder
 from specdecode_operator.importing.speculation import SpeculativeConfig
 from specdecode_operator.problems import MISSING
 from specdecode_operator.sizing.catalogue import find_entry, published_heads
@@ -73,7 +73,7 @@ class Location:
 def take_speculators(
     flags: Sequence[Argument],
     found: SpeculativeConfig,
-    configs: Mapping[str, Mapping[str, Any]],
+    configs: Mapping[str, Object],
     builder: SpecBuilder,
 ) -> list[Argument]:
     """Return the flags with the verifier as the model if the given model is a speculators checkpoint.
@@ -132,8 +132,8 @@ def _ask_for_verifier(name: str, builder: SpecBuilder) -> None:
 def take_models(
     flags: Sequence[Argument],
     drafter: str | None,
-    pod: Mapping[str, Any],
-    container: Mapping[str, Any],
+    pod: Object,
+    container: Object,
     builder: SpecBuilder,
 ) -> Omitted:
     """Take the models; return what of the pod they leave behind."""
@@ -145,7 +145,7 @@ def take_models(
         locations.append(_take_target(named, flags, _find_location(named.values[0], pod, container), builder))
     method = builder.get("speculation.method")
     if drafter and named is not None and method in _IN_TARGET and drafter == named.values[0]:
-        builder.note(Outcome.OPERATOR, f"draft {drafter}", "is the target itself, whose checkpoint holds the draft")
+        builder.own(f"draft {drafter}", "is the target itself, whose checkpoint holds the draft")
     elif drafter and method in {*METHODS_WITH_DRAFT, *_IN_TARGET}:
         locations.append(_take_draft(drafter, _find_location(drafter, pod, container), builder))
     _take_volume(locations, builder)
@@ -211,9 +211,7 @@ def _named(location: Location) -> str:
     return "the hub" if location.host_path is None else f"{location.host_path} of the node"
 
 
-def _take_cache(
-    env: Mapping[str, str], caches: set[str], pod: Mapping[str, Any], container: Mapping[str, Any], builder: SpecBuilder
-) -> None:
+def _take_cache(env: Mapping[str, str], caches: set[str], pod: Object, container: Object, builder: SpecBuilder) -> None:
     """Keep the claim that holds the hub's cache, also for what engines compile."""
     homes = {env.get("HF_HOME", USUAL_CACHES[0]).rstrip("/")}
     claims = {name_of(each): mapping(each, "persistentVolumeClaim") for each in objects(pod, "volumes")}
@@ -231,15 +229,13 @@ def _take_cache(
         builder.take(what, "models.cache", {"persistentVolumeClaim": {"claimName": claim}}, remark)
 
 
-def _omitted(
-    locations: list[Location], pod: Mapping[str, Any], container: Mapping[str, Any], builder: SpecBuilder
-) -> Omitted:
+def _omitted(locations: list[Location], pod: Object, container: Object, builder: SpecBuilder) -> Omitted:
     env = plain_environment(container)
     caches = {env[name].rstrip("/") for name in CACHE_VARIABLES if env.get(name)} | set(USUAL_CACHES)
     _take_cache(env, caches, pod, container, builder)
     for location in locations:
         if location.download:
-            builder.note(Outcome.OPERATOR, f"the download by {location.download}", "the operator downloads the models")
+            builder.own(f"the download by {location.download}", "the operator downloads the models")
     return Omitted(
         volumes={location.volume for location in locations if location.volume and not location.problem},
         caches=caches,
@@ -248,7 +244,7 @@ def _omitted(
     )
 
 
-def _find_location(model: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Location:
+def _find_location(model: str, pod: Object, container: Object) -> Location:
     """Return where a model lies that the server is given by this name."""
     if "://" in model:
         problem = (
@@ -283,7 +279,7 @@ def _find_location(model: str, pod: Mapping[str, Any], container: Mapping[str, A
     return Location(inside or model, claim=claim, host_path=host, volume=name, problem=at_root)
 
 
-def _download(path: str, containers: Iterable[Mapping[str, Any]]) -> Location | None:
+def _download(path: str, containers: Iterable[Object]) -> Location | None:
     """The hub repository that an init container, or the server's own script, fetches to a path."""
     for container in containers:
         if _INITIALIZER in str(container.get("image")) and not container.get("command"):
@@ -308,7 +304,7 @@ def _download(path: str, containers: Iterable[Mapping[str, Any]]) -> Location | 
     return None
 
 
-def _initialized(path: str, container: Mapping[str, Any]) -> Location | None:
+def _initialized(path: str, container: Object) -> Location | None:
     """Return what KServe's storage initializer fetches to a path: its arguments are pairs of address and folder."""
     words, name = texts(container, "args"), name_of(container)
     for address, folder in zip(words[::2], words[1::2], strict=False):

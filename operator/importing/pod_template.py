@@ -13,7 +13,7 @@ from specdecode_operator.deployment.pod_security import needed_grants
 from specdecode_operator.deployment.pod_template_merge import OWN_MOUNTS, OWN_VOLUMES
 from specdecode_operator.deployment.timeouts import SHORTEST_GRACE_S
 from specdecode_operator.importing.server_arguments import Argument
-from specdecode_operator.importing.spec_builder import Outcome, SpecBuilder
+from specdecode_operator.importing.spec_builder import Object, Outcome, SpecBuilder
 from specdecode_operator.untrusted import mapping, name_of, objects, texts
 
 _TEMPLATE: Final = "spec.podTemplate.spec"
@@ -81,14 +81,14 @@ class Omitted:
     """Arguments that are passed on: a mount that one of them names is kept."""
 
 
-def mount_of(path: str, container: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def mount_of(path: str, container: Object) -> Object | None:
     """Return the mount that a path lies under, the deepest first."""
     mounts = [each for each in objects(container, "volumeMounts") if each.get("mountPath")]
     above = [each for each in mounts if f"{path}/".startswith(f"{str(each['mountPath']).rstrip('/')}/")]
     return max(above, key=lambda each: len(str(each["mountPath"])), default=None)
 
 
-def ask_for_files(passed_on: Iterable[Argument], container: Mapping[str, Any], builder: SpecBuilder) -> None:
+def ask_for_files(passed_on: Iterable[Argument], container: Object, builder: SpecBuilder) -> None:
     """Ask for each file that an argument names and no mount of the container holds: the new pod has none of it."""
     message = (
         "lies in the image, or on its machine: mount it in spec.podTemplate, from a ConfigMap or a"
@@ -122,7 +122,7 @@ def _files(given: Argument) -> Iterator[str]:
             yield str(path)
 
 
-def take_product(pod: Mapping[str, Any], builder: SpecBuilder) -> None:
+def take_product(pod: Object, builder: SpecBuilder) -> None:
     """Take the GPU products that a pod is pinned to, by nodeSelector or by node affinity."""
     selected = mapping(pod, "nodeSelector").get(PRODUCT_LABEL)
     if selected:
@@ -142,7 +142,7 @@ def take_product(pod: Mapping[str, Any], builder: SpecBuilder) -> None:
         builder.take(f"nodeAffinity {PRODUCT_LABEL}", "accelerator.product", products)
 
 
-def take_metadata(metadata: Mapping[str, Any], selectors: Iterable[Mapping[str, str]], builder: SpecBuilder) -> None:
+def take_metadata(metadata: Object, selectors: Iterable[Mapping[str, str]], builder: SpecBuilder) -> None:
     """Take labels and annotations of the pods, but no label that Services or what made the old pods select by."""
     selected = {key for selector in selectors for key in selector}
     labels = mapping(metadata, "labels")
@@ -152,16 +152,16 @@ def take_metadata(metadata: Mapping[str, Any], selectors: Iterable[Mapping[str, 
         )
     own = {key for key in labels if key.startswith(_OWN_LABELS)}
     for key in sorted(own - selected):
-        builder.note(Outcome.OPERATOR, f"label {key}", _WRITTEN)
+        builder.own(f"label {key}", _WRITTEN)
     _take_words("label", "labels", {k: v for k, v in labels.items() if k not in selected | own}, builder)
     annotations = mapping(metadata, "annotations")
     kept = {key: value for key, value in annotations.items() if not key.startswith(_OWN_ANNOTATIONS)}
     for key in sorted(annotations.keys() - kept.keys()):
-        builder.note(Outcome.OPERATOR, f"annotation {key}", _WRITTEN)
+        builder.own(f"annotation {key}", _WRITTEN)
     _take_words("annotation", "annotations", kept, builder)
 
 
-def note_selecting(pod: Mapping[str, Any], selectors: Iterable[Mapping[str, str]], builder: SpecBuilder) -> None:
+def note_selecting(pod: Object, selectors: Iterable[Mapping[str, str]], builder: SpecBuilder) -> None:
     """Say where a pod's placement selects pods by labels that the new ones do not have."""
     labels = {key for selector in selectors for key in selector}
     for field in ("affinity", "topologySpreadConstraints"):
@@ -172,7 +172,7 @@ def note_selecting(pod: Mapping[str, Any], selectors: Iterable[Mapping[str, str]
             builder.drop(f"the labelSelector in {field}", why)
 
 
-def _take_words(kind: str, field: str, words: Mapping[str, Any], builder: SpecBuilder) -> None:
+def _take_words(kind: str, field: str, words: Object, builder: SpecBuilder) -> None:
     if words:
         builder.set(f"podTemplate.metadata.{field}", dict(words))
     for key in words:
@@ -180,8 +180,8 @@ def _take_words(kind: str, field: str, words: Mapping[str, Any], builder: SpecBu
 
 
 def take_pod(
-    pod: Mapping[str, Any],
-    container: Mapping[str, Any],
+    pod: Object,
+    container: Object,
     env: list[dict[str, Any]],
     omitted: Omitted,
     builder: SpecBuilder,
@@ -191,7 +191,7 @@ def take_pod(
     template: dict[str, Any] = {}
     for key, value in pod.items():
         if key == "terminationGracePeriodSeconds" and not (isinstance(value, int) and value >= SHORTEST_GRACE_S):
-            builder.note(Outcome.OPERATOR, f"{key} {value}", "the operator adds up the steps in which a pod ends")
+            builder.own(f"{key} {value}", "the operator adds up the steps in which a pod ends")
         elif key not in _HANDLED and value not in _AS_IT_IS_ANYWAY.get(key, ()):
             template[key] = value
     selector = {key: value for key, value in mapping(pod, "nodeSelector").items() if key != PRODUCT_LABEL}
@@ -217,7 +217,7 @@ def take_pod(
 
 
 def _engine(
-    container: Mapping[str, Any], env: list[dict[str, Any]], omitted: Omitted, builder: SpecBuilder, *, on_gpu: bool
+    container: Object, env: list[dict[str, Any]], omitted: Omitted, builder: SpecBuilder, *, on_gpu: bool
 ) -> dict[str, Any]:
     """Return the overlay of the engine container."""
     engine: dict[str, Any] = {"name": ENGINE_CONTAINER}
@@ -225,7 +225,7 @@ def _engine(
         if key in {"name", "image", "command", "args", "env", "resources", "volumeMounts"}:
             continue
         if key in _OF_OPERATOR:
-            builder.note(Outcome.OPERATOR, key, _OF_OPERATOR[key])
+            builder.own(key, _OF_OPERATOR[key])
         elif key == "envFrom":
             message = "it could undo what the operator sets: name its variables one by one, and import again"
             builder.decide(f"{_TEMPLATE}.containers[engine].envFrom", _sources(value), message)
@@ -257,21 +257,21 @@ def _sources(env_from: Any) -> str:
     return ", ".join(named) or "nothing"
 
 
-def _keeps(mount: Mapping[str, Any], omitted: Omitted, builder: SpecBuilder) -> bool:
+def _keeps(mount: Object, omitted: Omitted, builder: SpecBuilder) -> bool:
     """Return whether a mount of the engine goes on; say why it does not."""
     path = str(mount.get("mountPath")).rstrip("/")
     if path in OWN_MOUNTS:
-        builder.note(Outcome.OPERATOR, f"mount {path}", "the operator mounts its own there")
+        builder.own(f"mount {path}", "the operator mounts its own there")
         return False
     if any(f"{path}/" in f"{argument}/" for argument in omitted.arguments):
         return True
     if any(f"{cache}/".startswith(f"{path}/") for cache in omitted.caches):
-        builder.note(Outcome.OPERATOR, f"mount {path}", "was the hub's cache")
+        builder.own(f"mount {path}", "was the hub's cache")
         return False
     return name_of(mount) not in omitted.volumes
 
 
-def _renamed(sidecar: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(sidecar: Object) -> dict[str, Any]:
     """A sidecar with a name and volumes that the operator's own do not have."""
     renamed = dict(sidecar)
     if name_of(sidecar) == ENGINE_CONTAINER:
@@ -281,7 +281,7 @@ def _renamed(sidecar: Mapping[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def _with_own_volume(mount: Mapping[str, Any]) -> dict[str, Any]:
+def _with_own_volume(mount: Object) -> dict[str, Any]:
     return {**mount, "name": _volume_name(name_of(mount))}
 
 
@@ -289,7 +289,7 @@ def _volume_name(name: str) -> str:
     return f"{name}-volume" if name in OWN_VOLUMES else name
 
 
-def _volumes(pod: Mapping[str, Any], users: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _volumes(pod: Object, users: Iterable[Object]) -> list[dict[str, Any]]:
     """Volumes but those that only held what the operator brings itself."""
     before = [*objects(pod, "containers"), *objects(pod, "initContainers")]
     mounted = {name_of(mount) for container in before for mount in objects(container, "volumeMounts")}
@@ -302,7 +302,7 @@ def _volumes(pod: Mapping[str, Any], users: Iterable[Mapping[str, Any]]) -> list
     ]
 
 
-def _remark(template: Mapping[str, Any]) -> str:
+def _remark(template: Object) -> str:
     """Return what whoever runs the operator must allow for a part of a podTemplate."""
     grants = dict.fromkeys(needed_grants({"spec": template}).values())
     return f", where the operator allows it: --allow-pod-template={','.join(grants)}" if grants else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from specdecode_operator.importing.server_command import ServerCommand
-from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, Outcome, SpecBuilder
+from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, SpecBuilder
 from specdecode_operator.problems import shown, some_of
 from specdecode_operator.untrusted import UnreadableTextError, parse_json
 from specdecode_operator.vllm.profiles import EngineProfile, Flag
@@ -366,7 +366,7 @@ def say_as_now(arguments: Iterable[Argument], builder: SpecBuilder, profile: Eng
     for given in arguments:
         older = None if given.known else FLAGS.get(given.name)
         if not given.words:
-            builder.note(Outcome.OPERATOR, f"{given.name} false", HOLDS_ANYWAY)
+            builder.own(f"{given.name} false", HOLDS_ANYWAY)
         elif older is None:
             current.append(given)
         elif (successor := _successor(given, older, builder, profile)) is not None:
@@ -379,7 +379,7 @@ def _successor(given: Argument, older: OlderSetting, builder: SpecBuilder, profi
     if words:
         words[0] = ".".join((words[0], *given.path))
     if given.values and given.value in older.default:
-        builder.note(Outcome.OPERATOR, given.text, HOLDS_ANYWAY)
+        builder.own(given.text, HOLDS_ANYWAY)
     elif older.gone:
         builder.drop(given.shown, older.gone)
     elif not words or words[0].partition(".")[0] not in profile.flags:
@@ -387,7 +387,7 @@ def _successor(given: Argument, older: OlderSetting, builder: SpecBuilder, profi
         message = older.ask or f"vLLM {profile.version} knows {known}: write one of them, and import again"
         builder.decide("spec.engine.extraArgs", given.shown, message)
     else:
-        builder.note(Outcome.OPERATOR, given.shown, f"vLLM {profile.version} calls it {words[0]}")
+        builder.own(given.shown, f"vLLM {profile.version} calls it {words[0]}")
         return _read(words, profile)[0]
     return None
 
@@ -443,7 +443,7 @@ def without_group(arguments: Iterable[Argument], nodes: int, builder: SpecBuilde
     kept = []
     for given in arguments:
         if nodes > 1 and (given.name in _OF_GROUPS or (given.name, given.value) == ("--nnodes", str(nodes))):
-            builder.note(Outcome.OPERATOR, given.shown, "the operator writes it where a replica needs several nodes")
+            builder.own(given.shown, "the operator writes it where a replica needs several nodes")
         else:
             kept.append(given)
     return kept

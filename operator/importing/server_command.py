@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Final
 
 from specdecode_operator.importing.shell import KUBELET_DOLLAR, Command, ScriptError, read_script, refuse_signs, shown
-from specdecode_operator.importing.spec_builder import MigrationError
+from specdecode_operator.importing.spec_builder import MigrationError, Object
 from specdecode_operator.untrusted import name_of, objects
 
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
@@ -52,7 +52,7 @@ class ServerCommand:
     """Commands beside it that may matter, as they may be printed."""
 
 
-def find_server_command(container: Mapping[str, Any], where: str) -> ServerCommand | None:
+def find_server_command(container: Object, where: str) -> ServerCommand | None:
     """Return how a container starts vLLM's server; None when it starts something else.
 
     Raises
@@ -94,7 +94,7 @@ def is_harmless(command: Command) -> bool:
     return _HARMLESS.fullmatch(" ".join(command.words)) is not None
 
 
-def container_commands(container: Mapping[str, Any], where: str) -> list[Command]:
+def container_commands(container: Object, where: str) -> list[Command]:
     """Return the commands that a container runs, as its kubelet and its shell read them.
 
     Raises
@@ -125,7 +125,7 @@ def container_commands(container: Mapping[str, Any], where: str) -> list[Command
     return [Command(words, {}, frozenset(unknown))]
 
 
-def plain_environment(container: Mapping[str, Any]) -> dict[str, str]:
+def plain_environment(container: Object) -> dict[str, str]:
     """Return the container's variables that have their value in the object."""
     return {name: value for name, value in environment(container).items() if value is not None}
 
@@ -141,7 +141,7 @@ def variables_in(text: str) -> set[str]:
     return {found[1] for found in _KUBELET_VARIABLE.finditer(text) if found[1] is not None}
 
 
-def environment(container: Mapping[str, Any]) -> dict[str, str | None]:
+def environment(container: Object) -> dict[str, str | None]:
     """Return the container's variables as its kubelet sets them; None for a value from elsewhere."""
     env: dict[str, str | None] = {}
     for each in objects(container, "env"):
@@ -154,7 +154,7 @@ def environment(container: Mapping[str, Any]) -> dict[str, str | None]:
     return env
 
 
-def _words(container: Mapping[str, Any], key: str, where: str) -> list[str]:
+def _words(container: Object, key: str, where: str) -> list[str]:
     given = container.get(key)
     if given is None:
         return []
@@ -185,7 +185,7 @@ def script_index(words: Sequence[str]) -> int | None:
     return None
 
 
-def _has_vllm_image(container: Mapping[str, Any]) -> bool:
+def _has_vllm_image(container: Object) -> bool:
     return "vllm" in str(container.get("image")).lower()
 
 

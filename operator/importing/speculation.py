@@ -10,7 +10,7 @@ from specdecode_operator.api.deployment import Serving
 from specdecode_operator.enums import DraftSampling, Method, RejectionSampling
 from specdecode_operator.importing.engine_fields import OF_CHECKPOINTS, OF_MODELS, read_json, read_number
 from specdecode_operator.importing.server_arguments import Argument
-from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, Outcome, SpecBuilder
+from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, Object, SpecBuilder
 from specdecode_operator.problems import MISSING, shown
 from specdecode_operator.vllm.profiles import EngineProfile
 from specdecode_operator.vllm.speculative_config import read_lax, reserved_key_problem
@@ -168,7 +168,7 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
             _take(found.written[key], key, config[key], builder, profile)
 
 
-def _take_default_tokens(method: str, config: Mapping[str, Any], builder: SpecBuilder) -> None:
+def _take_default_tokens(method: str, config: Object, builder: SpecBuilder) -> None:
     """Take vLLM's own number of tokens: for suffix the depth of its trees (config/speculative.py)."""
     depth = config.get("suffix_decoding_max_tree_depth") or _SUFFIX_DEPTH
     if method == Method.SUFFIX and isinstance(depth, int):
@@ -192,13 +192,11 @@ def _method(config: dict[str, Any], profile: EngineProfile) -> str:
 def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
     """Take one key; where no field means it, say why, or ask where it changes how the engine drafts."""
     if key == "parallel_drafting" and isinstance(value, bool):
-        builder.note(
-            Outcome.OPERATOR, f"{what} {shown(value)}", "the operator says so of each draft whose config.json does"
-        )
+        builder.own(f"{what} {shown(value)}", "the operator says so of each draft whose config.json does")
     elif key == "parallel_drafting" and value is not None:
         builder.decide("spec.speculation", f"{what}: {shown(value)}", "must be true or false")
     elif value is None or (value is False and key in profile.speculative_keys - _INHERITED):
-        builder.note(Outcome.OPERATOR, what, HOLDS_ANYWAY)
+        builder.own(what, HOLDS_ANYWAY)
     elif key in _FIELDS:
         builder.take(what, _FIELDS[key], value)
     elif key in _PERCENT_FIELDS and isinstance(value, int | float) and math.isfinite(value):
@@ -239,7 +237,7 @@ def _take_quantization(what: str, value: Any, builder: SpecBuilder) -> None:
     if value in ("fp8", "fp8_per_tensor"):
         builder.take(what, "speculation.draft.quantization", "FP8")
     elif value in OF_CHECKPOINTS:
-        builder.note(Outcome.OPERATOR, f"{what} {shown(value)}", "vLLM reads it from the draft's checkpoint")
+        builder.own(f"{what} {shown(value)}", "vLLM reads it from the draft's checkpoint")
     else:
         message = "the operator quantizes a draft while loading to FP8 only: name a quantized checkpoint, or fp8"
         builder.decide("spec.speculation.draft.quantization", str(value), message)
@@ -248,7 +246,7 @@ def _take_quantization(what: str, value: Any, builder: SpecBuilder) -> None:
 def _take_draft_split(what: str, value: Any, builder: SpecBuilder) -> None:
     """The target's own needs no field; 1 is passed on as it is, and anything else no vLLM takes."""
     if value == (builder.get("parallelism.tensor") or 1):
-        builder.note(Outcome.OPERATOR, f"{what} {shown(value)}", "the draft is split as the target is")
+        builder.own(f"{what} {shown(value)}", "the draft is split as the target is")
     else:
         builder.take(what, "parallelism.draftTensor", value)
 
@@ -298,7 +296,7 @@ def _take_fly(key: str, default: Callable[[SpecBuilder], float]) -> Callable[[st
         if builder.get("speculation.rejectionSampling") != RejectionSampling.FLY.value:
             builder.drop(f"{what} {shown(value)}", "is of rejection_sample_method fly alone")
         elif value == default(builder):
-            builder.note(Outcome.OPERATOR, f"{what} {shown(value)}", HOLDS_ANYWAY)
+            builder.own(f"{what} {shown(value)}", HOLDS_ANYWAY)
         else:
             builder.take(what, f"speculation.extraConfig.{key}", value)
 
