@@ -172,10 +172,7 @@ def migrate_workload(
     configs
         Contents of config.json by the model that the server is given.
 
-    Raises
-    ------
-    MigrationError
-        When there is nothing to import.
+    Raises MigrationError if there is nothing to import.
     """
     server = _find_server(workload)
     remarks = workload.remarks

@@ -18,9 +18,6 @@ from specdecode_operator.vllm.environment import API_KEY_VARIABLE
 _MOST_USER_ID: Final = 2**31 - 1
 """Largest runAsUser and runAsGroup that Kubernetes takes (IsValidUserID of k8s.io/apimachinery)."""
 
-_MOST_GPUS: Final = 99_999
-"""More than any machine has."""
-
 _OF_MACHINE: Final = "is for the machine that runs it: a pod has its own"
 _SHARED_MEMORY: Final = "the operator mounts shared memory itself"
 _RESTART: Final = "the kubelet starts an engine again that ends"
@@ -79,7 +76,7 @@ class _Container:
 def gpus_of_devices(value: str) -> int | None:
     """Return the number of GPUs that ``--gpus`` asks for; None for all that there are."""
     text = value.strip("\"'")
-    if (number := whole_number(text, _MOST_GPUS)) is not None:
+    if (number := whole_number(text, 99_999)) is not None:
         return number
     if devices := re.search(r"device=([^\"']+)", text):
         return len([each for each in devices[1].split(",") if each and "=" not in each])
@@ -132,13 +129,7 @@ def is_of_docker(words: Sequence[str]) -> bool:
 
 
 def read_docker_run(command: Command) -> Workload:
-    """Return the container that one command starts.
-
-    Raises
-    ------
-    MigrationError
-        When it names no image.
-    """
+    """Return the container that one command starts; raise MigrationError if it names no image."""
     words = list(_image_options(command.words) or ())
     run = _Container()
     while words and words[0].startswith("-") and words[0] != "-":
@@ -171,7 +162,7 @@ def read_docker_run(command: Command) -> Workload:
 
 
 def _image_options(words: Sequence[str]) -> Sequence[str] | None:
-    """Return what follows ``docker run``."""
+    """Return the words after ``docker run``; None for another command."""
     rest = list(words)
     while rest and (rest[0] in {"sudo", "exec"} or re.fullmatch(r"[A-Za-z_]\w*=.*", rest[0])):
         rest.pop(0)
@@ -298,13 +289,7 @@ def is_compose(body: Object) -> bool:
 
 
 def read_compose(body: Object) -> list[Workload]:
-    """Return the services that start vLLM.
-
-    Raises
-    ------
-    MigrationError
-        When one has values that only compose fills in.
-    """
+    """Return the services that start vLLM; raise MigrationError if one has values that only compose fills in."""
     return [
         _read(str(name), service)
         for name, service in mapping(body, "services").items()

@@ -189,10 +189,7 @@ def find_platform(
 
     ``env`` are the variables that its own command sets.
 
-    Raises
-    ------
-    MigrationError
-        When the operator cannot plan for its hardware.
+    Raises MigrationError if the operator cannot plan for its hardware.
     """
     amounts = _amounts(container)
     place = f"{where}.resources.limits"
@@ -245,10 +242,7 @@ def take_image(image: str, platform: Platform, wanted: str | None, builder: Spec
 
     ``wanted`` is the version that the user gave, for images whose tag does not tell.
 
-    Raises
-    ------
-    MigrationError
-        When the version that the user gave is unknown.
+    Raises MigrationError if the version that the user gave is unknown.
     """
     repository, tag = split_reference(image)
     version = wanted or version_of_image(image)

@@ -202,7 +202,7 @@ def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> l
         message = "holds arguments that are not read here: write them into the command line, then import again"
         builder.decide("spec.engine.extraArgs", given.text, message)
     elif problems := extra_args_problems(given.words, profile):
-        # Whatever it asks of the engine, the new one would be without it.
+        # Without the flag, the new engine would differ.
         message = re.sub(r"^is not for extraArgs; ", "", problems[0].message)
         builder.decide("spec.engine.extraArgs", given.shown, message)
     else:
@@ -232,10 +232,7 @@ def read_number(text: str) -> int | None:
 def read_json(text: str) -> Any:
     """Return the value of a flag that takes JSON.
 
-    Raises
-    ------
-    ValueError
-        When it is not JSON, or nested deeper than any setting of vLLM.
+    Raises ValueError if it is not JSON, or nested deeper than any setting of vLLM.
     """
     too_deep = f"nested more than {_JSON_LEVELS} levels deep"
     try:

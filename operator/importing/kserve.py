@@ -100,7 +100,7 @@ _HUGGINGFACE_FLAGS: Final = {
     "--model-revision": "--revision",
     "--max-length": "--max-model-len",
 }
-"""python/huggingfaceserver of KServe: its own names for what vLLM has; all others go to vLLM as they are."""
+"""Flags of KServe's own server with vLLM's names; it passes others on (python/huggingfaceserver of KServe)."""
 
 _HUGGINGFACE_ONLY: Final = ("--backend", "--http-port", "--workers", "--enable-docs-url", "--max-threads")
 
@@ -108,10 +108,7 @@ _HUGGINGFACE_ONLY: Final = ("--backend", "--http-port", "--workers", "--enable-d
 def read_inference_service(body: Object, others: Sequence[Object]) -> Workload:
     """Return the server of a predictor; ``others`` are the objects beside it, which may hold its runtime.
 
-    Raises
-    ------
-    MigrationError
-        When it has neither containers nor a model.
+    Raises MigrationError if it has neither containers nor a model.
     """
     predictor, remarks = required(body, _PREDICTOR), Remarks()
     for key in ("transformer", "explainer"):
@@ -277,13 +274,7 @@ _MORE: Final = "VLLM_ADDITIONAL_ARGS"
 
 
 def read_llm_inference_service(body: Object) -> Workload:
-    """Return the server that the controller starts for a model.
-
-    Raises
-    ------
-    MigrationError
-        When it names no model.
-    """
+    """Return the server that the controller starts for a model; raise MigrationError if it names no model."""
     spec, remarks = required(body, "spec"), Remarks()
     model = required(body, "spec.model")
     if not model.get("uri"):

@@ -18,7 +18,7 @@ from specdecode_operator.importing.workload import (
 from specdecode_operator.untrusted import mapping, name_of, objects, texts
 
 _BOUND: Final = ("nodeName", "restartPolicy", "priority", "preemptionPolicy", "hostname", "subdomain")
-"""What the scheduler and admission write into a pod, and names that it alone can have."""
+"""Fields that the scheduler and admission write into a pod, and names that only one pod can have."""
 
 
 def read_deployment(body: Object) -> Workload:
@@ -88,10 +88,7 @@ _OWN_KEYS: Final = ("rolloutStrategy", "startupPolicy", "networkConfig")
 def read_leader_worker_set(body: Object) -> Workload:
     """Return the server that the leaders start; the workers only lend it their GPUs.
 
-    Raises
-    ------
-    MigrationError
-        When the size of a group is not a number.
+    Raises MigrationError if the size of a group is not a number.
     """
     template, spec, remarks = required(body, _TEMPLATE), mapping(body, "spec"), Remarks()
     size = template.get("size", 1)

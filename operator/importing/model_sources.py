@@ -67,10 +67,7 @@ def take_speculators(
 
     Source: vllm/transformers_utils/config.py, maybe_override_with_speculators.
 
-    Raises
-    ------
-    MigrationError
-        When ``configs`` has a model that the server is not given.
+    Raises MigrationError if ``configs`` has a model that the server is not given.
     """
     model = next((each for each in flags if not each.name), None)
     model = model or next((each for each in reversed(flags) if each.name == "--model" and each.values), None)
@@ -222,7 +219,7 @@ def _take_cache(env: Mapping[str, str], caches: set[str], pod: Object, container
 
 
 def _find_location(model: str, pod: Object, container: Object) -> Location:
-    """Return where a model is that the server is given by this name."""
+    """Return the location of a model by the name that the server is given."""
     copy = "copy it to a PersistentVolumeClaim and name that in spec.models, or use its hub id"
     if "://" in model:
         return Location(model, problem=f"lies at an address: {copy}")

@@ -24,7 +24,7 @@ _LITERAL, _QUOTED, _END, _BLANK, _EMPTY = "\ue000", "\ue001", "\ue002", "\ue003"
 variable's value into words, and quotes around nothing: shlex drops the quotes that tell these apart."""
 
 KUBELET_DOLLAR: Final = "\ue005"
-"""Stands in for the dollar of a variable that the kubelet replaces, whatever quotes are around it."""
+"""Stands for the dollar of a variable that the kubelet replaces, in any quotes."""
 
 _SIGNS: Final = (_LITERAL, _QUOTED, _END, _BLANK, _EMPTY, KUBELET_DOLLAR)
 _ESCAPED: Final = {"$": _LITERAL, "`": "`", "\n": ""}
@@ -42,7 +42,7 @@ _BEYOND: Final = {
     "a function, an array or a subshell": re.compile(r"[()]|(?m:(?:^|;)[ \t]*function\s)"),
     "a pattern or a group": re.compile(rf"[*?]|(?<![${KUBELET_DOLLAR}])\{{"),
 }
-"""What a plain script does not have."""
+"""Syntax that a plain script does not have."""
 
 MAX_CHARACTERS: Final = 65_536
 _PRINTING: Final = frozenset({"echo", "printf", "export", "readonly", "declare", "local", "read"})
@@ -69,7 +69,7 @@ class Command:
     """Variables that the script sets for it; None for a value that only the running container knows."""
 
     unknown: frozenset[str] = frozenset()
-    """Words that hold what only the running container knows."""
+    """Words with values that only the running container knows."""
 
 
 def read_script(text: str, env: Mapping[str, str | None]) -> list[Command]:
@@ -78,10 +78,7 @@ def read_script(text: str, env: Mapping[str, str | None]) -> list[Command]:
     ``env`` are the container's variables; None is a value that the object does
     not hold.
 
-    Raises
-    ------
-    ScriptError
-        When it is more than plain commands.
+    Raises ScriptError if it is more than plain commands.
     """
     _refuse_length(text)
     _refuse_beyond(text)

@@ -192,10 +192,7 @@ def is_command_text(text: str) -> bool:
 def read_command_text(text: str) -> Workload:
     """Return the server that a command line or a script starts, in a container or not.
 
-    Raises
-    ------
-    MigrationError
-        When the script is more than plain commands, or starts several containers.
+    Raises MigrationError if the script is more than plain commands, or starts several containers.
     """
     text = "\n".join(map(_without_log, _NOHUP.sub(r"\1", _PROMPT.sub("", text)).split("\n")))
     try:
@@ -271,10 +268,7 @@ READABLE: Final = (
 def read_workloads(body: Object, others: Sequence[Object] = ()) -> list[Workload]:
     """Return the servers of one object, none for an unknown kind; ``others`` are the objects beside it.
 
-    Raises
-    ------
-    MigrationError
-        When it belongs to a SpecDecodeDeployment, or lacks a part that its kind must have.
+    Raises MigrationError if it belongs to a SpecDecodeDeployment, or lacks a part that its kind must have.
     """
     for owner in objects(mapping(body, "metadata"), "ownerReferences"):
         if owner.get("kind") == KIND:

@@ -15,10 +15,10 @@ _NAME: Final = re.compile(
     r"|[_-]PWD$|(?:^|[_-])(?:SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:V?\d+)?(?:[_-]|$)",
     re.IGNORECASE,
 )
-"""How variables are called whose value is a secret."""
+"""Names of variables whose value is a secret."""
 
 _PERHAPS: Final = re.compile(r"(?:^|[_-])(?:TOKEN|KEY)(?:V?\d+)?(?:[_-]|$)", re.IGNORECASE)
-"""How variables are called whose value is a secret, unless it is a number or a switch."""
+"""Names of variables whose value is a secret, unless it is a number or a switch."""
 
 _ABOUT: Final = re.compile(r"[_-](?:FILE|PATH|DIR|NAME)$", re.IGNORECASE)
 _SETTING: Final = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?|true|false|on|off|yes|no|none|auto", re.IGNORECASE)
@@ -83,7 +83,6 @@ def _without(value: Any, path: str, builder: "SpecBuilder", flag: Any = None) ->
     return cleaned
 
 
-_SHOWN_CHARACTERS: Final = 96
 HOLDS_ANYWAY: Final = "is what holds without it"
 
 
@@ -200,7 +199,7 @@ class SpecBuilder(Remarks):
 
 
 def _short(value: str) -> str:
-    return clip(without_secrets(value), _SHOWN_CHARACTERS)
+    return clip(without_secrets(value), 96)
 
 
 def plain(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from specdecode_operator.api.deployment import Serving
 from specdecode_operator.enums import DraftSampling, Method, RejectionSampling
 from specdecode_operator.importing.engine_fields import OF_CHECKPOINTS, OF_MODELS, read_json, read_number
-from specdecode_operator.importing.server_arguments import Argument
+from specdecode_operator.importing.server_arguments import TYPICAL, Argument
 from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, SpecBuilder
 from specdecode_operator.problems import MISSING, shown
 from specdecode_operator.vllm.profiles import EngineProfile
@@ -61,11 +61,10 @@ _INHERITED: Final = frozenset({"enforce_eager", "index_share_for_mtp_iteration"}
 """Switches whose absence is not false: vLLM takes the target's setting, or the checkpoint's."""
 
 
-_TYPICAL: Final = "typical acceptance is gone: rejection sampling keeps the target's own distribution"
 _GONE: Final = {
-    "acceptance_method": _TYPICAL,
-    "posterior_alpha": _TYPICAL,
-    "posterior_threshold": _TYPICAL,
+    "acceptance_method": TYPICAL,
+    "posterior_alpha": TYPICAL,
+    "posterior_threshold": TYPICAL,
     "disable_log_stats": "statistics stay on: they show whether the engine drafts",
     "disable_logprobs": "log probabilities come with drafted tokens, too",
     "disable_mqa_scorer": "drafted tokens are scored in one step in any case",
@@ -76,7 +75,7 @@ _SAMPLING: Final = {
     "draft_sample_method": ("speculation.draftSampling", tuple(DraftSampling)),
     "rejection_sample_method": ("speculation.rejectionSampling", tuple(RejectionSampling)),
 }
-"""Keys with the field that says the same, and what it may say."""
+"""Keys with their field and its values."""
 
 _LAST: Final = frozenset(
     {
@@ -120,7 +119,7 @@ class SpeculativeConfig:
 
 
 def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: EngineProfile) -> SpeculativeConfig:
-    """Return what the flags say of speculation, in whatever form."""
+    """Collect the flags of speculation, in all their forms."""
     found = SpeculativeConfig()
     for given in flags:
         if given.name == _CONFIG and not given.path:
@@ -254,7 +253,7 @@ def _take_draft_split(what: str, value: Any, builder: SpecBuilder) -> None:
 
 
 def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
-    """Take ranges, and say what vLLM does between and after them: a range goes on until the next begins."""
+    """Take ranges without gaps: in vLLM, a range goes on until the next begins."""
     try:
         given = sorted((int(first), int(last), int(tokens)) for first, last, tokens in value)
     except (TypeError, ValueError, OverflowError):

@@ -13,7 +13,7 @@ class Workload:
     """A server: its containers, volumes and resources as a pod has them, its replicas, and how to end it."""
 
     kind: str
-    """What people call the source, such as StatefulSet or docker run."""
+    """Common name of the source, such as StatefulSet or docker run."""
 
     name: str
     pod: Object
