@@ -10,7 +10,7 @@ from typing import Any, Final
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
 from specdecode_operator.importing.engine_container import TOKEN_VARIABLES
 from specdecode_operator.importing.shell import Command
-from specdecode_operator.importing.spec_builder import MigrationError, Object, Remarks
+from specdecode_operator.importing.spec_builder import OWN_GRACE, OWN_PROBES, MigrationError, Object, Remarks
 from specdecode_operator.importing.workload import Workload, operand, plain_text
 from specdecode_operator.untrusted import mapping, objects, texts, whole_number
 from specdecode_operator.vllm.environment import API_KEY_VARIABLE
@@ -24,8 +24,6 @@ _RESTART: Final = "the kubelet starts an engine again that ends"
 _RUNTIME: Final = "pods get their GPUs from the device plugin"
 _PORTS: Final = "the one port is spec.serving.port, behind a Service"
 _NAME: Final = "the object has a name of its own"
-_PROBES: Final = "the operator's own probes allow for a long start"
-_GRACE: Final = "the operator adds up the steps in which a pod ends"
 
 
 def _as_text(word: str) -> str:
@@ -104,8 +102,8 @@ _OF_OPERATOR: Final = {
     "--runtime": _RUNTIME,
     "--publish": _PORTS,
     "--name": _NAME,
-    "--health-cmd": _PROBES,
-    "--stop-timeout": _GRACE,
+    "--health-cmd": OWN_PROBES,
+    "--stop-timeout": OWN_GRACE,
 }
 _DOCKER_RUN_HARMLESS: Final = frozenset(
     {
@@ -265,13 +263,13 @@ _RESOLVE: Final = "docker compose config writes it out: import what that prints"
 _COMPOSE_OF_OPERATOR: Final = {
     "container_name": _NAME,
     "depends_on": "an engine waits for nothing but its models",
-    "healthcheck": _PROBES,
+    "healthcheck": OWN_PROBES,
     "ipc": _SHARED_MEMORY,
     "ports": _PORTS,
     "restart": _RESTART,
     "runtime": _RUNTIME,
     "shm_size": _SHARED_MEMORY,
-    "stop_grace_period": _GRACE,
+    "stop_grace_period": OWN_GRACE,
 }
 _HARMLESS: Final = (
     "dns", "expose", "extra_hosts", "hostname", "init", "labels", "logging", "network_mode", "networks", "platform",

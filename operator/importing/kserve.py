@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from specdecode_operator.importing.spec_builder import MigrationError, Object, Remarks, required
+from specdecode_operator.importing.spec_builder import ROLLS_OUT, MigrationError, Object, Remarks, required
 from specdecode_operator.importing.workload import Workload, kubectl, name_in, namespace_of
 from specdecode_operator.problems import MISSING, shown
 from specdecode_operator.untrusted import mapping, name_of, objects, texts
@@ -79,7 +79,7 @@ _PREDICTOR: Final = "spec.predictor"
 _CONTAINER: Final = "kserve-container"
 _OF_KSERVE: Final = {
     "containerConcurrency": "vLLM queues what it does not run: spec.serving.maxNumSeqs",
-    "deploymentStrategy": "an old engine ends before its successor starts",
+    "deploymentStrategy": ROLLS_OUT,
     "timeout": "clients and gateways have their own",
 }
 _READ: Final = ("model", "containers", "minReplicas", "maxReplicas", "labels", "annotations", *_OF_KSERVE)
@@ -287,7 +287,7 @@ def read_llm_inference_service(body: Object) -> Workload:
     if spec.get("router") is not None:
         remarks.own("router", "routes and scheduler select pods: point them at the new Service")
     if spec.get("rolloutStrategy"):
-        remarks.own("rolloutStrategy", "an old engine ends before its successor starts")
+        remarks.own("rolloutStrategy", ROLLS_OUT)
     remarks.ask_for_rest(spec, (*_LLM_READ, *_ASKED, "worker"), "spec")
     remarks.drop_metadata(body, read=(SECRET_ANNOTATION,))
     speculation, draft = _read_speculator(spec, remarks)

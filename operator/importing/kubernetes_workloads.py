@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
 from specdecode_operator.importing.model_sources import USUAL_CACHES
-from specdecode_operator.importing.spec_builder import MigrationError, Object, Remarks, required
+from specdecode_operator.importing.spec_builder import ROLLS_OUT, UNDOES, MigrationError, Object, Remarks, required
 from specdecode_operator.importing.workload import (
     Workload,
     kubectl,
@@ -33,7 +33,7 @@ def read_stateful_set(body: Object) -> Workload:
         if spec.get(key):
             remarks.drop(key, "engines are alike: they need no names of their own")
     if spec.get("updateStrategy"):
-        remarks.own("updateStrategy", "an old engine ends before its successor starts")
+        remarks.own("updateStrategy", ROLLS_OUT)
     claims = [name_in(each) for each in objects(spec, "volumeClaimTemplates")]
     message = "gives each pod a claim of its own: name one that all replicas can read in spec.models, or use the hub"
     for claim in claims:
@@ -208,8 +208,7 @@ def _remarks(model: Object, common: Object, where: str) -> Remarks:
     remarks.ask_for_rest(mapping(model, "vllmConfig"), _CONFIG_READ, f"{where}.vllmConfig")
     remarks.ask_for_rest(common, _COMMON_READ, _SECTION)
     if model.get("envFromSecret"):
-        message = "it could undo what the operator sets: name its variables one by one, and import again"
-        remarks.decide(f"{where}.envFromSecret", str(mapping(model, "envFromSecret").get("name")), message)
+        remarks.decide(f"{where}.envFromSecret", str(mapping(model, "envFromSecret").get("name")), UNDOES)
     if mapping(model, "lmcacheConfig").get("enabled"):
         remarks.decide(f"{where}.lmcacheConfig", "enabled", _RENDER)
     if model.get("chatTemplate"):

@@ -13,7 +13,7 @@ from specdecode_operator.deployment.pod_security import needed_grants
 from specdecode_operator.deployment.pod_template_merge import OWN_MOUNTS, OWN_VOLUMES
 from specdecode_operator.deployment.timeouts import SHORTEST_GRACE_S
 from specdecode_operator.importing.server_arguments import Argument
-from specdecode_operator.importing.spec_builder import Object, Outcome, SpecBuilder
+from specdecode_operator.importing.spec_builder import OWN_GRACE, OWN_PROBES, UNDOES, Object, Outcome, SpecBuilder
 from specdecode_operator.untrusted import mapping, name_of, objects, texts
 
 _TEMPLATE: Final = "spec.podTemplate.spec"
@@ -40,9 +40,9 @@ _OF_ENGINE_ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
     "securityContext": ({}, {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}),
 }
 _OF_OPERATOR: Final = {
-    "startupProbe": "the operator's own probes allow for a long start",
-    "readinessProbe": "the operator's own probes allow for a long start",
-    "livenessProbe": "the operator's own probes allow for a long start",
+    "startupProbe": OWN_PROBES,
+    "readinessProbe": OWN_PROBES,
+    "livenessProbe": OWN_PROBES,
     "lifecycle": "the operator lets requests end before a pod goes",
     "ports": "the one port is spec.serving.port, by the name http",
 }
@@ -179,7 +179,7 @@ def take_pod(pod: Object, container: Object, env: list[dict[str, Any]], omitted:
     template: dict[str, Any] = {}
     for key, value in pod.items():
         if key == "terminationGracePeriodSeconds" and not (isinstance(value, int) and value >= SHORTEST_GRACE_S):
-            builder.own(f"{key} {value}", "the operator adds up the steps in which a pod ends")
+            builder.own(f"{key} {value}", OWN_GRACE)
         elif key not in _HANDLED and value not in _AS_IT_IS_ANYWAY.get(key, ()):
             template[key] = value
     selector = {key: value for key, value in mapping(pod, "nodeSelector").items() if key != PRODUCT_LABEL}
@@ -231,8 +231,7 @@ def _engine(
         if key in _OF_OPERATOR:
             builder.own(key, _OF_OPERATOR[key])
         elif key == "envFrom":
-            message = "it could undo what the operator sets: name its variables one by one, and import again"
-            builder.decide(f"{_TEMPLATE}.containers[engine].envFrom", _sources(container), message)
+            builder.decide(f"{_TEMPLATE}.containers[engine].envFrom", _sources(container), UNDOES)
         elif value not in _OF_ENGINE_ANYWAY.get(key, ()):
             engine[key] = value
     owned = {GPU_RESOURCE} if on_gpu else {"cpu", "memory"}

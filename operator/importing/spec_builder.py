@@ -84,6 +84,10 @@ def _without(value: Any, path: str, builder: "SpecBuilder", flag: Any = None) ->
 
 
 HOLDS_ANYWAY: Final = "is what holds without it"
+OWN_PROBES: Final = "the operator's own probes allow for a long start"
+OWN_GRACE: Final = "the operator adds up the steps in which a pod ends"
+ROLLS_OUT: Final = "an old engine ends before its successor starts"
+UNDOES: Final = "it could undo what the operator sets: name its variables one by one, and import again"
 
 
 Object = Mapping[str, Any]
