@@ -46,7 +46,14 @@ from specdecode_operator.importing.server_arguments import (
     without_group,
 )
 from specdecode_operator.importing.server_command import ServerCommand, find_server_command
-from specdecode_operator.importing.spec_builder import MigrationError, Outcome, Setting, SpecBuilder, withhold_secrets
+from specdecode_operator.importing.spec_builder import (
+    MigrationError,
+    Object,
+    Outcome,
+    Setting,
+    SpecBuilder,
+    withhold_secrets,
+)
 from specdecode_operator.importing.speculation import read_speculation, take_speculation
 from specdecode_operator.importing.workload import Workload, in_namespace
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem
@@ -54,19 +61,17 @@ from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.settings import Platform
 
 _FILE: Final = "OBJECT.yaml"
-_CONTENT: Final = "when you are content; until then, the Service's old selector and a scale up take you back"
-_READY_TIMEOUT: Final = "45m"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: what it is for, and its command."""
+    """One step of a migration."""
 
     purpose: str
     command: str
 
 
-def selecting(services: Iterable[Mapping[str, Any]], labels: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def selecting(services: Iterable[Object], labels: Object) -> list[Object]:
     """Return the Services that select pods with these labels."""
     found = []
     for service in services:
@@ -76,53 +81,39 @@ def selecting(services: Iterable[Mapping[str, Any]], labels: Mapping[str, Any]) 
     return found
 
 
-def migration_steps(workload: Workload, new: str, services: Sequence[Mapping[str, Any]], gpus: int) -> list[Step]:
+def migration_steps(workload: Workload, new: str, services: Sequence[Object], gpus: int) -> list[Step]:
     """Return the steps, first to last, that replace a server without downtime."""
     within = in_namespace(workload.namespace)
     need = f"{gpus} more GPUs" if gpus else "room for as many pods again"
-    if workload.outside:
-        return [
-            Step("see where it will run, and what to change if it does not fit", f"specdecode plan -f {_FILE}"),
-            Step("start it", f"kubectl apply{within} -f {_FILE}"),
-            Step(
-                "wait until it serves",
-                f"kubectl wait --for=condition=Ready sdd/{new}{within} --timeout={_READY_TIMEOUT}",
-            ),
-            Step("send requests to it, then end the old server", workload.end or f"kubectl get service {new}{within}"),
-        ]
-    moves = [_move(service, new, within) for service in services] or [
-        Step(
-            "send new requests to them (SERVICE is yours; none was found that selects the old pods)",
-            f"kubectl patch service SERVICE{within} --type=json -p '{_patch(new, [])}'",
-        )
-    ]
-    return [
+    start = "start it" if workload.outside else f"start it beside the old one; it needs {need} for a while"
+    steps = [
         Step("see where it will run, and what to change if it does not fit", f"specdecode plan -f {_FILE}"),
-        Step(f"start it beside the old one; it needs {need} for a while", f"kubectl apply{within} -f {_FILE}"),
-        Step(
-            "wait until it serves",
-            f"kubectl wait --for=condition=Ready sdd/{new}{within} --timeout={_READY_TIMEOUT}",
-        ),
-        *moves,
-        Step("end the old pods, once vllm:num_requests_running at their /metrics is 0", workload.end),
-        *([Step(_CONTENT, workload.remove)] if workload.remove else []),
+        Step(start, f"kubectl apply{within} -f {_FILE}"),
+        Step("wait until it serves", f"kubectl wait --for=condition=Ready sdd/{new}{within} --timeout=45m"),
     ]
+    if workload.outside:
+        end = workload.end or f"kubectl get service {new}{within}"
+        return [*steps, Step("send requests to it, then end the old server", end)]
+    for service in services:
+        name = str(mapping(service, "metadata").get("name"))
+        # After the slash, a leading dash does not make the name an option.
+        which = f"service/{shlex.quote(name)}" if name.startswith("-") else f"service {shlex.quote(name)}"
+        selector = json.dumps(mapping(mapping(service, "spec"), "selector"), separators=(",", ":"))
+        patch = _patch(new, objects(mapping(service, "spec"), "ports"))
+        purpose = f"send new requests to them (the selector was {selector})"
+        steps.append(Step(purpose, f"kubectl patch {which}{within} --type=json -p '{patch}'"))
+    if not services:
+        purpose = "send new requests to them (SERVICE is yours; none was found that selects the old pods)"
+        steps.append(Step(purpose, f"kubectl patch service SERVICE{within} --type=json -p '{_patch(new, [])}'"))
+    steps.append(Step("end the old pods, once vllm:num_requests_running at their /metrics is 0", workload.end))
+    if workload.remove:
+        purpose = "when you are content; until then, the Service's old selector and a scale up take you back"
+        steps.append(Step(purpose, workload.remove))
+    return steps
 
 
-def _move(service: Mapping[str, Any], new: str, within: str) -> Step:
-    name = str(mapping(service, "metadata").get("name"))
-    # Behind a slash a dash begins no option.
-    which = f"service/{shlex.quote(name)}" if name.startswith("-") else f"service {shlex.quote(name)}"
-    selector = json.dumps(mapping(mapping(service, "spec"), "selector"), separators=(",", ":"))
-    ports = objects(mapping(service, "spec"), "ports")
-    return Step(
-        f"send new requests to them (the selector was {selector})",
-        f"kubectl patch {which}{within} --type=json -p '{_patch(new, ports)}'",
-    )
-
-
-def _patch(new: str, ports: Sequence[Mapping[str, Any]]) -> str:
-    """A JSON patch: a merge would leave the old labels in the selector."""
+def _patch(new: str, ports: Sequence[Object]) -> str:
+    """Return a JSON patch: a merge patch would leave the old labels in the selector."""
     changes: list[dict[str, Any]] = [{"op": "replace", "path": "/spec/selector", "value": selector_labels(new)}]
     if len(ports) == 1:
         changes.append({"op": "replace", "path": "/spec/ports/0/targetPort", "value": "http"})
@@ -131,21 +122,19 @@ def _patch(new: str, ports: Sequence[Mapping[str, Any]]) -> str:
 
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUFFIX: Final = "-sdd"
-_OF_ROLLOUT: Final = ("progressDeadlineSeconds", "minReadySeconds", "revisionHistoryLimit")
 _TENSOR: Final = "--tensor-parallel-size"
-_NONE: Final = (0, "0", "0%")
 
 
 @dataclass(frozen=True)
 class Migration:
-    """What a server becomes."""
+    """A server as a SpecDecodeDeployment, with the report."""
 
     body: Body
-    """The object; where something must be decided, as far as it goes."""
+    """The object; incomplete if there are decisions."""
 
     settings: tuple[Setting, ...]
     decisions: tuple[Problem, ...]
-    """What a person must decide before it is applied."""
+    """Problems that a person must solve before it is applied."""
 
     steps: tuple[Step, ...]
     """How to move over without downtime."""
@@ -153,7 +142,7 @@ class Migration:
 
 @dataclass(frozen=True)
 class _Server:
-    """The container that runs vLLM, how it starts it, and on what."""
+    """The container that runs vLLM."""
 
     where: str
     container: dict[str, Any]
@@ -168,36 +157,42 @@ def migrate_workload(
     *,
     name: str | None = None,
     engine_version: str | None = None,
-    configs: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    configs: Mapping[str, Object] = MappingProxyType({}),
 ) -> Migration:
-    """Return the object that means the same as a server of vLLM.
+    """Return the object that means the same as a vLLM server.
 
-    ``services`` are those of its namespace: the ones that select its pods are
-    part of the steps. ``name`` is the object's, by default the server's with a
-    suffix. ``engine_version`` is for images that do not tell theirs. ``configs``
-    are contents of config.json by the model that the server is given.
+    Parameters
+    ----------
+    services
+        Services of the server's namespace. The steps move those that select its pods.
+    name
+        Name of the object; by default the server's with a suffix.
+    engine_version
+        vLLM version of an image whose tag does not tell.
+    configs
+        Contents of config.json by the model that the server is given.
 
-    Raises
-    ------
-    MigrationError
-        When there is nothing to import.
+    Raises MigrationError if there is nothing to import.
     """
     server = _find_server(workload)
-    builder = SpecBuilder()
-    for setting in workload.remarks.settings:
-        builder.note(setting.outcome, setting.name, setting.result)
-    for problem in workload.remarks.decisions:
-        builder.decide(problem.field, problem.value, problem.message)
+    remarks = workload.remarks
+    builder = SpecBuilder(settings=[*remarks.settings], decisions=[*remarks.decisions])
     _take_server(server, workload, engine_version, configs, builder)
     new = _new_name(workload, name, builder)
-    selected_by = _take_selection(workload, services, builder)
+    selected_by = selecting(services, mapping(workload.metadata, "labels"))
+    selectors = [*(mapping(mapping(each, "spec"), "selector") for each in selected_by), workload.match_labels]
+    take_metadata(workload.metadata, selectors, builder)
+    note_selecting(workload.pod, selectors, builder)
     _take_rollout(workload.spec, builder)
     note_defaults(builder, server.platform)
     note_user(builder)
     if workload.outside:
         _ask_for_folders(builder)
     withhold_secrets(builder)
-    _ask_for_problems(builder)
+    asked = {decision.field for decision in builder.decisions}
+    for problem in _problems(builder):
+        if problem.field not in asked:
+            builder.decide(problem.field, problem.value, problem.message)
     metadata = {"name": new} | ({"namespace": workload.namespace} if workload.namespace else {})
     spec = _in_order(builder.spec, SpecDecodeDeploymentSpec)
     made = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
@@ -205,21 +200,17 @@ def migrate_workload(
     return Migration(made, tuple(builder.settings), tuple(builder.decisions), tuple(steps))
 
 
-def _needed_gpus(of_a_replica: int, spec: Mapping[str, Any]) -> int:
-    """Return the GPUs of all replicas, by what they have now or their fields say; 0 on CPU."""
+def _needed_gpus(of_a_replica: int, spec: Object) -> int:
+    """Return the GPUs of all replicas: those of the old server or those of the fields, if more; 0 on CPU."""
+    sizes = [mapping(spec, "parallelism").get(key) for key in ("tensor", "pipeline", "data")]
+    by_fields = math.prod(size for size in sizes if isinstance(size, int))
     replicas = spec.get("replicas", 1)
-    a_replica = max(of_a_replica, _spread_over(spec)) if of_a_replica else 0
+    a_replica = max(of_a_replica, by_fields) if of_a_replica else 0
     return a_replica * (replicas if isinstance(replicas, int) else 1)
 
 
-def _spread_over(spec: Mapping[str, Any]) -> int:
-    """Return how many GPUs a replica takes by its fields; what they leave open counts as one."""
-    sizes = [mapping(spec, "parallelism").get(key) for key in ("tensor", "pipeline", "data")]
-    return math.prod(size for size in sizes if isinstance(size, int))
-
-
 def runs_server(workload: Workload) -> bool:
-    """Return whether one of its containers starts vLLM, or would if it could be read."""
+    """Return whether one of the containers starts vLLM; if its command cannot be read, assume so."""
     try:
         return bool(_find_server(workload))
     except MigrationError as error:
@@ -258,7 +249,7 @@ def _take_server(
     server: _Server,
     workload: Workload,
     engine_version: str | None,
-    configs: Mapping[str, Mapping[str, Any]],
+    configs: Mapping[str, Object],
     builder: SpecBuilder,
 ) -> None:
     """Take hardware, arguments, models, environment and the rest of the pod."""
@@ -290,65 +281,44 @@ def _take_server(
     take_whole_prompts(builder, profile)
 
 
-def _take_selection(workload: Workload, services: Iterable[Body], builder: SpecBuilder) -> list[Mapping[str, Any]]:
-    """Take labels and annotations; return the Services that select the pods."""
-    selected_by = selecting(services, mapping(workload.metadata, "labels"))
-    selectors = [*(mapping(mapping(each, "spec"), "selector") for each in selected_by), workload.match_labels]
-    take_metadata(workload.metadata, selectors, builder)
-    note_selecting(workload.pod, selectors, builder)
-    return selected_by
-
-
 def _take_split(gpus: int, builder: SpecBuilder) -> None:
-    """What nobody says is 1 for the engine, but the plan's choice for the operator."""
+    """Write the tensor parallelism: vLLM's default is 1, the operator's is the choice of the plan."""
     if builder.get("parallelism.tensor") is None and _TENSOR in builder.unsaid:
         what = f"resources nvidia.com/gpu {gpus}" if gpus else _TENSOR
         builder.take(what, "parallelism.tensor", gpus or 1, f"the value of {_TENSOR} is not known")
     elif builder.get("parallelism.tensor") is None:
-        builder.set("parallelism.tensor", 1)
-        builder.note(Outcome.FIELD, f"{_TENSOR} (absent)", "spec.parallelism.tensor: 1")
+        builder.take(f"{_TENSOR} (absent)", "parallelism.tensor", 1)
     ranks = [builder.get(f"parallelism.{each}") or 1 for each in ("tensor", "pipeline", "data")]
     if gpus and all(isinstance(each, int) for each in ranks) and gpus != math.prod(ranks):
         what = f"resources nvidia.com/gpu {gpus}"
         builder.drop(what, f"the server is spread over {math.prod(ranks)}: that is what a pod of the operator asks for")
 
 
-def _take_rollout(spec: Mapping[str, Any], builder: SpecBuilder) -> None:
+def _take_rollout(spec: Object, builder: SpecBuilder) -> None:
     if "replicas" in spec:
         builder.take(f"replicas {spec['replicas']}", "replicas", spec["replicas"])
-    _take_strategy(mapping(spec, "strategy"), builder)
-    if spec.get("paused") is True:
-        builder.take("paused", "rollout.paused", value=True)
-    for key in _OF_ROLLOUT:
-        if key in spec:
-            builder.note(Outcome.OPERATOR, key, "the operator allows for a long start")
-
-
-def _take_strategy(strategy: Mapping[str, Any], builder: SpecBuilder) -> None:
-    """A further engine is started first only where somebody wanted that none is missing: GPUs are scarce."""
-    if not strategy:
-        return
-    rolling = mapping(strategy, "rollingUpdate")
+    rolling = mapping(mapping(spec, "strategy"), "rollingUpdate")
     surge, missing = rolling.get("maxSurge"), rolling.get("maxUnavailable")
-    if missing in _NONE and surge not in (None, *_NONE):
+    none = (0, "0", "0%")
+    if missing in none and surge not in (None, *none):
+        # GPUs are scarce: start a further engine first only if the old server could not miss one.
         what = f"strategy with maxSurge {surge} and maxUnavailable {missing}"
         builder.take(what, "rollout.strategy", "Surge", "one engine more than replicas is started first")
-    else:
+    elif mapping(spec, "strategy"):
         why = "an old engine ends before its successor starts: spec.rollout.strategy Surge needs GPUs for one more"
-        builder.note(Outcome.OPERATOR, "strategy", why)
-
-
-def _ask_for_problems(builder: SpecBuilder) -> None:
-    """Ask for what `specdecode plan` would refuse, where nothing is asked for yet."""
-    asked = {decision.field for decision in builder.decisions}
-    for problem in _problems(builder):
-        if problem.field not in asked:
-            builder.decide(problem.field, problem.value, problem.message)
+        builder.own("strategy", why)
+    if spec.get("paused") is True:
+        builder.take("paused", "rollout.paused", value=True)
+    for key in ("progressDeadlineSeconds", "minReadySeconds", "revisionHistoryLimit"):
+        if key in spec:
+            builder.own(key, "the operator allows for a long start")
 
 
 def _problems(builder: SpecBuilder) -> list[Problem]:
-    decided = builder.get("speculation.method") in {None, *(each.value for each in Method)}
-    spec = builder.spec if decided else {key: value for key, value in builder.spec.items() if key != "speculation"}
+    """Return what `specdecode plan` would refuse."""
+    spec = builder.spec
+    if builder.get("speculation.method") not in {None, *(each.value for each in Method)}:
+        spec = {key: value for key, value in spec.items() if key != "speculation"}
     try:
         parsed = admitted_spec(spec)
         valid_facts(parsed)
@@ -358,47 +328,46 @@ def _problems(builder: SpecBuilder) -> list[Problem]:
         for problem in error.problems:
             why = "is not in the catalogue: the operator reads its config.json; plan takes --hub or --model-config"
             builder.note(Outcome.DEFAULT, f"{problem.field} {problem.value}", why)
-    else:
-        return []
-    try:
-        check_without_models(parsed)
-    except InvalidSpecError as error:
-        return error.problems
+        try:
+            check_without_models(parsed)
+        except InvalidSpecError as other:
+            return other.problems
     return []
 
 
 def _ask_for_folders(builder: SpecBuilder) -> None:
-    """Ask for each folder and volume of a machine outside: no node and no namespace has it."""
-    message = "is of the machine that runs it: copy it to a PersistentVolumeClaim and name that, or use a hub id"
+    """Ask for folders and volumes of a machine outside the cluster, which no node has."""
     held = [("spec.models.volume", builder.get("models.volume"))]
     volumes = builder.get("podTemplate.spec.volumes")
     held += [("spec.podTemplate.spec.volumes", each) for each in (volumes if isinstance(volumes, list) else [])]
     for field, volume in held:
-        path = mapping(volume or {}, "hostPath").get("path")
-        if path:
+        if path := mapping(volume or {}, "hostPath").get("path"):
+            message = (
+                "is of the machine that runs it: copy it to a PersistentVolumeClaim and name that, or use a hub id"
+            )
             builder.decide(field, str(path), message)
 
 
 def _new_name(workload: Workload, wanted: str | None, builder: SpecBuilder) -> str:
     old = workload.name
-    if not old:
-        model = str(builder.get("target.model") or "vllm").rstrip("/").rpartition("/")[2].lower()
-        name = wanted or re.sub(r"[^a-z0-9]+", "-", model)[:NAME_MAX_LENGTH].strip("-")
-    elif workload.outside:
-        name = wanted or re.sub(r"[^a-z0-9]+", "-", old.lower())[:NAME_MAX_LENGTH].strip("-")
+    if wanted:
+        name = wanted
+    elif not old or workload.outside:
+        model = str(builder.get("target.model") or "vllm").rstrip("/").rpartition("/")[2]
+        name = re.sub(r"[^a-z0-9]+", "-", (old or model).lower())[:NAME_MAX_LENGTH].strip("-")
     else:
-        name = wanted or f"{old[: NAME_MAX_LENGTH - len(_SUFFIX)].rstrip('-.')}{_SUFFIX}".replace(".", "-")
-        if wanted == old:
-            fix = "the operator makes a Deployment of that name, which is taken: choose another with --name"
-            raise MigrationError("metadata.name", name, fix)
+        name = f"{old[: NAME_MAX_LENGTH - len(_SUFFIX)].rstrip('-.')}{_SUFFIX}".replace(".", "-")
+    if wanted and wanted == old and not workload.outside:
+        fix = "the operator makes a Deployment of that name, which is taken: choose another with --name"
+        raise MigrationError("metadata.name", name, fix)
     if len(name) > NAME_MAX_LENGTH or not _NAME.fullmatch(name):
         fix = f"choose with --name at most {NAME_MAX_LENGTH} of a-z, 0-9 and -, beginning with a letter"
         raise MigrationError("metadata.name", name, fix)
     return name
 
 
-def _in_order(part: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """The fields in the order of the API, also those of parts."""
+def _in_order(part: Object, model: type[BaseModel]) -> dict[str, Any]:
+    """Sort fields, nested ones too, in the order of the API."""
     kinds = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
     order = list(kinds)
     ordered: dict[str, Any] = {}

@@ -14,6 +14,7 @@ from specdecode_operator.importing.server_command import ServerCommand, environm
 from specdecode_operator.importing.spec_builder import (
     HOLDS_ANYWAY,
     MigrationError,
+    Object,
     Outcome,
     SpecBuilder,
     is_secret_variable,
@@ -42,76 +43,64 @@ _CHANGES: Final = {
     "VLLM_SERVER_DEV_MODE": "the operator keeps /sleep, /collective_rpc and more closed to clients: remove it",
     "VLLM_USE_V2_MODEL_RUNNER": "the plan counts with the model runner that vLLM itself chooses: remove it",
 }
-"""Variables that the operator owns and that make another server of it."""
-
-_OFF: Final = ("", "0", "false")
-_OF_CPU: Final = ("VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS")
+"""Variables that the operator sets itself and whose value makes a difference to clients or to the plan."""
 
 
-def secret_keys(container: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+def secret_keys(container: Object) -> dict[str, dict[str, str]]:
     """Return the key of the Secret behind each variable that has one."""
-    references = {
-        name_of(each): mapping(mapping(each, "valueFrom"), "secretKeyRef") for each in objects(container, "env")
-    }
-    return {
-        name: {"name": name_of(reference), "key": str(reference.get("key"))}
-        for name, reference in references.items()
-        if reference
-    }
+    found = {}
+    for each in objects(container, "env"):
+        if reference := mapping(mapping(each, "valueFrom"), "secretKeyRef"):
+            found[name_of(each)] = {"name": name_of(reference), "key": str(reference.get("key"))}
+    return found
 
 
 def take_variables(
-    container: Mapping[str, Any], command: ServerCommand, builder: SpecBuilder, profile: EngineProfile
+    container: Object, command: ServerCommand, builder: SpecBuilder, profile: EngineProfile
 ) -> list[dict[str, Any]]:
     """Take plain variables into ``spec.engine.env``; return those that only a podTemplate can hold."""
-    secrets = secret_keys(container)
-    values = environment(container)
+    secrets, values = secret_keys(container), environment(container)
     plain: dict[str, str] = {}
     overlay: list[dict[str, Any]] = []
-    for each in _given(container, command):
-        name = name_of(each)
+    # A variable of the start script replaces the container's own.
+    given = [each for each in objects(container, "env") if name_of(each) not in command.env]
+    given += [{"name": name, "value": value} for name, value in command.env.items() if value is not None]
+    for each in given:
+        name, value = name_of(each), str(each.get("value") or "")
+        what = f"env {name}"
         if _take_named(name, each, secrets, builder) or _take_older(
             name, values | command.env, plain, builder, profile
         ):
             continue
-        # The value is part of the arguments by now.
         if name in command.used_variables - command.env.keys() and not name.startswith(_READ_BY_ENGINE):
-            builder.note(Outcome.OPERATOR, f"env {name}", "is part of the arguments")
-            continue
-        if "valueFrom" in each:
-            builder.note(Outcome.POD, f"env {name}", "spec.podTemplate.spec.containers[engine].env")
+            builder.own(what, "is part of the arguments")
+        elif "valueFrom" in each:
+            builder.note(Outcome.POD, what, "spec.podTemplate.spec.containers[engine].env")
             overlay.append(each)
-        elif _SET_BY_OPERATOR.get(name) != (value := str(each.get("value") or "")):
-            if name not in command.env and not values.keys().isdisjoint(variables_in(value)):
-                if values[name] is None:
-                    message = "holds a variable that only the running container knows: set it in spec.podTemplate"
-                    builder.decide("spec.engine.env", name, message)
-                    continue
-                # The kubelet knows a variable only below the one it names, and that one may go elsewhere.
-                value = values[name] or ""
-            if is_secret_variable(name, value):
-                message = (
-                    "holds a secret as plain text: put it into a Secret, and name that by valueFrom in podTemplate"
-                )
-                builder.decide("spec.engine.env", name, message)
-                continue
-            plain[name] = value
-            builder.note(Outcome.FIELD, f"env {name}", "spec.engine.env")
+        elif _SET_BY_OPERATOR.get(name) == value:
+            builder.own(what, "the operator sets it so")
         else:
-            builder.note(Outcome.OPERATOR, f"env {name}", "the operator sets it so")
+            # The kubelet expands only variables defined above, and the one that it names may move elsewhere.
+            expands = name not in command.env and not values.keys().isdisjoint(variables_in(value))
+            _take_value(name, values[name] if expands else value, plain, builder)
     if plain:
         builder.set("engine.env", [{"name": name, "value": value} for name, value in plain.items()])
     return overlay
 
 
-def _given(container: Mapping[str, Any], command: ServerCommand) -> list[dict[str, Any]]:
-    """Return all variables: what a start script sets takes the place of the container's own."""
-    kept = [each for each in objects(container, "env") if name_of(each) not in command.env]
-    script = [{"name": name, "value": value} for name, value in command.env.items() if value is not None]
-    return [*kept, *script]
+def _take_value(name: str, value: str | None, plain: dict[str, str], builder: SpecBuilder) -> None:
+    if value is None:
+        message = "holds a variable that only the running container knows: set it in spec.podTemplate"
+        builder.decide("spec.engine.env", name, message)
+    elif is_secret_variable(name, value):
+        message = "holds a secret as plain text: put it into a Secret, and name that by valueFrom in podTemplate"
+        builder.decide("spec.engine.env", name, message)
+    else:
+        plain[name] = value
+        builder.note(Outcome.FIELD, f"env {name}", "spec.engine.env")
 
 
-def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, Any], builder: SpecBuilder) -> bool:
+def _take_named(name: str, variable: Object, secrets: Object, builder: SpecBuilder) -> bool:
     """Take a variable that has a field, or no place any more; return whether it is one."""
     what = f"env {name}"
     on_cpu = builder.get("accelerator.type") == "CPU"
@@ -125,13 +114,13 @@ def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, An
     elif name == "VLLM_CPU_KVCACHE_SPACE" and on_cpu:
         text = str(variable.get("value") or "")
         number = int(text) if re.fullmatch(r"\d{1,9}", text) else None
-        # What the variable says is each rank's.
+        # The variable is per rank, the field is not.
         ranks = builder.get("parallelism.tensor") or 1
         builder.take(what, "accelerator.kvCacheGiB", text if number is None else number * ranks)
-    elif name in _OF_CPU and on_cpu:
-        builder.note(Outcome.OPERATOR, what, "the operator counts threads by spec.accelerator.cpuCores")
+    elif name in ("VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS") and on_cpu:
+        builder.own(what, "the operator counts threads by spec.accelerator.cpuCores")
     elif name in {*CACHE_VARIABLES, "HF_HUB_ENABLE_HF_TRANSFER"}:
-        builder.note(Outcome.OPERATOR, what, "a pod has its models in a folder of its own, or on a claim")
+        builder.own(what, "a pod has its models in a folder of its own, or on a claim")
     elif name in _DEVICES:
         builder.drop(what, "a pod is given its own GPUs, as many as the server spreads over")
     elif name in _MIRRORS and builder.get("models.volume") is None:
@@ -139,10 +128,10 @@ def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, An
             "the operator downloads from the hub itself: put the models on a volume, spec.models.volume, or remove it"
         )
         builder.decide("spec.models", what, message)
-    elif name in _CHANGES and str(variable.get("value") or "").lower() not in _OFF:
+    elif name in _CHANGES and str(variable.get("value") or "").lower() not in ("", "0", "false"):
         builder.decide("spec.engine.env", what, _CHANGES[name])
     elif problems := owned_variable_problems([name], "env"):
-        builder.note(Outcome.OPERATOR, what, problems[0].message.removeprefix("remove it; "))
+        builder.own(what, problems[0].message.removeprefix("remove it; "))
     else:
         return False
     return True
@@ -151,7 +140,7 @@ def _take_named(name: str, variable: Mapping[str, Any], secrets: Mapping[str, An
 def _take_older(
     name: str, values: Mapping[str, str | None], plain: dict[str, str], builder: SpecBuilder, profile: EngineProfile
 ) -> bool:
-    """Take a variable that the version does not read to what says the same now, or ask; return whether it is one."""
+    """Replace a variable that the version does not read, or ask; return whether it is one."""
     older = older_variable(name, profile.version, profile.variables)
     if older is None:
         return False
@@ -161,7 +150,7 @@ def _take_older(
     if older.gone:
         builder.drop(what, older.gone)
     elif value in older.default:
-        builder.note(Outcome.OPERATOR, what, HOLDS_ANYWAY)
+        builder.own(what, HOLDS_ANYWAY)
     elif values.get(name) is not None and now in profile.variables:
         plain[now] = value
         builder.note(Outcome.FIELD, what, f"spec.engine.env: {now}, as vLLM {profile.version} calls it")
@@ -174,8 +163,8 @@ def _take_older(
     return True
 
 
-def take_secret(what: str, variable: str | None, path: str, secrets: Mapping[str, Any], builder: SpecBuilder) -> None:
-    """Take the Secret behind a variable to its field, or ask for one: the value itself is never shown."""
+def take_secret(what: str, variable: str | None, path: str, secrets: Object, builder: SpecBuilder) -> None:
+    """Take the Secret behind a variable to its field, or ask for one; the value is never shown."""
     if variable is not None and variable in secrets:
         builder.take(what, path, secrets[variable])
     else:
@@ -190,21 +179,17 @@ _UNIT_BYTES: Final = {
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
 }  # fmt: skip
 
-_OFFICIAL: Final = ("vllm/vllm-openai",)
 _NEWEST: Final = KNOWN_VERSIONS[-1]
 
 
 def find_platform(
-    container: Mapping[str, Any], where: str, env: Mapping[str, str | None], *, says_gpus: bool = True
+    container: Object, where: str, env: Mapping[str, str | None], *, says_gpus: bool = True
 ) -> tuple[Platform, int]:
-    """Return what the server computes on, and how many GPUs; none where its source does not say it.
+    """Return the platform of the server and its number of GPUs, 0 if its source does not say it.
 
     ``env`` are the variables that its own command sets.
 
-    Raises
-    ------
-    MigrationError
-        When it is something that the operator cannot plan for.
+    Raises MigrationError if the operator cannot plan for its hardware.
     """
     amounts = _amounts(container)
     place = f"{where}.resources.limits"
@@ -226,12 +211,12 @@ def find_platform(
     raise MigrationError(f"{place}.{GPU_RESOURCE}", MISSING, fix)
 
 
-def take_cpu(container: Mapping[str, Any], builder: SpecBuilder) -> None:
-    """Take cores and memory of a server without GPUs; what is missing must be decided."""
+def take_cpu(container: Object, builder: SpecBuilder) -> None:
+    """Take cores and memory of a server without GPUs; ask for those that are missing."""
     amounts = _amounts(container)
     builder.set("accelerator.type", "CPU")
-    cores, memory = _cores(amounts.get("cpu")), _gib(amounts.get("memory"))
-    for field, resource, value in (("cpuCores", "cpu", cores), ("memoryGiB", "memory", memory)):
+    for field, resource, whole in (("cpuCores", "cpu", _cores), ("memoryGiB", "memory", _gib)):
+        value = whole(amounts.get(resource))
         if value is None:
             builder.decide(f"spec.accelerator.{field}", MISSING, f"say how much {resource} a replica has")
         else:
@@ -240,15 +225,24 @@ def take_cpu(container: Mapping[str, Any], builder: SpecBuilder) -> None:
         builder.decide("spec.accelerator.kvCacheGiB", MISSING, "say how many GiB of the memory are KV cache")
 
 
+def _cores(amount: Any) -> int | None:
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)(m?)", str(amount))
+    return max(1, math.floor(float(match[1]) / (1000 if match[2] else 1))) if match else None
+
+
+def _gib(amount: Any) -> int | None:
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kMGT]?i?)", str(amount))
+    if match is None or match[2] not in _UNIT_BYTES:
+        return None
+    return max(1, math.floor(float(match[1]) * _UNIT_BYTES[match[2]] / 2**30))
+
+
 def take_image(image: str, platform: Platform, wanted: str | None, builder: SpecBuilder) -> EngineProfile:
     """Put image and version into the spec; return the profile that the arguments are read with.
 
-    ``wanted`` is the version that the user gave, for images that do not tell.
+    ``wanted`` is the version that the user gave, for images whose tag does not tell.
 
-    Raises
-    ------
-    MigrationError
-        When the version that the user gave is none.
+    Raises MigrationError if the version that the user gave is unknown.
     """
     repository, tag = split_reference(image)
     version = wanted or version_of_image(image)
@@ -266,10 +260,11 @@ def take_image(image: str, platform: Platform, wanted: str | None, builder: Spec
         if wanted:
             raise MigrationError("--engine-version", wanted, error.problem.message) from error
         return _newer(image, repository, version, platform, builder)
+    own = profile.images.get(platform)
     if not image:
         builder.set("engine.version", version)
-    elif _same(image, profile.images.get(platform)):
-        builder.note(Outcome.OPERATOR, f"image {image}", f"is the operator's own image of vLLM {version}")
+    elif own is not None and image.removeprefix("docker.io/") == own.removeprefix("docker.io/"):
+        builder.own(f"image {image}", f"is the operator's own image of vLLM {version}")
         if version != Engine().version:
             builder.set("engine.version", version)
     else:
@@ -282,31 +277,29 @@ def take_image(image: str, platform: Platform, wanted: str | None, builder: Spec
 
 
 def note_defaults(builder: SpecBuilder, platform: Platform) -> None:
-    """Say of each setting that the Deployment left to the engine what the engine took, where that changes."""
+    """Report the defaults of the old engine that differ from the operator's, for settings that were not given."""
+    if platform is Platform.CPU:
+        # It has other defaults, and no share of memory.
+        return
     version = builder.get("engine.version") or Engine().version
-    products = builder.get("accelerator.product") or [""]
-    engine = engine_defaults(version, find_device(products[0]))
-    ours = Serving()
-    profile = find_profile(version)
+    device = find_device((builder.get("accelerator.product") or [""])[0])
+    engine, ours = engine_defaults(version, device), Serving()
     compared = {
         "maxNumSeqs": (engine.max_num_seqs, ours.max_num_seqs),
         "maxNumBatchedTokens": (engine.max_num_batched_tokens, ours.max_num_batched_tokens),
         "memoryUtilizationPercent": (engine.utilization_percent, ours.memory_utilization_percent),
-        "blockSize": (engine.block_size, profile.default_block_sizes[platform]),
+        "blockSize": (engine.block_size, find_profile(version).default_block_sizes[platform]),
     }
-    if platform is Platform.CPU:
-        # Other defaults hold there, and the share of memory has no meaning.
-        compared = {}
     for field, (theirs, written) in compared.items():
         path = f"serving.{field}"
         if builder.get(path) is None and theirs != written:
-            where = f"on {products[0]}" if find_device(products[0]) else "on GPUs of 70 GiB and more"
+            where = f"on {builder.get('accelerator.product')[0]}" if device else "on GPUs of 70 GiB and more"
             result = f"{written}; vLLM {version} takes {theirs} {where}: set the field to keep that"
             builder.note(Outcome.DEFAULT, f"spec.{path} (not said)", result)
 
 
 def take_whole_prompts(builder: SpecBuilder, profile: EngineProfile) -> None:
-    """Set the batched tokens that vLLM derives if prompts are not cut into chunks and no flag says the tokens.
+    """Set the batched tokens that vLLM derives if prompts are not cut into chunks and no flag gives the tokens.
 
     Source: vllm/engine/arg_utils.py, _set_default_max_num_seqs_and_batched_tokens_args.
     """
@@ -315,9 +308,8 @@ def take_whole_prompts(builder: SpecBuilder, profile: EngineProfile) -> None:
     if option is None or not option.negated or builder.get(field) is not None:
         return
     length = builder.get("serving.maxModelLen")
-    model = builder.get("target.model")
     with suppress(GeometryError):
-        geometry = find_geometry(str(model))
+        geometry = find_geometry(str(builder.get("target.model")))
         length = longest_sequence(geometry, profile.version) if length is None and geometry else length
     if not isinstance(length, int):
         message = "without chunked prefill vLLM takes the longest request of the model: write that number of tokens"
@@ -330,7 +322,7 @@ def take_whole_prompts(builder: SpecBuilder, profile: EngineProfile) -> None:
 
 
 def note_user(builder: SpecBuilder) -> None:
-    """Say that engines are not root any more, where the pod left its user to the image."""
+    """Report that engines do not run as root, if the pod left its user to the image."""
     template = builder.get("podTemplate.spec") or {}
     contexts = [mapping(each, "securityContext") for each in (template, *objects(template, "containers"))]
     if not any(context.keys() & {"runAsUser", "runAsNonRoot"} for context in contexts):
@@ -339,35 +331,19 @@ def note_user(builder: SpecBuilder) -> None:
         builder.note(Outcome.DEFAULT, "securityContext.runAsUser (not said)", result)
 
 
-def _amounts(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Requests, and limits above them."""
+def _amounts(container: Object) -> dict[str, Any]:
+    """Return the limits of each resource; its request if it has no limit."""
     resources = mapping(container, "resources")
     return {**mapping(resources, "requests"), **mapping(resources, "limits")}
 
 
-def _cores(amount: Any) -> int | None:
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)(m?)", str(amount))
-    return max(1, math.floor(float(match[1]) / (1000 if match[2] else 1))) if match else None
-
-
-def _gib(amount: Any) -> int | None:
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kMGT]?i?)", str(amount))
-    if match is None or match[2] not in _UNIT_BYTES:
-        return None
-    return max(1, math.floor(float(match[1]) * _UNIT_BYTES[match[2]] / 2**30))
-
-
 def _newer(image: str, repository: str, version: str, platform: Platform, builder: SpecBuilder) -> EngineProfile:
-    """An old vLLM cannot be launched any more: the newest known one takes its place."""
+    """Replace a vLLM that is too old to launch with the newest known one."""
     profile = find_profile(_NEWEST)
-    if repository.endswith(_OFFICIAL) and platform in profile.images:
+    if repository.endswith("vllm/vllm-openai") and platform in profile.images:
         reason = f"vLLM {version} is older than what the operator launches: {profile.images[platform]} takes its place"
         builder.drop(f"image {image}", f"{reason}; compare answers and speed before you move traffic")
     else:
         fix = f"holds vLLM {version}, which is older than what the operator launches: name an image of {_NEWEST}"
         builder.decide("spec.engine.image", image, fix)
     return profile
-
-
-def _same(image: str, default: str | None) -> bool:
-    return default is not None and image.removeprefix("docker.io/") == default.removeprefix("docker.io/")

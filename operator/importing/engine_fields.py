@@ -11,7 +11,7 @@ from specdecode_operator.enums import ENGINE_DTYPES, KvCacheDtype, RopeType
 from specdecode_operator.importing.engine_container import take_secret
 from specdecode_operator.importing.server_arguments import SECRET_FLAGS, Argument
 from specdecode_operator.importing.server_command import secret_variable
-from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, Outcome, SpecBuilder
+from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, Object, Outcome, SpecBuilder
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.arguments import ARGUMENTS, COMPILATION_CONFIG, HF_OVERRIDES, reserved_flag_problem
@@ -19,51 +19,49 @@ from specdecode_operator.vllm.extra_args_parser import extra_args_problems
 from specdecode_operator.vllm.hf_overrides import positions_of
 from specdecode_operator.vllm.profiles import EngineProfile
 
-_FIELD: Final = "target.ropeScaling"
 _ROPE: Final = frozenset({"rope_parameters", "rope_scaling"})
 _LONGEST: Final = "max_position_embeddings"
 _ORIGINAL: Final = "original_max_position_embeddings"
-_ORIGINAL_FIELD: Final = "originalMaxPositionEmbeddings"
 _KEYS: Final = frozenset({"rope_type", "type", "factor", _ORIGINAL})
-_TEXT: Final = "text_config"
 _OWN: Final = frozenset({"rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"})
 """Keys that the field keeps as the model has them."""
 
-_MOST_FACTOR: Final = 10_000
-
 
 def take_rope_scaling(given: Argument, model: str, builder: SpecBuilder) -> bool:
-    """Take ``--hf-overrides`` that says a scaling of a model and nothing else; return whether it does.
+    """Take ``--hf-overrides`` that only scales a model's positions; return whether it does.
 
-    Rope parameters that repeat the model's own are part of the scaling: an override must repeat them.
+    An override must repeat the model's own rope parameters, so these may be part of it.
     """
     if given.name != HF_OVERRIDES or not given.known:
         return False
     try:
-        said = json.loads(given.value)
-    except (ValueError, RecursionError):
+        said = read_json(given.value)
+    except ValueError:
         return False
     for key in reversed(given.path):
         said = {key: said}
-    if isinstance(said, dict) and said.keys() == {_TEXT} and _TEXT in _config(model):
-        said = said[_TEXT]
-    scaling = _scaling(said, model) if isinstance(said, dict) else None
+    entry = find_entry(model)
+    config = entry.config if entry is not None else {}
+    if isinstance(said, dict) and said.keys() == {"text_config"} and "text_config" in config:
+        said = said["text_config"]
+    scaling = _scaling(said, config) if isinstance(said, dict) else None
     if scaling is None:
         return False
-    builder.take(given.text, _FIELD, scaling, "the model's other rope parameters are kept")
+    builder.take(given.text, "target.ropeScaling", scaling, "the model's other rope parameters are kept")
     return True
 
 
-def _scaling(said: Mapping[str, Any], model: str) -> dict[str, Any] | None:
+def _scaling(said: Object, config: Object) -> dict[str, Any] | None:
+    """Return the field for an override; None if the override says more, or something else."""
     rope = next((said[key] for key in sorted(_ROPE) if key in said), None)
     if not isinstance(rope, dict) or not said.keys() <= {*_ROPE, _LONGEST}:
         return None
-    own = positions_of(_config(model))
+    own = positions_of(config)
     if not rope.keys() <= _KEYS | {key for key in _OWN if key in own and rope.get(key) == own[key]}:
         return None
     kind, factor, original = rope.get("rope_type", rope.get("type")), rope.get("factor"), rope.get(_ORIGINAL)
     is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
-    if not isinstance(kind, str) or kind not in set(RopeType) or not is_number or not 1 <= factor < _MOST_FACTOR:  # type: ignore[operator]
+    if not isinstance(kind, str) or kind not in set(RopeType) or not is_number or not 1 <= factor < 10_000:  # type: ignore[operator]  # noqa: PLR2004
         return None
     scaling = {"type": kind, "factor": f"{factor:.3f}".rstrip("0").rstrip(".")}
     if float(scaling["factor"]) != factor:
@@ -71,25 +69,16 @@ def _scaling(said: Mapping[str, Any], model: str) -> dict[str, Any] | None:
     if not RopeType(kind).has_original_length:
         return scaling if original is None and _LONGEST not in said else None
     if original is not None:
-        scaling[_ORIGINAL_FIELD] = original
+        scaling["originalMaxPositionEmbeddings"] = original
     reached = said.get(_LONGEST)
     same = reached is None or (isinstance(original, int) and reached == math.ceil(original * factor))
     return scaling if same else None
 
 
-def _config(model: str) -> Mapping[str, Any]:
-    """Return the config.json of a model of the catalogue; of others nothing is known."""
-    entry = find_entry(model)
-    return entry.config if entry is not None else {}
-
-
-Secrets = Mapping[str, dict[str, str]]
-"""Keys of Secrets by the variable that holds them."""
-
 _FIELDS: Final = {
     argument.flag: argument.field
     for argument in ARGUMENTS
-    # A section is no field: what fills it is read elsewhere, and so is what says more than a field.
+    # A section is not a field; its parts, and flags that say more than a field, are read elsewhere.
     if argument.field is not None and argument.field.count(".") > 1 and not argument.says_more
 }
 _OF_OPERATOR: Final = {argument.flag for argument in ARGUMENTS if argument.field is None}
@@ -102,7 +91,6 @@ _COMPILATION_FIELDS: Final[dict[str, str]] = {
 _CERTIFICATE_FILES: Final = {"--ssl-certfile": "tls.crt", "--ssl-keyfile": "tls.key"}
 """Flags with the keys of a Secret of type kubernetes.io/tls."""
 
-_CERTIFICATE_REFRESH: Final = "--enable-ssl-refresh"
 _SCALES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 """vllm/utils/argparse_utils.py, human_readable_int: small letters are decimal, capitals binary."""
 
@@ -110,7 +98,7 @@ _SHAPE: Final = (
     "--data-parallel-", "--decode-context-", "--prefill-context-",
     "--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless",
 )  # fmt: skip
-"""Flags that say over how many GPUs and nodes a replica spreads: without them it would be another server."""
+"""Flags for the GPUs and nodes of a replica: without them it would be another server."""
 
 OF_MODELS: Final = frozenset({"", "--model", "--revision"})
 """Arguments that name the target; the one by position has no name."""
@@ -118,7 +106,6 @@ OF_MODELS: Final = frozenset({"", "--model", "--revision"})
 _OF_SPECULATION: Final = re.compile(
     r"--(spec-(method|model|tokens)$|speculative-|num-speculative-tokens|ngram-prompt|spec-decoding|typical-)"
 )
-_LOWEST_PORT: Final = 1024
 _SETTLED: Final = {
     "--host": "the engine listens on all addresses of its pod",
     "--shutdown-timeout": "requests get 60 s to end after the pod has left the Service",
@@ -133,17 +120,18 @@ OF_CHECKPOINTS: Final = frozenset(
         "mxfp4", "quark",
     }
 )  # fmt: skip
-"""Schemes that a checkpoint has or has not: to name one asks for nothing (model_executor/layers/quantization)."""
-
-_MOST_PERCENT: Final = 1000
-"""Above it a share of memory is not even a slip."""
+"""Quantizations that vLLM reads from the checkpoint (model_executor/layers/quantization)."""
 
 _JSON_LEVELS: Final = 16
-_TOO_DEEP: Final = f"nested more than {_JSON_LEVELS} levels deep"
 
 
-def take_flags(flags: list[Argument], builder: SpecBuilder, profile: EngineProfile, secrets: Secrets) -> list[Argument]:
-    """Take each flag to its place; return those of model and speculation, which belong together."""
+def take_flags(
+    flags: list[Argument], builder: SpecBuilder, profile: EngineProfile, secrets: Mapping[str, dict[str, str]]
+) -> list[Argument]:
+    """Take each flag to its place; return those of model and speculation, which belong together.
+
+    ``secrets`` are the keys of Secrets by the variable that holds them.
+    """
     left: list[Argument] = []
     extra: list[str] = []
     model = next((each.value for name in ("", "--model") for each in reversed(flags) if each.name == name), "")
@@ -158,7 +146,10 @@ def take_flags(flags: list[Argument], builder: SpecBuilder, profile: EngineProfi
             value = given.value.upper() if number is None else number
             builder.take(given.text, _COMPILATION_FIELDS[given.path[0]], value)
         elif given.name in SECRET_FLAGS:
-            _take_secret(given, builder, secrets)
+            path = "serving.apiKeySecret" if given.name == "--api-key" else "models.hubTokenSecret"
+            variable = secret_variable(given.value)
+            what = given.name if variable is None else f"{given.name} of variable {variable}"
+            take_secret(what, variable, path, secrets, builder)
         elif take_rope_scaling(given, model, builder):
             continue
         elif given.known and not given.path and given.name in _FIELDS:
@@ -171,10 +162,10 @@ def take_flags(flags: list[Argument], builder: SpecBuilder, profile: EngineProfi
 
 
 def _key_by_key(flags: list[Argument]) -> list[Argument]:
-    """Return the flags with ``--compilation-config`` as one flag a key, all under one name.
+    """Return the flags with ``--compilation-config`` split into one flag per key, all under one name.
 
-    Only where a key has a field: the operator then writes that key itself, and
-    of two spellings vLLM would keep one (vllm/serving_rules.py).
+    This applies only if a key has a field: the operator then writes that key
+    itself, and of two spellings vLLM would keep one (vllm/serving_rules.py).
     """
     apart = [each for flag in flags for each in _keys(flag)]
     return apart if any(each.path and each.path[0] in _COMPILATION_FIELDS for each in apart) else flags
@@ -183,13 +174,10 @@ def _key_by_key(flags: list[Argument]) -> list[Argument]:
 def _keys(given: Argument) -> list[Argument]:
     if given.name != COMPILATION_CONFIG or not given.known or not given.values:
         return [given]
-    if given.path:
-        values: Any = {".".join(given.path): given.value}
-    else:
-        try:
-            values = read_json(given.value)
-        except ValueError:
-            return [given]
+    try:
+        values = {".".join(given.path): given.value} if given.path else read_json(given.value)
+    except ValueError:
+        return [given]
     if not isinstance(values, dict):
         return [given]
     keys = []
@@ -202,19 +190,19 @@ def _keys(given: Argument) -> list[Argument]:
 def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> list[str]:
     """Return what goes to extraArgs as it is; say of the rest why it does not."""
     if given.name in _SETTLED:
-        builder.note(Outcome.OPERATOR, given.shown, _SETTLED[given.name])
+        builder.own(given.shown, _SETTLED[given.name])
     elif given.name.startswith(_SHAPE) and given.values == ("1",) and given.name.endswith(("-size", "--nnodes")):
-        builder.note(Outcome.OPERATOR, given.text, HOLDS_ANYWAY)
+        builder.own(given.text, HOLDS_ANYWAY)
     elif given.name.startswith(_SHAPE):
         message = reserved_flag_problem(given.name) or "no field of the object means it"
         builder.decide("spec.parallelism", given.text, message)
     elif given.name in _OF_OPERATOR:
-        builder.note(Outcome.OPERATOR, given.text, "the operator writes it by the plan")
+        builder.own(given.text, "the operator writes it by the plan")
     elif given.name == "--config":
         message = "holds arguments that are not read here: write them into the command line, then import again"
         builder.decide("spec.engine.extraArgs", given.text, message)
     elif problems := extra_args_problems(given.words, profile):
-        # Whatever it asks of the engine, the new one would be without it.
+        # Without the flag, the new engine would differ.
         message = re.sub(r"^is not for extraArgs; ", "", problems[0].message)
         builder.decide("spec.engine.extraArgs", given.shown, message)
     else:
@@ -226,15 +214,15 @@ def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> l
 def _take_plain(given: Argument, builder: SpecBuilder) -> None:
     """Take a flag whose value is the field's: a number, a name, or a switch."""
     if given.negated:
-        builder.note(Outcome.OPERATOR, given.text, HOLDS_ANYWAY)
-        return
-    number = read_number(given.value)
-    value = True if not given.values else given.value if number is None else number
-    builder.take(given.text, _FIELDS[given.name].removeprefix("spec."), value)
+        builder.own(given.text, HOLDS_ANYWAY)
+    else:
+        number = read_number(given.value)
+        value = True if not given.values else given.value if number is None else number
+        builder.take(given.text, _FIELDS[given.name].removeprefix("spec."), value)
 
 
 def read_number(text: str) -> int | None:
-    """Return a count as vLLM reads it, such as 8192, 8k (8000) or 8K (8192); None for anything else."""
+    """Return a count as vLLM reads it, such as 8192, 8k (8000) or 8K (8192); None for any other text."""
     match = re.fullmatch(r"(-?\d{1,18}(?:\.\d{1,18})?)([kKmMgGtT]?)", text)
     if match is None or ("." in match[1] and (not match[2] or match[2].isupper())):
         return None
@@ -244,17 +232,15 @@ def read_number(text: str) -> int | None:
 def read_json(text: str) -> Any:
     """Return the value of a flag that takes JSON.
 
-    Raises
-    ------
-    ValueError
-        When it is none, or nested deeper than any setting of vLLM.
+    Raises ValueError if it is not JSON, or nested deeper than any setting of vLLM.
     """
+    too_deep = f"nested more than {_JSON_LEVELS} levels deep"
     try:
         found = json.loads(text)
     except RecursionError as error:
-        raise ValueError(_TOO_DEEP) from error
+        raise ValueError(too_deep) from error
     if _is_deeper(found, _JSON_LEVELS):
-        raise ValueError(_TOO_DEEP)
+        raise ValueError(too_deep)
     return found
 
 
@@ -269,7 +255,7 @@ def _take_special(given: Argument, builder: SpecBuilder) -> bool:
     match given.name, given.value:
         case "--served-model-name", _:
             builder.take(what, "serving.servedModelNames", list(given.values))
-        case "--port", _ if number is not None and 0 < number < _LOWEST_PORT:
+        case "--port", _ if number is not None and 0 < number < 1024:  # noqa: PLR2004
             builder.drop(what, "below 1024 the engine would need root: it serves on 8000, Services on any")
         case "--max-model-len", "auto" | "-1":
             message = "the operator does not shorten the length until it fits: say how many tokens a request may have"
@@ -290,14 +276,14 @@ def _take_precision(given: Argument, builder: SpecBuilder) -> None:
     what = given.text
     match given.name, given.value:
         case "--dtype", "auto":
-            builder.note(Outcome.OPERATOR, what, HOLDS_ANYWAY)
+            builder.own(what, HOLDS_ANYWAY)
         case "--dtype", dtype:
             # The checks of the spec name one that vLLM does not know.
             builder.take(what, "serving.dtype", str(ENGINE_DTYPES.get(dtype.lower(), dtype)))
         case "--quantization", "fp8" | "fp8_per_tensor":
             builder.take(what, "target.quantization", "FP8", "made while loading, where the checkpoint is 16-bit")
         case "--quantization", scheme if scheme in OF_CHECKPOINTS:
-            builder.note(Outcome.OPERATOR, what, "vLLM reads it from the checkpoint, as AsCheckpoint does")
+            builder.own(what, "vLLM reads it from the checkpoint, as AsCheckpoint does")
         case "--quantization", _:
             message = "the operator quantizes while loading to FP8 only: name an INT4 checkpoint, or --quantization fp8"
             builder.decide("spec.target.quantization", what, message)
@@ -306,7 +292,8 @@ def _take_precision(given: Argument, builder: SpecBuilder) -> None:
 def _take_utilization(what: str, text: str, builder: SpecBuilder) -> None:
     try:
         percent = Decimal(text) * 100
-        is_share = 0 <= percent <= _MOST_PERCENT
+        # Above 1000 % it is not even a slip.
+        is_share = 0 <= percent <= 1000  # noqa: PLR2004
     except ArithmeticError:
         is_share = False
     if not is_share:
@@ -318,22 +305,18 @@ def _take_utilization(what: str, text: str, builder: SpecBuilder) -> None:
     builder.take(what, "serving.memoryUtilizationPercent", whole, remark)
 
 
-def _take_secret(given: Argument, builder: SpecBuilder, secrets: Secrets) -> None:
-    path = "serving.apiKeySecret" if given.name == "--api-key" else "models.hubTokenSecret"
-    variable = secret_variable(given.value)
-    what = given.name if variable is None else f"{given.name} of variable {variable}"
-    take_secret(what, variable, path, secrets, builder)
-
-
 def take_tls(
-    flags: Sequence[Argument], pod: Mapping[str, Any], container: Mapping[str, Any], builder: SpecBuilder
+    flags: Sequence[Argument], pod: Object, container: Object, builder: SpecBuilder
 ) -> tuple[list[Argument], set[str]]:
     """Take the certificate; return the other flags, and the volumes that the operator mounts itself."""
-    paths = {given.name: given.values[0] for given in flags if given.name in _CERTIFICATE_FILES and given.values}
+    rest, paths = [], {}
     for given in flags:
-        if given.name == _CERTIFICATE_REFRESH:
-            builder.note(Outcome.OPERATOR, given.text, "a renewed certificate counts without a restart")
-    rest = [given for given in flags if given.name not in {*_CERTIFICATE_FILES, _CERTIFICATE_REFRESH}]
+        if given.name == "--enable-ssl-refresh":
+            builder.own(given.text, "a renewed certificate counts without a restart")
+        elif given.name not in _CERTIFICATE_FILES:
+            rest.append(given)
+        elif given.values:
+            paths[given.name] = given.values[0]
     if not paths:
         return rest, set()
     found = {name: _secret_file(path, pod, container) for name, path in paths.items()}
@@ -341,20 +324,18 @@ def take_tls(
     keys = {name: each[1] for name, each in found.items() if each is not None}
     shown = " ".join(f"{name} {path}" for name, path in paths.items())
     if len(secrets) == 1 and keys == _CERTIFICATE_FILES:
-        (secret,) = secrets
-        builder.take(shown, "serving.tlsSecret", {"name": secret})
+        builder.take(shown, "serving.tlsSecret", {"name": secrets.pop()})
         return rest, {each[2] for each in found.values() if each is not None}
     fix = "put both into one Secret of type kubernetes.io/tls, whose keys are tls.crt and tls.key, and name it here"
     builder.decide("spec.serving.tlsSecret", shown, fix)
     return rest, set()
 
 
-def _secret_file(path: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Return Secret, key and volume of a file; None for one that comes from elsewhere."""
+def _secret_file(path: str, pod: Object, container: Object) -> tuple[str, str, str] | None:
+    """Return Secret, key and volume of a file; None if it is not from a Secret."""
     folder, _, file = path.rpartition("/")
-    mount = next(
-        (each for each in objects(container, "volumeMounts") if str(each.get("mountPath")).rstrip("/") == folder), {}
-    )
+    mounts = [each for each in objects(container, "volumeMounts") if str(each.get("mountPath")).rstrip("/") == folder]
+    mount = mounts[0] if mounts else {}
     volume = next((each for each in objects(pod, "volumes") if name_of(each) == mount.get("name")), {})
     secret = mapping(volume, "secret")
     if not isinstance(secret.get("secretName"), str) or mount.get("subPath"):

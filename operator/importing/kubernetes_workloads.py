@@ -2,58 +2,54 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
 from specdecode_operator.importing.model_sources import USUAL_CACHES
-from specdecode_operator.importing.spec_builder import MigrationError, required
+from specdecode_operator.importing.spec_builder import ROLLS_OUT, UNDOES, MigrationError, Object, Remarks, required
 from specdecode_operator.importing.workload import (
-    Remarks,
     Workload,
+    kubectl,
     name_in,
     namespace_of,
     plain_text,
-    quoted_name,
-    within,
 )
 from specdecode_operator.untrusted import mapping, name_of, objects, texts
 
 _BOUND: Final = ("nodeName", "restartPolicy", "priority", "preemptionPolicy", "hostname", "subdomain")
-"""What the scheduler and admission write into a pod, and names that it alone can have."""
-
-_OF_IDENTITY: Final = ("podManagementPolicy", "serviceName", "persistentVolumeClaimRetentionPolicy", "ordinals")
+"""Fields that the scheduler and admission write into a pod, and names that only one pod can have."""
 
 
-def read_deployment(body: Mapping[str, Any]) -> Workload:
+def read_deployment(body: Object) -> Workload:
     """Return the server of a Deployment."""
     return _of_template(body, mapping(body, "spec"), Remarks())
 
 
-def read_stateful_set(body: Mapping[str, Any]) -> Workload:
-    """Return the server of a StatefulSet; a claim that each pod has to itself is none that replicas share."""
+def read_stateful_set(body: Object) -> Workload:
+    """Return the server of a StatefulSet; ask for claims of single pods, which replicas cannot share."""
     spec, remarks = mapping(body, "spec"), Remarks()
-    for key in _OF_IDENTITY:
+    for key in ("podManagementPolicy", "serviceName", "persistentVolumeClaimRetentionPolicy", "ordinals"):
         if spec.get(key):
             remarks.drop(key, "engines are alike: they need no names of their own")
     if spec.get("updateStrategy"):
-        remarks.own("updateStrategy", "an old engine ends before its successor starts")
+        remarks.own("updateStrategy", ROLLS_OUT)
     claims = [name_in(each) for each in objects(spec, "volumeClaimTemplates")]
     message = "gives each pod a claim of its own: name one that all replicas can read in spec.models, or use the hub"
     for claim in claims:
-        if not _is_cache(claim, mapping(mapping(mapping(body, "spec"), "template"), "spec")):
+        if not _is_cache(claim, mapping(mapping(spec, "template"), "spec")):
             remarks.decide("spec.models", f"volumeClaimTemplates {claim}", message)
     return _of_template(body, spec, remarks, [{"name": claim, "emptyDir": {}} for claim in claims])
 
 
-def _is_cache(claim: str, pod: Mapping[str, Any]) -> bool:
-    """Return whether a claim holds no more than the hub's cache."""
+def _is_cache(claim: str, pod: Object) -> bool:
+    """Return whether a claim holds only the hub's cache."""
     mounts = [each for container in objects(pod, "containers") for each in objects(container, "volumeMounts")]
     paths = [str(each.get("mountPath")).rstrip("/") for each in mounts if name_of(each) == claim]
     return all(any(f"{cache}/".startswith(f"{path}/") for cache in USUAL_CACHES) for path in paths)
 
 
-def read_pod(body: Mapping[str, Any]) -> Workload:
+def read_pod(body: Object) -> Workload:
     """Return the server of a single Pod."""
     metadata = mapping(body, "metadata")
     return Workload(
@@ -63,16 +59,13 @@ def read_pod(body: Mapping[str, Any]) -> Workload:
         where="spec.containers",
         metadata={key: mapping(metadata, key) for key in ("labels", "annotations")},
         namespace=namespace_of(body),
-        end=f"kubectl delete pod/{quoted_name(body)}{within(body)}",
+        end=kubectl("delete", body),
     )
 
 
-def _of_template(
-    body: Mapping[str, Any], spec: Mapping[str, Any], remarks: Remarks, volumes: list[dict[str, Any]] | None = None
-) -> Workload:
+def _of_template(body: Object, spec: Object, remarks: Remarks, volumes: Sequence[dict[str, Any]] = ()) -> Workload:
     pod = required(body, "spec.template.spec")
     remarks.drop_metadata(body)
-    which = f"{str(body.get('kind')).lower()}/{quoted_name(body)}"
     return Workload(
         kind=str(body.get("kind")),
         name=name_in(body),
@@ -82,23 +75,20 @@ def _of_template(
         namespace=namespace_of(body),
         match_labels=mapping(mapping(spec, "selector"), "matchLabels"),
         spec=spec,
-        end=f"kubectl scale {which} --replicas=0{within(body)}",
-        remove=f"kubectl delete {which}{within(body)}",
+        end=kubectl("scale", body, " --replicas=0"),
+        remove=kubectl("delete", body),
         remarks=remarks,
     )
 
 
 _TEMPLATE: Final = "spec.leaderWorkerTemplate"
-_KNOWN: Final = ("replicas", "leaderWorkerTemplate", "rolloutStrategy", "startupPolicy", "networkConfig")
+_OWN_KEYS: Final = ("rolloutStrategy", "startupPolicy", "networkConfig")
 
 
-def read_leader_worker_set(body: Mapping[str, Any]) -> Workload:
+def read_leader_worker_set(body: Object) -> Workload:
     """Return the server that the leaders start; the workers only lend it their GPUs.
 
-    Raises
-    ------
-    MigrationError
-        When the size of a group is no number.
+    Raises MigrationError if the size of a group is not a number.
     """
     template, spec, remarks = required(body, _TEMPLATE), mapping(body, "spec"), Remarks()
     size = template.get("size", 1)
@@ -106,37 +96,33 @@ def read_leader_worker_set(body: Mapping[str, Any]) -> Workload:
         raise MigrationError(f"{_TEMPLATE}.size", str(size), "must be the number of pods in a group")
     leader = "leaderTemplate" if mapping(template, "leaderTemplate") else "workerTemplate"
     pod = required(body, f"{_TEMPLATE}.{leader}.spec")
-    for key in ("rolloutStrategy", "startupPolicy", "networkConfig"):
+    for key in _OWN_KEYS:
         if spec.get(key):
             remarks.own(key, "the operator makes a LeaderWorkerSet of its own where a replica needs several nodes")
     if template.get("subGroupPolicy"):
         remarks.decide(f"{_TEMPLATE}.subGroupPolicy", "is set", "groups are not divided: keep the LeaderWorkerSet")
-    remarks.ask_for_rest(spec, _KNOWN, "spec")
+    remarks.ask_for_rest(spec, ("replicas", "leaderWorkerTemplate", *_OWN_KEYS), "spec")
     remarks.drop_metadata(body)
-    return Workload(
-        kind="LeaderWorkerSet",
-        name=name_in(body),
-        pod=_known_to_the_group(pod, size),
-        where=f"{_TEMPLATE}.{leader}.spec.containers",
-        metadata=mapping(mapping(template, leader), "metadata"),
-        namespace=namespace_of(body),
-        spec={"replicas": spec["replicas"]} if "replicas" in spec else {},
-        nodes=size,
-        end=f"kubectl scale leaderworkerset/{quoted_name(body)} --replicas=0{within(body)}",
-        remove=f"kubectl delete leaderworkerset/{quoted_name(body)}{within(body)}",
-        remarks=remarks,
-    )
-
-
-def _known_to_the_group(pod: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """Return the pod with the variables that the controller gives a leader, where its command line names them."""
+    # The controller gives a leader these variables; its command line may name them.
     given = {"LWS_GROUP_SIZE": str(size), "LWS_WORKER_INDEX": "0", "LWS_LEADER_ADDRESS": "leader"}
     containers = []
     for container in objects(pod, "containers"):
         text = " ".join(str(container.get(key) or "") for key in ("command", "args"))
         env = [{"name": name, "value": value} for name, value in given.items() if re.search(rf"\b{name}\b", text)]
         containers.append({**container, "env": [*env, *objects(container, "env")]} if env else container)
-    return {**pod, "containers": containers}
+    return Workload(
+        kind="LeaderWorkerSet",
+        name=name_in(body),
+        pod={**pod, "containers": containers},
+        where=f"{_TEMPLATE}.{leader}.spec.containers",
+        metadata=mapping(mapping(template, leader), "metadata"),
+        namespace=namespace_of(body),
+        spec={"replicas": spec["replicas"]} if "replicas" in spec else {},
+        nodes=size,
+        end=kubectl("scale", body, " --replicas=0"),
+        remove=kubectl("delete", body),
+        remarks=remarks,
+    )
 
 
 _SECTION: Final = "servingEngineSpec"
@@ -152,13 +138,8 @@ _CONFIG_FLAGS: Final = {
     "convert": "--convert",
 }
 _CONFIG_READ: Final = (
-    *_CONFIG_FLAGS,
-    "enableChunkedPrefill",
-    "enablePrefixCaching",
-    "extraArgs",
-    "v0",
-    "prometheusMultiprocDir",
-)
+    *_CONFIG_FLAGS, "enableChunkedPrefill", "enablePrefixCaching", "extraArgs", "v0", "prometheusMultiprocDir",
+)  # fmt: skip
 _OF_POD: Final = ("serviceAccountName", "priorityClassName", "runtimeClassName", "affinity", "nodeName")
 _OF_OPERATOR: Final = {
     "annotations": "a Deployment of the operator has its own",
@@ -184,12 +165,12 @@ _COMMON_READ: Final = (
 )  # fmt: skip
 
 
-def is_production_stack(body: Mapping[str, Any]) -> bool:
+def is_production_stack(body: Object) -> bool:
     """Return whether an object is the chart's values."""
     return "kind" not in body and isinstance(body.get(_SECTION), dict)
 
 
-def read_production_stack(body: Mapping[str, Any]) -> list[Workload]:
+def read_production_stack(body: Object) -> list[Workload]:
     """Return the server of each model that is not turned off."""
     common = mapping(body, _SECTION)
     return [
@@ -199,16 +180,14 @@ def read_production_stack(body: Mapping[str, Any]) -> list[Workload]:
     ]
 
 
-def _read(index: int, model: Mapping[str, Any], common: Mapping[str, Any]) -> Workload:
+def _read(index: int, model: Object, common: Object) -> Workload:
     where = f"{_SECTION}.modelSpec[{index}]"
     name = str(model.get("name") or "vllm")
-    container, volumes = _container(name, model, common)
-    pod = {key: model[key] for key in _OF_POD if model.get(key)} | {"containers": [container], "volumes": volumes}
     deployment = f"deployment/{shlex.quote(f'RELEASE-{name}-deployment-vllm')}"
     return Workload(
         kind="production-stack model",
         name=name,
-        pod=_scheduled(pod, model, common),
+        pod=_pod(name, model, common),
         where=where,
         metadata={"labels": mapping(common, "labels"), "annotations": mapping(model, "podAnnotations")},
         match_labels=mapping(common, "labels"),
@@ -219,45 +198,39 @@ def _read(index: int, model: Mapping[str, Any], common: Mapping[str, Any]) -> Wo
     )
 
 
-def _remarks(model: Mapping[str, Any], common: Mapping[str, Any], where: str) -> Remarks:
-    """Say what the values hold that no pod has, and what they do not hold."""
+def _remarks(model: Object, common: Object, where: str) -> Remarks:
+    """Report values without a place in a pod, and ask for values that the chart alone knows."""
     remarks = Remarks()
-    for key in (key for key in model if key in _OF_OPERATOR):
-        remarks.own(f"{where}.{key}", _OF_OPERATOR[key])
+    for key in model:
+        if key in _OF_OPERATOR:
+            remarks.own(f"{where}.{key}", _OF_OPERATOR[key])
     remarks.ask_for_rest(model, (*_READ, *_OF_POD, *_OF_OPERATOR), where)
     remarks.ask_for_rest(mapping(model, "vllmConfig"), _CONFIG_READ, f"{where}.vllmConfig")
     remarks.ask_for_rest(common, _COMMON_READ, _SECTION)
     if model.get("envFromSecret"):
-        message = "it could undo what the operator sets: name its variables one by one, and import again"
-        remarks.decide(f"{where}.envFromSecret", str(mapping(model, "envFromSecret").get("name")), message)
+        remarks.decide(f"{where}.envFromSecret", str(mapping(model, "envFromSecret").get("name")), UNDOES)
     if mapping(model, "lmcacheConfig").get("enabled"):
         remarks.decide(f"{where}.lmcacheConfig", "enabled", _RENDER)
     if model.get("chatTemplate"):
         remarks.decide(f"{where}.chatTemplate", "is set", f"its file is on a volume of the chart: {_RENDER}")
-    for field, is_named in (
-        (
-            "spec.models.cache.persistentVolumeClaim.claimName",
-            _has_claim(model) and not model.get("pvcExistingClaimName"),
-        ),
-        ("spec.models.hubTokenSecret.name", isinstance(model.get("hf_token"), str)),
-        ("spec.serving.apiKeySecret.name", isinstance(common.get("vllmApiKey"), str)),
-    ):
-        if is_named:
-            remarks.decide(
-                field,
-                "RELEASE",
-                "values do not name the release: write its name, in small letters, as helm list has it",
-            )
+    message = "values do not name the release: write its name, in small letters, as helm list has it"
+    if _has_claim(model) and not model.get("pvcExistingClaimName"):
+        remarks.decide("spec.models.cache.persistentVolumeClaim.claimName", "RELEASE", message)
+    if isinstance(model.get("hf_token"), str):
+        remarks.decide("spec.models.hubTokenSecret.name", "RELEASE", message)
+    if isinstance(common.get("vllmApiKey"), str):
+        remarks.decide("spec.serving.apiKeySecret.name", "RELEASE", message)
     return remarks
 
 
-def _container(
-    name: str, model: Mapping[str, Any], common: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    env: list[dict[str, Any]] = []
-    _add_secret(env, "HF_TOKEN", model.get("hf_token"), ("secretName", "secretKey"), f"hf_token_{name}")
-    _add_secret(env, "VLLM_API_KEY", common.get("vllmApiKey"), ("secretName", "secretKey"), "vllmApiKey")
-    env += [*objects(common, "env"), *objects(model, "env")]
+def _pod(name: str, model: Object, common: Object) -> dict[str, Any]:
+    """Return the pod that the chart makes of a model."""
+    env = [
+        *_secret("HF_TOKEN", model.get("hf_token"), f"hf_token_{name}"),
+        *_secret("VLLM_API_KEY", common.get("vllmApiKey"), "vllmApiKey"),
+        *objects(common, "env"),
+        *objects(model, "env"),
+    ]
     mounts, volumes = objects(model, "extraVolumeMounts"), objects(model, "extraVolumes")
     if _has_claim(model):
         claim = model.get("pvcExistingClaimName") or f"RELEASE-{name}-storage-claim"
@@ -274,66 +247,7 @@ def _container(
         "volumeMounts": mounts,
         "securityContext": mapping(common, "containerSecurityContext"),
     }
-    return container, volumes
-
-
-def _has_claim(model: Mapping[str, Any]) -> bool:
-    return isinstance(model.get("pvcStorage"), str)
-
-
-def _add_secret(env: list[dict[str, Any]], variable: str, given: Any, keys: tuple[str, str], own_key: str) -> None:
-    """Name the Secret of a token; one that stands in the values lies in the chart's own Secret."""
-    if isinstance(given, str) and given:
-        secret, key = "RELEASE-secrets", own_key
-    elif isinstance(given, dict) and all(given.get(each) for each in keys):
-        secret, key = (str(given[each]) for each in keys)
-    else:
-        return
-    env.append({"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
-
-
-def _arguments(model: Mapping[str, Any], common: Mapping[str, Any]) -> Iterator[str]:
-    config = mapping(model, "vllmConfig")
-    if model.get("modelURL"):
-        yield str(model["modelURL"])
-    yield from ("--port", plain_text(common.get("containerPort") or 8000))
-    for key, flag in (("enableLoRA", "--enable-lora"), ("enableTool", "--enable-auto-tool-choice")):
-        if model.get(key):
-            yield flag
-    if model.get("toolCallParser"):
-        yield from ("--tool-call-parser", str(model["toolCallParser"]))
-    if "enableChunkedPrefill" in config:
-        yield "--enable-chunked-prefill" if config["enableChunkedPrefill"] else "--no-enable-chunked-prefill"
-    if config:
-        # The chart turns it off where nobody turns it on.
-        yield "--enable-prefix-caching" if config.get("enablePrefixCaching") else "--no-enable-prefix-caching"
-    for key, flag in _CONFIG_FLAGS.items():
-        if key in config:
-            yield from (flag, plain_text(config[key]))
-    yield from texts(config, "extraArgs")
-    if model.get("modelRevision"):
-        yield from ("--revision", str(model["modelRevision"]))
-
-
-def _resources(model: Mapping[str, Any]) -> dict[str, Any]:
-    gpus = (
-        {str(model.get("requestGPUType") or GPU_RESOURCE): plain_text(model["requestGPU"])}
-        if model.get("requestGPU")
-        else {}
-    )
-    amounts = {
-        kind: {
-            name: plain_text(model[key])
-            for name, key in (("cpu", f"{word}CPU"), ("memory", f"{word}Memory"))
-            if model.get(key)
-        }
-        for kind, word in (("requests", "request"), ("limits", "limit"))
-    }
-    return {kind: amount | gpus for kind, amount in amounts.items() if amount | gpus}
-
-
-def _scheduled(pod: dict[str, Any], model: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pod with where it may run."""
+    pod = {key: model[key] for key in _OF_POD if model.get(key)} | {"containers": [container], "volumes": volumes}
     if model.get("imagePullSecret"):
         pod["imagePullSecrets"] = [{"name": str(model["imagePullSecret"])}]
     pod.setdefault("runtimeClassName", common.get("runtimeClassName"))
@@ -346,3 +260,53 @@ def _scheduled(pod: dict[str, Any], model: Mapping[str, Any], common: Mapping[st
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         pod["affinity"] = {"nodeAffinity": required}
     return {key: value for key, value in pod.items() if value}
+
+
+def _has_claim(model: Object) -> bool:
+    return isinstance(model.get("pvcStorage"), str)
+
+
+def _secret(variable: str, given: Any, own_key: str) -> list[dict[str, Any]]:
+    """Return the variable of a token, or none; the chart puts a token in the values into its own Secret."""
+    if isinstance(given, str) and given:
+        secret, key = "RELEASE-secrets", own_key
+    elif isinstance(given, dict) and given.get("secretName") and given.get("secretKey"):
+        secret, key = str(given["secretName"]), str(given["secretKey"])
+    else:
+        return []
+    return [{"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}]
+
+
+def _arguments(model: Object, common: Object) -> Iterator[str]:
+    config = mapping(model, "vllmConfig")
+    if model.get("modelURL"):
+        yield str(model["modelURL"])
+    yield from ("--port", plain_text(common.get("containerPort") or 8000))
+    for key, flag in (("enableLoRA", "--enable-lora"), ("enableTool", "--enable-auto-tool-choice")):
+        if model.get(key):
+            yield flag
+    if model.get("toolCallParser"):
+        yield from ("--tool-call-parser", str(model["toolCallParser"]))
+    if "enableChunkedPrefill" in config:
+        yield "--enable-chunked-prefill" if config["enableChunkedPrefill"] else "--no-enable-chunked-prefill"
+    if config:
+        # The chart turns it off unless it is turned on.
+        yield "--enable-prefix-caching" if config.get("enablePrefixCaching") else "--no-enable-prefix-caching"
+    for key, flag in _CONFIG_FLAGS.items():
+        if key in config:
+            yield from (flag, plain_text(config[key]))
+    yield from texts(config, "extraArgs")
+    if model.get("modelRevision"):
+        yield from ("--revision", str(model["modelRevision"]))
+
+
+def _resources(model: Object) -> dict[str, Any]:
+    found = {}
+    for kind, word in (("requests", "request"), ("limits", "limit")):
+        keys = {"cpu": f"{word}CPU", "memory": f"{word}Memory"}
+        amounts = {name: plain_text(model[key]) for name, key in keys.items() if model.get(key)}
+        if model.get("requestGPU"):
+            amounts[str(model.get("requestGPUType") or GPU_RESOURCE)] = plain_text(model["requestGPU"])
+        if amounts:
+            found[kind] = amounts
+    return found

@@ -11,7 +11,7 @@ from specdecode_operator.importing.pod_template import Omitted, mount_of
 from specdecode_operator.importing.server_arguments import Argument
 from specdecode_operator.importing.server_command import container_commands, plain_environment
 from specdecode_operator.importing.shell import ScriptError
-from specdecode_operator.importing.spec_builder import MigrationError, Outcome, SpecBuilder
+from specdecode_operator.importing.spec_builder import MigrationError, Object, SpecBuilder
 from specdecode_operator.importing.speculation import SpeculativeConfig
 from specdecode_operator.problems import MISSING
 from specdecode_operator.sizing.catalogue import find_entry, published_heads
@@ -21,34 +21,28 @@ USUAL_CACHES: Final = ("/root/.cache/huggingface", "/root/.cache/huggingface/hub
 
 
 _IN_TARGET: Final = frozenset({Method.MTP, Method.DSPARK})
-"""Methods whose draft lies in the target's checkpoint, or in one of its own (vllm/config/speculative.py)."""
+"""Methods whose draft is in the target's checkpoint, or in one of its own (vllm/config/speculative.py)."""
 
 _SPECULATORS: Final = "speculators_config"
 _SPECULATORS_METHODS: Final = {"peagle": "eagle3", "dflash2": "dflash"}
 """vllm/transformers_utils/configs/speculators/base.py, build_vllm_speculative_config; others keep their name."""
 
-_SPECULATORS_MARKER: Final = "speculator"
-"""Part of the names of such checkpoints: org/model-speculator.eagle3."""
 
-_INITIALIZER: Final = "storage-initializer"
-"""Part of the name of KServe's image that fetches models (python/storage-initializer)."""
-
-_DOWNLOADERS: Final = (("hf", "download"), ("huggingface-cli", "download"))
 _SWITCHES: Final = frozenset({"--quiet", "--force-download", "--resume-download", "--dry-run"})
-"""Their options without a value; the repository may stand behind them."""
+"""Options of ``hf download`` without a value; the repository may follow them."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a model lies: on the hub, on a claim, or in a directory of the nodes."""
+    """Where a model is: on the hub, on a claim, or in a directory of the nodes."""
 
     model: str
-    """What the object names: a hub id, or a path inside the volume."""
+    """The name in the object: a hub id, or a path inside the volume."""
 
     claim: str | None = None
     host_path: str | None = None
     revision: str | None = None
-    """Revision of the hub repository, where a download names it."""
+    """Revision of the hub repository, if a download names it."""
 
     volume: str | None = None
     """Volume of the pod that held it."""
@@ -62,19 +56,9 @@ class Location:
     problem: str | None = None
     """Why the operator cannot take it from there."""
 
-    @property
-    def source(self) -> dict[str, Any] | None:
-        """What models.volume says of it; None for the hub."""
-        if self.claim is not None:
-            return {"persistentVolumeClaim": {"claimName": self.claim}}
-        return None if self.host_path is None else {"hostPath": {"path": self.host_path}}
-
 
 def take_speculators(
-    flags: Sequence[Argument],
-    found: SpeculativeConfig,
-    configs: Mapping[str, Mapping[str, Any]],
-    builder: SpecBuilder,
+    flags: Sequence[Argument], found: SpeculativeConfig, configs: Mapping[str, Object], builder: SpecBuilder
 ) -> list[Argument]:
     """Return the flags with the verifier as the model if the given model is a speculators checkpoint.
 
@@ -83,10 +67,7 @@ def take_speculators(
 
     Source: vllm/transformers_utils/config.py, maybe_override_with_speculators.
 
-    Raises
-    ------
-    MigrationError
-        When ``configs`` has a model that the server is not given.
+    Raises MigrationError if ``configs`` has a model that the server is not given.
     """
     model = next((each for each in flags if not each.name), None)
     model = model or next((each for each in reversed(flags) if each.name == "--model" and each.values), None)
@@ -121,7 +102,8 @@ def _ask_for_verifier(name: str, builder: SpecBuilder) -> None:
     if head is not None:
         message = f"is a draft head: serve {head.targets[0]} with method {head.method} and this as its draft"
         builder.decide("spec.target.model", name, message)
-    elif _SPECULATORS_MARKER in name.lower():
+    elif "speculator" in name.lower():
+        # Such checkpoints are named org/model-speculator.eagle3.
         message = (
             "is a speculators head by its name: vLLM serves the model that its config.json names as verifier; give the"
             f" file by --model-config {name}=PATH, or name that model with this as its draft"
@@ -130,13 +112,9 @@ def _ask_for_verifier(name: str, builder: SpecBuilder) -> None:
 
 
 def take_models(
-    flags: Sequence[Argument],
-    drafter: str | None,
-    pod: Mapping[str, Any],
-    container: Mapping[str, Any],
-    builder: SpecBuilder,
+    flags: Sequence[Argument], drafter: str | None, pod: Object, container: Object, builder: SpecBuilder
 ) -> Omitted:
-    """Take the models; return what of the pod they leave behind."""
+    """Take the models; return the parts of the pod that held or fetched them."""
     named = _named_model(flags, builder)
     locations = []
     if named is None:
@@ -145,18 +123,35 @@ def take_models(
         locations.append(_take_target(named, flags, _find_location(named.values[0], pod, container), builder))
     method = builder.get("speculation.method")
     if drafter and named is not None and method in _IN_TARGET and drafter == named.values[0]:
-        builder.note(Outcome.OPERATOR, f"draft {drafter}", "is the target itself, whose checkpoint holds the draft")
+        builder.own(f"draft {drafter}", "is the target itself, whose checkpoint holds the draft")
     elif drafter and method in {*METHODS_WITH_DRAFT, *_IN_TARGET}:
-        locations.append(_take_draft(drafter, _find_location(drafter, pod, container), builder))
+        location = _find_location(drafter, pod, container)
+        locations.append(location)
+        builder.take(f"draft {drafter}", "speculation.draft.model", location.model)
+        if location.revision:
+            builder.take(f"revision {location.revision}", "speculation.draft.revision", location.revision)
+        if location.problem:
+            builder.decide("spec.speculation.draft.model", drafter, location.problem)
     _take_volume(locations, builder)
     for location in locations:
         if location.token and builder.get("models.hubTokenSecret") is None:
             builder.take(f"env HF_TOKEN of {location.download}", "models.hubTokenSecret", location.token)
-    return _omitted(locations, pod, container, builder)
+    env = plain_environment(container)
+    caches = {env[name].rstrip("/") for name in CACHE_VARIABLES if env.get(name)} | set(USUAL_CACHES)
+    _take_cache(env, caches, pod, container, builder)
+    for location in locations:
+        if location.download:
+            builder.own(f"the download by {location.download}", "the operator downloads the models")
+    return Omitted(
+        volumes={location.volume for location in locations if location.volume and not location.problem},
+        caches=caches,
+        init_containers={location.download for location in locations if location.download},
+        arguments=builder.get("engine.extraArgs") or [],
+    )
 
 
 def _named_model(flags: Sequence[Argument], builder: SpecBuilder) -> Argument | None:
-    """Return the argument with the model: the one by position, which vLLM prefers (entrypoints/cli/serve.py)."""
+    """Return the argument with the model: vLLM prefers the one by position (entrypoints/cli/serve.py)."""
     by_position = [given for given in flags if not given.name]
     for other in by_position[1:]:
         message = "stands where no flag takes it, and vLLM takes one model: correct the command line"
@@ -172,7 +167,7 @@ def _take_target(given: Argument, flags: Sequence[Argument], location: Location,
     written = given.values[0]
     builder.take(f"model {written}", "target.model", location.model)
     revision = next((each.values[0] for each in flags if each.name == "--revision" and each.values), location.revision)
-    if revision and location.source is None:
+    if revision and location.claim is None and location.host_path is None:
         builder.take(f"revision {revision}", "target.revision", revision)
     elif revision:
         builder.drop(f"revision {revision}", "is of the hub, and the model lies on a volume")
@@ -183,18 +178,18 @@ def _take_target(given: Argument, flags: Sequence[Argument], location: Location,
     return location
 
 
-def _take_draft(written: str, location: Location, builder: SpecBuilder) -> Location:
-    builder.take(f"draft {written}", "speculation.draft.model", location.model)
-    if location.revision:
-        builder.take(f"revision {location.revision}", "speculation.draft.revision", location.revision)
-    if location.problem:
-        builder.decide("spec.speculation.draft.model", written, location.problem)
-    return location
-
-
 def _take_volume(locations: list[Location], builder: SpecBuilder) -> None:
-    """All models lie on one claim, or all on the hub."""
-    sources = {_named(location): location.source for location in locations if not location.problem}
+    """Take the one claim or folder of all models; ask if they are in several places."""
+    sources: dict[str, dict[str, Any] | None] = {}
+    for location in locations:
+        if location.problem:
+            continue
+        if location.claim is not None:
+            sources[f"claim {location.claim}"] = {"persistentVolumeClaim": {"claimName": location.claim}}
+        elif location.host_path is not None:
+            sources[f"{location.host_path} of the node"] = {"hostPath": {"path": location.host_path}}
+        else:
+            sources["the hub"] = None
     if len(sources) > 1:
         fix = "target and draft must lie together, on one claim or on the hub: copy one of them"
         builder.decide("spec.models.volume", ", ".join(sorted(sources)), fix)
@@ -205,17 +200,9 @@ def _take_volume(locations: list[Location], builder: SpecBuilder) -> None:
             return
 
 
-def _named(location: Location) -> str:
-    if location.claim is not None:
-        return f"claim {location.claim}"
-    return "the hub" if location.host_path is None else f"{location.host_path} of the node"
-
-
-def _take_cache(
-    env: Mapping[str, str], caches: set[str], pod: Mapping[str, Any], container: Mapping[str, Any], builder: SpecBuilder
-) -> None:
-    """Keep the claim that holds the hub's cache, also for what engines compile."""
-    homes = {env.get("HF_HOME", USUAL_CACHES[0]).rstrip("/")}
+def _take_cache(env: Mapping[str, str], caches: set[str], pod: Object, container: Object, builder: SpecBuilder) -> None:
+    """Keep the claim of the hub's cache, which also holds compiled kernels."""
+    home = env.get("HF_HOME", USUAL_CACHES[0]).rstrip("/")
     claims = {name_of(each): mapping(each, "persistentVolumeClaim") for each in objects(pod, "volumes")}
     for mount in objects(container, "volumeMounts"):
         claim = claims.get(name_of(mount), {}).get("claimName")
@@ -226,35 +213,16 @@ def _take_cache(
         if builder.get("models.volume") is not None or builder.get("models.cache") is not None:
             builder.drop(what, "is the hub's cache, which is not needed beside the volume, or a second one")
             continue
-        there = path in homes and not mount.get("subPath")
+        there = path == home and not mount.get("subPath")
         remark = "what it holds is not fetched again" if there else "its folder hub is used: fetched once more there"
         builder.take(what, "models.cache", {"persistentVolumeClaim": {"claimName": claim}}, remark)
 
 
-def _omitted(
-    locations: list[Location], pod: Mapping[str, Any], container: Mapping[str, Any], builder: SpecBuilder
-) -> Omitted:
-    env = plain_environment(container)
-    caches = {env[name].rstrip("/") for name in CACHE_VARIABLES if env.get(name)} | set(USUAL_CACHES)
-    _take_cache(env, caches, pod, container, builder)
-    for location in locations:
-        if location.download:
-            builder.note(Outcome.OPERATOR, f"the download by {location.download}", "the operator downloads the models")
-    return Omitted(
-        volumes={location.volume for location in locations if location.volume and not location.problem},
-        caches=caches,
-        init_containers={location.download for location in locations if location.download},
-        arguments=builder.get("engine.extraArgs") or [],
-    )
-
-
-def _find_location(model: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Location:
-    """Return where a model lies that the server is given by this name."""
+def _find_location(model: str, pod: Object, container: Object) -> Location:
+    """Return the location of a model by the name that the server is given."""
+    copy = "copy it to a PersistentVolumeClaim and name that in spec.models, or use its hub id"
     if "://" in model:
-        problem = (
-            "lies at an address: copy it to a PersistentVolumeClaim and name that in spec.models, or use its hub id"
-        )
-        return Location(model, problem=problem)
+        return Location(model, problem=f"lies at an address: {copy}")
     if not model.startswith(("/", "./", "~")):
         return Location(model)
     path = model.rstrip("/")
@@ -273,8 +241,7 @@ def _find_location(model: str, pod: Mapping[str, Any], container: Mapping[str, A
     claim, host = (each if isinstance(each, str) else None for each in (claim, host))
     if claim is None and host is None:
         kind = next((key for key in volume if key != "name"), "a volume that the pod does not have")
-        problem = f"lies on {kind}: copy it to a PersistentVolumeClaim and name that in spec.models, or use its hub id"
-        return Location(model, volume=name, problem=problem)
+        return Location(model, volume=name, problem=f"lies on {kind}: {copy}")
     parts = (str(mount.get("subPath") or "").strip("/"), path[len(str(mount["mountPath"]).rstrip("/")) :].strip("/"))
     inside = "/".join(part for part in parts if part)
     if host is not None and not inside:
@@ -283,12 +250,23 @@ def _find_location(model: str, pod: Mapping[str, Any], container: Mapping[str, A
     return Location(inside or model, claim=claim, host_path=host, volume=name, problem=at_root)
 
 
-def _download(path: str, containers: Iterable[Mapping[str, Any]]) -> Location | None:
-    """The hub repository that an init container, or the server's own script, fetches to a path."""
+def _download(path: str, containers: Iterable[Object]) -> Location | None:
+    """Return the hub repository that an init container, or the server's own script, fetches to a path."""
     for container in containers:
-        if _INITIALIZER in str(container.get("image")) and not container.get("command"):
-            if initialized := _initialized(path, container):
-                return initialized
+        name = name_of(container)
+        token = next((key for each, key in secret_keys(container).items() if each in TOKEN_VARIABLES), None)
+        # KServe's image (python/storage-initializer) takes pairs of address and folder.
+        if "storage-initializer" in str(container.get("image")) and not container.get("command"):
+            words = texts(container, "args")
+            for address, folder in zip(words[::2], words[1::2], strict=False):
+                if folder.rstrip("/") != path:
+                    continue
+                scheme, _, place = address.partition("://")
+                if scheme != "hf":
+                    fix = "copy it to a PersistentVolumeClaim, or use its hub id"
+                    return Location(path, download=name, problem=f"is fetched by {name} from {scheme}: {fix}")
+                model, _, tag = place.partition(":")
+                return Location(model, revision=tag or None, download=name, token=token)
             continue
         try:
             commands = container_commands(container, "container")
@@ -299,39 +277,23 @@ def _download(path: str, containers: Iterable[Mapping[str, Any]]) -> Location | 
             if found is None or found[1].rstrip("/") != path:
                 continue
             model, _, revision = found
-            name = name_of(container)
             if model in command.unknown or revision in command.unknown:
                 problem = f"is {model} of the hub, but {name} learns that only when it runs: write the hub id out"
                 return Location(path, download=name, problem=problem)
-            token = next((key for name, key in secret_keys(container).items() if name in TOKEN_VARIABLES), None)
             return Location(model, revision=revision, download=name, token=token)
     return None
 
 
-def _initialized(path: str, container: Mapping[str, Any]) -> Location | None:
-    """Return what KServe's storage initializer fetches to a path: its arguments are pairs of address and folder."""
-    words, name = texts(container, "args"), name_of(container)
-    for address, folder in zip(words[::2], words[1::2], strict=False):
-        if folder.rstrip("/") != path:
-            continue
-        scheme, _, place = address.partition("://")
-        if scheme != "hf":
-            problem = f"is fetched by {name} from {scheme}: copy it to a PersistentVolumeClaim, or use its hub id"
-            return Location(path, download=name, problem=problem)
-        model, _, revision = place.partition(":")
-        token = next((key for each, key in secret_keys(container).items() if each in TOKEN_VARIABLES), None)
-        return Location(model, revision=revision or None, download=name, token=token)
-    return None
-
-
 def _downloaded(words: Sequence[str]) -> tuple[str, str, str | None] | None:
-    """Repository, folder and revision of ``hf download``."""
+    """Return repository, folder and revision of ``hf download``."""
     for index in range(len(words) - 1):
-        if (words[index].rpartition("/")[2], words[index + 1]) not in _DOWNLOADERS:
+        if words[index].rpartition("/")[2] not in ("hf", "huggingface-cli") or words[index + 1] != "download":
             continue
         options: dict[str, str] = {}
         positional: list[str] = []
-        rest = [part for word in words[index + 2 :] for part in _halves(word)]
+        rest = [
+            part for word in words[index + 2 :] for part in (word.split("=", 1) if word.startswith("--") else [word])
+        ]
         while rest:
             word = rest.pop(0)
             if word.startswith("--"):
@@ -342,7 +304,3 @@ def _downloaded(words: Sequence[str]) -> tuple[str, str, str | None] | None:
         if positional and "--local-dir" in options:
             return positional[0], options["--local-dir"], options.get("--revision")
     return None
-
-
-def _halves(word: str) -> list[str]:
-    return word.split("=", 1) if word.startswith("--") else [word]

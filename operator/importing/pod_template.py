@@ -13,13 +13,12 @@ from specdecode_operator.deployment.pod_security import needed_grants
 from specdecode_operator.deployment.pod_template_merge import OWN_MOUNTS, OWN_VOLUMES
 from specdecode_operator.deployment.timeouts import SHORTEST_GRACE_S
 from specdecode_operator.importing.server_arguments import Argument
-from specdecode_operator.importing.spec_builder import Outcome, SpecBuilder
+from specdecode_operator.importing.spec_builder import OWN_GRACE, OWN_PROBES, UNDOES, Object, Outcome, SpecBuilder
 from specdecode_operator.untrusted import mapping, name_of, objects, texts
 
 _TEMPLATE: Final = "spec.podTemplate.spec"
 _OWN_LABELS: Final = ("specdecode.io/", "app.kubernetes.io/managed-by", "pod-template-hash")
 _OWN_ANNOTATIONS: Final = ("specdecode.io/", "kubectl.kubernetes.io/restartedAt")
-_WRITTEN: Final = "Kubernetes or the operator writes it"
 _GPU_TOLERATION: Final = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
 _HANDLED: Final = ("containers", "initContainers", "volumes", "nodeSelector", "tolerations", "serviceAccount")
 
@@ -41,9 +40,9 @@ _OF_ENGINE_ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
     "securityContext": ({}, {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}),
 }
 _OF_OPERATOR: Final = {
-    "startupProbe": "the operator's own probes allow for a long start",
-    "readinessProbe": "the operator's own probes allow for a long start",
-    "livenessProbe": "the operator's own probes allow for a long start",
+    "startupProbe": OWN_PROBES,
+    "readinessProbe": OWN_PROBES,
+    "livenessProbe": OWN_PROBES,
     "lifecycle": "the operator lets requests end before a pod goes",
     "ports": "the one port is spec.serving.port, by the name http",
 }
@@ -56,52 +55,54 @@ _NO_FILES: Final = frozenset({"--root-path", "--disable-access-log-for-endpoints
 
 _ADAPTERS: Final = "--lora-modules"
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_OF_HUB: Final = (
-    "is a hub id, and engines download nothing: put the adapter on a PersistentVolumeClaim, mount that in"
-    " spec.podTemplate, and name its path there"
-)
 _OF_IMAGE: Final = "/vllm-workspace/"
 """Folder of vLLM's images with its examples: the new engine runs the same image."""
 
 
 @dataclass
 class Omitted:
-    """What of a pod the operator brings itself."""
+    """Parts of a pod that the operator brings itself."""
 
     volumes: set[str]
-    """Volumes that held models or certificates."""
+    """Volumes of models or certificates."""
 
     caches: set[str]
-    """Paths at which the hub's cache lay."""
+    """Paths of the hub's cache."""
 
     init_containers: set[str]
-    """Init containers that fetched models."""
+    """Init containers that fetch models."""
 
     arguments: list[str]
     """Arguments that are passed on: a mount that one of them names is kept."""
 
 
-def mount_of(path: str, container: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def mount_of(path: str, container: Object) -> Object | None:
     """Return the mount that a path lies under, the deepest first."""
     mounts = [each for each in objects(container, "volumeMounts") if each.get("mountPath")]
     above = [each for each in mounts if f"{path}/".startswith(f"{str(each['mountPath']).rstrip('/')}/")]
     return max(above, key=lambda each: len(str(each["mountPath"])), default=None)
 
 
-def ask_for_files(passed_on: Iterable[Argument], container: Mapping[str, Any], builder: SpecBuilder) -> None:
-    """Ask for each file that an argument names and no mount of the container holds: the new pod has none of it."""
-    message = (
-        "lies in the image, or on its machine: mount it in spec.podTemplate, from a ConfigMap or a"
-        " PersistentVolumeClaim, and name its path there"
-    )
+def ask_for_files(passed_on: Iterable[Argument], container: Object, builder: SpecBuilder) -> None:
+    """Ask for each file that an argument names and no mount of the container holds: the new pod does not have it."""
     for given in passed_on:
         for file in _files(given):
             path = file if file.startswith(("/", "~")) else f"{container.get('workingDir') or ''}/{file}"
             mount = mount_of(path, container)
             held = mount is not None and str(mount["mountPath"]).rstrip("/") not in OWN_MOUNTS
-            if not held and not (container.get("image") and file.startswith(_OF_IMAGE)):
-                on_hub = given.name == _ADAPTERS and _HUB_ID.fullmatch(file)
-                builder.decide("spec.engine.extraArgs", f"{given.name} {file}", _OF_HUB if on_hub else message)
+            if held or (container.get("image") and file.startswith(_OF_IMAGE)):
+                continue
+            if given.name == _ADAPTERS and _HUB_ID.fullmatch(file):
+                message = (
+                    "is a hub id, and engines download nothing: put the adapter on a PersistentVolumeClaim, mount that"
+                    " in spec.podTemplate, and name its path there"
+                )
+            else:
+                message = (
+                    "lies in the image, or on its machine: mount it in spec.podTemplate, from a ConfigMap or a"
+                    " PersistentVolumeClaim, and name its path there"
+                )
+            builder.decide("spec.engine.extraArgs", f"{given.name} {file}", message)
 
 
 def _files(given: Argument) -> Iterator[str]:
@@ -122,7 +123,7 @@ def _files(given: Argument) -> Iterator[str]:
             yield str(path)
 
 
-def take_product(pod: Mapping[str, Any], builder: SpecBuilder) -> None:
+def take_product(pod: Object, builder: SpecBuilder) -> None:
     """Take the GPU products that a pod is pinned to, by nodeSelector or by node affinity."""
     selected = mapping(pod, "nodeSelector").get(PRODUCT_LABEL)
     if selected:
@@ -136,33 +137,33 @@ def take_product(pod: Mapping[str, Any], builder: SpecBuilder) -> None:
         for each in objects(term, "matchExpressions")
         if each.get("key") == PRODUCT_LABEL and each.get("operator") == "In"
     ]
-    # Terms are alternatives: only where each names products are these all that may be.
+    # Terms are alternatives: a term without products would allow any.
     if listed and len(listed) == len(terms):
         products = list(dict.fromkeys(product for products in listed for product in products))
         builder.take(f"nodeAffinity {PRODUCT_LABEL}", "accelerator.product", products)
 
 
-def take_metadata(metadata: Mapping[str, Any], selectors: Iterable[Mapping[str, str]], builder: SpecBuilder) -> None:
-    """Take labels and annotations of the pods, but no label that Services or what made the old pods select by."""
+def take_metadata(metadata: Object, selectors: Iterable[Mapping[str, str]], builder: SpecBuilder) -> None:
+    """Take labels and annotations of the pods, except labels that Services or the old owner select by."""
     selected = {key for selector in selectors for key in selector}
-    labels = mapping(metadata, "labels")
-    for key in [key for key in labels if key in selected]:
-        builder.drop(
-            f"label {key}", "Services and what made the old pods select by it: traffic moves when you say so, below"
-        )
-    own = {key for key in labels if key.startswith(_OWN_LABELS)}
-    for key in sorted(own - selected):
-        builder.note(Outcome.OPERATOR, f"label {key}", _WRITTEN)
-    _take_words("label", "labels", {k: v for k, v in labels.items() if k not in selected | own}, builder)
-    annotations = mapping(metadata, "annotations")
-    kept = {key: value for key, value in annotations.items() if not key.startswith(_OWN_ANNOTATIONS)}
-    for key in sorted(annotations.keys() - kept.keys()):
-        builder.note(Outcome.OPERATOR, f"annotation {key}", _WRITTEN)
-    _take_words("annotation", "annotations", kept, builder)
+    labels, annotations = mapping(metadata, "labels"), mapping(metadata, "annotations")
+    for key in labels:
+        if key in selected:
+            why = "Services and what made the old pods select by it: traffic moves when you say so, below"
+            builder.drop(f"label {key}", why)
+    labels = {key: value for key, value in labels.items() if key not in selected}
+    for kind, words, own in (("label", labels, _OWN_LABELS), ("annotation", annotations, _OWN_ANNOTATIONS)):
+        kept = {key: value for key, value in words.items() if not key.startswith(own)}
+        for key in sorted(words.keys() - kept.keys()):
+            builder.own(f"{kind} {key}", "Kubernetes or the operator writes it")
+        if kept:
+            builder.set(f"podTemplate.metadata.{kind}s", kept)
+        for key in kept:
+            builder.note(Outcome.POD, f"{kind} {key}", f"spec.podTemplate.metadata.{kind}s")
 
 
-def note_selecting(pod: Mapping[str, Any], selectors: Iterable[Mapping[str, str]], builder: SpecBuilder) -> None:
-    """Say where a pod's placement selects pods by labels that the new ones do not have."""
+def note_selecting(pod: Object, selectors: Iterable[Mapping[str, str]], builder: SpecBuilder) -> None:
+    """Report placement rules that select pods by labels that the new ones do not have."""
     labels = {key for selector in selectors for key in selector}
     for field in ("affinity", "topologySpreadConstraints"):
         text = json.dumps(pod.get(field))
@@ -172,52 +173,55 @@ def note_selecting(pod: Mapping[str, Any], selectors: Iterable[Mapping[str, str]
             builder.drop(f"the labelSelector in {field}", why)
 
 
-def _take_words(kind: str, field: str, words: Mapping[str, Any], builder: SpecBuilder) -> None:
-    if words:
-        builder.set(f"podTemplate.metadata.{field}", dict(words))
-    for key in words:
-        builder.note(Outcome.POD, f"{kind} {key}", f"spec.podTemplate.metadata.{field}")
-
-
-def take_pod(
-    pod: Mapping[str, Any],
-    container: Mapping[str, Any],
-    env: list[dict[str, Any]],
-    omitted: Omitted,
-    builder: SpecBuilder,
-) -> None:
-    """Take what the pod has beside the server: scheduling, sidecars, volumes, resources."""
+def take_pod(pod: Object, container: Object, env: list[dict[str, Any]], omitted: Omitted, builder: SpecBuilder) -> None:
+    """Take the rest of the pod: scheduling, sidecars, volumes, resources."""
     on_gpu = builder.get("accelerator.type") != "CPU"
     template: dict[str, Any] = {}
     for key, value in pod.items():
         if key == "terminationGracePeriodSeconds" and not (isinstance(value, int) and value >= SHORTEST_GRACE_S):
-            builder.note(Outcome.OPERATOR, f"{key} {value}", "the operator adds up the steps in which a pod ends")
+            builder.own(f"{key} {value}", OWN_GRACE)
         elif key not in _HANDLED and value not in _AS_IT_IS_ANYWAY.get(key, ()):
             template[key] = value
     selector = {key: value for key, value in mapping(pod, "nodeSelector").items() if key != PRODUCT_LABEL}
-    if selector:
-        template["nodeSelector"] = selector
     tolerations = objects(pod, "tolerations")
-    if tolerations and tolerations != [_GPU_TOLERATION]:
+    if tolerations == [_GPU_TOLERATION]:
+        tolerations = []
+    elif tolerations and on_gpu and not any(each.get("key") in (GPU_RESOURCE, None) for each in tolerations):
         # The list replaces the operator's own.
-        lacking = on_gpu and not any(each.get("key") in (GPU_RESOURCE, None) for each in tolerations)
-        template["tolerations"] = [*tolerations, *([_GPU_TOLERATION] if lacking else [])]
+        tolerations = [*tolerations, _GPU_TOLERATION]
     engine = _engine(container, env, omitted, builder, on_gpu=on_gpu)
-    sidecars = [_renamed(each) for each in objects(pod, "containers") if each is not container]
+    sidecars = []
+    for each in objects(pod, "containers"):
+        if each is not container:
+            name = {"name": f"{ENGINE_CONTAINER}-sidecar"} if name_of(each) == ENGINE_CONTAINER else {}
+            mounts = [_with_own_volume(mount) for mount in objects(each, "volumeMounts")]
+            sidecars.append({**each, **name} | ({"volumeMounts": mounts} if mounts else {}))
     init = [each for each in objects(pod, "initContainers") if name_of(each) not in omitted.init_containers]
     containers = [*([engine] if len(engine) > 1 else []), *sidecars]
-    template |= {"containers": containers} if containers else {}
-    template |= {"initContainers": init} if init else {}
-    volumes = _volumes(pod, [*containers, *init])
-    template |= {"volumes": volumes} if volumes else {}
-    for key in template:
-        builder.note(Outcome.POD, key, f"{_TEMPLATE}.{key}" + _names(template[key]) + _remark({key: template[key]}))
+    parts = {
+        "nodeSelector": selector,
+        "tolerations": tolerations,
+        "containers": containers,
+        "initContainers": init,
+        "volumes": _volumes(pod, [*containers, *init]),
+    }
+    template |= {key: part for key, part in parts.items() if part}
+    for key, part in template.items():
+        named = (
+            [name_of(each) for each in part if isinstance(each, dict) and "name" in each]
+            if isinstance(part, list)
+            else []
+        )
+        names = f" ({', '.join(named)})" if named else ""
+        grants = ",".join(dict.fromkeys(needed_grants({"spec": {key: part}}).values()))
+        remark = f", where the operator allows it: --allow-pod-template={grants}" if grants else ""
+        builder.note(Outcome.POD, key, f"{_TEMPLATE}.{key}{names}{remark}")
     if template:
         builder.set("podTemplate.spec", template)
 
 
 def _engine(
-    container: Mapping[str, Any], env: list[dict[str, Any]], omitted: Omitted, builder: SpecBuilder, *, on_gpu: bool
+    container: Object, env: list[dict[str, Any]], omitted: Omitted, builder: SpecBuilder, *, on_gpu: bool
 ) -> dict[str, Any]:
     """Return the overlay of the engine container."""
     engine: dict[str, Any] = {"name": ENGINE_CONTAINER}
@@ -225,90 +229,57 @@ def _engine(
         if key in {"name", "image", "command", "args", "env", "resources", "volumeMounts"}:
             continue
         if key in _OF_OPERATOR:
-            builder.note(Outcome.OPERATOR, key, _OF_OPERATOR[key])
+            builder.own(key, _OF_OPERATOR[key])
         elif key == "envFrom":
-            message = "it could undo what the operator sets: name its variables one by one, and import again"
-            builder.decide(f"{_TEMPLATE}.containers[engine].envFrom", _sources(value), message)
+            builder.decide(f"{_TEMPLATE}.containers[engine].envFrom", _sources(container), UNDOES)
         elif value not in _OF_ENGINE_ANYWAY.get(key, ()):
             engine[key] = value
     owned = {GPU_RESOURCE} if on_gpu else {"cpu", "memory"}
-    resources = {
-        kind: {
-            name: amount for name, amount in mapping(mapping(container, "resources"), kind).items() if name not in owned
-        }
-        for kind in ("limits", "requests")
-    }
-    if any(resources.values()):
-        engine["resources"] = {kind: amounts for kind, amounts in resources.items() if amounts}
-    mounts = [mount for mount in objects(container, "volumeMounts") if _keeps(mount, omitted, builder)]
-    if mounts:
-        engine["volumeMounts"] = [_with_own_volume(mount) for mount in mounts]
-    if env:
-        engine["env"] = env
-    return engine
-
-
-def _sources(env_from: Any) -> str:
-    """Return what an envFrom names."""
-    given = env_from if isinstance(env_from, list) else []
-    named = [
-        name_of(mapping(each, kind)) for each in given if isinstance(each, dict) for kind in each if kind != "prefix"
+    resources = {}
+    for kind in ("limits", "requests"):
+        amounts = mapping(mapping(container, "resources"), kind)
+        if kept := {name: amount for name, amount in amounts.items() if name not in owned}:
+            resources[kind] = kept
+    mounts = [
+        _with_own_volume(mount) for mount in objects(container, "volumeMounts") if _keeps(mount, omitted, builder)
     ]
-    return ", ".join(named) or "nothing"
+    parts = {"resources": resources, "volumeMounts": mounts, "env": env}
+    return engine | {key: part for key, part in parts.items() if part}
 
 
-def _keeps(mount: Mapping[str, Any], omitted: Omitted, builder: SpecBuilder) -> bool:
-    """Return whether a mount of the engine goes on; say why it does not."""
+def _sources(container: Object) -> str:
+    """Return the names of the objects in envFrom."""
+    sources = [(each, kind) for each in objects(container, "envFrom") for kind in each if kind != "prefix"]
+    return ", ".join(name_of(mapping(each, kind)) for each, kind in sources) or "nothing"
+
+
+def _keeps(mount: Object, omitted: Omitted, builder: SpecBuilder) -> bool:
+    """Return whether to keep a mount of the engine; report why not."""
     path = str(mount.get("mountPath")).rstrip("/")
     if path in OWN_MOUNTS:
-        builder.note(Outcome.OPERATOR, f"mount {path}", "the operator mounts its own there")
+        builder.own(f"mount {path}", "the operator mounts its own there")
         return False
     if any(f"{path}/" in f"{argument}/" for argument in omitted.arguments):
         return True
     if any(f"{cache}/".startswith(f"{path}/") for cache in omitted.caches):
-        builder.note(Outcome.OPERATOR, f"mount {path}", "was the hub's cache")
+        builder.own(f"mount {path}", "was the hub's cache")
         return False
     return name_of(mount) not in omitted.volumes
 
 
-def _renamed(sidecar: Mapping[str, Any]) -> dict[str, Any]:
-    """A sidecar with a name and volumes that the operator's own do not have."""
-    renamed = dict(sidecar)
-    if name_of(sidecar) == ENGINE_CONTAINER:
-        renamed["name"] = f"{ENGINE_CONTAINER}-sidecar"
-    if objects(sidecar, "volumeMounts"):
-        renamed["volumeMounts"] = [_with_own_volume(mount) for mount in objects(sidecar, "volumeMounts")]
-    return renamed
+def _with_own_volume(body: Object) -> dict[str, Any]:
+    """Rename a volume, or that of a mount, if the operator has one of that name."""
+    name = name_of(body)
+    return {**body, "name": f"{name}-volume" if name in OWN_VOLUMES else name}
 
 
-def _with_own_volume(mount: Mapping[str, Any]) -> dict[str, Any]:
-    return {**mount, "name": _volume_name(name_of(mount))}
-
-
-def _volume_name(name: str) -> str:
-    return f"{name}-volume" if name in OWN_VOLUMES else name
-
-
-def _volumes(pod: Mapping[str, Any], users: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Volumes but those that only held what the operator brings itself."""
+def _volumes(pod: Object, users: Iterable[Object]) -> list[dict[str, Any]]:
+    """Return the volumes that these containers use, and those that no container used before."""
     before = [*objects(pod, "containers"), *objects(pod, "initContainers")]
     mounted = {name_of(mount) for container in before for mount in objects(container, "volumeMounts")}
     used = {name_of(mount) for user in users for mount in objects(user, "volumeMounts")}
-    renamed = {name_of(volume): _volume_name(name_of(volume)) for volume in objects(pod, "volumes")}
     return [
-        {**volume, "name": renamed[name_of(volume)]}
+        renamed
         for volume in objects(pod, "volumes")
-        if renamed[name_of(volume)] in used or name_of(volume) not in mounted
+        if (renamed := _with_own_volume(volume))["name"] in used or name_of(volume) not in mounted
     ]
-
-
-def _remark(template: Mapping[str, Any]) -> str:
-    """Return what whoever runs the operator must allow for a part of a podTemplate."""
-    grants = dict.fromkeys(needed_grants({"spec": template}).values())
-    return f", where the operator allows it: --allow-pod-template={','.join(grants)}" if grants else ""
-
-
-def _names(value: Any) -> str:
-    """Return the names of a list's objects, in brackets."""
-    named = [each for each in value if isinstance(each, dict) and "name" in each] if isinstance(value, list) else []
-    return f" ({', '.join(map(name_of, named))})" if named else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from specdecode_operator.importing.server_command import ServerCommand
-from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, Outcome, SpecBuilder
+from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, SpecBuilder
 from specdecode_operator.problems import shown, some_of
 from specdecode_operator.untrusted import UnreadableTextError, parse_json
 from specdecode_operator.vllm.profiles import EngineProfile, Flag
@@ -16,7 +16,7 @@ from specdecode_operator.vllm.profiles import EngineProfile, Flag
 
 @dataclass(frozen=True)
 class OlderSetting:
-    """What has become of one setting: ``now``, or ``gone``, or neither, which leaves it to a person."""
+    """Successor of one setting: ``now``, or ``gone``; if neither is set, a person decides."""
 
     now: str = ""
     """The flag, the key of its JSON value, or the variable that says the same."""
@@ -28,22 +28,22 @@ class OlderSetting:
     """What a person can write instead."""
 
     now_of_one: str = ""
-    """The flag that says the same where a single value follows; ``now`` where this is empty."""
+    """The flag that says the same as a single value; ``now`` if this is empty."""
 
     value: str | None = None
-    """What stands behind its successor; its own value where this is None."""
+    """The value of its successor; its own value if this is None."""
 
     takes: str = "1"
     """How many values follow a flag: 0, 1, ? (0 or 1) or +."""
 
     default: tuple[str, ...] = ()
-    """Values that mean what holds without it."""
+    """Values that mean the same as leaving it out."""
 
     allowed: tuple[str, ...] = ()
-    """Values that its successor takes; any where this is empty."""
+    """Values that its successor takes; any if this is empty."""
 
     def said_now(self, values: Sequence[str]) -> list[str]:
-        """Return the setting with these values as it is written now; nothing where that says something else."""
+        """Return the words of the successor with these values; none if it has no successor for them."""
         given = list(values) if self.value is None else [self.value]
         if not self.now or (self.allowed and (not given or given[0] not in self.allowed)):
             return []
@@ -65,8 +65,7 @@ def _switch(now: str, value: str) -> OlderSetting:
 _BACKENDS: Final = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
 _SCHEDULER: Final = "the scheduler needs no such setting any more: answers stay the same"
 _RAY: Final = "the operator starts the processes of a replica without Ray"
-_TYPICAL: Final = "typical acceptance is gone: rejection sampling keeps the target's own distribution"
-_TOKENIZER: Final = "tokenizers run beside the engine now"
+TYPICAL: Final = "typical acceptance is gone: rejection sampling keeps the target's own distribution"
 _LORA: Final = (
     "no vLLM that the operator launches serves such adapters: make adapters without it, or keep the Deployment"
 )
@@ -74,29 +73,13 @@ _SCALES: Final = "an FP8 KV cache has its scales from the checkpoint now, or 1.0
 _OTHER_HARDWARE: Final = "is for other hardware than NVIDIA GPUs and CPUs"
 
 FLAGS: Final[Mapping[str, OlderSetting]] = {
-    "--calculate-kv-scales": _ask(
-        _SCALES,
-        "0",
-    ),
     "--chat-template-text-format": OlderSetting(now="--chat-template-content-format"),
     "--cuda-graph-sizes": OlderSetting(
         now="--cudagraph-capture-sizes", now_of_one="--max-cudagraph-capture-size", takes="+"
     ),
-    "--device": _ask("only NVIDIA GPUs and CPUs are planned for: keep the Deployment", default=("auto", "cuda", "cpu")),
-    "--disable-async-output-proc": _gone(_SCHEDULER, "0"),
-    "--disable-frontend-multiprocessing": _gone("the API server is a process of its own in any case", "0"),
-    "--disable-log-requests": _gone("requests are not logged unless --enable-log-requests is given", "0"),
-    "--disable-logprobs-during-spec-decoding": _gone("log probabilities come with drafted tokens, too", "?"),
     "--disable-mm-preprocessor-cache": _switch("--mm-processor-cache-gb", "0"),
-    "--enable-bf16x3-router-gemm": _ask(
-        "experts are chosen in another precision without it: accept that, and remove it", "0"
-    ),
-    "--enable-lora-bias": _ask(_LORA, "0"),
     "--enable-mamba-fine-grained-prefix-cache": OlderSetting(now="--enable-mamba-shared-prefix-checkpoint", takes="0"),
     "--enable-multimodal-encoder-data-parallel": _switch("--mm-encoder-tp-mode", "data"),
-    "--enable-prompt-adapter": _ask(_LORA, "0"),
-    "--enable-reasoning": _gone("--reasoning-parser alone turns reasoning on", "0"),
-    "--engine-use-ray": _gone(_RAY, "0"),
     "--eplb-log-balancedness": _switch("--eplb-config.log_balancedness", "true"),
     "--eplb-step-interval": OlderSetting(now="--eplb-config.step_interval"),
     "--eplb-window-size": OlderSetting(now="--eplb-config.window_size"),
@@ -107,47 +90,65 @@ FLAGS: Final[Mapping[str, OlderSetting]] = {
         "--structured-outputs-config.disable_additional_properties", "true"
     ),
     "--guided-decoding-disable-any-whitespace": _switch("--structured-outputs-config.disable_any_whitespace", "true"),
-    "--guided-decoding-disable-fallback": _gone("a backend that is named stands alone", "0"),
-    "--long-lora-scaling-factors": _ask(_LORA, "+"),
-    "--lora-extra-vocab-size": _ask(_LORA, default=("0",)),
-    "--max-context-len-to-capture": _gone("CUDA graphs do not go by lengths any more"),
-    "--max-long-partial-prefills": _gone(_SCHEDULER),
-    "--max-num-partial-prefills": _gone(_SCHEDULER),
-    "--max-prompt-adapter-token": _ask(_LORA),
-    "--max-prompt-adapters": _ask(_LORA),
-    "--max-seq-len-to-capture": _gone("CUDA graphs do not go by lengths any more"),
-    "--multi-step-stream-outputs": _gone(_SCHEDULER, "?"),
-    "--num-lookahead-slots": _gone("slots follow from the number of proposed tokens"),
     "--num-redundant-experts": OlderSetting(now="--eplb-config.num_redundant_experts"),
-    "--num-scheduler-steps": _gone(_SCHEDULER),
+    "--override-pooler-config": OlderSetting(now="--pooler-config"),
+    "--rope-scaling": OlderSetting(now="--hf-overrides.rope_parameters"),
+    "--calculate-kv-scales": _ask(_SCALES, "0"),
+    "--device": _ask("only NVIDIA GPUs and CPUs are planned for: keep the Deployment", default=("auto", "cuda", "cpu")),
+    "--enable-bf16x3-router-gemm": _ask(
+        "experts are chosen in another precision without it: accept that, and remove it", "0"
+    ),
+    **dict.fromkeys(("--enable-lora-bias", "--enable-prompt-adapter"), _ask(_LORA, "0")),
+    **dict.fromkeys(("--long-lora-scaling-factors", "--prompt-adapters"), _ask(_LORA, "+")),
+    **dict.fromkeys(("--max-prompt-adapter-token", "--max-prompt-adapters"), _ask(_LORA)),
+    "--lora-extra-vocab-size": _ask(_LORA, default=("0",)),
     "--override-attention-dtype": _ask(
         "attention is computed in the model's own precision: accept that, and remove it"
     ),
-    "--override-neuron-config": _gone(_OTHER_HARDWARE),
-    "--override-pooler-config": OlderSetting(now="--pooler-config"),
-    "--preemption-mode": _gone("a request that had to wait is computed anew"),
-    "--prompt-adapters": _ask(_LORA, "+"),
     "--quantization-param-path": _ask(_SCALES),
-    "--rope-scaling": OlderSetting(now="--hf-overrides.rope_parameters"),
     "--rope-theta": _ask(
         "without it the model's answers are others: say the same by"
         ' --hf-overrides \'{"rope_parameters": {"rope_theta": …}}\', and import again'
     ),
-    "--scheduler-delay-factor": _gone(_SCHEDULER),
-    "--spec-decoding-acceptance-method": _gone(_TYPICAL),
+    "--task": _ask("say by --runner or --convert what it is for, and import again", default=("auto", "generate")),
+    "--disable-async-output-proc": _gone(_SCHEDULER, "0"),
+    "--disable-frontend-multiprocessing": _gone("the API server is a process of its own in any case", "0"),
+    "--disable-log-requests": _gone("requests are not logged unless --enable-log-requests is given", "0"),
+    "--disable-logprobs-during-spec-decoding": _gone("log probabilities come with drafted tokens, too", "?"),
+    "--enable-reasoning": _gone("--reasoning-parser alone turns reasoning on", "0"),
+    **dict.fromkeys(("--engine-use-ray", "--worker-use-ray"), _gone(_RAY, "0")),
+    "--guided-decoding-disable-fallback": _gone("a backend that is named stands alone", "0"),
+    **dict.fromkeys(
+        ("--max-context-len-to-capture", "--max-seq-len-to-capture"), _gone("CUDA graphs do not go by lengths any more")
+    ),
+    **dict.fromkeys(
+        (
+            "--max-long-partial-prefills", "--max-num-partial-prefills", "--num-scheduler-steps",
+            "--scheduler-delay-factor",
+        ),
+        _gone(_SCHEDULER),
+    ),
+    "--multi-step-stream-outputs": _gone(_SCHEDULER, "?"),
+    "--num-lookahead-slots": _gone("slots follow from the number of proposed tokens"),
+    "--override-neuron-config": _gone(_OTHER_HARDWARE),
+    "--preemption-mode": _gone("a request that had to wait is computed anew"),
+    **dict.fromkeys(
+        (
+            "--spec-decoding-acceptance-method", "--typical-acceptance-sampler-posterior-alpha",
+            "--typical-acceptance-sampler-posterior-threshold",
+        ),
+        _gone(TYPICAL),
+    ),
     "--speculative-disable-mqa-scorer": _gone("drafted tokens are scored in one step in any case", "0"),
     "--swap-space": _gone("a request that had to wait is computed anew: nothing is swapped"),
-    "--task": _ask("say by --runner or --convert what it is for, and import again", default=("auto", "generate")),
-    "--tokenizer-pool-extra-config": _gone(_TOKENIZER),
-    "--tokenizer-pool-size": _gone(_TOKENIZER),
-    "--tokenizer-pool-type": _gone(_TOKENIZER),
-    "--typical-acceptance-sampler-posterior-alpha": _gone(_TYPICAL),
-    "--typical-acceptance-sampler-posterior-threshold": _gone(_TYPICAL),
+    **dict.fromkeys(
+        ("--tokenizer-pool-extra-config", "--tokenizer-pool-size", "--tokenizer-pool-type"),
+        _gone("tokenizers run beside the engine now"),
+    ),
     "--use-gpu-for-pooling-score": _gone("is for models that pool, which do not draft", "0"),
     "--use-v2-block-manager": _gone("there is one block manager now", "0"),
-    "--worker-use-ray": _gone(_RAY, "0"),
-}
-"""Flags, by their long names; those of speculation that have a key of --speculative-config are in speculation.py."""
+}  # fmt: skip
+"""Flags by their long names; flags that became a key of --speculative-config are in speculation.py."""
 
 _ATTENTION: Final = "--attention-config"
 _KERNELS: Final = (
@@ -197,11 +198,11 @@ VARIABLES: Final[Mapping[str, OlderSetting]] = {
 
 _OF_OTHERS: Final = ("VLLM_ROCM_", "VLLM_XPU_", "VLLM_TPU_", "VLLM_XLA_", "VLLM_HPU_", "VLLM_NEURON_")
 _READ_UNLISTED: Final = frozenset({"VLLM_CUSTOM_ALLREDUCE_ALGO", "VLLM_SNAPSHOT_TIMEOUT_S"})
-"""vLLM reads them, and its own list of variables lacks them."""
+"""Variables that vLLM reads although its own list lacks them."""
 
 
 def older_variable(name: str, version: str, known: frozenset[str]) -> OlderSetting | None:
-    """Return what has become of a variable by vLLM's name; None where the version reads it, or it is none of vLLM's."""
+    """Return the successor of a variable of vLLM; None if the version reads it, or if it is not vLLM's."""
     if not name.startswith("VLLM_") or name in known or name in _READ_UNLISTED:
         return None
     if name.startswith(_OF_OTHERS):
@@ -215,11 +216,11 @@ SECRET_FLAGS: Final = frozenset({"--api-key", "--hf-token"})
 """Flags whose value belongs into a Secret."""
 
 _SEVERAL: Final = frozenset({"", "--model", "--middleware"})
-"""The model, of which vLLM has an order of its own, and flags that may stand there several times."""
+"""Flags that may be repeated, and the model, for which vLLM has its own order."""
 
 _OF_GROUPS: Final = frozenset({"--node-rank", "--master-addr", "--master-port"})
 _WORDS_OF_SWITCHES: Final = {"true": True, "false": False}
-"""What older versions took behind some switches; newer ones have ``--no-…`` for it."""
+"""Values that older versions took after some switches; newer ones have ``--no-…``."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ class Argument:
     """One argument of a server, with its values."""
 
     name: str
-    """Long name of the flag; as written where no version we know has it, and empty for the model."""
+    """Long name of the flag; as written if no known version has it, and empty for the model."""
 
     values: tuple[str, ...]
     words: tuple[str, ...]
@@ -249,31 +250,30 @@ class Argument:
 
     @property
     def value(self) -> str:
-        """Its first value; empty where it has none."""
+        """Its first value; empty if it has none."""
         return self.values[0] if self.values else ""
 
     @property
     def shown(self) -> str:
-        """The flag as people know it, without its value, which may be a secret."""
+        """The flag for messages, without its value, which may be a secret."""
         return ".".join((self.name, *self.path)) if self.name else self.words[0]
 
 
 def read_arguments(words: Sequence[str], profile: EngineProfile) -> list[Argument]:
     """Return the arguments of a server one by one; the model, given by position, has no name."""
-    given, index = [], 0
-    while index < len(words):
-        if not words[index].startswith("-"):
-            given.append(Argument("", (words[index],), (words[index],)))
-            index += 1
-            continue
-        found, taken = _read(words[index:], profile)
+    given, rest = [], list(words)
+    while rest:
+        if rest[0].startswith("-"):
+            found, taken = _read(rest, profile)
+        else:
+            found, taken = Argument("", (rest[0],), (rest[0],)), 1
         given.append(found)
-        index += taken
+        rest = rest[taken:]
     return given
 
 
 def _read(words: Sequence[str], profile: EngineProfile) -> tuple[Argument, int]:
-    """Return the argument that comes first, and how many words it takes."""
+    """Return the first argument, and its number of words."""
     spelled, equals, value = words[0].partition("=")
     name, _, dotted = spelled.partition(".")
     if name.startswith("-O"):
@@ -285,10 +285,8 @@ def _read(words: Sequence[str], profile: EngineProfile) -> tuple[Argument, int]:
     flag = _flag(name, profile)
     if equals:
         values: tuple[str, ...] = (value,)
-    elif path:
-        values = tuple(words[1:2])
     else:
-        values = _values(flag, name, words[1:], profile)
+        values = tuple(words[1:2]) if path else _values(flag, name, words[1:], profile)
     written = tuple(words[: 1 if equals else 1 + len(values)])
     if flag is None:
         return Argument(name, values, written, path, known=False), len(written)
@@ -297,18 +295,18 @@ def _read(words: Sequence[str], profile: EngineProfile) -> tuple[Argument, int]:
 
 
 def _switched(given: Argument, flag: Flag) -> Argument:
-    """Return a switch with a word for on or off as it is written now."""
+    """Rewrite a switch that has a word for on or off."""
     on = _WORDS_OF_SWITCHES.get(given.value.lower())
     if on is None:
         return given
+    # Without a name for off, off has no words.
     off = tuple(name for name in flag.aliases if flag.is_undone_by(name))[:1]
-    # Off is nothing where no name of the flag says it.
     return replace(given, values=(), words=(flag.name,) if on != given.negated else off, negated=on == given.negated)
 
 
 def _flag(name: str, profile: EngineProfile) -> Flag | None:
-    """Return the flag of a name or of its only completion; a flag of older versions is none of these."""
-    # From 0.33 on, --disable-log-requests is a spelling of what is off anyway.
+    """Return the flag of a name or of its only completion; None for a flag of older versions."""
+    # From 0.33 on, --disable-log-requests is a spelling of the default.
     known = profile.flags.get(name)
     if known and not (name in FLAGS and known.is_undone_by(name)):
         return known
@@ -319,11 +317,14 @@ def _flag(name: str, profile: EngineProfile) -> Flag | None:
 
 
 def _values(flag: Flag | None, name: str, follows: Sequence[str], profile: EngineProfile) -> tuple[str, ...]:
-    most = next(
-        (count for count, word in enumerate(follows) if word.startswith("-") and not _is_number(word)), len(follows)
+    ends = (
+        count
+        for count, word in enumerate(follows)
+        if word.startswith("-") and not word.lstrip("-").replace(".", "", 1).isdigit()
     )
+    most = next(ends, len(follows))
     if flag is None:
-        # What stands behind a flag that nobody knows is all its own: better no model than a wrong one.
+        # An unknown flag takes all words after it: better no model than a wrong one.
         is_old = name in profile.removed_flags or name.startswith("--spec")
         takes = FLAGS[name].takes if name in FLAGS else "1" if is_old else "+"
         return tuple(follows[: {"0": 0, "1": min(most, 1), "?": min(most, 1)}.get(takes, most)])
@@ -335,12 +336,8 @@ def _values(flag: Flag | None, name: str, follows: Sequence[str], profile: Engin
     return tuple(follows[: {"?": min(most, 1)}.get(flag.values, most)])
 
 
-def _is_number(word: str) -> bool:
-    return word.lstrip("-").replace(".", "", 1).isdigit()
-
-
 def ask_for_unknown(command: ServerCommand, arguments: Iterable[Argument], builder: SpecBuilder) -> list[Argument]:
-    """Return the arguments whose values are in the Deployment or in a Secret; ask for those of the others."""
+    """Return the arguments whose values are in the source or in a Secret; ask for the others."""
     message = (
         "has its value only in the running container: write the value out, or put its ConfigMap into the same file,"
         " then import again"
@@ -358,15 +355,12 @@ def ask_for_unknown(command: ServerCommand, arguments: Iterable[Argument], build
 
 
 def say_as_now(arguments: Iterable[Argument], builder: SpecBuilder, profile: EngineProfile) -> list[Argument]:
-    """Return the arguments with those of older versions as the profile's version takes them.
-
-    Of what has no successor, say why nothing is lost, or ask.
-    """
+    """Replace arguments of older versions with their successors; without one, report why nothing is lost, or ask."""
     current = []
     for given in arguments:
         older = None if given.known else FLAGS.get(given.name)
         if not given.words:
-            builder.note(Outcome.OPERATOR, f"{given.name} false", HOLDS_ANYWAY)
+            builder.own(f"{given.name} false", HOLDS_ANYWAY)
         elif older is None:
             current.append(given)
         elif (successor := _successor(given, older, builder, profile)) is not None:
@@ -379,7 +373,7 @@ def _successor(given: Argument, older: OlderSetting, builder: SpecBuilder, profi
     if words:
         words[0] = ".".join((words[0], *given.path))
     if given.values and given.value in older.default:
-        builder.note(Outcome.OPERATOR, given.text, HOLDS_ANYWAY)
+        builder.own(given.text, HOLDS_ANYWAY)
     elif older.gone:
         builder.drop(given.shown, older.gone)
     elif not words or words[0].partition(".")[0] not in profile.flags:
@@ -387,7 +381,7 @@ def _successor(given: Argument, older: OlderSetting, builder: SpecBuilder, profi
         message = older.ask or f"vLLM {profile.version} knows {known}: write one of them, and import again"
         builder.decide("spec.engine.extraArgs", given.shown, message)
     else:
-        builder.note(Outcome.OPERATOR, given.shown, f"vLLM {profile.version} calls it {words[0]}")
+        builder.own(given.shown, f"vLLM {profile.version} calls it {words[0]}")
         return _read(words, profile)[0]
     return None
 
@@ -439,11 +433,11 @@ def _replaced(whole: Argument, spelled: str, arguments: Iterable[Argument]) -> s
 
 
 def without_group(arguments: Iterable[Argument], nodes: int, builder: SpecBuilder) -> list[Argument]:
-    """Return the arguments without those by which the pods of one server find each other."""
+    """Remove the arguments by which the pods of one server find each other."""
     kept = []
     for given in arguments:
         if nodes > 1 and (given.name in _OF_GROUPS or (given.name, given.value) == ("--nnodes", str(nodes))):
-            builder.note(Outcome.OPERATOR, given.shown, "the operator writes it where a replica needs several nodes")
+            builder.own(given.shown, "the operator writes it where a replica needs several nodes")
         else:
             kept.append(given)
     return kept

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Final
 
 from specdecode_operator.importing.shell import KUBELET_DOLLAR, Command, ScriptError, read_script, refuse_signs, shown
-from specdecode_operator.importing.spec_builder import MigrationError
+from specdecode_operator.importing.spec_builder import MigrationError, Object
 from specdecode_operator.untrusted import name_of, objects
 
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
@@ -22,8 +22,8 @@ _HARMLESS: Final = re.compile(
     r"|((ba)?sh )?\S*multi-node-serving\.sh (leader|worker).*)",
     re.DOTALL,
 )
-"""Commands of start scripts whose absence changes nothing that a server computes or answers. Ray
-only starts the ranks of several nodes, which the operator does itself."""
+"""Commands of start scripts that do not change the server. Ray only starts the ranks of several nodes, which the
+operator does itself."""
 
 
 @dataclass
@@ -31,62 +31,57 @@ class ServerCommand:
     """How a container starts vLLM's server."""
 
     arguments: list[str]
-    """What follows ``vllm serve``, or the module of the server."""
+    """Words after ``vllm serve``, or after the module of the server."""
 
     env: dict[str, str | None] = field(default_factory=dict)
     """Variables that the script sets for it; None for a value that only the running container knows."""
 
     program: str | None = None
-    """What was written for vLLM, where it is a path of the image."""
+    """Path of vLLM in the image, if the command has one."""
 
     unknown: frozenset[str] = frozenset()
-    """Arguments that hold what only the running container knows."""
+    """Arguments with values that only the running container knows."""
 
     used_variables: set[str] = field(default_factory=set)
     """Variables of the container that the command line names."""
 
     harmless: list[str] = field(default_factory=list)
-    """Commands beside it that are left out, such as ``ulimit``, as they may be printed."""
+    """Commands beside it that are left out, such as ``ulimit``, as `shown` prints them."""
 
     others: list[str] = field(default_factory=list)
-    """Commands beside it that may matter, as they may be printed."""
+    """Commands beside it that may matter, as `shown` prints them."""
 
 
-def find_server_command(container: Mapping[str, Any], where: str) -> ServerCommand | None:
-    """Return how a container starts vLLM's server; None when it starts something else.
+def find_server_command(container: Object, where: str) -> ServerCommand | None:
+    """Return how a container starts vLLM's server; None if it starts something else.
 
-    Raises
-    ------
-    MigrationError
-        When command or args are no lists of text, or the script is more than plain commands.
+    Raises MigrationError if command or args are not lists of text, or the script is more than plain commands.
     """
     written = " ".join(_words(container, "command", where) + _words(container, "args", where))
     try:
         commands = container_commands(container, where)
     except ScriptError as error:
-        # The script of a sidecar may do what it likes.
+        # The script of a sidecar is not imported.
         if not _SERVER_TEXT.search(written) and not _has_vllm_image(container):
             return None
         raise MigrationError(f"{where}.args", error.text, str(error)) from error
-    server: ServerCommand | None = None
-    other: list[Command] = []
-    for command in commands:
-        found = _server_of(command)
-        if found is None:
-            other.append(command)
-        elif server is not None:
-            fix = "starts vLLM more than once: keep the one to import"
-            raise MigrationError(f"{where}.args", shown(command.words), fix)
-        else:
-            server = found
-    if server is None and any(_is_vllm(word) for command in commands for word in command.words[:4]):
-        fix = "runs no vLLM server: only vllm serve and its API server are, started directly, by exec or by env"
-        raise MigrationError(f"{where}.command", "; ".join(shown(each.words) for each in other), fix)
-    if server is not None:
+    found = [(command, _server_of(command)) for command in commands]
+    servers = [(command, server) for command, server in found if server is not None]
+    others = [command for command, server in found if server is None]
+    if len(servers) > 1:
+        fix = "starts vLLM more than once: keep the one to import"
+        raise MigrationError(f"{where}.args", shown(servers[1][0].words), fix)
+    if servers:
+        server = servers[0][1]
         server.used_variables = {found[1] for found in _NAMED_VARIABLE.finditer(written.replace("$$", ""))}
-        for each in other:
+        for each in others:
             (server.harmless if is_harmless(each) else server.others).append(shown(each.words))
-    return server
+        return server
+    first = [word for command in commands for word in command.words[:4]]
+    if any(PurePosixPath(word).name == "vllm" or word.startswith("vllm.") for word in first):
+        fix = "runs no vLLM server: only vllm serve and its API server are, started directly, by exec or by env"
+        raise MigrationError(f"{where}.command", "; ".join(shown(each.words) for each in others), fix)
+    return None
 
 
 def is_harmless(command: Command) -> bool:
@@ -94,15 +89,10 @@ def is_harmless(command: Command) -> bool:
     return _HARMLESS.fullmatch(" ".join(command.words)) is not None
 
 
-def container_commands(container: Mapping[str, Any], where: str) -> list[Command]:
+def container_commands(container: Object, where: str) -> list[Command]:
     """Return the commands that a container runs, as its kubelet and its shell read them.
 
-    Raises
-    ------
-    MigrationError
-        When command or args are no lists of text.
-    ScriptError
-        When the shell is given more than plain commands.
+    Raises MigrationError if command or args are not lists of text, ScriptError if a script is more than plain commands.
     """
     command, args = _words(container, "command", where), _words(container, "args", where)
     if not command:
@@ -125,13 +115,13 @@ def container_commands(container: Mapping[str, Any], where: str) -> list[Command
     return [Command(words, {}, frozenset(unknown))]
 
 
-def plain_environment(container: Mapping[str, Any]) -> dict[str, str]:
+def plain_environment(container: Object) -> dict[str, str]:
     """Return the container's variables that have their value in the object."""
     return {name: value for name, value in environment(container).items() if value is not None}
 
 
 def secret_variable(word: str) -> str | None:
-    """Return the variable that a whole word stands for, where its value is not in the object."""
+    """Return the variable that a whole word stands for, if its value is not in the object."""
     found = re.fullmatch(r"\$\((\w+)\)|\$\{?(\w+)\}?", word)
     return (found[1] or found[2]) if found else None
 
@@ -141,7 +131,7 @@ def variables_in(text: str) -> set[str]:
     return {found[1] for found in _KUBELET_VARIABLE.finditer(text) if found[1] is not None}
 
 
-def environment(container: Mapping[str, Any]) -> dict[str, str | None]:
+def environment(container: Object) -> dict[str, str | None]:
     """Return the container's variables as its kubelet sets them; None for a value from elsewhere."""
     env: dict[str, str | None] = {}
     for each in objects(container, "env"):
@@ -154,7 +144,7 @@ def environment(container: Mapping[str, Any]) -> dict[str, str | None]:
     return env
 
 
-def _words(container: Mapping[str, Any], key: str, where: str) -> list[str]:
+def _words(container: Object, key: str, where: str) -> list[str]:
     given = container.get(key)
     if given is None:
         return []
@@ -185,12 +175,8 @@ def script_index(words: Sequence[str]) -> int | None:
     return None
 
 
-def _has_vllm_image(container: Mapping[str, Any]) -> bool:
+def _has_vllm_image(container: Object) -> bool:
     return "vllm" in str(container.get("image")).lower()
-
-
-def _is_vllm(word: str) -> bool:
-    return PurePosixPath(word).name == "vllm" or word.startswith("vllm.")
 
 
 def _server_of(command: Command) -> ServerCommand | None:
@@ -215,7 +201,7 @@ def _server_of(command: Command) -> ServerCommand | None:
 
 
 def _of_python(words: Sequence[str]) -> list[str] | None:
-    """Return what follows the server's module or file."""
+    """Return the words after the server's module or file; None for another program."""
     for index, word in enumerate(words):
         if word == "-m":
             module = words[index + 1 : index + 2]

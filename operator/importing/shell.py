@@ -24,7 +24,7 @@ _LITERAL, _QUOTED, _END, _BLANK, _EMPTY = "\ue000", "\ue001", "\ue002", "\ue003"
 variable's value into words, and quotes around nothing: shlex drops the quotes that tell these apart."""
 
 KUBELET_DOLLAR: Final = "\ue005"
-"""Stands in for the dollar of a variable that the kubelet replaces, whatever quotes are around it."""
+"""Stands for the dollar of a variable that the kubelet replaces, in any quotes."""
 
 _SIGNS: Final = (_LITERAL, _QUOTED, _END, _BLANK, _EMPTY, KUBELET_DOLLAR)
 _ESCAPED: Final = {"$": _LITERAL, "`": "`", "\n": ""}
@@ -42,7 +42,7 @@ _BEYOND: Final = {
     "a function, an array or a subshell": re.compile(r"[()]|(?m:(?:^|;)[ \t]*function\s)"),
     "a pattern or a group": re.compile(rf"[*?]|(?<![${KUBELET_DOLLAR}])\{{"),
 }
-"""What a plain script does not have."""
+"""Syntax that a plain script does not have."""
 
 MAX_CHARACTERS: Final = 65_536
 _PRINTING: Final = frozenset({"echo", "printf", "export", "readonly", "declare", "local", "read"})
@@ -50,7 +50,7 @@ _PRINTING: Final = frozenset({"echo", "printf", "export", "readonly", "declare",
 
 
 class ScriptError(ValueError):
-    """A script is more than plain commands; ``text`` says where, and holds no word of the script: it may be secret."""
+    """A script is more than plain commands; ``text`` says where, without words of the script that may be secret."""
 
     def __init__(self, text: str, what: str) -> None:
         super().__init__(
@@ -69,19 +69,16 @@ class Command:
     """Variables that the script sets for it; None for a value that only the running container knows."""
 
     unknown: frozenset[str] = frozenset()
-    """Words that hold what only the running container knows."""
+    """Words with values that only the running container knows."""
 
 
 def read_script(text: str, env: Mapping[str, str | None]) -> list[Command]:
-    """Return the commands of a script, without assignments, which are their variables.
+    """Return the commands of a script, with its assignments as their variables.
 
-    ``env`` are the container's variables; None is one whose value is not in the
-    object.
+    ``env`` are the container's variables; None is a value that the object does
+    not hold.
 
-    Raises
-    ------
-    ScriptError
-        When it is more than plain commands.
+    Raises ScriptError if it is more than plain commands.
     """
     _refuse_length(text)
     _refuse_beyond(text)
@@ -99,12 +96,13 @@ def read_script(text: str, env: Mapping[str, str | None]) -> list[Command]:
         command = tuple(word for part, _ in expanded for word in part)
         unknown = frozenset(word for part, known in expanded if not known for word in part)
         if command:
-            commands.append(Command(command, {name: variables[name] for name in exported} | assigned, unknown))
+            given = {name: value for name, value in variables.items() if name in exported} | assigned
+            commands.append(Command(command, given, unknown))
     return commands
 
 
 def shown(words: Sequence[str]) -> str:
-    """Return a command as it may be printed: its program, and a subcommand; any other word may be a secret."""
+    """Return program and subcommand of a command for messages; any other word may be a secret."""
     program = words[0].rpartition("/")[2] if words else ""
     if not re.fullmatch(r"[$\w.{}+-]{1,40}", program):
         return "…"
@@ -113,7 +111,7 @@ def shown(words: Sequence[str]) -> str:
 
 
 def refuse_signs(*texts: str) -> None:
-    """Refuse the characters that stand for syntax in here; no script has a use for them."""
+    """Raise ScriptError for the characters that stand for syntax here; no script has a use for them."""
     if any(sign in text for text in texts for sign in _SIGNS):
         raise ScriptError("the script", f"one of the private characters U+E000 to U+E00{len(_SIGNS) - 1}")
 
@@ -136,7 +134,7 @@ def _refuse_beyond(text: str) -> None:
 
 
 def _blank(found: re.Match[str], *, keep_double: bool) -> str:
-    """Return as many dots as a quoted part has characters: places stay what they are."""
+    """Replace a quoted part with as many dots, so that positions stay the same."""
     if found.lastgroup in {"gap", "joint"}:
         return found[0]
     if found.lastgroup == "comment":
@@ -183,13 +181,17 @@ def _mark(found: re.Match[str]) -> str:
 def _assigned(
     words: list[str], variables: Mapping[str, str | None], *, bare_names: bool
 ) -> tuple[dict[str, str | None], list[str]]:
-    """Return the variables that are set in front, and the words behind them."""
+    """Return the leading assignments, and the words behind them."""
     assigned: dict[str, str | None] = {}
     for index, word in enumerate(words):
         match = _ASSIGNMENT.fullmatch(word)
         if match is not None:
-            # The words of export are all read before the first of them is set.
-            assigned[match[1]] = _value(match[2], variables if bare_names else {**variables, **assigned})
+            # export expands all of its words before it sets the first.
+            known = variables if bare_names else {**variables, **assigned}
+            text, is_known = _substitute(match[2].replace("$", _QUOTED), known)
+            # Values that repeat themselves double with each assignment.
+            _refuse_length(text)
+            assigned[match[1]] = text.replace(_EMPTY, "") if is_known else None
         elif bare_names:
             assigned[word] = variables.get(word)
         else:
@@ -197,16 +199,8 @@ def _assigned(
     return assigned, []
 
 
-def _value(word: str, variables: Mapping[str, str | None]) -> str | None:
-    """Return what is assigned, which is not divided into words; None where nobody can tell."""
-    text, known = _substitute(word.replace("$", _QUOTED), variables)
-    # Values that are put together from themselves double.
-    _refuse_length(text)
-    return text.replace(_EMPTY, "") if known else None
-
-
 def _expand(word: str, variables: Mapping[str, str | None]) -> tuple[list[str], bool]:
-    """Return the words that one word becomes, and whether all of it is known."""
+    """Return the words that one word expands to, and whether all of its variables are known."""
     text, known = _substitute(word, variables)
     parts = [part for part in text.split(_BLANK) if part] if "$" in word else [text]
     return [part.replace(_EMPTY, "") for part in parts], known

@@ -21,8 +21,8 @@ from specdecode_operator.importing.kubernetes_workloads import (
     read_stateful_set,
 )
 from specdecode_operator.importing.server_command import is_harmless, script_index
-from specdecode_operator.importing.shell import MAX_CHARACTERS, Command, ScriptError, read_script, shown
-from specdecode_operator.importing.spec_builder import MigrationError
+from specdecode_operator.importing.shell import MAX_CHARACTERS, ScriptError, read_script, shown
+from specdecode_operator.importing.spec_builder import MigrationError, Object
 from specdecode_operator.importing.workload import Workload, name_in, within
 from specdecode_operator.untrusted import mapping, name_of, objects
 
@@ -38,109 +38,104 @@ GROUPS: Final[Mapping[str, str]] = {
 }
 """API groups of the kinds that are read."""
 
-_CREATES: Final[Mapping[tuple[str, str], str]] = {
-    ("inference.llmkube.dev", "InferenceService"): "deployment/{name}",
-    ("production-stack.vllm.ai", "VLLMRuntime"): "deployment/{name}",
-    ("kaito.sh", "Workspace"): "statefulset/{name}",
+_CREATES: Final[Mapping[tuple[str | None, str], tuple[str, str]]] = {
+    ("inference.llmkube.dev", "InferenceService"): ("Deployment", "deployment"),
+    ("production-stack.vllm.ai", "VLLMRuntime"): ("Deployment", "deployment"),
+    ("kaito.sh", "Workspace"): ("StatefulSet", "statefulset"),
 }
-"""What the controllers of other kinds create for an object, as `specdecode import` names it."""
+"""Kinds of other projects, with the kind that their controllers create under the same name."""
 
 _NO_SERVER: Final = "does not run vllm serve: write its engine arguments behind vllm serve, and import that"
 
 
-def is_of_its_group(body: Mapping[str, Any]) -> bool:
-    """Return whether an object's kind is the one of its name that is read here; without apiVersion it is."""
+def is_of_its_group(body: Object) -> bool:
+    """Return whether an object's apiVersion, if it has one, is of the group of its kind in `GROUPS`."""
     group = _group(body)
     return group is None or GROUPS.get(str(body.get("kind")), group) == group
 
 
-def import_instead(body: Mapping[str, Any]) -> str | None:
-    """Return what to import instead of an object of another project; None if nothing is known of its kind."""
-    kind, group, version = str(body.get("kind")), _group(body), str(body.get("apiVersion"))
+def import_instead(body: Object) -> str | None:
+    """Return what to import instead of an object of another project; None for an unknown kind."""
+    kind, group = str(body.get("kind")), _group(body)
     name, where = name_in(body), within(body)
-    shown = f"{kind} of {version}"
+    shown = f"{kind} of {body.get('apiVersion')} is not read"
     if kind == "DynamoGraphDeployment":
-        workers = ", ".join(f"deployment/{each}" for each in _dynamo_workers(body))
-        return f"{shown} is not read: {workers or 'what it creates'} {_NO_SERVER}"
+        # Dynamo names a Deployment GRAPH-SERVICE, in lower case.
+        services = mapping(mapping(body, "spec"), "services")
+        workers = ", ".join(
+            f"deployment/{name}-{service}".lower()
+            for service, spec in services.items()
+            if isinstance(spec, dict) and "vllm" in str(spec.get("extraPodSpec"))
+        )
+        return f"{shown}: {workers or 'what it creates'} {_NO_SERVER}"
     if kind == "RayService":
-        return f"{shown} is not read: Ray Serve {_NO_SERVER}"
+        return f"{shown}: Ray Serve {_NO_SERVER}"
     if kind == "Model" and group == "kubeai.org":
         selector = shlex.quote(f"model={name}")
         return (
-            f"{shown} is not read: import a Pod that it creates, specdecode import pod/NAME{where}; its Pods:"
+            f"{shown}: import a Pod that it creates, specdecode import pod/NAME{where}; its Pods:"
             f" kubectl get pods{where} -l {selector}"
         )
-    created = _CREATES.get((group or "", kind))
-    if created is not None:
-        words = f"specdecode import {shlex.quote(created.format(name=name))}{where}"
-        return f"{shown} is not read: import the {_KINDS[created.partition('/')[0]]} that it creates: {words}"
+    if (group, kind) in _CREATES:
+        created, written = _CREATES[group, kind]
+        command = f"specdecode import {shlex.quote(f'{written}/{name}')}{where}"
+        return f"{shown}: import the {created} that it creates: {command}"
     if kind in GROUPS and not is_of_its_group(body):
-        return f"{shown} is not read: import the Deployment that it creates, specdecode import deployment/NAME{where}"
+        return f"{shown}: import the Deployment that it creates, specdecode import deployment/NAME{where}"
     return None
 
 
-_KINDS: Final = {"deployment": "Deployment", "statefulset": "StatefulSet"}
-
-
-def _dynamo_workers(body: Mapping[str, Any]) -> Iterator[str]:
-    """Return the names of the Deployments of services that run vLLM, GRAPH-SERVICE in lower case."""
-    for service, spec in mapping(mapping(body, "spec"), "services").items():
-        if "vllm" in str(mapping({"": spec}, "").get("extraPodSpec")):
-            yield f"{name_in(body)}-{service}".lower()
-
-
-def _group(body: Mapping[str, Any]) -> str | None:
+def _group(body: Object) -> str | None:
     version = body.get("apiVersion")
-    if not isinstance(version, str):
-        return None
-    return version.rpartition("/")[0]
+    return version.rpartition("/")[0] if isinstance(version, str) else None
 
 
-_VLLM: Final = "vllm"
-_WRITTEN_OUT: Final = "its values are written out: a later change of it does not reach the engines"
-_Body = Mapping[str, Any]
-
-
-def with_values(workload: Workload, others: Sequence[_Body]) -> Workload:
+def with_values(workload: Workload, others: Sequence[Object]) -> Workload:
     """Return the server with the values of its variables that ConfigMaps of the same file hold.
 
-    Of a Secret only the names of its keys are read: a variable of it stays a reference.
+    A variable from a Secret stays a reference: only the names of its keys are read.
     """
-    maps = _named(others, "ConfigMap", workload.namespace)
-    secrets = _named(others, "Secret", workload.namespace)
+    maps, secrets = (
+        {
+            name_in(each): each
+            for each in others
+            if each.get("kind") == kind and mapping(each, "metadata").get("namespace") in (None, workload.namespace)
+        }
+        for kind in ("ConfigMap", "Secret")
+    )
     if not maps and not secrets:
         return workload
     pod, used = dict(workload.pod), set[str]()
     for key in ("containers", "initContainers"):
         if isinstance(pod.get(key), list):
             pod[key] = [
-                _resolved(each, maps, secrets, used) if key == "initContainers" or _runs_vllm(each) else each
+                _resolved(each, maps, secrets, used)
+                if isinstance(each, dict) and (key == "initContainers" or _runs_vllm(each))
+                else each
                 for each in pod[key]
             ]
     for name in sorted(used):
-        workload.remarks.drop(f"ConfigMap {name}", _WRITTEN_OUT)
+        why = "its values are written out: a later change of it does not reach the engines"
+        workload.remarks.drop(f"ConfigMap {name}", why)
     return replace(workload, pod=pod)
 
 
-def _named(others: Sequence[_Body], kind: str, namespace: str | None) -> dict[str, _Body]:
-    near = [each for each in others if each.get("kind") == kind]
-    return {name_in(each): each for each in near if mapping(each, "metadata").get("namespace") in (None, namespace)}
+def _runs_vllm(container: Object) -> bool:
+    return any("vllm" in str(container.get(key)).lower() for key in ("image", "command", "args"))
 
 
-def _runs_vllm(container: Any) -> bool:
-    return any(_VLLM in str(mapping({"": container}, "").get(key)).lower() for key in ("image", "command", "args"))
-
-
-def _resolved(container: Any, maps: Mapping[str, _Body], secrets: Mapping[str, _Body], used: set[str]) -> Any:
-    if not isinstance(container, dict):
-        return container
+def _resolved(
+    container: Object, maps: Mapping[str, Object], secrets: Mapping[str, Object], used: set[str]
+) -> dict[str, Any]:
+    """Return a container with the variables of ConfigMaps and Secrets written out; add the ConfigMaps to ``used``."""
     from_all: list[dict[str, Any]] = []
     unread = []
     sources = container.get("envFrom")
     for source in sources if isinstance(sources, list) else []:
         found = list(_of_source(source, maps, secrets, used)) if isinstance(source, dict) else []
         from_all += found
-        unread += [] if found else [source]
+        if not found:
+            unread.append(source)
     own = [_of_variable(each, maps, used) for each in objects(container, "env")]
     names = {name_of(each) for each in own}
     env = [*(each for each in from_all if each["name"] not in names), *own]
@@ -149,9 +144,9 @@ def _resolved(container: Any, maps: Mapping[str, _Body], secrets: Mapping[str, _
 
 
 def _of_source(
-    source: _Body, maps: Mapping[str, _Body], secrets: Mapping[str, _Body], used: set[str]
+    source: Object, maps: Mapping[str, Object], secrets: Mapping[str, Object], used: set[str]
 ) -> Iterator[dict[str, Any]]:
-    """Return the variables of one envFrom; nothing if its object is not beside the server."""
+    """Yield the variables of one envFrom, if its object is beside the server."""
     prefix = str(source.get("prefix") or "")
     config, secret = name_of(mapping(source, "configMapRef")), name_of(mapping(source, "secretRef"))
     if "configMapRef" in source and config in maps:
@@ -159,19 +154,18 @@ def _of_source(
         for key, value in mapping(maps[config], "data").items():
             yield {"name": f"{prefix}{key}", "value": str(value)}
     elif "secretRef" in source and secret in secrets:
-        keys = {**mapping(secrets[secret], "data"), **mapping(secrets[secret], "stringData")}
-        for key in keys:
+        for key in {**mapping(secrets[secret], "data"), **mapping(secrets[secret], "stringData")}:
             yield {"name": f"{prefix}{key}", "valueFrom": {"secretKeyRef": {"name": secret, "key": str(key)}}}
 
 
-def _of_variable(variable: dict[str, Any], maps: Mapping[str, _Body], used: set[str]) -> dict[str, Any]:
+def _of_variable(variable: dict[str, Any], maps: Mapping[str, Object], used: set[str]) -> dict[str, Any]:
     reference = mapping(mapping(variable, "valueFrom"), "configMapKeyRef")
     name, key = name_of(reference), str(reference.get("key"))
     values = mapping(maps.get(name, {}), "data") if reference else {}
     if key not in values:
         return variable
     used.add(name)
-    # Two dollars are one to the kubelet: a value of a ConfigMap is text.
+    # The kubelet reads two dollars as one: a value of a ConfigMap is text.
     return {"name": name_of(variable), "value": str(values[key]).replace("$(", "$$(")}
 
 
@@ -186,12 +180,10 @@ _PROMPT: Final = re.compile(r"^[ \t]*[$#][ \t]+(?=\S+[ \t])(?=(?:sudo |docker |p
 _NOHUP: Final = re.compile(r"^([ \t]*(?:[A-Za-z_]\w*=\S*[ \t]+|sudo[ \t]+)*)nohup[ \t]+", re.MULTILINE)
 _LOG_WORD: Final = re.compile(r"(?:[12&]?>>?[^\s'\"<>|&;]+|[12]>&[12])")
 _LOG_WORDS: Final = re.compile(r"(?:[12&]?>>?|\|&?[ \t]+tee(?:[ \t]+-a)?)[ \t]+[^\s'\"<>|&;]+")
-_MOST_LOGS: Final = 8
-_TEE_WORDS: Final = 4
 
 
 def is_command_text(text: str) -> bool:
-    """Return whether a text is a command line or a script that starts vLLM, and no YAML."""
+    """Return whether a text is a command line or a script that starts vLLM, and not YAML."""
     if len(text) > MAX_CHARACTERS:
         return False
     return _OBJECT.search(text) is None and _STARTS.search(_PROMPT.sub("", text)) is not None
@@ -200,19 +192,18 @@ def is_command_text(text: str) -> bool:
 def read_command_text(text: str) -> Workload:
     """Return the server that a command line or a script starts, in a container or not.
 
-    Raises
-    ------
-    MigrationError
-        When the script is more than plain commands, or starts several containers.
+    Raises MigrationError if the script is more than plain commands, or starts several containers.
     """
-    # Where its log goes, and that the shell goes on, is no part of the server.
     text = "\n".join(map(_without_log, _NOHUP.sub(r"\1", _PROMPT.sub("", text)).split("\n")))
     try:
         commands = read_script(text, {})
     except ScriptError as error:
         raise MigrationError("command line", error.text, str(error)) from error
-    if len(commands) == 1 and (script := _script_of(commands[0])) is not None:
-        return read_command_text(script)
+    if len(commands) == 1:
+        (command,) = commands
+        at = script_index(command.words)
+        if at is not None and at + 1 == len(command.words) and not command.env and not command.unknown:
+            return read_command_text(command.words[at])
     runs = [command for command in commands if is_docker_run(command.words)]
     if len(runs) > 1:
         raise MigrationError("command line", f"{len(runs)} containers", "import them one at a time")
@@ -223,32 +214,8 @@ def read_command_text(text: str) -> Workload:
                 message = "only the container is imported: do it in the image, or in an init container"
                 workload.remarks.decide("command line", shown(command.words), message)
         return workload
-    # What a pod would take for the name of a variable is the shell's here.
-    return _started_by(["bash", "-c", text.replace("$$", "$$$$")])
-
-
-def read_words(words: Sequence[str]) -> Workload:
-    """Return the server that the words of one command start.
-
-    Raises
-    ------
-    MigrationError
-        As `read_command_text`.
-    """
-    # All of it in one word is a line in quotes.
-    return read_command_text(words[0] if len(words) == 1 else shlex.join(words))
-
-
-def _script_of(command: Command) -> str | None:
-    """Return the script that a shell is given, where nothing beside it matters."""
-    at = script_index(command.words)
-    if at is None or at + 1 < len(command.words) or command.env or command.unknown:
-        return None
-    return command.words[at]
-
-
-def _started_by(command: list[str]) -> Workload:
-    container = {"name": "vllm", "command": command}
+    # The shell expands variables here, not the kubelet.
+    container = {"name": "vllm", "command": ["bash", "-c", text.replace("$$", "$$$$")]}
     return Workload(
         kind="command line",
         name="",
@@ -259,13 +226,19 @@ def _started_by(command: list[str]) -> Workload:
     )
 
 
+def read_words(words: Sequence[str]) -> Workload:
+    """Return the server that the words of one command start; raise MigrationError as `read_command_text` does."""
+    # A single word is a whole command line in quotes.
+    return read_command_text(words[0] if len(words) == 1 else shlex.join(words))
+
+
 def _without_log(line: str) -> str:
-    """Return a line without what sends a log to a file at its end, and the server into the background."""
+    """Remove from the end of a line the redirections of the log, and the ``&`` of the background."""
     kept = line.rstrip(" \t")
     if kept.endswith("&") and not kept.endswith("&&"):
         kept = kept[:-1].rstrip(" \t")
-    for _ in range(_MOST_LOGS):
-        words = kept.rsplit(maxsplit=_TEE_WORDS)
+    for _ in range(8):
+        words = kept.rsplit(maxsplit=4)
         taken = next((count for count in (4, 3, 2) if _LOG_WORDS.fullmatch(" ".join(words[-count:]))), 0)
         if not taken and _LOG_WORD.fullmatch(words[-1] if words else ""):
             taken = 1
@@ -275,7 +248,7 @@ def _without_log(line: str) -> str:
     return kept
 
 
-_OF_KINDS: Final[Mapping[str, Callable[[_Body], Workload]]] = {
+_OF_KINDS: Final[Mapping[str, Callable[[Object], Workload]]] = {
     "Deployment": read_deployment,
     "StatefulSet": read_stateful_set,
     "Pod": read_pod,
@@ -289,18 +262,18 @@ READABLE: Final = (
     f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, docker compose, values of the production-stack chart,"
     " or a vllm serve or docker run command line"
 )
-"""What can be imported, in words."""
+"""Sources that can be imported, as text."""
 
 
-def read_workloads(body: _Body, others: Sequence[_Body] = ()) -> list[Workload]:
-    """Return the servers of one object; ``others`` are those beside it. Nothing where the kind is none of these.
+def read_workloads(body: Object, others: Sequence[Object] = ()) -> list[Workload]:
+    """Return the servers of one object, none for an unknown kind; ``others`` are the objects beside it.
 
-    Raises
-    ------
-    MigrationError
-        When its parts are not what its kind has.
+    Raises MigrationError if it belongs to a SpecDecodeDeployment, or lacks a part that its kind must have.
     """
-    _refuse_own(body)
+    for owner in objects(mapping(body, "metadata"), "ownerReferences"):
+        if owner.get("kind") == KIND:
+            fix = f"it belongs to {KIND} {owner.get('name')} already: nothing is to be imported"
+            raise MigrationError("metadata.ownerReferences", KIND, fix)
     if is_compose(body):
         return read_compose(body)
     if is_production_stack(body):
@@ -311,10 +284,3 @@ def read_workloads(body: _Body, others: Sequence[_Body] = ()) -> list[Workload]:
     if kind == "InferenceService":
         return [with_values(read_inference_service(body, others), others)]
     return [with_values(_OF_KINDS[kind](body), others)] if kind in _OF_KINDS else []
-
-
-def _refuse_own(body: _Body) -> None:
-    for owner in objects(mapping(body, "metadata"), "ownerReferences"):
-        if owner.get("kind") == KIND:
-            fix = f"it belongs to {KIND} {owner.get('name')} already: nothing is to be imported"
-            raise MigrationError("metadata.ownerReferences", str(owner.get("kind")), fix)

@@ -1,102 +1,101 @@
 """Build the spec of an import: record what became of each setting, and withhold plain-text secrets."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
 from specdecode_operator.problems import MISSING, Problem
 from specdecode_operator.redaction import clip, is_secret_flag, redact
-from specdecode_operator.untrusted import objects
+from specdecode_operator.untrusted import mapping, objects
 
 _NAME: Final = re.compile(
     r"(?:^|[_-])(?:SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|PASS|CREDENTIALS?|(?:API|ACCESS|PRIVATE|SECRET)_?KEY)$"
     r"|[_-]PWD$|(?:^|[_-])(?:SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:V?\d+)?(?:[_-]|$)",
     re.IGNORECASE,
 )
-"""How variables are called whose value is a secret."""
+"""Names of variables whose value is a secret."""
 
 _PERHAPS: Final = re.compile(r"(?:^|[_-])(?:TOKEN|KEY)(?:V?\d+)?(?:[_-]|$)", re.IGNORECASE)
-"""How variables are called whose value is a secret, unless it is a number or a switch."""
+"""Names of variables whose value is a secret, unless it is a number or a switch."""
 
 _ABOUT: Final = re.compile(r"[_-](?:FILE|PATH|DIR|NAME)$", re.IGNORECASE)
 _SETTING: Final = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?|true|false|on|off|yes|no|none|auto", re.IGNORECASE)
 
-_NO_VALUE: Final = r"(?![\"']?[-$/<>|&;])"
 _WITHHELD: Final = "WITHHELD"
-_MESSAGE: Final = "stands there as plain text: put it into a Secret, and name that in podTemplate, by valueFrom"
 
 
 def is_secret_variable(name: str, value: str) -> bool:
-    """Return whether a variable holds a secret, by its name or by what it looks like."""
+    """Return whether a variable holds a secret, by its name or by the form of its value."""
     by_name = _NAME.search(name) or (_PERHAPS.search(name) and not _SETTING.fullmatch(value))
     return bool(value) and (bool(by_name and not _ABOUT.search(name)) or without_secrets(value) != value)
 
 
 def without_secrets(text: str) -> str:
-    """Return a text with everything that has the form of a secret replaced."""
+    """Replace everything in a text that has the form of a secret."""
     return redact(text, _WITHHELD)
 
 
 def withhold_secrets(builder: "SpecBuilder") -> None:
     """Take secrets out of the spec; ask for each."""
-    for container in _containers(builder):
-        kept = []
-        for each in objects(container, "env"):
-            name = str(each.get("name"))
-            if is_secret_variable(name, str(each.get("value") or "")):
-                builder.decide("spec.podTemplate", f"env {name} of {container.get('name')}", _MESSAGE)
-            else:
-                kept.append(each)
-        if "env" in container:
-            container["env"] = kept
+    pod = builder.get("podTemplate.spec")
+    for key in ("containers", "initContainers"):
+        if not isinstance(pod, dict) or not isinstance(pod.get(key), list):
+            continue
+        # The containers are the source's own: change copies.
+        pod[key] = [dict(each) if isinstance(each, dict) else each for each in pod[key]]
+        for container in objects(pod, key):
+            kept = []
+            for each in objects(container, "env"):
+                name = str(each.get("name"))
+                if is_secret_variable(name, str(each.get("value") or "")):
+                    message = (
+                        "stands there as plain text: put it into a Secret, and name that in podTemplate, by valueFrom"
+                    )
+                    builder.decide("spec.podTemplate", f"env {name} of {container.get('name')}", message)
+                else:
+                    kept.append(each)
+            if "env" in container:
+                container["env"] = kept
     builder.spec = _without(builder.spec, "spec", builder)
 
 
-def _containers(builder: "SpecBuilder") -> Iterator[dict[str, Any]]:
-    """Return copies of the containers of the podTemplate, put into their place: they are the source's own."""
-    pod = builder.get("podTemplate.spec")
-    for key in ("containers", "initContainers"):
-        if isinstance(pod, dict) and isinstance(pod.get(key), list):
-            pod[key] = [dict(each) if isinstance(each, dict) else each for each in pod[key]]
-            yield from objects(pod, key)
-
-
-def _without(value: Any, path: str, builder: "SpecBuilder") -> Any:
+def _without(value: Any, path: str, builder: "SpecBuilder", flag: Any = None) -> Any:
+    """Return a value without secrets; ``flag`` is the word before it in a list."""
     if isinstance(value, dict):
         return {key: _without(part, f"{path}.{key}", builder) for key, part in value.items()}
     if isinstance(value, list):
-        before = ["", *value]
+        flags = [None, *value]
         return [
-            _withheld(f"{path}[{index}]", f"{flag} {_WITHHELD}", _WITHHELD, builder)
-            if _is_behind_flag(flag, part)
-            else _without(part, f"{path}[{index}]", builder)
-            for index, (flag, part) in enumerate(zip(before, value, strict=False))
+            _without(part, f"{path}[{index}]", builder, flag)
+            for index, (flag, part) in enumerate(zip(flags, value, strict=False))
         ]
-    if isinstance(value, str):
-        cleaned = without_secrets(value)
-        return value if cleaned == value else _withheld(path, cleaned, cleaned, builder)
-    return value
-
-
-def _is_behind_flag(flag: Any, value: Any) -> bool:
-    """Return whether a word is the value of a flag for a password."""
-    both = isinstance(flag, str) and isinstance(value, str)
-    return both and is_secret_flag(flag) and re.match(rf"{_NO_VALUE}.", value) is not None
-
-
-def _withheld(path: str, shown: str, cleaned: str, builder: "SpecBuilder") -> str:
+    if not isinstance(value, str):
+        return value
+    cleaned = shown = without_secrets(value)
+    # A password follows its flag; a variable, a redirection or another flag is not one.
+    if isinstance(flag, str) and is_secret_flag(flag) and re.match(r"(?![\"']?[-$/<>|&;]).", value):
+        cleaned, shown = _WITHHELD, f"{flag} {_WITHHELD}"
+    elif cleaned == value:
+        return value
     builder.decide(path, shown, "holds a secret as plain text: put it into a Secret, or remove it")
     return cleaned
 
 
-_SHOWN_CHARACTERS: Final = 96
 HOLDS_ANYWAY: Final = "is what holds without it"
+OWN_PROBES: Final = "the operator's own probes allow for a long start"
+OWN_GRACE: Final = "the operator adds up the steps in which a pod ends"
+ROLLS_OUT: Final = "an old engine ends before its successor starts"
+UNDOES: Final = "it could undo what the operator sets: name its variables one by one, and import again"
+
+
+Object = Mapping[str, Any]
+"""Object of a manifest, with values of any kind."""
 
 
 class MigrationError(Exception):
-    """Nothing can be imported; ``problem`` says which field is why, and what to do."""
+    """The server cannot be imported; ``problem`` names the field, its value and the fix."""
 
     def __init__(self, field: str, value: str, message: str) -> None:
         self.problem = Problem(field, _short(value), message)
@@ -104,7 +103,7 @@ class MigrationError(Exception):
 
 
 class Outcome(StrEnum):
-    """What becomes of a setting of the Deployment."""
+    """Result for one setting of the old server."""
 
     FIELD = "taken into fields"
     EXTRA = "passed on in spec.engine.extraArgs"
@@ -116,27 +115,71 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of the Deployment and what became of it."""
+    """One setting of the old server and its result."""
 
     outcome: Outcome
     name: str
-    """As the Deployment has it; never the value of a secret."""
+    """As the source has it; never the value of a secret."""
 
     result: str
-    """The field and value that it became, or why it did not become one."""
+    """Field and value that it became, or why it has none."""
+
+
+_WRITERS: Final = ("deployment.kubernetes.io/", "kubectl.kubernetes.io/", "field.cattle.io/")
 
 
 @dataclass
-class SpecBuilder:
+class Remarks:
+    """Report on the settings of a server, with secrets withheld."""
+
+    settings: list[Setting] = field(default_factory=list)
+    decisions: list[Problem] = field(default_factory=list)
+    """Problems that a person must solve before the object is applied."""
+
+    def note(self, outcome: Outcome, name: str, result: str) -> None:
+        """Report the result for a setting."""
+        self.settings.append(Setting(outcome, without_secrets(name), without_secrets(result)))
+
+    def own(self, name: str, why: str) -> None:
+        """Report a setting that the operator decides itself."""
+        self.note(Outcome.OPERATOR, name, why)
+
+    def drop(self, name: str, why: str) -> None:
+        """Report a setting that is not kept, and why the new server is the same without it; if not: `decide`."""
+        self.note(Outcome.DROPPED, name, why)
+
+    def decide(self, field: str, value: str, message: str) -> None:
+        """Ask for a decision, once."""
+        problem = Problem(field, _short(value), message)
+        if problem not in self.decisions:
+            self.decisions.append(problem)
+
+    def drop_metadata(self, body: Object, read: Sequence[str] = ()) -> None:
+        """Report labels and annotations of the source itself, which its pods do not have."""
+        for kind in ("labels", "annotations"):
+            for key in mapping(mapping(body, "metadata"), kind):
+                if key.startswith(_WRITERS):
+                    why = "Kubernetes wrote it for the old object"
+                else:
+                    why = "is the old object's own: add it to metadata of the new one if a tool or a policy reads it"
+                if key not in read:
+                    self.drop(f"metadata.{kind} {key}", why)
+
+    def ask_for_rest(self, body: Object, known: Sequence[str], where: str) -> None:
+        """Ask for each key that is set but not known; its value may be a secret."""
+        message = "is not read here: say what means the same in podTemplate or extraArgs, or remove it"
+        for key, value in body.items():
+            if key not in known and value not in (None, "", {}, [], False):
+                self.decide(f"{where}.{key}", "is set", message)
+
+
+@dataclass
+class SpecBuilder(Remarks):
     """The spec so far, and the report on it."""
 
     spec: dict[str, Any] = field(default_factory=dict)
-    settings: list[Setting] = field(default_factory=list)
-    decisions: list[Problem] = field(default_factory=list)
-    """What a person must decide before the object is applied."""
-
     unsaid: set[str] = field(default_factory=set)
-    """Flags that are given, with values that only the running container knows."""
+    """Flags whose values only the running container knows."""
 
     def set(self, path: str, value: Any) -> None:
         """Set a field of the spec, such as ``serving.maxModelLen``."""
@@ -147,36 +190,20 @@ class SpecBuilder:
         place[last] = value
 
     def get(self, path: str) -> Any:
-        """Return a field of the spec; None where it is not set."""
+        """Return a field of the spec; None if it is not set."""
         place: Any = self.spec
         for part in path.split("."):
             place = place.get(part) if isinstance(place, dict) else None
         return place
 
     def take(self, name: str, path: str, value: Any, remark: str = "") -> None:
-        """Set a field and say what became it."""
+        """Set a field and report it."""
         self.set(path, value)
-        shown = f"spec.{path}: {plain(value)}" + (f" ({remark})" if remark else "")
-        self.note(Outcome.FIELD, name, shown)
-
-    def note(self, outcome: Outcome, name: str, result: str) -> None:
-        """Say what becomes of a setting."""
-        self.settings.append(Setting(outcome, without_secrets(name), without_secrets(result)))
-
-    def drop(self, name: str, why: str) -> None:
-        """Say that a setting is not kept, and why the new server is the same without it; where it is not: `decide`."""
-        self.note(Outcome.DROPPED, name, why)
-
-    def decide(self, field: str, value: str, message: str) -> None:
-        """Say what people must decide, once."""
-        problem = Problem(field, _short(value), message)
-        if problem not in self.decisions:
-            self.decisions.append(problem)
+        self.note(Outcome.FIELD, name, f"spec.{path}: {plain(value)}" + (f" ({remark})" if remark else ""))
 
 
 def _short(value: str) -> str:
-    """Return a value of the old server as a report shows it."""
-    return clip(without_secrets(value), _SHOWN_CHARACTERS)
+    return clip(without_secrets(value), 96)
 
 
 def plain(value: Any) -> str:
@@ -188,21 +215,14 @@ def plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def required(body: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the object at a path such as ``spec.template.spec``.
-
-    Raises
-    ------
-    MigrationError
-        When there is none.
-    """
+def required(body: Object, where: str) -> dict[str, Any]:
+    """Return the object at a path such as ``spec.template.spec``; raise MigrationError if there is none."""
     place: Any = body
-    walked: list[str] = []
-    for key in where.split("."):
-        walked.append(key)
+    keys = where.split(".")
+    for depth, key in enumerate(keys, start=1):
         place = place.get(key)
         if not isinstance(place, dict):
             shown = MISSING if place is None else str(place)
-            raise MigrationError(".".join(walked), shown, "must be an object, as in any Deployment")
+            raise MigrationError(".".join(keys[:depth]), shown, "must be an object, as in any Deployment")
     found: dict[str, Any] = place
     return found

@@ -1,7 +1,6 @@
 """Convert --speculative-config, dotted flags and the flags of 2024 to spec.speculation."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -9,8 +8,8 @@ from typing import Any, Final
 from specdecode_operator.api.deployment import Serving
 from specdecode_operator.enums import DraftSampling, Method, RejectionSampling
 from specdecode_operator.importing.engine_fields import OF_CHECKPOINTS, OF_MODELS, read_json, read_number
-from specdecode_operator.importing.server_arguments import Argument
-from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, Outcome, SpecBuilder
+from specdecode_operator.importing.server_arguments import TYPICAL, Argument
+from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, SpecBuilder
 from specdecode_operator.problems import MISSING, shown
 from specdecode_operator.vllm.profiles import EngineProfile
 from specdecode_operator.vllm.speculative_config import read_lax, reserved_key_problem
@@ -57,20 +56,15 @@ _OF_DRAFT: Final = frozenset(
 """Keys about a draft; a method without one does not read them (config/speculative.py)."""
 
 _WITHOUT_DRAFT: Final = frozenset({Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX})
-_SUFFIX_DEPTH: Final = 24
-"""vllm/config/speculative.py, suffix_decoding_max_tree_depth."""
 
 _INHERITED: Final = frozenset({"enforce_eager", "index_share_for_mtp_iteration"})
 """Switches whose absence is not false: vLLM takes the target's setting, or the checkpoint's."""
 
-_DEAD: Final = {"mlp_speculator": "no vLLM that the operator launches can draft so any more"}
-"""vllm/v1 has no drafter for it, and its entry in the model registry is commented out."""
 
-_TYPICAL: Final = "typical acceptance is gone: rejection sampling keeps the target's own distribution"
 _GONE: Final = {
-    "acceptance_method": _TYPICAL,
-    "posterior_alpha": _TYPICAL,
-    "posterior_threshold": _TYPICAL,
+    "acceptance_method": TYPICAL,
+    "posterior_alpha": TYPICAL,
+    "posterior_threshold": TYPICAL,
     "disable_log_stats": "statistics stay on: they show whether the engine drafts",
     "disable_logprobs": "log probabilities come with drafted tokens, too",
     "disable_mqa_scorer": "drafted tokens are scored in one step in any case",
@@ -81,20 +75,20 @@ _SAMPLING: Final = {
     "draft_sample_method": ("speculation.draftSampling", tuple(DraftSampling)),
     "rejection_sample_method": ("speculation.rejectionSampling", tuple(RejectionSampling)),
 }
-"""Keys with the field that says the same, and what it may say."""
+"""Keys with their field and its values."""
 
 _LAST: Final = frozenset(
     {
-        *("num_speculative_tokens_per_batch_size", "disable_by_batch_size"),
-        *("fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k"),
+        "num_speculative_tokens_per_batch_size", "disable_by_batch_size",
+        "fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k",
     }
-)
+)  # fmt: skip
 """Keys whose meaning depends on the number of tokens or on rejection_sample_method."""
 
 
 @dataclass
 class SpeculativeConfig:
-    """What a server is told of speculation, as one --speculative-config; empty where nothing is found."""
+    """All flags of speculation as one --speculative-config; empty without speculation."""
 
     config: dict[str, Any] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
@@ -107,7 +101,7 @@ class SpeculativeConfig:
         return str(model) if model else None
 
     def add(self, key: str, value: Any, written: str, builder: SpecBuilder, path: Sequence[str] = ()) -> None:
-        """Take one key, or a part of its value that a dotted path names; the last of several counts."""
+        """Set one key, or the part of its value that a dotted path names; a later value replaces an earlier one."""
         if path:
             known = self.config.get(key)
             whole = dict(known) if isinstance(known, dict) else {}
@@ -125,7 +119,7 @@ class SpeculativeConfig:
 
 
 def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: EngineProfile) -> SpeculativeConfig:
-    """Return what the flags say of speculation, in whatever form."""
+    """Collect the flags of speculation, in all their forms."""
     found = SpeculativeConfig()
     for given in flags:
         if given.name == _CONFIG and not given.path:
@@ -145,7 +139,7 @@ def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: E
 
 
 def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: EngineProfile) -> None:
-    """Take speculation into the fields of the spec, all but the place of its model."""
+    """Take speculation into the fields of the spec, except the draft's location."""
     config = found.config
     if not config:
         return
@@ -154,13 +148,23 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
     builder.take(what, "speculation.method", method)
     if method not in {each.value for each in Method}:
         have = ", ".join(each.value for each in Method)
-        why = _DEAD.get(method, "the operator does not have this method")
+        why = "the operator does not have this method"
+        if method == "mlp_speculator":
+            # vllm/v1 has no drafter for it, and its entry in the model registry is commented out.
+            why = "no vLLM that the operator launches can draft so any more"
         builder.decide("spec.speculation.method", method, f"{why}: use one of {have}, or keep the Deployment")
         for key in sorted(config.keys() - {"method"}):
             builder.drop(found.written[key], f"is of method {method}")
         return
     if method != Method.NONE and config.get("num_speculative_tokens") is None:
-        _take_default_tokens(method, config, builder)
+        # For suffix vLLM takes the depth of its trees, by default 24 (config/speculative.py).
+        depth = config.get("suffix_decoding_max_tree_depth") or 24
+        if method == Method.SUFFIX and isinstance(depth, int):
+            remark = "vLLM takes the depth of its trees"
+            builder.take("num_speculative_tokens (absent)", "speculation.numSpeculativeTokens", depth, remark)
+        else:
+            message = "say how many tokens to propose in each step"
+            builder.decide("spec.speculation.numSpeculativeTokens", MISSING, message)
     for key in sorted(config, key=_LAST.__contains__):
         if method in _WITHOUT_DRAFT and key in _OF_DRAFT:
             builder.drop(found.written[key], f"is of a draft, and {method} has none")
@@ -168,19 +172,8 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
             _take(found.written[key], key, config[key], builder, profile)
 
 
-def _take_default_tokens(method: str, config: Mapping[str, Any], builder: SpecBuilder) -> None:
-    """Take vLLM's own number of tokens: for suffix the depth of its trees (config/speculative.py)."""
-    depth = config.get("suffix_decoding_max_tree_depth") or _SUFFIX_DEPTH
-    if method == Method.SUFFIX and isinstance(depth, int):
-        remark = "vLLM takes the depth of its trees"
-        builder.take("num_speculative_tokens (absent)", "speculation.numSpeculativeTokens", depth, remark)
-    else:
-        message = "say how many tokens to propose in each step"
-        builder.decide("spec.speculation.numSpeculativeTokens", MISSING, message)
-
-
 def _method(config: dict[str, Any], profile: EngineProfile) -> str:
-    """Return the method as the engine finds it: named, told by the draft's path, or a draft model."""
+    """Return the method as the engine finds it: named, by the draft's path, or a draft model."""
     named, model = str(config.get("method") or ""), str(config.get("model") or "").lower()
     if named in {"", Method.DRAFT_MODEL.value}:
         markers = {**profile.draft_path_markers, **({} if named else _HINTS)}
@@ -190,15 +183,13 @@ def _method(config: dict[str, Any], profile: EngineProfile) -> str:
 
 
 def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
-    """Take one key; where no field means it, say why, or ask where it changes how the engine drafts."""
+    """Take one key; if it has no field, report why, or ask if it changes how the engine drafts."""
     if key == "parallel_drafting" and isinstance(value, bool):
-        builder.note(
-            Outcome.OPERATOR, f"{what} {shown(value)}", "the operator says so of each draft whose config.json does"
-        )
+        builder.own(f"{what} {shown(value)}", "the operator says so of each draft whose config.json does")
     elif key == "parallel_drafting" and value is not None:
         builder.decide("spec.speculation", f"{what}: {shown(value)}", "must be true or false")
     elif value is None or (value is False and key in profile.speculative_keys - _INHERITED):
-        builder.note(Outcome.OPERATOR, what, HOLDS_ANYWAY)
+        builder.own(what, HOLDS_ANYWAY)
     elif key in _FIELDS:
         builder.take(what, _FIELDS[key], value)
     elif key in _PERCENT_FIELDS and isinstance(value, int | float) and math.isfinite(value):
@@ -214,10 +205,18 @@ def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: Engine
 
 
 def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
-    """Pass on a key that no field means if the version has it; say of the others why not."""
+    """Pass on a key without a field if the version has it; otherwise report why not."""
     if key in _SAMPLING:
         path, words = _SAMPLING[key]
         builder.decide(f"spec.{path}", f"{what}: {shown(value)}", f"must be one of {', '.join(words)}")
+    elif key in _FLY:
+        default = _FLY[key] if key != "fly_window_size" else _own_window(builder)
+        if builder.get("speculation.rejectionSampling") != RejectionSampling.FLY.value:
+            builder.drop(f"{what} {shown(value)}", "is of rejection_sample_method fly alone")
+        elif value == default:
+            builder.own(f"{what} {shown(value)}", HOLDS_ANYWAY)
+        else:
+            builder.take(what, f"speculation.extraConfig.{key}", value)
     elif key in profile.speculative_keys and (advice := reserved_key_problem(key)):
         builder.decide("spec.speculation", f"{what}: {shown(value)}", advice)
     elif key in profile.speculative_keys:
@@ -230,7 +229,7 @@ def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, p
 
 
 def _of_none(profile: EngineProfile) -> str:
-    """Name the version that lacks something, and where nobody has seen that one, the newest that was seen."""
+    """Name the version that lacks something; for an unknown version, also the known one that it is taken for."""
     version = f"vLLM {profile.version}"
     return version if profile.tested else f"{version} is newer than all that are known, and {profile.known_as}"
 
@@ -239,7 +238,7 @@ def _take_quantization(what: str, value: Any, builder: SpecBuilder) -> None:
     if value in ("fp8", "fp8_per_tensor"):
         builder.take(what, "speculation.draft.quantization", "FP8")
     elif value in OF_CHECKPOINTS:
-        builder.note(Outcome.OPERATOR, f"{what} {shown(value)}", "vLLM reads it from the draft's checkpoint")
+        builder.own(f"{what} {shown(value)}", "vLLM reads it from the draft's checkpoint")
     else:
         message = "the operator quantizes a draft while loading to FP8 only: name a quantized checkpoint, or fp8"
         builder.decide("spec.speculation.draft.quantization", str(value), message)
@@ -248,13 +247,13 @@ def _take_quantization(what: str, value: Any, builder: SpecBuilder) -> None:
 def _take_draft_split(what: str, value: Any, builder: SpecBuilder) -> None:
     """The target's own needs no field; 1 is passed on as it is, and anything else no vLLM takes."""
     if value == (builder.get("parallelism.tensor") or 1):
-        builder.note(Outcome.OPERATOR, f"{what} {shown(value)}", "the draft is split as the target is")
+        builder.own(f"{what} {shown(value)}", "the draft is split as the target is")
     else:
         builder.take(what, "parallelism.draftTensor", value)
 
 
 def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
-    """Take ranges, and say what vLLM does between and after them: a range goes on until the next begins."""
+    """Take ranges without gaps: in vLLM, a range goes on until the next begins."""
     try:
         given = sorted((int(first), int(last), int(tokens)) for first, last, tokens in value)
     except (TypeError, ValueError, OverflowError):
@@ -279,7 +278,7 @@ def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
 
 
 def _take_limit(what: str, value: Any, builder: SpecBuilder) -> None:
-    """Older vLLM stopped drafting from so many requests on; ranges say it now.
+    """Write a range for the number of requests from which older vLLM stopped drafting.
 
     vllm/spec_decode/spec_decode_worker.py of 0.6: running_queue_size >= disable_by_batch_size.
     """
@@ -291,27 +290,13 @@ def _take_limit(what: str, value: Any, builder: SpecBuilder) -> None:
     builder.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
 
 
-def _take_fly(key: str, default: Callable[[SpecBuilder], float]) -> Callable[[str, Any, SpecBuilder], None]:
-    """Return how a parameter of fly is taken: vLLM's default needs no key (config/speculative.py)."""
-
-    def take(what: str, value: Any, builder: SpecBuilder) -> None:
-        if builder.get("speculation.rejectionSampling") != RejectionSampling.FLY.value:
-            builder.drop(f"{what} {shown(value)}", "is of rejection_sample_method fly alone")
-        elif value == default(builder):
-            builder.note(Outcome.OPERATOR, f"{what} {shown(value)}", HOLDS_ANYWAY)
-        else:
-            builder.take(what, f"speculation.extraConfig.{key}", value)
-
-    return take
-
-
 def _own_window(builder: SpecBuilder) -> float:
+    """Return vLLM's default of fly_window_size, which is less for few tokens."""
     tokens = builder.get("speculation.numSpeculativeTokens")
-    return min(6, tokens - 1) if isinstance(tokens, int) else 6
+    return min(_FLY["fly_window_size"], tokens - 1) if isinstance(tokens, int) else _FLY["fly_window_size"]
 
 
 def _most_requests(builder: SpecBuilder) -> int:
-    """Return how many requests run at once in the new object."""
     given = builder.get("serving.maxNumSeqs")
     return given if isinstance(given, int) else Serving().max_num_seqs
 
@@ -326,7 +311,7 @@ def _json(given: Argument, builder: SpecBuilder) -> dict[str, Any]:
     if not isinstance(found, dict):
         builder.decide("spec.speculation", f"{_CONFIG} {text}", "must be one JSON object")
         return {}
-    return {re.sub("-", "_", str(key)): value for key, value in found.items()}
+    return {str(key).replace("-", "_"): value for key, value in found.items()}
 
 
 def _scalar(text: str) -> Any:
@@ -345,8 +330,8 @@ _TAKERS: Final[Mapping[str, Callable[[str, Any, SpecBuilder], None]]] = {
     "draft_tensor_parallel_size": _take_draft_split,
     "num_speculative_tokens_per_batch_size": _take_schedule,
     "disable_by_batch_size": _take_limit,
-    "fly_window_size": _take_fly("fly_window_size", _own_window),
-    "fly_entropy_threshold": _take_fly("fly_entropy_threshold", lambda _: 0.3),
-    "fly_entropy_top_k": _take_fly("fly_entropy_top_k", lambda _: 3),
 }
 """Keys whose value does not simply become a field's."""
+
+_FLY: Final = {"fly_window_size": 6, "fly_entropy_threshold": 0.3, "fly_entropy_top_k": 3}
+"""Parameters of rejection_sample_method fly, with vLLM's defaults (config/speculative.py)."""

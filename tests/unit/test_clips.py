@@ -36,8 +36,7 @@ NO_MESSAGES: Final = {
     "deployment/policy_state.py: status.arm[:_LONGEST_ARM]",
     "deployment/models/model_locations.py: re.sub('[^-._a-zA-Z0-9]+', '.', self.model)[-180:]",
     "importing/convert.py: old[:NAME_MAX_LENGTH - len(_SUFFIX)]",
-    "importing/convert.py: re.sub('[^a-z0-9]+', '-', model)[:NAME_MAX_LENGTH]",
-    "importing/convert.py: re.sub('[^a-z0-9]+', '-', old.lower())[:NAME_MAX_LENGTH]",
+    "importing/convert.py: re.sub('[^a-z0-9]+', '-', (old or model).lower())[:NAME_MAX_LENGTH]",
     "replay/server/serve.py: Request(scope).headers.get('x-request-id', '')[:_LONGEST_ID]",
     "deployment/models/model_facts.py: str(answer['error']['reason'])[:64]",  # compared with those that are known
     "deployment/models/checkpoint_reader.py: '.'.join(folder[:min(numbered, 3)])[:64]",
