@@ -16,8 +16,7 @@ from specdecode_operator.replay.emulated.engine_model import StepShape
 Numbers = NDArray[np.float64]
 
 SAME_MOMENT_MS: Final = 0.05
-"""A chunk's moment is a sum of rounded gaps: it may lie so far from the step that it ended with, and steps of less
-than twice that are not told apart."""
+"""Largest distance of a chunk from the end of its step: its moment is a sum of rounded gaps. No step is as short."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def _by_engine(recordings: Iterable[Recording]) -> Iterable[tuple[list[StepLine]
 def _of_engine(lines: Sequence[StepLine], requests: Sequence[RecordedRequest], k: int) -> dict[str, Numbers]:
     ends_ms = np.array([line.ts_ms for line in lines])
     chunks = _chunks_by_step(ends_ms, requests)
-    details = [_details(line) for line in lines]
+    details = [iteration_counts(line, *_COUNTS) for line in lines]
     known = np.array([each is not None for each in details], dtype=bool)
     prefilling, prefill, decoding, decoded = np.array([each or (0,) * 5 for each in details], dtype=float).T[1:]
     period_ms, host_ms = _periods_ms(lines, details)
@@ -91,22 +90,25 @@ def _of_engine(lines: Sequence[StepLine], requests: Sequence[RecordedRequest], k
     return {name: column[wanted] for name, column in columns.items()}
 
 
-def _details(line: StepLine) -> tuple[int, int, int, int, int] | None:
-    """Return index, prompts, their tokens, decoding requests and their tokens; None where vLLM did not say them."""
-    given: Any = line.scheduler.iteration_details
-    if not isinstance(given, dict):
-        return None
-    names = ("num_ctx_requests", "num_ctx_tokens", "num_generation_requests", "num_generation_tokens")
-    found = [given.get(name) for name in ("iteration_index", *names)]
+_COUNTS: Final = (
+    "iteration_index",
+    "num_ctx_requests",
+    "num_ctx_tokens",
+    "num_generation_requests",
+    "num_generation_tokens",
+)
+
+
+def iteration_counts(line: StepLine, *names: str) -> tuple[int, ...] | None:
+    """Return counts of vLLM's iteration details; None if any of them is missing or not a count."""
+    given = line.scheduler.iteration_details
+    found = [given.get(name) for name in names] if isinstance(given, dict) else [None]
     if not all(isinstance(each, int) and 0 <= each < 2**40 for each in found):
         return None
-    index, prompts, prompt_tokens, decoding, tokens = (int(each or 0) for each in found)
-    return index, prompts, prompt_tokens, decoding, tokens
+    return tuple(int(each or 0) for each in found)
 
 
-def _periods_ms(
-    lines: Sequence[StepLine], details: Sequence[tuple[int, int, int, int, int] | None]
-) -> tuple[Numbers, Numbers]:
+def _periods_ms(lines: Sequence[StepLine], details: Sequence[tuple[int, ...] | None]) -> tuple[Numbers, Numbers]:
     """Return the time since the step before, where the engine went on at once, and what of it was not the step's."""
     period_ms = np.full(len(lines), np.nan)
     host_ms = np.full(len(lines), np.nan)
