@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 from specdecode_operator.api.capture import Pattern, Phase
 from specdecode_operator.capture.files.formats import (
@@ -51,13 +51,13 @@ class _Course:
         return self.coming[0]
 
     def next(self, output_tokens: int) -> tuple[int, int]:  # noqa: ARG002  chance alone decides here
-        drafted = self.planned(), self.coming[1] if self.coming is not None else 0
-        self.coming = None
+        self.planned()
+        drafted, self.coming = self.coming or (0, 0), None
         return drafted
 
 
 class GivenBehaviour:
-    """Steps of given length, drafts accepted by given chances."""
+    """Steps of given durations, and drafts accepted with given chances."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class GivenBehaviour:
         lead_ms: float = 0.0,
         width: int | None = None,
     ) -> None:
-        """Without acceptance nothing is drafted; a width is K where it is not that of the acceptance."""
+        """Create a behaviour, without drafts if there is no acceptance; ``width`` overrides the K of the acceptance."""
         self.acceptance = acceptance
         self.num_speculative_tokens = (width or acceptance.num_speculative_tokens) if acceptance else 0
         self.random = Random(f"{seed}/steps")  # noqa: S311  not for secrets
@@ -76,11 +76,11 @@ class GivenBehaviour:
         self._lead_ms = lead_ms
 
     def lead_ms(self) -> float:
-        """Return how long a request takes to the scheduler."""
+        """Return the time from the arrival of a request to the scheduler."""
         return self._lead_ms
 
     def begin(self, request: Incoming) -> _Course:
-        """Return how a request goes: to its last token."""
+        """Return the course of a request: to its last token."""
         acceptance = self.acceptance
         drafting = None
         if acceptance is not None:
@@ -88,7 +88,7 @@ class GivenBehaviour:
         return _Course(drafting, self.num_speculative_tokens, request.max_tokens)
 
     def step_ms(self, step: StepShape, decoding: int) -> float:  # noqa: ARG002  all is in the step
-        """Return how long a step takes."""
+        """Draw the duration of a step."""
         return self._paces.draw_ms(step)
 
 
@@ -105,45 +105,48 @@ def spread(deviation: float, points: int = 101) -> tuple[float, ...]:
 Done = Callable[[], None]
 
 
-class Watcher(Protocol):
-    """Who writes down what becomes of requests."""
-
-    def watch(self, request: Incoming, phase: str | None, done: Done) -> Callable[[Burst], None]:
-        """Return who takes its bursts, and says when it is over."""
-
-
 @dataclass(kw_only=True)
 class VirtualLoad:
-    """Sends phases, one after another, each until all of its requests are answered."""
+    """Sends phases one after another, each until all of its requests are answered."""
 
     clock: VirtualClock
     engine: ReplayEngine
-    watcher: Watcher
+    recorder: "VirtualRecorder"
     prompts: Prompts
     name: str
-    turnarounds_ms: Sequence[float] = (0.0,)  # from a client's last token to its next request: one of them each time
+    turnarounds_ms: Sequence[float] = (0.0,)  # from a client's last token to its next request, drawn each time
     random: Random = field(default_factory=lambda: Random(0))  # noqa: S311  not for secrets
 
     def run(self, phase: Phase) -> None:
         """Send a phase and wait for its end."""
-        match phase.pattern:
-            case Pattern.CLOSED | Pattern.MULTITURN:
-                _Clients(self, phase).start()
-            case _:
-                offsets_ms = (1000 * offset_s for offset_s in arrival_offsets_s(phase, self.prompts.seed))
-                _Open(self, phase, self.clock.now_ms(), enumerate(offsets_ms)).next()
+        if phase.pattern in (Pattern.CLOSED, Pattern.MULTITURN):
+            _Clients(self, phase).start()
+        else:
+            offsets_ms = (1000 * offset_s for offset_s in arrival_offsets_s(phase, self.prompts.seed))
+            self._send_next(phase, self.clock.now_ms(), enumerate(offsets_ms))
         self.clock.run()
+
+    def _send_next(self, phase: Phase, start_ms: float, offsets_ms: Iterator[tuple[int, float]]) -> None:
+        """Send the next request at its time, however the earlier ones go, and then those after it."""
+
+        def send(index: int) -> None:
+            self._send_next(phase, start_ms, offsets_ms)
+            self.send(self.first(phase, index), phase.name, lambda: None)
+
+        if (planned := next(offsets_ms, None)) is not None:
+            index, offset_ms = planned
+            self.clock.call_at(start_ms + offset_ms, partial(send, index))
 
     def send(self, request: Incoming, phase: str | None, done: Done) -> None:
         """Send one request now."""
-        self.engine.submit(request, self.watcher.watch(request, phase, done))
+        self.engine.submit(request, self.recorder.watch(request, phase, done))
 
     def turnaround_ms(self) -> float:
-        """Return how long a client takes this time."""
+        """Draw a client's turnaround."""
         return self.random.choice(self.turnarounds_ms)
 
     def first(self, phase: Phase, index: int) -> Incoming:
-        """Return a request that has nothing to do with others, but for the shared prefix."""
+        """Return a request that shares no more than the common prefix with others."""
         name = f"{phase.name}-{index}"
         own, output = self.prompts.lengths(name)
         tokens = self.prompts.shared_prefix_tokens + own
@@ -157,26 +160,6 @@ class VirtualLoad:
 
 
 @dataclass
-class _Open:
-    """Requests that come at their times, whatever becomes of those before."""
-
-    load: VirtualLoad
-    phase: Phase
-    start_ms: float
-    offsets_ms: Iterator[tuple[int, float]]
-
-    def next(self) -> None:
-        """Wait for the next request's time."""
-        if (planned := next(self.offsets_ms, None)) is not None:
-            index, offset_ms = planned
-            self.load.clock.call_at(self.start_ms + offset_ms, partial(self._send, index))
-
-    def _send(self, index: int) -> None:
-        self.next()
-        self.load.send(self.load.first(self.phase, index), self.phase.name, _nothing)
-
-
-@dataclass
 class _Clients:
     """Clients that send one request after another, or hold one conversation after another."""
 
@@ -184,20 +167,16 @@ class _Clients:
     phase: Phase
     sent: int = 0
     conversations: int = 0
-    until_ms: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Begin now."""
-        duration_s = self.phase.duration_seconds
-        self.until_ms = float("inf") if duration_s is None else self.load.clock.now_ms() + 1000 * duration_s
+    until_ms: float = float("inf")
 
     def start(self) -> None:
-        """Let all clients begin."""
+        if self.phase.duration_seconds is not None:
+            self.until_ms = self.load.clock.now_ms() + 1000 * self.phase.duration_seconds
         for _ in range(needed(self.phase.concurrency)):
             self._begin()
 
     def _begin(self) -> None:
-        """Have a client send its next request, or begin its next conversation; nothing when the phase is over."""
+        """Send a client's next request, or start its next conversation, unless the phase is over."""
         if not self._goes_on():
             return
         if self.phase.pattern == Pattern.MULTITURN:
@@ -211,7 +190,7 @@ class _Clients:
         self.load.clock.call_at(self.load.clock.now_ms() + self.load.turnaround_ms(), self._begin)
 
     def _say(self, conversation: int, turn: int, said_before: int) -> None:
-        """Send a turn: all that was said before, and some tokens more."""
+        """Send a turn: the conversation so far, and more tokens."""
         if not self._goes_on():
             return
         self.sent += 1
@@ -243,14 +222,10 @@ class _Clients:
         return self.load.clock.now_ms() < self.until_ms
 
 
-def _nothing() -> None:
-    pass
-
-
 def replayed(
     requests: Sequence[RecordedRequest], load_factor: float, block_size: int
 ) -> Iterator[tuple[float, Incoming, str | None]]:
-    """Return recorded requests with the moments in which they come: earlier by the factor, each as long as it was."""
+    """Return recorded requests with their arrivals, divided by the load factor, each as long as it was."""
     answers = _answer_hashes(requests, block_size)
     for index, each in enumerate(requests):
         if each.arrival_ms is None:
@@ -271,10 +246,9 @@ def replayed(
 
 
 def _answer_hashes(requests: Sequence[RecordedRequest], block_size: int) -> dict[int, Sequence[int]]:
-    """Return the hashes of answers that a later prompt begins with: that of the next turn of a conversation."""
+    """Return the block hashes of answers that a later prompt, the next turn of the conversation, begins with."""
     found: dict[int, Sequence[int]] = {}
-    ends: dict[int, int] = {}
-    """By the hash of a prompt's last full block, which stands for all before it: whose prompt it is."""
+    ends: dict[int, int] = {}  # place of a prompt by the hash of its last full block, which covers all before it
     for index, each in enumerate(requests):
         hashes = each.block_hashes or ()
         for place, value in enumerate(hashes[:-1], start=1):
@@ -286,13 +260,12 @@ def _answer_hashes(requests: Sequence[RecordedRequest], block_size: int) -> dict
     return found
 
 
-_DIGITS = 4
-"""Of a millisecond, as in captures."""
+_DIGITS = 4  # of a millisecond, as in captures
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One request while it goes on."""
+    """One request in progress."""
 
     request: Incoming
     phase: str | None
@@ -309,10 +282,10 @@ class _Watched:
 
 
 class VirtualRecorder:
-    """Takes the steps and bursts of one engine; lines are written as requests finish and steps end."""
+    """Records the steps and bursts of one engine; writes lines as requests finish and steps end."""
 
     def __init__(self, folder: Path, clock: VirtualClock, meta: TraceMeta, k: int) -> None:
-        """Write into a folder, which is there."""
+        """Write into an existing folder."""
         self._clock = clock
         self._trace: BinaryIO = (folder / TRACE).open("wb")
         self._steps: BinaryIO = (folder / STEP_STATS).open("wb")
@@ -324,12 +297,12 @@ class VirtualRecorder:
         self.failed = 0
 
     def close(self) -> None:
-        """Write what is left."""
+        """Close the files."""
         self._trace.close()
         self._steps.close()
 
     def watch(self, request: Incoming, phase: str | None, done: Callable[[], None]) -> Callable[[Burst], None]:
-        """Take a request that arrives now."""
+        """Record a request that arrives now; return the sink of its bursts."""
         watched = _Watched(request, phase, self._clock.now_ms(), len(self._open) + 1, done)
         self._open[request.request_id] = watched
 
@@ -344,7 +317,7 @@ class VirtualRecorder:
         return take
 
     def on_step(self, report: StepReport) -> None:
-        """Take a step, before its bursts."""
+        """Record a step, before its bursts."""
         self._last = report
         start_ms = report.end_ms - report.duration_ms
         for request_id in report.scheduled:
@@ -367,14 +340,12 @@ class VirtualRecorder:
         watched.prefill_tokens.append(self._last.first_prompt_tokens if self._last else 0)
 
     def _write(self, watched: _Watched, finish_reason: str) -> None:
-        if not watched.stamps_ms:
-            self.failed += 1
-            return
-        if finish_reason == "error":
-            # Its answer outgrew the KV cache.
-            self.failed += 1
+        if not watched.stamps_ms or finish_reason == "error":
+            self.failed += 1  # it outgrew the KV cache, at once or with its answer
         else:
             self.finished += 1
+        if not watched.stamps_ms:
+            return
         stamps_ms = [round(stamp_ms, _DIGITS) for stamp_ms in watched.stamps_ms]
         arrival_ms = round(watched.arrival_ms, _DIGITS)
         scheduled_ms = watched.scheduled_ms
@@ -402,7 +373,7 @@ class VirtualRecorder:
 
 
 def _scheduler_stats(report: StepReport, k: int) -> dict[str, Any]:
-    """Return a step as vLLM's SchedulerStats have it."""
+    """Return a step in the form of vLLM's SchedulerStats."""
     load = Load(
         running=report.running,
         waiting=report.waiting,
@@ -424,7 +395,7 @@ def _scheduler_stats(report: StepReport, k: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run."""
+    """Result of a run."""
 
     finished: int
     failed: int  # requests too large for the KV cache
@@ -434,21 +405,21 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualRun:
-    """An engine that runs in no time, and what it is recorded as."""
+    """An engine in virtual time, and the header of its capture."""
 
     behaviour: Behaviour
     limits: Limits
     meta: TraceMeta
-    turnarounds_ms: Sequence[float] = (0.0,)  # of clients, from their last token to their next request
+    turnarounds_ms: Sequence[float] = (0.0,)  # from a client's last token to its next request
 
     def phases(self, folder: Path, prompts: Prompts, phases: Iterable[Phase], name: str) -> Outcome:
-        """Run phases of a load, one after another."""
+        """Run the phases of a load one after another."""
 
         def send(clock: VirtualClock, engine: SteppedEngine, recorder: VirtualRecorder) -> None:
             load = VirtualLoad(
                 clock=clock,
                 engine=engine,
-                watcher=recorder,
+                recorder=recorder,
                 prompts=prompts,
                 name=name,
                 turnarounds_ms=self.turnarounds_ms,
@@ -459,7 +430,7 @@ class VirtualRun:
         return self._run(folder, send)
 
     def requests(self, folder: Path, planned: Iterable[tuple[float, Incoming, str | None]]) -> Outcome:
-        """Run requests that come at given moments."""
+        """Run requests that arrive at given moments."""
 
         def send(clock: VirtualClock, engine: SteppedEngine, recorder: VirtualRecorder) -> None:
             def arrive(request: Incoming, phase: str | None) -> None:
