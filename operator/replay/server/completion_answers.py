@@ -177,20 +177,18 @@ class Engines:
     hashing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+@dataclass(slots=True, eq=False)
 class _Choice:
     """One answer and its progress."""
 
-    __slots__ = ("_generation", "answer", "cached_tokens", "events", "held", "prompt", "tokens", "wire")
-
-    def __init__(self, generation: "Generation", prompt: Prompt, events: Events) -> None:
-        self._generation = generation
-        self.prompt = prompt
-        self.events = events
-        self.answer: Answer | None = None
-        self.tokens = 0
-        self.cached_tokens = 0
-        self.held = ""  # text that may be the beginning of a string that ends it
-        self.wire: Wire | None = None  # where events with nothing but text go, after the first
+    generation: "Generation"
+    prompt: Prompt
+    events: Events
+    answer: Answer | None = None
+    tokens: int = 0
+    cached_tokens: int = 0
+    held: str = ""  # text that may be the beginning of a stop string
+    wire: Wire | None = None  # for events with nothing but text, after the first
 
     def take(self, burst: Burst) -> None:
         """Take a burst. Most are words in the middle of a streamed answer, which needs the fast path."""
@@ -199,7 +197,7 @@ class _Choice:
             self.tokens = end = begin + burst.tokens
             self.wire.write(self.events.words(begin, end))
         else:
-            self._generation.take(self, burst)
+            self.generation.take(self, burst)
 
 
 class Generation(ABC):

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from itertools import accumulate
 from typing import Final, Protocol
 
@@ -97,48 +97,41 @@ class Meter:
         self.request_n = FastHistogram(_ANSWERS)
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
-    """One answer in generation: passes bursts on and counts them."""
+    """One answer in generation: passes bursts on and counts them.
 
-    __slots__ = (
-        "_last_ms",
-        "_meter",
-        "_over",
-        "_sink",
-        "_ticket",
-        "arrival_ms",
-        "concurrency",
-        "first_ms",
-        "request",
-        "tokens",
-    )
+    Raises
+    ------
+    UnmatchedRequestError
+        The engine rejects the request.
+    """
 
-    def __init__(self, meter: Meter, engine: ServedEngine, request: Incoming, sink: Sink) -> None:
-        """Submit the request to the engine.
+    _meter: Meter
+    _engine: InitVar[ServedEngine]
+    request: Incoming
+    _sink: Sink
+    arrival_ms: float = field(init=False)
+    concurrency: int = field(init=False)
+    first_ms: float | None = None
+    tokens: int = 0
+    _last_ms: float = 0.0
+    _over: bool = False
+    _ticket: Submission | None = None
 
-        Raises
-        ------
-        UnmatchedRequestError
-            The engine rejects it.
-        """
-        self._meter = meter
-        self._sink = sink
-        self.request = request
+    def __post_init__(self, _engine: ServedEngine) -> None:
+        """Submit the request to the engine."""
+        meter = self._meter
         self.arrival_ms = meter.now_ms()
-        self.first_ms: float | None = None
-        self._last_ms = 0.0
-        self.tokens = 0
-        self.concurrency = meter.in_flight + 1
-        self._over = False
-        self._ticket: Submission | None = None
         # The engine may reject the request, or end it, before it returns.
         meter.in_flight += 1
+        self.concurrency = meter.in_flight
         try:
-            self._ticket = engine.submit(request, self._take)
+            self._ticket = _engine.submit(self.request, self._take)
         except BaseException:
             meter.in_flight -= 1
             raise
-        meter.request_max_tokens.observe(request.max_tokens)
+        meter.request_max_tokens.observe(self.request.max_tokens)
 
     @property
     def scheduled_ms(self) -> float | None:
