@@ -162,28 +162,28 @@ def _times(one: Measures, other: Measures) -> Iterator[Figure]:
         if not len(of_one) or not len(of_other):
             continue
         few = min(len(of_one), len(of_other)) < _FEW
-        yield _by_percent(f"{name} mean", "ms", float(of_one.mean()), float(of_other.mean()), LIMITS.get(name))
+        yield _figure(f"{name} mean", "ms", float(of_one.mean()), float(of_other.mean()), LIMITS.get(name))
         for share in SHARES:
             limit = None if few and share == _TAIL else LIMITS.get(name)
-            yield _by_percent(f"{name} P{share}", "ms", _at(of_one, share), _at(of_other, share), limit)
+            yield _figure(f"{name} P{share}", "ms", _at(of_one, share), _at(of_other, share), limit)
     if one.seconds and other.seconds:
         rates = (one.output_tokens / one.seconds, other.output_tokens / other.seconds)
-        yield _by_percent("throughput", "tokens/s", *rates, LIMITS["throughput"])
+        yield _figure("throughput", "tokens/s", *rates, LIMITS["throughput"])
 
 
 def _shares(one: Measures, other: Measures) -> Iterator[Figure]:
     for size in sorted(one.bursts.keys() | other.bursts.keys()):
         shares = (100 * one.bursts.get(size, 0.0), 100 * other.bursts.get(size, 0.0))
-        yield _by_points(f"bursts of {size}", *shares, LIMITS["bursts"])
+        yield _figure(f"bursts of {size}", PERCENT, *shares, LIMITS["bursts"])
     if len(one.tokens_per_burst) and len(other.tokens_per_burst):
         for share in (10, *SHARES[:-1]):
             values = (_at(one.tokens_per_burst, share), _at(other.tokens_per_burst, share))
-            yield _by_percent(f"tokens per step of a request P{share}", "tokens", *values, None)
+            yield _figure(f"tokens per step of a request P{share}", "tokens", *values, None)
     if one.acceptance is None or other.acceptance is None:
         return
-    yield _by_points("acceptance", 100 * one.acceptance, 100 * other.acceptance, LIMITS["acceptance"])
+    yield _figure("acceptance", PERCENT, 100 * one.acceptance, 100 * other.acceptance, LIMITS["acceptance"])
     for position, shares in enumerate(zip(one.per_position, other.per_position, strict=False), start=1):
-        yield _by_points(f"acceptance at position {position}", 100 * shares[0], 100 * shares[1], None)
+        yield _figure(f"acceptance at position {position}", PERCENT, 100 * shares[0], 100 * shares[1], None)
 
 
 def _notes(first: Recording, second: Recording, one: Measures, other: Measures) -> Iterator[str]:
@@ -206,28 +206,19 @@ def _at(values: Floats, share: int) -> float:
     return float(np.percentile(values, share))
 
 
-def _by_percent(name: str, unit: str, first: float, second: float, limit: float | None) -> Figure:
-    difference = 100 * (second - first) / first if first else 0.0 if not second else float("inf")
+def _figure(name: str, unit: str, first: float, second: float, limit: float | None) -> Figure:
+    """Return a figure; shares in percent differ by points, other values by percent of the first."""
+    if unit == PERCENT:
+        difference = second - first
+    else:
+        difference = 100 * (second - first) / first if first else 0.0 if not second else float("inf")
     return Figure(
         name=name,
         unit=unit,
         first=round(first, 4),
         second=round(second, 4),
         difference=round(difference, 4),
-        difference_unit=PERCENT,
+        difference_unit=POINTS if unit == PERCENT else PERCENT,
         limit=limit,
         passed=limit is None or abs(difference) <= limit,
-    )
-
-
-def _by_points(name: str, first: float, second: float, limit: float | None) -> Figure:
-    return Figure(
-        name=name,
-        unit=PERCENT,
-        first=round(first, 4),
-        second=round(second, 4),
-        difference=round(second - first, 4),
-        difference_unit=POINTS,
-        limit=limit,
-        passed=limit is None or abs(second - first) <= limit,
     )

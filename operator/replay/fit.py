@@ -65,36 +65,35 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Steps of one engine in order; arrays named by what they hold, one entry a step or one a chunk."""
+    """Steps of one engine in order, as arrays with one entry for each step, chunk or request."""
 
     k: int
     # Of steps
     end_ms: Floats
-    duration_ms: Floats  # nan where it is not known when it began
-    follows: Bools  # it began when the one before ended
+    duration_ms: Floats  # nan if its start is unknown
+    follows: Bools  # whether it began when the one before ended
     requests: Ints
-    decoding: Ints  # of them, those that have their next tokens
+    decoding: Ints  # the requests beyond their prefill
     prefill_tokens: Ints
     context_tokens: Ints
     kv_cache_usage: Floats  # nan without step statistics
-    # Of chunks, those of a request one after another
-    chunk_request: Ints
+    # Of chunks
+    chunks: "_Chunks"
     chunk_step: Ints
-    chunk_tokens: Ints
-    chunk_before: Ints  # tokens that the request had been given before
-    chunk_is_first: Bools
     chunk_is_cut: Bools  # the last of a request that ended at max_tokens
     # Of requests
     prompt_tokens: Ints
-    lead_ms: Floats  # from arrival to the first scheduling, of those who found the engine idle
+    lead_ms: Floats  # from arrival to the first scheduling, of requests that found the engine idle
 
 
 @dataclass(frozen=True)
 class _Chunks:
+    """Chunks of all requests, those of each request in order."""
+
     request: Ints
     stamp_ms: Floats
     tokens: Ints
-    before: Ints
+    before: Ints  # tokens of the request before the chunk
     is_first: Bools
     is_last: Bools
 
@@ -132,11 +131,8 @@ def timeline(requests: Sequence[RecordedRequest], stats: Sequence[StepLine], k: 
         prefill_tokens=prefill,
         context_tokens=np.bincount(chunk_step, weights=attended, minlength=len(end_ms)).astype(np.int64),
         kv_cache_usage=usage,
-        chunk_request=chunks.request,
+        chunks=chunks,
         chunk_step=chunk_step,
-        chunk_tokens=chunks.tokens,
-        chunk_before=chunks.before,
-        chunk_is_first=chunks.is_first,
         chunk_is_cut=chunks.is_last & ended[chunks.request],
         prompt_tokens=prompt_tokens,
         lead_ms=_leads_ms(requests, begin_ms, last_ms),
@@ -510,7 +506,7 @@ def _donors(lines: list[Timeline], requests: Sequence[RecordedRequest], k: int, 
     trend = fitted_trend(lines)
     cells, persistence, paces = _pools(lines, step_time_from_json(trend))
     shares, of_class = difficulty_classes(_burst_counts(lines, k))
-    firsts = np.concatenate([line.chunk_tokens[line.chunk_is_first] for line in lines])
+    firsts = np.concatenate([line.chunks.tokens[line.chunks.is_first] for line in lines])
     values, counts = np.unique(firsts, return_counts=True)
     stopped = [request.output_tokens for request in requests if request.finish_reason == "stop"]
     ended = sum(1 for request in requests if request.finish_reason in ("stop", "length"))
@@ -568,36 +564,36 @@ def _burst_counts(lines: list[Timeline], k: int) -> Floats:
     """Return how often a burst of each size followed one of each size, by request, without cut bursts."""
     rows, most = [], min(k + 1, 32)  # larger bursts no longer tell easy requests from hard ones
     for line in lines:
-        counted = ~line.chunk_is_first & ~line.chunk_is_cut
+        counted = ~line.chunks.is_first & ~line.chunk_is_cut
         before = np.searchsorted(model_file.BURST, _before(line)[counted])
-        sizes = np.minimum(line.chunk_tokens[counted], most) - 1
+        sizes = np.minimum(line.chunks.tokens[counted], most) - 1
         counts = np.zeros((len(line.prompt_tokens), model_file.buckets(model_file.BURST), most))
-        np.add.at(counts, (line.chunk_request[counted], before, sizes), 1)
+        np.add.at(counts, (line.chunks.request[counted], before, sizes), 1)
         rows.append(counts)
     return np.concatenate(rows)
 
 
 def _before(line: Timeline) -> Ints:
     """Return the tokens of the burst before each chunk; 0 if that burst ended the prefill."""
-    before = np.concatenate([[0], line.chunk_tokens[:-1]])
-    before[np.concatenate([[False], line.chunk_is_first[:-1]])] = 0
+    before = np.concatenate([[0], line.chunks.tokens[:-1]])
+    before[np.concatenate([[False], line.chunks.is_first[:-1]])] = 0
     return before
 
 
 def _bursts(lines: list[Timeline], paces: list[Floats], of_class: Ints) -> Bursts:
     tables, cut, first_request = [], [], 0
     for line, pace in zip(lines, paces, strict=True):
-        counted = ~line.chunk_is_first & np.isfinite(pace[line.chunk_step])
-        request, step = line.chunk_request[counted], line.chunk_step[counted]
-        attended = line.prompt_tokens[request] + line.chunk_before[counted]
+        counted = ~line.chunks.is_first & np.isfinite(pace[line.chunk_step])
+        request, step = line.chunks.request[counted], line.chunk_step[counted]
+        attended = line.prompt_tokens[request] + line.chunks.before[counted]
         columns = [
             of_class[first_request + request],
             np.minimum((pace[step] * PACES).astype(np.int64), PACES - 1),
             np.searchsorted(model_file.BURST, _before(line)[counted]),
             np.searchsorted(DECODING, line.decoding[step]),
-            np.searchsorted(POSITION, line.chunk_before[counted]),
+            np.searchsorted(POSITION, line.chunks.before[counted]),
             np.searchsorted(CONTEXT, attended),
-            line.chunk_tokens[counted],
+            line.chunks.tokens[counted],
         ]
         tables.append(np.stack(columns, axis=1))
         cut.append(line.chunk_is_cut[counted])
@@ -616,7 +612,7 @@ def _drafts(lines: list[Timeline], k: int, drafts: int, draft_tokens: int) -> Dr
     """Return drafts by the engine's counters, or K tokens in every step if it had none."""
     if not drafts:
         return Drafts(singles=1.0 if k else 0.0, tokens=float(k))
-    sizes = np.concatenate([line.chunk_tokens[~line.chunk_is_first] for line in lines])
+    sizes = np.concatenate([line.chunks.tokens[~line.chunks.is_first] for line in lines])
     several, singles = int((sizes > 1).sum()), int((sizes == 1).sum())
     share = (drafts - several) / singles if singles else 1.0
     return Drafts(singles=round(min(1.0, max(0.0, share)), 6), tokens=round(draft_tokens / drafts, 6))
@@ -627,7 +623,7 @@ def _ranges(lines: list[Timeline]) -> dict[str, Range]:
     busy = np.concatenate([line.decoding for line in lines])
     prefill = np.concatenate([line.prefill_tokens for line in lines])
     prompts = np.concatenate([line.prompt_tokens for line in lines])
-    contexts = [line.prompt_tokens[line.chunk_request] + line.chunk_before + line.chunk_tokens for line in lines]
+    contexts = [line.prompt_tokens[line.chunks.request] + line.chunks.before + line.chunks.tokens for line in lines]
     seen = {
         "requests decoding at once": busy[busy > 0],
         "prompt tokens in a step": prefill[prefill > 0],

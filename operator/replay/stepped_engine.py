@@ -63,11 +63,7 @@ class StepReport:
     decoding: int
     prefilling: int
     first_prompt_tokens: int  # prompts of the requests that got their first token
-    running: int  # after the step, like the fields below
-    waiting: int
-    kv_cache_usage: float
-    prefix_cache_queries: int  # tokens, in this step alone
-    prefix_cache_hits: int
+    load: Load  # after the step; tokens of the prefix cache in this step alone
     drafted: Sequence[int]  # tokens drafted for each request that had a draft
     accepted: Sequence[int]  # and accepted, in the same order
     scheduled: Sequence[str]  # ids of requests that ran for the first time
@@ -426,7 +422,7 @@ class SteppedEngine:
         )
 
     def _report(self, bursts: list[tuple[_Request, Burst]], first_prompt_tokens: int) -> StepReport:
-        drafts = [burst for _, burst in bursts if burst.drafted]
+        tally, drafts = self._tally, [burst for _, burst in bursts if burst.drafted]
         return StepReport(
             index=self._step,
             end_ms=self._end_ms,
@@ -435,15 +431,11 @@ class SteppedEngine:
             decoding=self._decoding,
             prefilling=len(self._batch) - self._decoding,
             first_prompt_tokens=first_prompt_tokens,
-            running=len(self._running),
-            waiting=len(self._waiting),
-            kv_cache_usage=self._kv.usage,
-            prefix_cache_queries=self._tally.queries,
-            prefix_cache_hits=self._tally.hits,
+            load=replace(self.load(), prefix_cache_queries=tally.queries, prefix_cache_hits=tally.hits),
             drafted=[burst.drafted for burst in drafts],
             accepted=[burst.accepted for burst in drafts],
-            scheduled=self._tally.scheduled,
-            preempted=self._tally.preempted,
+            scheduled=tally.scheduled,
+            preempted=tally.preempted,
         )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from specdecode_operator.api.capture import Pattern, Phase
 from specdecode_operator.capture.files.formats import (
@@ -28,7 +28,7 @@ from specdecode_operator.capture.load.run_settings import needed
 from specdecode_operator.capture.trace_reader import RecordedRequest
 from specdecode_operator.replay.clocks import VirtualClock
 from specdecode_operator.replay.emulated.engine_model import Acceptance, Drafting, Paces, StepShape, StepTime
-from specdecode_operator.replay.engine import Burst, Incoming, Load, ReplayEngine, scheduler_stats
+from specdecode_operator.replay.engine import Burst, Incoming, ReplayEngine, scheduler_stats
 from specdecode_operator.replay.model_file import Limits
 from specdecode_operator.replay.stepped_engine import Behaviour, SteppedEngine, StepReport
 from specdecode_operator.replay.synthetic_load import Prompts
@@ -324,10 +324,17 @@ class VirtualRecorder:
             self._open[request_id].scheduled_ms = start_ms
         for request_id in report.preempted:
             self._open[request_id].preemptions += 1
+        stats = scheduler_stats(report.load, len(report.scheduled), report.drafted, report.accepted, self._k)
+        stats["iteration_details"] = {
+            "iteration_index": report.index,
+            "num_ctx_requests": report.prefilling,
+            "num_ctx_tokens": report.shape.prefill_tokens,
+            "num_generation_requests": report.decoding,
+            "num_generation_tokens": report.shape.scheduled_tokens - report.shape.prefill_tokens,
+            "elapsed_ms": round(report.duration_ms, _DIGITS),
+        }
         line = StepStats(
-            ts_ms=round(report.end_ms, _DIGITS),
-            scheduler=_scheduler_stats(report, self._k),
-            duration_ms=round(report.duration_ms, _DIGITS),
+            ts_ms=round(report.end_ms, _DIGITS), scheduler=stats, duration_ms=round(report.duration_ms, _DIGITS)
         )
         self._steps.write(encode(line) + b"\n")
 
@@ -336,7 +343,7 @@ class VirtualRecorder:
             watched.cached_tokens = burst.cached_tokens
         watched.stamps_ms.append(self._clock.now_ms())
         watched.tokens.append(burst.tokens)
-        watched.num_running.append(max(1, self._last.running if self._last else 1))
+        watched.num_running.append(max(1, self._last.load.running if self._last else 1))
         watched.prefill_tokens.append(self._last.first_prompt_tokens if self._last else 0)
 
     def _write(self, watched: _Watched, finish_reason: str) -> None:
@@ -370,27 +377,6 @@ class VirtualRecorder:
             ended_by="engine",
         )
         self._trace.write(encode(record) + b"\n")
-
-
-def _scheduler_stats(report: StepReport, k: int) -> dict[str, Any]:
-    """Return a step in the form of vLLM's SchedulerStats."""
-    load = Load(
-        running=report.running,
-        waiting=report.waiting,
-        kv_cache_usage=report.kv_cache_usage,
-        prefix_cache_queries=report.prefix_cache_queries,
-        prefix_cache_hits=report.prefix_cache_hits,
-    )
-    return scheduler_stats(load, len(report.scheduled), report.drafted, report.accepted, k) | {
-        "iteration_details": {
-            "iteration_index": report.index,
-            "num_ctx_requests": report.prefilling,
-            "num_ctx_tokens": report.shape.prefill_tokens,
-            "num_generation_requests": report.decoding,
-            "num_generation_tokens": report.shape.scheduled_tokens - report.shape.prefill_tokens,
-            "elapsed_ms": round(report.duration_ms, _DIGITS),
-        },
-    }
 
 
 @dataclass(frozen=True)
