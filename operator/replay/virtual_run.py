@@ -9,6 +9,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from statistics import NormalDist
 from typing import BinaryIO, cast
 
 from specdecode_operator.api.capture import Pattern, Phase
@@ -94,60 +95,65 @@ class GivenBehaviour:
 
 def spread(deviation: float, points: int = 101) -> tuple[float, ...]:
     """Return residuals of a step time: a normal distribution around 1 with this standard deviation."""
-    from statistics import NormalDist  # noqa: PLC0415
-
     if not deviation:
         return ()
-    inverse: Callable[[float], float] = NormalDist(1.0, deviation).inv_cdf
-    return tuple(max(0.05, inverse((index + 0.5) / points)) for index in range(points))
-
-
-Done = Callable[[], None]
+    normal = NormalDist(1.0, deviation)
+    return tuple(max(0.05, normal.inv_cdf((index + 0.5) / points)) for index in range(points))
 
 
 @dataclass(kw_only=True)
-class VirtualLoad:
-    """Sends phases one after another, each until all of its requests are answered."""
+class _PhaseLoad:
+    """Sends one phase of a load: by time, or from clients that wait for their answers."""
 
     clock: VirtualClock
     engine: ReplayEngine
     recorder: "VirtualRecorder"
     prompts: Prompts
     name: str
-    turnarounds_ms: Sequence[float] = (0.0,)  # from a client's last token to its next request, drawn each time
-    random: Random = field(default_factory=lambda: Random(0))  # noqa: S311  not for secrets
+    phase: Phase
+    turnarounds_ms: Sequence[float]
+    random: Random
+    sent: int = 0
+    conversations: int = 0
+    until_ms: float = float("inf")
 
-    def run(self, phase: Phase) -> None:
-        """Send a phase and wait for its end."""
-        if phase.pattern in (Pattern.CLOSED, Pattern.MULTITURN):
-            _Clients(self, phase).start()
+    def run(self) -> None:
+        """Send the phase, and wait until all of its requests are answered."""
+        if self.phase.pattern in (Pattern.CLOSED, Pattern.MULTITURN):
+            if self.phase.duration_seconds is not None:
+                self.until_ms = self.clock.now_ms() + 1000 * self.phase.duration_seconds
+            for _ in range(needed(self.phase.concurrency)):
+                self._begin()
         else:
-            offsets_ms = (1000 * offset_s for offset_s in arrival_offsets_s(phase, self.prompts.seed))
-            self._send_next(phase, self.clock.now_ms(), enumerate(offsets_ms))
+            offsets_ms = (1000 * offset_s for offset_s in arrival_offsets_s(self.phase, self.prompts.seed))
+            self._send_next(self.clock.now_ms(), offsets_ms)
         self.clock.run()
 
-    def _send_next(self, phase: Phase, start_ms: float, offsets_ms: Iterator[tuple[int, float]]) -> None:
+    def _send_next(self, start_ms: float, offsets_ms: Iterator[float]) -> None:
         """Send the next request at its time, however the earlier ones go, and then those after it."""
 
-        def send(index: int) -> None:
-            self._send_next(phase, start_ms, offsets_ms)
-            self.send(self.first(phase, index), phase.name, lambda: None)
+        def send() -> None:
+            request = self._single()
+            self._send_next(start_ms, offsets_ms)
+            self._send(request, lambda: None)
 
-        if (planned := next(offsets_ms, None)) is not None:
-            index, offset_ms = planned
-            self.clock.call_at(start_ms + offset_ms, partial(send, index))
+        if (offset_ms := next(offsets_ms, None)) is not None:
+            self.clock.call_at(start_ms + offset_ms, send)
 
-    def send(self, request: Incoming, phase: str | None, done: Done) -> None:
-        """Send one request now."""
-        self.engine.submit(request, self.recorder.watch(request, phase, done))
+    def _begin(self) -> None:
+        """Send a client's next request, or start its next conversation, unless the phase is over."""
+        if self._is_over():
+            return
+        if self.phase.pattern == Pattern.MULTITURN:
+            self.conversations += 1
+            self._say(self.conversations - 1, 0, self.prompts.shared_prefix_tokens)
+        else:
+            self._send(self._single(), self._pause)
 
-    def turnaround_ms(self) -> float:
-        """Draw a client's turnaround."""
-        return self.random.choice(self.turnarounds_ms)
-
-    def first(self, phase: Phase, index: int) -> Incoming:
+    def _single(self) -> Incoming:
         """Return a request that shares no more than the common prefix with others."""
-        name = f"{phase.name}-{index}"
+        name = f"{self.phase.name}-{self.sent}"
+        self.sent += 1
         own, output = self.prompts.lengths(name)
         tokens = self.prompts.shared_prefix_tokens + own
         return Incoming(
@@ -158,68 +164,41 @@ class VirtualLoad:
             ignore_eos=True,
         )
 
-
-@dataclass
-class _Clients:
-    """Clients that send one request after another, or hold one conversation after another."""
-
-    load: VirtualLoad
-    phase: Phase
-    sent: int = 0
-    conversations: int = 0
-    until_ms: float = float("inf")
-
-    def start(self) -> None:
-        if self.phase.duration_seconds is not None:
-            self.until_ms = self.load.clock.now_ms() + 1000 * self.phase.duration_seconds
-        for _ in range(needed(self.phase.concurrency)):
-            self._begin()
-
-    def _begin(self) -> None:
-        """Send a client's next request, or start its next conversation, unless the phase is over."""
-        if not self._goes_on():
-            return
-        if self.phase.pattern == Pattern.MULTITURN:
-            self.conversations += 1
-            self._say(self.conversations - 1, 0, self.load.prompts.shared_prefix_tokens)
-        else:
-            self.sent += 1
-            self.load.send(self.load.first(self.phase, self.sent - 1), self.phase.name, self._next)
-
-    def _next(self) -> None:
-        self.load.clock.call_at(self.load.clock.now_ms() + self.load.turnaround_ms(), self._begin)
-
     def _say(self, conversation: int, turn: int, said_before: int) -> None:
         """Send a turn: the conversation so far, and more tokens."""
-        if not self._goes_on():
+        if self._is_over():
             return
-        self.sent += 1
-        load, name = self.load, f"{self.phase.name}/{conversation}"
-        own, output = load.prompts.lengths(f"{name}/{turn}")
+        name = f"{self.phase.name}/{conversation}"
+        own, output = self.prompts.lengths(f"{name}/{turn}")
         tokens = said_before + own
-        hashes = load.prompts.hashes(name, tokens + output)
-        known = tokens // load.prompts.block_size
+        hashes = self.prompts.hashes(name, tokens + output)
+        known = tokens // self.prompts.block_size
         request = Incoming(
-            request_id=f"{load.name}-{self.phase.name}-{self.sent - 1}",
+            request_id=f"{self.name}-{self.phase.name}-{self.sent}",
             prompt_tokens=tokens,
             max_tokens=output,
             block_hashes=hashes[:known],
             answer_hashes=hashes[known:],
             ignore_eos=True,
         )
+        self.sent += 1
         last = turn + 1 == needed(self.phase.turns)
-        load.send(
-            request, self.phase.name, self._next if last else partial(self._think, conversation, turn, tokens + output)
-        )
+        self._send(request, self._pause if last else partial(self._think, conversation, turn, tokens + output))
+
+    def _send(self, request: Incoming, done: Callable[[], None]) -> None:
+        self.engine.submit(request, self.recorder.watch(request, self.phase.name, done))
+
+    def _pause(self) -> None:
+        self.clock.call_at(self.clock.now_ms() + self.random.choice(self.turnarounds_ms), self._begin)
 
     def _think(self, conversation: int, turn: int, said: int) -> None:
-        when_ms = self.load.clock.now_ms() + 1000 * (self.phase.think_seconds or 0) + self.load.turnaround_ms()
-        self.load.clock.call_at(when_ms, partial(self._say, conversation, turn + 1, said))
+        think_ms, turnaround_ms = 1000 * (self.phase.think_seconds or 0), self.random.choice(self.turnarounds_ms)
+        when_ms = self.clock.now_ms() + think_ms + turnaround_ms
+        self.clock.call_at(when_ms, partial(self._say, conversation, turn + 1, said))
 
-    def _goes_on(self) -> bool:
-        if self.phase.requests is not None and self.sent >= self.phase.requests:
-            return False
-        return self.load.clock.now_ms() < self.until_ms
+    def _is_over(self) -> bool:
+        limit = self.phase.requests
+        return (limit is not None and self.sent >= limit) or self.clock.now_ms() >= self.until_ms
 
 
 def replayed(
@@ -402,16 +381,18 @@ class VirtualRun:
         """Run the phases of a load one after another."""
 
         def send(clock: VirtualClock, engine: SteppedEngine, recorder: VirtualRecorder) -> None:
-            load = VirtualLoad(
-                clock=clock,
-                engine=engine,
-                recorder=recorder,
-                prompts=prompts,
-                name=name,
-                turnarounds_ms=self.turnarounds_ms,
-            )
+            random = Random(0)  # noqa: S311  not for secrets
             for phase in phases:
-                load.run(phase)
+                _PhaseLoad(
+                    clock=clock,
+                    engine=engine,
+                    recorder=recorder,
+                    prompts=prompts,
+                    name=name,
+                    phase=phase,
+                    turnarounds_ms=self.turnarounds_ms,
+                    random=random,
+                ).run()
 
         return self._run(folder, send)
 

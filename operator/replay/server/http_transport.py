@@ -129,17 +129,14 @@ class _Begun:
         yield from self._coroutine.__await__()
 
 
+# Of a request's line and headers, or between and after the chunks of its body; h11 has the same limit.
 _LARGEST_HEAD_BYTES: Final = 64 * 2**10
-"""Bytes of a request's line and headers, or between and after the chunks of its body; h11 has the same limit."""
-
+# As in Python's http.client: 64 KiB of the shortest headers take 1.8 MiB of memory.
 _MOST_HEADERS: Final = 100
-"""Headers of one request, as in Python's http.client: 64 KiB of the shortest headers take 1.8 MiB of memory."""
-
+# Requests of a connection that wait for an earlier answer: each takes 300 times the memory of its text.
 _MOST_PIPELINED: Final = 8
-"""Requests of a connection that wait for the answer to an earlier one: each takes 300 times the memory of its text."""
-
+# From the connection, or from the first byte on a reused one, to the last byte of a request.
 _ARRIVES_WITHIN_S: Final = 60.0
-"""Seconds that a request may take from the connection, or from its first byte on a reused one, to its last byte."""
 
 _BUSY: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"

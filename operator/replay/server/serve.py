@@ -148,7 +148,7 @@ class _Answers:
             # The drain timeout is over: the server closes the connection.
             return
         finally:
-            held.release()
+            held.become(0)
 
     async def _answer(self, asked: Asked, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
@@ -200,30 +200,22 @@ class _Bodies:
     held_bytes = 0
 
 
+@dataclass
 class _Held:
     """Memory of one request, until it is released."""
 
-    def __init__(self, bodies: _Bodies) -> None:
-        self._bodies = bodies
-        self._own_bytes = 0
+    bodies: _Bodies
+    own_bytes: int = 0
 
-    def add(self, more_bytes: int) -> None:
-        """Hold more bytes; reject the request if all requests together are too large."""
-        if self._bodies.held_bytes + more_bytes > _MOST_HELD_BYTES:
+    def become(self, own_bytes: int) -> None:
+        """Hold this many bytes; reject the request if all requests together are too large."""
+        more_bytes = own_bytes - self.own_bytes
+        if more_bytes > 0 and self.bodies.held_bytes + more_bytes > _MOST_HELD_BYTES:
             raise RefusedError(
                 503, "ServiceUnavailableError", f"request bodies of more than {_MOST_HELD_BYTES} bytes are held already"
             )
-        self._bodies.held_bytes += more_bytes
-        self._own_bytes += more_bytes
-
-    def become(self, own_bytes: int) -> None:
-        """Hold these bytes in place of the earlier ones."""
-        self.release()
-        self.add(own_bytes)
-
-    def release(self) -> None:
-        self._bodies.held_bytes -= self._own_bytes
-        self._own_bytes = 0
+        self.bodies.held_bytes += more_bytes
+        self.own_bytes = own_bytes
 
 
 async def _body(receive: Receive, held: _Held) -> bytes | None:
@@ -234,8 +226,8 @@ async def _body(receive: Receive, held: _Held) -> bytes | None:
         if message["type"] == "http.disconnect":
             return None
         part = message.get("body", b"")
-        held.add(len(part))
         data += part
+        held.become(len(data))
         if len(data) > _LARGEST_BODY_BYTES:
             raise RefusedError(413, "BadRequestError", f"the body has more than {_LARGEST_BODY_BYTES} bytes")
         if not message.get("more_body"):
