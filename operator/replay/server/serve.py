@@ -54,6 +54,8 @@ _LARGEST_BODY_BYTES: Final = 16 * 2**20
 _MOST_HELD_BYTES: Final = 256 * 2**20
 """Memory of all request bodies that are being read, and of all prompts that are being answered."""
 
+_LONGEST_ID: Final = 256
+
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
@@ -160,7 +162,7 @@ class _Answers:
         _refuse_too_long(asked, service.engines.max_model_len)
         if service.fail_share and service.random.random() < service.fail_share:
             raise RefusedError(500, "InternalServerError", "a failure that --fail-share ordered")
-        request_id = Request(scope).headers.get("x-request-id", "")[:256] or None
+        request_id = Request(scope).headers.get("x-request-id", "")[:_LONGEST_ID] or None
         if asked.stream:
             wire = Wire(send, service.engines.unread, scope["extensions"][ABANDON]["close"])
             streamed = Streamed(service.engines, asked, model, request_id, wire)
