@@ -157,9 +157,8 @@ class _TimerFd:
         self._file = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._file < 0:
             raise OSError(ctypes.get_errno(), "no timer: the kernel gives none")
-        self._spec = (
-            ctypes.c_long * 4
-        )()  # struct itimerspec: seconds and nanoseconds of the interval, then of the start
+        # struct itimerspec: seconds and nanoseconds of the interval, then of the start.
+        self._spec = (ctypes.c_long * 4)()
         loop.add_reader(self._file, self._readable)
 
     def ring_at(self, moment_ns: int) -> None:
