@@ -12,72 +12,29 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from specdecode_operator.replay.engine import Clock, Ticket
 
 
 @dataclass(frozen=True)
 class ScaledClock:
-    """Of two seconds on the clock below, one passes here with a scale of 2."""
+    """Clock on which one second passes in ``scale`` seconds of the clock below."""
 
     clock: Clock
     scale: float
 
     def now_ms(self) -> float:
-        """Return what time it is."""
+        """Return the current time."""
         return self.clock.now_ms() / self.scale
 
     def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
-        """Call back at that moment, or as soon as may be where it is over."""
+        """Call back at that moment, or as soon as possible if it has passed."""
         return self.clock.call_at(when_ms * self.scale, callback)
 
 
-@dataclass(slots=True)
-class _Timer:
-    callback: Callable[[], None] | None
-
-    def cancel(self) -> None:
-        self.callback = None
-
-
-@dataclass
-class VirtualClock:
-    """Time that passes only while `run` is called, from one timer to the next."""
-
-    _now_ms: float = 0.0
-    _timers: list[tuple[float, int, _Timer]] = field(default_factory=list)
-    _numbers: "count[int]" = field(default_factory=count)
-
-    def now_ms(self) -> float:
-        """Return what time it is."""
-        return self._now_ms
-
-    def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
-        """Call back at that moment; timers of one moment go off in the order in which they were set."""
-        timer = _Timer(callback)
-        heapq.heappush(self._timers, (max(when_ms, self._now_ms), next(self._numbers), timer))
-        return timer
-
-    def run(self, until_ms: float = float("inf")) -> None:
-        """Let time pass until nothing is left to do, or until that moment."""
-        while self._timers and self._timers[0][0] <= until_ms:
-            self._now_ms, _, timer = heapq.heappop(self._timers)
-            if timer.callback is not None:
-                timer.callback()
-        if until_ms != float("inf"):
-            self._now_ms = max(self._now_ms, until_ms)
-
-
-LATE_MS: Final = 1.0
-_EARLY_MS: Final = 0.05
-"""What is due so soon goes off now: setting the kernel's timer would take as long."""
-_NS_PER_MS: Final = 1_000_000
-_NS_PER_S: Final = 1_000_000_000
-
-
-class _OsTimer(list[Any]):
-    """When in ms, a number by which timers of one moment keep their order, and the callback: one object in the heap."""
+class _Timer(list[Any]):
+    """When in ms, a number that keeps the order of timers of one moment, and the callback: one object in the heap."""
 
     __slots__ = ()
 
@@ -85,45 +42,71 @@ class _OsTimer(list[Any]):
         self[2] = None
 
 
-class _Alarm(Protocol):
-    def ring_at(self, moment_ns: int) -> None:
-        """Call back once, at that moment of CLOCK_MONOTONIC, in place of any other moment."""
+@dataclass
+class VirtualClock:
+    """Time that passes only while `run` is called, from one timer to the next."""
 
-    def close(self) -> None:
-        """Never call back again."""
+    _now_ms: float = 0.0
+    _timers: list[_Timer] = field(default_factory=list)
+    _numbers: "count[int]" = field(default_factory=count)
+
+    def now_ms(self) -> float:
+        """Return the current time."""
+        return self._now_ms
+
+    def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
+        """Call back at that moment; timers of one moment go off in the order in which they were set."""
+        timer = _Timer((max(when_ms, self._now_ms), next(self._numbers), callback))
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def run(self, until_ms: float = float("inf")) -> None:
+        """Let time pass until no timer is left, or until that moment."""
+        while self._timers and self._timers[0][0] <= until_ms:
+            self._now_ms, _, callback = heapq.heappop(self._timers)
+            if callback is not None:
+                callback()
+        if until_ms != float("inf"):
+            self._now_ms = max(self._now_ms, until_ms)
+
+
+LATE_MS: Final = 1.0
+_EARLY_MS: Final = 0.05  # timers due this soon go off now: setting the kernel's timer would take as long
+_NS_PER_MS: Final = 1_000_000
+_NS_PER_S: Final = 1_000_000_000
 
 
 class TimerClock:
-    """A clock on the running event loop. Milliseconds since it was made; stopped, nothing more happens."""
+    """Clock on the running event loop, in milliseconds since it was created. Once stopped, no timer goes off."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.zero_ns = time.monotonic_ns()
         self._loop = loop
-        self._timers: list[_OsTimer] = []
+        self._timers: list[_Timer] = []
         self._numbers = count()
-        self._armed_ms = float("inf")  # for when the alarm is set; -inf: it need not be
-        # How many timers went off, and how many of them so late that somebody should know.
+        self._armed_ms = float("inf")  # when the alarm goes off; -inf if a turn is scheduled or the clock has stopped
+        # Timers that went off, and those of them later than LATE_MS.
         self.timers = 0
         self.late_timers = 0
         self._turn_ms: float | None = None
         self._stopped = False
         make = _TimerFd if sys.platform == "linux" else _LoopTimer
-        self._alarm: _Alarm = make(loop, self._ring)
+        self._alarm: _TimerFd | _LoopTimer = make(loop, self._ring)
 
     def now_ms(self) -> float:
-        """Return what time it is: while timers go off, the moment at which the first of them did."""
+        """Return the current time; while timers go off, the moment at which the first of them did."""
         return (time.monotonic_ns() - self.zero_ns) / _NS_PER_MS if self._turn_ms is None else self._turn_ms
 
     def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
-        """Call back at that moment, or in the loop's next turn where it is over."""
-        timer = _OsTimer((when_ms, next(self._numbers), callback))
+        """Call back at that moment, or in the loop's next turn if it has passed."""
+        timer = _Timer((when_ms, next(self._numbers), callback))
         heapq.heappush(self._timers, timer)
         if when_ms < self._armed_ms:
             self._arm(when_ms)
         return timer
 
     def stop(self) -> None:
-        """Let no timer go off any more."""
+        """Cancel all timers."""
         self._stopped = True
         self._armed_ms = float("-inf")
         self._alarm.close()
@@ -145,7 +128,7 @@ class TimerClock:
         self.timers += len(due)
         if due and due[0][0] < now_ms - LATE_MS:
             self.late_timers += sum(timer[0] < now_ms - LATE_MS for timer in due)
-        # What these set waits for the next turn, so that the loop reads and writes between one token and the next.
+        # Timers that these set wait for the next turn, so that the loop reads and writes between tokens.
         self._armed_ms = float("-inf")
         self._turn_ms = now_ms
         for timer in due:
@@ -164,7 +147,7 @@ class TimerClock:
 
 
 class _TimerFd:
-    """Linux' timer as a file, which the loop watches like a socket."""
+    """Linux's timerfd, which the loop watches like a socket."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop
@@ -174,13 +157,14 @@ class _TimerFd:
         self._file = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._file < 0:
             raise OSError(ctypes.get_errno(), "no timer: the kernel gives none")
-        self._spec = _TimerSpec()
+        # struct itimerspec: seconds and nanoseconds of the interval, then of the start.
+        self._spec = (ctypes.c_long * 4)()
         loop.add_reader(self._file, self._readable)
 
     def ring_at(self, moment_ns: int) -> None:
         # A moment of 0 would switch it off.
-        self._spec.seconds, self._spec.nanoseconds = divmod(max(moment_ns, 1), _NS_PER_S)
-        self._libc.timerfd_settime(self._file, _ABSOLUTE, ctypes.byref(self._spec), None)
+        self._spec[2], self._spec[3] = divmod(max(moment_ns, 1), _NS_PER_S)
+        self._libc.timerfd_settime(self._file, 1, ctypes.byref(self._spec), None)  # 1: TFD_TIMER_ABSTIME
 
     def close(self) -> None:
         if self._file >= 0:
@@ -196,23 +180,8 @@ class _TimerFd:
         self._ring()
 
 
-_ABSOLUTE: Final = 1
-"""TFD_TIMER_ABSTIME."""
-
-
-class _TimerSpec(ctypes.Structure):
-    """Struct itimerspec: every so often, and the first time."""
-
-    _fields_ = (
-        ("every_seconds", ctypes.c_long),
-        ("every_nanoseconds", ctypes.c_long),
-        ("seconds", ctypes.c_long),
-        ("nanoseconds", ctypes.c_long),
-    )
-
-
 class _LoopTimer:
-    """The loop's own timers, to a millisecond: for systems without timers as files."""
+    """The loop's own timer, to a millisecond: for systems without timerfd."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, read_steps
+from specdecode_operator.capture.trace_reader import Recording, read_steps
 from specdecode_operator.problems import printable
 
 Floats = NDArray[np.float64]
@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """One recording in numbers; empty where it has nothing of the kind."""
+    """Figures of one recording; empty if it has no such values."""
 
     k: int
     requests: int
@@ -35,8 +35,6 @@ class Measures:
 
 @dataclass(frozen=True)
 class _Drafting:
-    """What was drafted, and what came of it."""
-
     drafts: int
     tokens: int
     accepted: list[int]  # drafts of which each position was accepted
@@ -48,24 +46,29 @@ def measured(recording: Recording) -> Measures:
     Raises
     ------
     RecordingError
-        At a line of its step statistics that cannot be read.
+        A line of its step statistics cannot be read.
     """
     requests = recording.requests
     k = recording.num_speculative_tokens
     several = [request for request in requests if len(request.gaps_ms)]
-    gaps_ms = _joined([np.asarray(request.gaps_ms) for request in several])
     sizes = _joined([np.asarray(request.chunk_tokens[1:]) for request in several])
-    counted = _counters(recording, k)
-    from_steps = bool(counted.drafts)
-    drafting = counted if from_steps else _of_chunks(several, k)
+    drafting = _counters(recording, k)
+    from_steps = bool(drafting.drafts)
+    if not from_steps:
+        # Without counters, every step drafts K tokens. Last chunks may be cut, and do not count.
+        whole = _joined([np.asarray(request.chunk_tokens[1:-1]) for request in several])
+        drafts = len(whole) if k else 0
+        drafting = _Drafting(drafts, drafts * k, [int((whole > position).sum()) for position in range(1, k + 1)])
+    arrived = [(each.arrival_ms, each.end_ms) for each in requests]
+    spans = [(arrival, end) for arrival, end in arrived if arrival is not None and end is not None]
     return Measures(
         k=k,
         requests=len(requests),
-        seconds=_seconds(requests),
+        seconds=(max(end for _, end in spans) - min(arrival for arrival, _ in spans)) / 1000 if spans else 0.0,
         output_tokens=sum(request.output_tokens for request in requests),
         ttft_ms=np.array([request.ttft_ms for request in requests]),
         tpot_ms=np.array([sum(each.gaps_ms) / (each.output_tokens - 1) for each in several if each.output_tokens > 1]),
-        gap_ms=gaps_ms,
+        gap_ms=_joined([np.asarray(request.gaps_ms) for request in several]),
         latency_ms=np.array([request.ttft_ms + sum(request.gaps_ms) for request in requests]),
         bursts={int(size): float(np.mean(sizes == size)) for size in np.unique(sizes)},
         per_position=[count / drafting.drafts for count in drafting.accepted] if drafting.drafts else [],
@@ -79,14 +82,8 @@ def _joined(arrays: Sequence[NDArray[np.generic]]) -> Floats:
     return np.concatenate(arrays).astype(np.float64) if arrays else np.empty(0)
 
 
-def _seconds(requests: Sequence[RecordedRequest]) -> float:
-    arrived = [(request.arrival_ms, request.end_ms) for request in requests]
-    whole = [(arrival, end) for arrival, end in arrived if arrival is not None and end is not None]
-    return (max(end for _, end in whole) - min(arrival for arrival, _ in whole)) / 1000 if whole else 0.0
-
-
 def _counters(recording: Recording, k: int) -> _Drafting:
-    """Return what the step statistics say: an n-gram draft may have fewer tokens than K."""
+    """Return drafts by the step statistics, where an n-gram draft may have fewer than K tokens."""
     drafts, tokens, accepted = 0, 0, [0] * k
     for line in read_steps(recording.steps) if recording.steps is not None else ():
         stats = line.scheduler.spec_decoding_stats
@@ -99,26 +96,18 @@ def _counters(recording: Recording, k: int) -> _Drafting:
     return _Drafting(drafts, tokens, accepted)
 
 
-def _of_chunks(requests: Sequence[RecordedRequest], k: int) -> _Drafting:
-    """Return the same as chunks tell: every step drafts K, and last chunks, which may be cut, do not count."""
-    sizes = _joined([np.asarray(request.chunk_tokens[1:-1]) for request in requests])
-    drafts = len(sizes) if k else 0
-    return _Drafting(drafts, drafts * k, [int((sizes > position).sum()) for position in range(1, k + 1)])
-
-
 SHARES: Final = (50, 90, 99)
 POINTS, PERCENT = "points", "%"
 
 LIMITS: Final = {"TTFT": 5.0, "TPOT": 3.0, "gap": 5.0, "throughput": 2.0, "bursts": 2.0, "acceptance": 1.0}
 """How far a faithful replay may be: TTFT, TPOT, gaps and throughput by percent, bursts and acceptance by points."""
 
-_FEW: Final = 1000
-"""P99 of fewer values is that of ten at most: chance alone moves it by more than a limit."""
+_FEW: Final = 1000  # P99 of fewer values depends on ten at most: chance moves it by more than a limit
 _TAIL: Final = 99
 
 
 class Figure(Struct, kw_only=True, frozen=True):
-    """One figure of both."""
+    """One figure of both recordings."""
 
     name: str
     unit: str
@@ -126,12 +115,12 @@ class Figure(Struct, kw_only=True, frozen=True):
     second: float
     difference: float  # of the second from the first
     difference_unit: str  # ``%`` of the first, or points
-    limit: float | None  # how far it may be; null where nothing is judged
+    limit: float | None  # of the absolute difference; null if the figure is not judged
     passed: bool
 
 
 class Comparison(Struct, kw_only=True, frozen=True):
-    """All figures, and what a reader should know of them."""
+    """All figures of two recordings, and notes for the reader."""
 
     first: str
     second: str
@@ -141,24 +130,24 @@ class Comparison(Struct, kw_only=True, frozen=True):
 
     @property
     def passed(self) -> bool:
-        """Whether everything is as near as it should be."""
+        """Whether every figure is within its limit."""
         return all(figure.passed for figure in self.figures)
 
 
 def compare(first: Recording, second: Recording) -> Comparison:
-    """Return how far the second recording is from the first.
+    """Return the differences of the second recording from the first.
 
     Raises
     ------
     RecordingError
-        Where step statistics cannot be read.
+        Step statistics cannot be read.
     """
     one, other = measured(first), measured(second)
     return Comparison(
         first=str(first.trace),
         second=str(second.trace),
         requests=(one.requests, other.requests),
-        figures=[*_times(one, other), *_rates(one, other), *_bursts(one, other), *_acceptance(one, other)],
+        figures=[*_times(one, other), *_shares(one, other)],
         notes=list(_notes(first, second, one, other)),
     )
 
@@ -173,34 +162,28 @@ def _times(one: Measures, other: Measures) -> Iterator[Figure]:
         if not len(of_one) or not len(of_other):
             continue
         few = min(len(of_one), len(of_other)) < _FEW
-        yield _by_percent(f"{name} mean", "ms", float(of_one.mean()), float(of_other.mean()), LIMITS.get(name))
+        yield _figure(f"{name} mean", "ms", float(of_one.mean()), float(of_other.mean()), LIMITS.get(name))
         for share in SHARES:
             limit = None if few and share == _TAIL else LIMITS.get(name)
-            yield _by_percent(f"{name} P{share}", "ms", _at(of_one, share), _at(of_other, share), limit)
-
-
-def _rates(one: Measures, other: Measures) -> Iterator[Figure]:
+            yield _figure(f"{name} P{share}", "ms", _at(of_one, share), _at(of_other, share), limit)
     if one.seconds and other.seconds:
         rates = (one.output_tokens / one.seconds, other.output_tokens / other.seconds)
-        yield _by_percent("throughput", "tokens/s", *rates, LIMITS["throughput"])
+        yield _figure("throughput", "tokens/s", *rates, LIMITS["throughput"])
 
 
-def _bursts(one: Measures, other: Measures) -> Iterator[Figure]:
+def _shares(one: Measures, other: Measures) -> Iterator[Figure]:
     for size in sorted(one.bursts.keys() | other.bursts.keys()):
         shares = (100 * one.bursts.get(size, 0.0), 100 * other.bursts.get(size, 0.0))
-        yield _by_points(f"bursts of {size}", *shares, LIMITS["bursts"])
+        yield _figure(f"bursts of {size}", PERCENT, *shares, LIMITS["bursts"])
     if len(one.tokens_per_burst) and len(other.tokens_per_burst):
         for share in (10, *SHARES[:-1]):
             values = (_at(one.tokens_per_burst, share), _at(other.tokens_per_burst, share))
-            yield _by_percent(f"tokens per step of a request P{share}", "tokens", *values, None)
-
-
-def _acceptance(one: Measures, other: Measures) -> Iterator[Figure]:
+            yield _figure(f"tokens per step of a request P{share}", "tokens", *values, None)
     if one.acceptance is None or other.acceptance is None:
         return
-    yield _by_points("acceptance", 100 * one.acceptance, 100 * other.acceptance, LIMITS["acceptance"])
+    yield _figure("acceptance", PERCENT, 100 * one.acceptance, 100 * other.acceptance, LIMITS["acceptance"])
     for position, shares in enumerate(zip(one.per_position, other.per_position, strict=False), start=1):
-        yield _by_points(f"acceptance at position {position}", 100 * shares[0], 100 * shares[1], None)
+        yield _figure(f"acceptance at position {position}", PERCENT, 100 * shares[0], 100 * shares[1], None)
 
 
 def _notes(first: Recording, second: Recording, one: Measures, other: Measures) -> Iterator[str]:
@@ -223,25 +206,19 @@ def _at(values: Floats, share: int) -> float:
     return float(np.percentile(values, share))
 
 
-def _by_percent(name: str, unit: str, first: float, second: float, limit: float | None) -> Figure:
-    difference = 100 * (second - first) / first if first else 0.0 if not second else float("inf")
-    return _figure(name, unit, (first, second), difference, PERCENT, limit)
-
-
-def _by_points(name: str, first: float, second: float, limit: float | None) -> Figure:
-    return _figure(name, PERCENT, (first, second), second - first, POINTS, limit)
-
-
-def _figure(  # noqa: PLR0913, PLR0917  the parts of a row
-    name: str, unit: str, values: tuple[float, float], difference: float, difference_unit: str, limit: float | None
-) -> Figure:
+def _figure(name: str, unit: str, first: float, second: float, limit: float | None) -> Figure:
+    """Return a figure; shares in percent differ by points, other values by percent of the first."""
+    if unit == PERCENT:
+        difference = second - first
+    else:
+        difference = 100 * (second - first) / first if first else 0.0 if not second else float("inf")
     return Figure(
         name=name,
         unit=unit,
-        first=round(values[0], 4),
-        second=round(values[1], 4),
+        first=round(first, 4),
+        second=round(second, 4),
         difference=round(difference, 4),
-        difference_unit=difference_unit,
+        difference_unit=POINTS if unit == PERCENT else PERCENT,
         limit=limit,
         passed=limit is None or abs(difference) <= limit,
     )

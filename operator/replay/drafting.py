@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-_HALVINGS: Final = 40
-
-
 @dataclass(frozen=True)
 class AcceptanceSchedule:
     """The accepted share of drafted tokens, from each moment on. The first moment is 0."""
@@ -30,12 +27,12 @@ class AcceptanceSchedule:
 
     @classmethod
     def parse(cls, text: str) -> "AcceptanceSchedule":
-        """Read ``0.7``, or ``0:0.8,60:0.3`` with the seconds from which a share holds.
+        """Parse ``0.7``, or ``0:0.8,60:0.3`` with the seconds from which a share holds.
 
         Raises
         ------
         ValueError
-            It is neither, and why.
+            The text is neither; the message says why.
         """
         pairs = [part.rpartition(":")[::2] for part in text.split(",")]
         try:
@@ -50,12 +47,12 @@ class AcceptanceSchedule:
         return cls(moments_ms, shares)
 
     def at(self, moment_ms: float) -> float:
-        """Return the share that holds then."""
+        """Return the share at a moment."""
         return self.shares[max(0, bisect_right(self.moments_ms, moment_ms) - 1)]
 
 
 class AcceptanceDraws:
-    """Accepted tokens of one draft after the other, each position accepted with one chance if all before it were."""
+    """Draws of accepted tokens of one draft after another, by a schedule."""
 
     def __init__(self, schedule: AcceptanceSchedule, num_speculative_tokens: int, random: Random) -> None:
         self._schedule = schedule
@@ -65,32 +62,36 @@ class AcceptanceDraws:
 
     def accepted(self, moment_ms: float) -> int:
         """Return how many of K drafted tokens a step accepts."""
-        chance = self._chances[self._schedule.at(moment_ms)]
-        accepted = 0
-        while accepted < self._k and self._random.random() < chance:
-            accepted += 1
-        return accepted
+        return draw_accepted(self._chances[self._schedule.at(moment_ms)], self._k, self._random)
+
+
+def draw_accepted(chance: float, num_speculative_tokens: int, random: Random) -> int:
+    """Draw the accepted tokens of a draft, where each position is accepted with a chance if all before it were."""
+    accepted = 0
+    while accepted < num_speculative_tokens and random.random() < chance:
+        accepted += 1
+    return accepted
 
 
 def position_chance(share: float, num_speculative_tokens: int) -> float:
     """Return the chance p of each position for which p + p^2 + … + p^K is that share of K."""
     low, high = 0.0, 1.0
-    for _ in range(_HALVINGS):
+    for _ in range(40):
         middle = (low + high) / 2
         expected = sum(middle**position for position in range(1, num_speculative_tokens + 1))
         low, high = (middle, high) if expected < share * num_speculative_tokens else (low, middle)
     return high
 
 
-_APART_MS: Final = 0.2
-"""Between a burst and the end of its step: both are the engine's stamp, but gaps were rounded and are summed up."""
-_LEAST_SHARE: Final = 0.9
-"""Of bursts that must have a step: else the statistics are of another run, or half of them are missing."""
+_APART_MS: Final = 0.2  # most between a burst and the end of its step: the sum of rounded gaps adds an error
+_LEAST_SHARE: Final = (
+    0.9  # of bursts that must have a step: with fewer, the statistics are of another run or incomplete
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What was drafted for one request."""
+    """Drafted and accepted tokens of one request."""
 
     drafted: "array[int]"  # for every burst
     accepted: "array[int]"  # the same; in a request's last burst they may be more than its further tokens
@@ -107,7 +108,7 @@ class _Member:
 
 
 def assumed_drafting(request: RecordedRequest, k: int) -> Drafting:
-    """Return a drafting without step statistics: K tokens in every step after the first token."""
+    """Return the drafting without step statistics: K tokens in every step after the first token."""
     sizes = request.chunk_tokens
     drafted = array("H", [k]) * len(sizes)
     if sizes[0] == 1:
@@ -117,15 +118,12 @@ def assumed_drafting(request: RecordedRequest, k: int) -> Drafting:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """The steps of one engine: their ends, and what was drafted in each."""
-
     ends_ms: "array[float]" = field(default_factory=lambda: array("d"))
     drafts: "array[int]" = field(default_factory=lambda: array("Q"))
     draft_tokens: "array[int]" = field(default_factory=lambda: array("Q"))
     accepted_tokens: "array[int]" = field(default_factory=lambda: array("Q"))
 
     def add(self, step: StepLine) -> None:
-        """Take the next one."""
         stats = step.scheduler.spec_decoding_stats
         self.ends_ms.append(step.ts_ms)
         self.drafts.append(stats.num_drafts if stats is not None else 0)
@@ -134,7 +132,7 @@ class _Steps:
 
 
 def recorded_drafting(recording: Recording, steps: Iterator[StepLine]) -> Sequence[Drafting] | None:
-    """Return the drafting of every request as step statistics have it; None where they do not fit the trace."""
+    """Return the drafting of every request by step statistics; None if they do not fit the trace."""
     of_engine: dict[int, _Steps] = {}
     for step in steps:
         of_engine.setdefault(step.engine, _Steps()).add(step)
@@ -161,7 +159,7 @@ def recorded_drafting(recording: Recording, steps: Iterator[StepLine]) -> Sequen
 
 
 def _steps_of(requests: Sequence[RecordedRequest], ends: "array[float]") -> "npt.NDArray[np.int64]":
-    """Return which step each burst of some requests came of, one request after the other; -1: none."""
+    """Return the step of each burst, request by request; -1 if a burst has none."""
     import numpy as np  # noqa: PLC0415  takes a tenth of a second, which a trace without statistics does not need
 
     of_requests = [
@@ -185,7 +183,7 @@ def _to_share(
     places: "npt.NDArray[np.int64]",
     k: int,
 ) -> dict[int, list[_Member]]:
-    """Return the bursts of each step that is not as it was assumed: K tokens for each request."""
+    """Return the bursts of each step whose drafts differ from the assumed K tokens for each request."""
     import numpy as np  # noqa: PLC0415
 
     further = np.concatenate([np.frombuffer(each.chunk_tokens, np.uint32) for each in requests]).astype(np.int64) - 1
@@ -210,10 +208,10 @@ def _to_share(
 
 
 def _share_out(steps: _Steps, number: int, members: list[_Member], k: int) -> None:
-    """Give a step's drafts to its bursts."""
+    """Divide a step's drafts among its bursts."""
     drafts, tokens = steps.drafts[number], steps.draft_tokens[number]
     later = [member for member in members if member.place or member.further]
-    # Those that came of no draft of this step, as of a request's first tokens, are the smallest.
+    # Bursts without a draft in this step, such as a request's first tokens, are the smallest.
     later.sort(key=lambda member: -member.further)
     for member in later[drafts:]:
         member.drafting.drafted[member.place] = member.drafting.accepted[member.place] = 0
@@ -225,15 +223,13 @@ def _share_out(steps: _Steps, number: int, members: list[_Member], k: int) -> No
         member.drafting.drafted[member.place] = drafted
         member.drafting.accepted[member.place] = min(member.further, drafted)
         left = max(0, left - drafted)
-    if drafts <= len(later):
-        _add_cut(steps.accepted_tokens[number] - sum(member.further for member in drafters), drafters)
-
-
-def _add_cut(tokens: int, drafters: list[_Member]) -> None:
-    """Give tokens that were accepted and then cut, as ``max_tokens`` was reached, to requests that ended here."""
+    if drafts > len(later):
+        return
+    # Tokens that were accepted and then cut at ``max_tokens`` belong to requests that ended in this step.
+    cut = steps.accepted_tokens[number] - sum(member.further for member in drafters)
     for member in drafters:
-        if member.is_last and tokens > 0:
+        if member.is_last and cut > 0:
             accepted = member.drafting.accepted
-            more = min(tokens, member.drafting.drafted[member.place] - accepted[member.place])
+            more = min(cut, member.drafting.drafted[member.place] - accepted[member.place])
             accepted[member.place] += more
-            tokens -= more
+            cut -= more

@@ -5,6 +5,7 @@ import re
 import ssl
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,50 +35,37 @@ from specdecode_operator.capture.load.shutdown import Stop, beside
 from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, RecordingError
 from specdecode_operator.problems import printable, shown
 
-_ROUNDING_MS: Final = 0.1
-"""Of the many gaps that make an end."""
+_ROUNDING_MS: Final = 0.1  # of the sum of gaps at which an answer ends
 
 
 def earlier_turns(requests: Sequence[RecordedRequest]) -> list[int | None]:
-    """Return the place of the request that each one goes on from; None for those that begin something.
+    """Return the place of the earlier turn that each request continues; None for a request that starts a conversation.
 
-    A later turn has all full blocks of the earlier one and more, and came when that had ended. Blocks that others had
-    gone on from before are no conversation's but a prefix that many share. Requests are in order of arrival.
+    A later turn has all full blocks of the earlier one and more, and arrived after that had ended. Blocks that were
+    continued before that are a prefix that many conversations share. Requests are in order of arrival.
     """
-    taken_up_ms = _first_taken_up(requests)
-    heads = dict[int, list[tuple[float, int]]]()
-    found = list[int | None]()
-    for place, request in enumerate(requests):
-        found.append(_deepest(request, heads))
-        if request.block_hashes and (end_ms := request.end_ms) is not None:
-            last = request.block_hashes[-1]
-            if taken_up_ms.get(last, end_ms) >= end_ms - _ROUNDING_MS:
-                heads.setdefault(last, []).append((end_ms, place))
-    return found
-
-
-def _first_taken_up(requests: Sequence[RecordedRequest]) -> dict[int, float]:
-    """Return when a longer prompt first came, for each last block of a prompt."""
     lasts = {request.block_hashes[-1] for request in requests if request.block_hashes}
-    first = dict[int, float]()
+    continued_ms = dict[int, float]()  # when a longer prompt first arrived, by the last block of a prompt
     for request in requests:
         if request.arrival_ms is not None and request.block_hashes:
             for block in lasts.intersection(request.block_hashes[:-1]):
-                first.setdefault(block, request.arrival_ms)
-    return first
-
-
-def _deepest(request: RecordedRequest, heads: dict[int, list[tuple[float, int]]]) -> int | None:
-    if request.arrival_ms is None or not request.block_hashes:
-        return None
-    # A block's hash is that of the whole prompt up to its end. Of equal prompts, the one that ended last; all had
-    # ended before this one came, or their blocks would have been taken up too early.
-    return next((max(heads[block])[1] for block in reversed(request.block_hashes[:-1]) if block in heads), None)
+                continued_ms.setdefault(block, request.arrival_ms)
+    heads = dict[int, list[tuple[float, int]]]()
+    found = list[int | None]()
+    for place, request in enumerate(requests):
+        hashes: Sequence[int] = request.block_hashes or ()
+        earlier = reversed(hashes[:-1]) if request.arrival_ms is not None else ()
+        # A block's hash is that of the whole prompt up to its end. Of equal prompts, take the one that ended last: all
+        # had ended before this one arrived, or their blocks would have been continued too early.
+        found.append(next((max(heads[block])[1] for block in earlier if block in heads), None))
+        end_ms = request.end_ms if hashes else None
+        if end_ms is not None and continued_ms.get(hashes[-1], end_ms) >= end_ms - _ROUNDING_MS:
+            heads.setdefault(hashes[-1], []).append((end_ms, place))
+    return found
 
 
 _PHASE: Final = "replay"
-_LONGEST_PROMPT: Final = 2**24
-"""No engine takes more, and making it would only fill this machine's memory."""
+_LONGEST_PROMPT: Final = 2**24  # tokens, more than any engine takes: bounds the memory for making a prompt
 _FOR_A_HEADER: Final = re.compile(r"[!-~]{1,128}")
 
 
@@ -85,32 +73,32 @@ _FOR_A_HEADER: Final = re.compile(r"[!-~]{1,128}")
 class Planned:
     """A request that will be sent."""
 
-    place: int  # in the order of arrival, which is also what the end of its id says
+    place: int  # in the order of arrival; also the number at the end of its id
     request: RecordedRequest
     offset_s: float  # from the first request's moment
-    after: int | None  # place of the turn that it goes on from
-    is_gone_on_from: bool
+    after: int | None  # place of the turn that it continues
+    is_continued: bool
 
     @property
     def request_id(self) -> str:
-        """The recorded id, by which a replay server finds the record, if it has one that a header can carry."""
+        """The recorded id, by which a replay server finds the record, if a header can carry it."""
         recorded = self.request.request_id
         return recorded if recorded and _FOR_A_HEADER.fullmatch(recorded) else f"replay-{self.place}"
 
     @property
     def phase(self) -> str:
-        """The recorded phase; none is taken for warm-up, which is left out everywhere."""
+        """The recorded phase, except warm-up, which all reports leave out."""
         recorded = self.request.phase
         return recorded if recorded and recorded != WARMUP_PHASE else _PHASE
 
 
 def planned(recording: Recording, time_scale: float, most: int | None = None) -> Sequence[Planned]:
-    """Return the requests with a moment, in order of arrival; with ``most``, the first so many.
+    """Return the requests that have an arrival, in order of arrival; only the first ``most`` if it is given.
 
     Raises
     ------
     RecordingError
-        None has a moment, or a prompt is longer than any.
+        No request has an arrival, or a prompt is too long.
     """
     requests = [request for request in recording.requests if request.arrival_ms is not None][:most]
     if not requests:
@@ -123,28 +111,26 @@ def planned(recording: Recording, time_scale: float, most: int | None = None) ->
         raise RecordingError(f"{printable(str(recording.trace))}: a prompt of {longest} tokens: leave its record out")
     first_ms = requests[0].arrival_ms or 0.0
     earlier = earlier_turns(requests)
-    gone_on_from = set(earlier)
+    continued = set(earlier)
     return [
         Planned(
             place=place,
             request=request,
             offset_s=((request.arrival_ms or 0.0) - first_ms) / 1000 * time_scale,
             after=after,
-            is_gone_on_from=place in gone_on_from,
+            is_continued=place in continued,
         )
         for place, (request, after) in enumerate(zip(requests, earlier, strict=True))
     ]
 
 
-_TIMEOUT_S: Final = 10.0
 _LARGEST_PAGE_BYTES: Final = 1024 * 1024
-_MOST_NAMES: Final = 5
 _API: Final = "/v1"
 _PORTS: Final = {"http": 80, "https": 443}
 
 
 class TargetError(Exception):
-    """Why a server cannot be driven, and what to do, in one line."""
+    """A server that cannot be driven: the reason and the fix, in one line."""
 
 
 class _Card(Struct):
@@ -155,12 +141,9 @@ class _Models(Struct):
     data: list[_Card]
 
 
-_MODELS: Final = msgspec.json.Decoder(_Models)
-
-
 @dataclass(frozen=True)
 class Address:
-    """Where a server is."""
+    """Address of a server."""
 
     tls: bool
     host: str
@@ -169,12 +152,12 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> "Address":
-        """Return the address in a URL, with /v1 at its end or without.
+        """Parse a URL, with or without /v1 at its end.
 
         Raises
         ------
         TargetError
-            It is none.
+            The text is not such a URL.
         """
         wanted = "write one such as http://localhost:8000"
         try:
@@ -191,25 +174,25 @@ class Address:
 
     @property
     def root(self) -> str:
-        """The URL below which its pages are."""
+        """The URL of the server's root path."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http{'s' if self.tls else ''}://{host}:{self.port}{self.path}"
 
 
 async def find_target(address: Address, model: str | None, recorded: str | None, api_key: str | None) -> Server:
-    """Ask a server for its models, and return how to send to it.
+    """Ask a server for its models, and return how to send requests to it.
 
     Parameters
     ----------
     model
-        The name to send, if somebody said it. Without: the recorded one if it is served, else the only one.
+        The model name to send. If None, the recorded one if it is served, else the only one.
 
     Raises
     ------
     TargetError
-        It does not answer, refuses the key, or does not serve the model.
+        The server does not answer, rejects the key, or does not serve the model.
     """
-    # Who a certificate may be signed by is what OpenSSL says on this machine, and SSL_CERT_FILE.
+    # The trusted authorities are those of OpenSSL on this machine and SSL_CERT_FILE.
     tls = ssl.create_default_context() if address.tls else None
     served = await _served(address, api_key, tls)
     return Server(
@@ -238,13 +221,13 @@ def _chosen(address: Address, model: str | None, recorded: str | None, served: l
     return served[0]
 
 
-def _names(served: list[str]) -> str:
-    more = f" and {len(served) - _MOST_NAMES} more" if len(served) > _MOST_NAMES else ""
-    return (", ".join(map(printable, served[:_MOST_NAMES])) or "no model") + more
+def _names(served: list[str], most: int = 5) -> str:
+    more = f" and {len(served) - most} more" if len(served) > most else ""
+    return (", ".join(map(printable, served[:most])) or "no model") + more
 
 
 async def _served(address: Address, api_key: str | None, tls: ssl.SSLContext | None) -> list[str] | None:
-    """Return the names of its models; None where it has no such page."""
+    """Return the names of its models; None if it has no such page."""
     status, page = await _get(f"{address.root}{_API}/models", api_key, tls)
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         given = "refuses the key" if api_key else "wants a key"
@@ -258,7 +241,7 @@ async def _served(address: Address, api_key: str | None, tls: ssl.SSLContext | N
         said = printable(error_text(page))
         raise TargetError(f"{address.root}: /v1/models answered {status} ({said}): see the server's log")
     try:
-        return [card.id for card in _MODELS.decode(page).data]
+        return [card.id for card in msgspec.json.decode(page, type=_Models).data]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TargetError(
             f"{address.root}: /v1/models is no list of models: name an OpenAI-compatible server with --url"
@@ -270,8 +253,8 @@ async def _get(url: str, api_key: str | None, tls: ssl.SSLContext | None) -> tup
     page = bytearray()
     try:
         async with (
-            # Like the requests, which go straight to the server.
-            httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, verify=tls or True) as client,
+            # Ignore proxies, as the requests do.
+            httpx.AsyncClient(timeout=10.0, trust_env=False, verify=tls or True) as client,
             client.stream("GET", url, headers=headers) as response,
         ):
             async for data in response.aiter_bytes():
@@ -284,32 +267,31 @@ async def _get(url: str, api_key: str | None, tls: ssl.SSLContext | None) -> tup
     return response.status_code, bytes(page)
 
 
-_TICKS_BETWEEN_LINES: Final = 5
 _NOTHING_SAID: Final = Said()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Driven:
-    """What became of a run."""
+    """Result of a run."""
 
     client_file: Path  # every request that left, in order of sending
-    waits_s: Mapping[int, float]  # of later turns, how much longer than recorded they waited for the one before
-    stop_reason: str | None  # None: it ended with its requests
-    metrics: MetricsDelta | NoMetrics  # what the server's own counters say of it
+    waits_s: Mapping[int, float]  # by later turn, the time that it waited for the one before longer than recorded
+    stop_reason: str | None  # None if all requests were sent
+    metrics: MetricsDelta | NoMetrics  # of the server's own counters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drive:
-    """How recorded requests are sent."""
+    """Settings of a run."""
 
     server: Server
-    monitor_url: str  # below which the server's /metrics is
+    monitor_url: str  # the server's URL without /metrics
     prompts: BlockPrompts
     timeout_s: float
-    progress: Callable[[str], None] | None = None  # is told now and then how far it is
+    progress: Callable[[str], None] | None = None  # called every few seconds
 
     async def run(self, plan: Sequence[Planned], folder: Path, stop: Stop) -> Driven:
-        """Send what is planned, and write client.jsonl.part; when ``stop`` is set, end what is in flight.
+        """Send the planned requests, and write client.jsonl.part; cancel requests in flight when ``stop`` is set.
 
         Raises
         ------
@@ -322,7 +304,7 @@ class Drive:
         try:
             async with EngineMonitor(self.monitor_url, self.server.tls) as monitor:
                 before = await monitor.read()
-                # Its zero is the first request's moment; before that, its connection is made.
+                # The run's zero is the first request's moment; its connection is made before that.
                 sending = Sending(client=client, log=log, zero_s=time.monotonic() + CONNECT_AHEAD_S)
                 run = _Run(plan, sending, self.prompts, stop)
                 async with beside(run.follow_stop(), run.tell(self.progress)):
@@ -339,8 +321,6 @@ class Drive:
 
 
 class _Run:
-    """One run from its zero on."""
-
     def __init__(self, plan: Sequence[Planned], sending: Sending, prompts: BlockPrompts, stop: Stop) -> None:
         self.waits_s = dict[int, float]()
         self._plan = plan
@@ -349,26 +329,25 @@ class _Run:
         self._prompts = prompts
         self._stop = stop
         loop = asyncio.get_running_loop()
-        # What was said up to the end of each turn that another one goes on from.
+        # The conversation up to the end of each turn that another one continues.
         self._said: dict[int, asyncio.Future[Said]] = {
-            each.place: loop.create_future() for each in plan if each.is_gone_on_from
+            each.place: loop.create_future() for each in plan if each.is_continued
         }
 
     async def follow_stop(self) -> None:
-        """Cancel what is in flight as soon as the run must end."""
         await self._stop.wait()
         self._sending.client.cancel_all(self._stop.reason or "stopped")
 
     async def tell(self, progress: Callable[[str], None] | None) -> None:
-        """Say now and then how far it is."""
+        """Report the progress every few seconds."""
         while progress is not None:
-            await asyncio.sleep(TICK_S * _TICKS_BETWEEN_LINES)
+            await asyncio.sleep(5 * TICK_S)
             tally, in_flight = self._sender.tally, self._sending.client.in_flight
             failed = tally.ended - tally.completed
             progress(f"{tally.ended + in_flight} of {len(self._plan)} sent, {in_flight} in flight, {failed} failed")
 
     async def send_all(self) -> None:
-        """Send everything, and return when all has ended."""
+        """Send all requests, and return when all have ended."""
         async with asyncio.TaskGroup() as tasks:
             for planned in self._plan:
                 scheduled_s = self._sending.zero_s + planned.offset_s
@@ -390,44 +369,34 @@ class _Run:
                 self.waits_s[planned.place] = now_s - scheduled_s
             said = await self._send_turn(planned, before, max(now_s, scheduled_s))
         finally:
-            # However it ended: who goes on from it waits for nothing else.
-            if planned.is_gone_on_from:
+            # Release the next turn, however this one ended.
+            if planned.is_continued:
                 self._said[planned.place].set_result(said)
 
     async def _send_turn(self, planned: Planned, before: Said, scheduled_s: float) -> Said:
-        """Send a request, and return what was said up to its end."""
-        prepared = self._prepare(planned, before)
-        exchange = await self._sender.send(prepared, scheduled_s)
-        if not planned.is_gone_on_from or exchange.outcome != "completed":
-            return _NOTHING_SAID
-        prompt, answer = prepared.request.prompt.content, exchange.stream.answer(as_text=False).content
-        return Said(array("I", [*prompt, *answer]), len(prompt) // self._prompts.block_size)
-
-    def _prepare(self, planned: Planned, said: Said) -> Prepared:
+        """Send a request, and return the conversation up to its end."""
         request = planned.request
-        if request.prompt_tokens < len(said.tokens):
-            said = _NOTHING_SAID  # of the answer something was left out, such as what was only thought
+        if request.prompt_tokens < len(before.tokens):
+            before = _NOTHING_SAID  # the client left a part of the answer out, such as its reasoning
         completion = CompletionRequest(
             request_id=planned.request_id,
-            prompt=Prompt(self._prompts.make(request, planned.place, said)),
+            prompt=Prompt(self._prompts.make(request, planned.place, before)),
             max_tokens=request.output_tokens,
             temperature=request.temperature,
-            # Whatever is answered, it is as long as it was.
-            ignore_eos=True,
-            keep_answer=planned.is_gone_on_from,
+            ignore_eos=True,  # the answer is as long as the recorded one
+            keep_answer=planned.is_continued,
         )
         wire = self._sending.client.prepare(completion)
-        return Prepared(planned.phase, planned.place, completion, wire)
-
-
-_RECORD: Final = msgspec.json.Decoder(ClientRecord)
-_TIMES: Final = ("ttft_ms", "tpot_ms", "latency_ms")
-_SHARES: Final = ("p50", "p90", "p99")
-_LABEL_WIDTH: Final = 14
+        prepared = Prepared(planned.phase, planned.place, completion, wire)
+        exchange = await self._sender.send(prepared, scheduled_s)
+        if not planned.is_continued or exchange.outcome != "completed":
+            return _NOTHING_SAID
+        prompt, answer = completion.prompt.content, exchange.stream.answer(as_text=False).content
+        return Said(array("I", [*prompt, *answer]), len(prompt) // self._prompts.block_size)
 
 
 class Side(Struct, kw_only=True, frozen=True):
-    """Requests with a whole answer in this run, as they were recorded or as they went now."""
+    """Figures of the requests with a complete answer, as recorded or as driven."""
 
     # Milliseconds to the first token, for each further token of a request, and to the last token.
     ttft_ms: Quantiles | None
@@ -439,7 +408,7 @@ class Side(Struct, kw_only=True, frozen=True):
 
 
 class Acceptance(Struct, kw_only=True, frozen=True):
-    """What drafting achieved during the run, by the server's own counters."""
+    """Acceptance during the run, by the server's own counters."""
 
     draft_tokens: int
     accepted_tokens: int
@@ -448,28 +417,27 @@ class Acceptance(Struct, kw_only=True, frozen=True):
 
 
 class DriveSummary(Struct, kw_only=True, frozen=True):
-    """What a run gave."""
+    """Summary of a run."""
 
     planned: int  # requests to send
     sent: int
     outcomes: dict[str, int]
-    stop_reason: str | None  # why it ended before all was sent
+    stop_reason: str | None  # None if all requests were sent
     first_failure: str | None
-    other_lengths: int  # whole answers with another number of tokens than recorded
-    late_ms: Quantiles | None  # how much later requests left than they were due
+    other_lengths: int  # complete answers with another number of tokens than recorded
+    late_ms: Quantiles | None  # from the due time of a request until it was sent
     waited: int  # later turns that waited longer than recorded for the one before
     waited_ms: Quantiles | None
     recorded: Side
     driven: Side
-    acceptance: Acceptance | None  # absent where the server has no such counters
+    acceptance: Acceptance | None  # None if the server has no such counters
 
 
 def summarize(plan: Sequence[Planned], driven: Driven) -> DriveSummary:
     """Return the summary of a run."""
-    records = _read(driven.client_file)
-    outcomes = dict[str, int]()
-    for record in records:
-        outcomes[record.outcome] = outcomes.get(record.outcome, 0) + 1
+    decoder = msgspec.json.Decoder(ClientRecord)
+    records = [decoder.decode(line.text) for line in read_lines(driven.client_file)]
+    outcomes = dict(Counter[str](record.outcome for record in records))
     whole = [record for record in records if record.outcome == "completed"]
     failed = next((record for record in records if record.outcome not in ("completed", "cancelled")), None)
     answered = {record.index for record in whole}
@@ -479,7 +447,7 @@ def summarize(plan: Sequence[Planned], driven: Driven) -> DriveSummary:
         sent=len(records) - outcomes.get("not_sent", 0),
         outcomes=outcomes,
         stop_reason=driven.stop_reason,
-        first_failure=None if failed is None else _told(failed),
+        first_failure=None if failed is None else _failure(failed),
         other_lengths=sum(
             record.completion_tokens is not None and record.completion_tokens != record.max_tokens for record in whole
         ),
@@ -488,15 +456,11 @@ def summarize(plan: Sequence[Planned], driven: Driven) -> DriveSummary:
         waited_ms=quantiles(waits_ms),
         recorded=_recorded([each.request for each in plan if each.place in answered]),
         driven=_driven(whole),
-        acceptance=_acceptance(driven),
+        acceptance=_acceptance(driven.metrics),
     )
 
 
-def _read(path: Path) -> list[ClientRecord]:
-    return [_RECORD.decode(line.text) for line in read_lines(path)]
-
-
-def _told(record: ClientRecord) -> str:
+def _failure(record: ClientRecord) -> str:
     status = "" if record.http_status is None else f" {record.http_status}"
     return printable(f"{record.id}: {record.outcome.replace('_', ' ')}{status}: {record.error or 'no reason given'}")
 
@@ -533,11 +497,10 @@ def _side(latencies: Latencies, span_ms: float, tokens: int) -> Side:
     )
 
 
-def _acceptance(driven: Driven) -> Acceptance | None:
-    metrics = driven.metrics
-    if isinstance(metrics, NoMetrics) or metrics.speculation is None or not metrics.speculation.draft_tokens:
+def _acceptance(metrics: MetricsDelta | NoMetrics) -> Acceptance | None:
+    found = None if isinstance(metrics, NoMetrics) else metrics.speculation
+    if found is None or not found.draft_tokens:
         return None
-    found = metrics.speculation
     return Acceptance(
         draft_tokens=found.draft_tokens,
         accepted_tokens=found.accepted_tokens,
@@ -547,50 +510,33 @@ def _acceptance(driven: Driven) -> Acceptance | None:
 
 
 def summary_text(summary: DriveSummary) -> str:
-    """Return the summary for people."""
+    """Return the summary as text."""
     outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in summary.outcomes.items())
-    lines = [_line("requests", f"{summary.sent} of {summary.planned} sent: {outcomes or 'none ended'}")]
+    lines = [("requests", f"{summary.sent} of {summary.planned} sent: {outcomes or 'none ended'}")]
     if summary.stop_reason is not None:
-        lines.append(_line("stopped", f"{summary.stop_reason}: {summary.planned - summary.sent} never left"))
+        lines.append(("stopped", f"{summary.stop_reason}: {summary.planned - summary.sent} never left"))
     if summary.first_failure is not None:
-        lines.append(_line("first failure", summary.first_failure))
+        lines.append(("first failure", summary.first_failure))
     if summary.other_lengths:
-        lines.append(_line("lengths", f"{summary.other_lengths} answers had another number of tokens than recorded"))
-    lines += ["", _line("", "".join(f"{name:<33}" for name in ("recorded", "here"))), _line("", 2 * _heads())]
-    for name in _TIMES:
-        label = f"{name.removesuffix('_ms').upper() if name != 'latency_ms' else 'latency'} ms"
+        lines.append(("lengths", f"{summary.other_lengths} answers had another number of tokens than recorded"))
+    lines += [("", ""), ("", f"{'recorded':<33}here"), ("", 2 * f"{'P50':>9}{'P90':>9}{'P99':>9}{'':6}")]
+    for label, name in (("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms"), ("latency ms", "latency_ms")):
         sides = (getattr(side, name) for side in (summary.recorded, summary.driven))
-        lines.append(_line(label, "".join(map(_cells, sides))))
+        lines.append((label, "".join(map(_cells, sides))))
     rates = (side.output_tokens_per_second for side in (summary.recorded, summary.driven))
-    lines.append(_line("tokens/s", "".join(f"{'-' if rate is None else f'{rate:.1f}':>9}{'':24}" for rate in rates)))
-    lines += ["", *_how_it_went(summary)]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _how_it_went(summary: DriveSummary) -> Iterable[str]:
+    lines += [("tokens/s", "".join(f"{'-' if rate is None else f'{rate:.1f}':>9}{'':24}" for rate in rates)), ("", "")]
     if summary.late_ms is not None:
-        yield _line("sent late ms", f"P50 {summary.late_ms.p50:.1f}, P99 {summary.late_ms.p99:.1f}")
+        lines.append(("sent late ms", f"P50 {summary.late_ms.p50:.1f}, P99 {summary.late_ms.p99:.1f}"))
     if summary.waited_ms is not None:
-        yield _line(
-            "turns",
-            f"{summary.waited} waited longer than recorded for the turn before: P50 {summary.waited_ms.p50:.1f} ms",
-        )
-    if summary.acceptance is not None:
-        found = summary.acceptance
-        yield _line(
-            "speculation",
-            f"{found.acceptance:.1%} of {found.draft_tokens} drafted tokens accepted,"
-            f" {found.mean_acceptance_length:.2f} tokens per draft, as the server counts",
-        )
-
-
-def _line(label: str, text: str) -> str:
-    return f"{label:<{_LABEL_WIDTH}}{text}"
-
-
-def _heads() -> str:
-    return "".join(f"{share.upper():>9}" for share in _SHARES) + " " * 6
+        later = f"{summary.waited} waited longer than recorded for the turn before"
+        lines.append(("turns", f"{later}: P50 {summary.waited_ms.p50:.1f} ms"))
+    if (found := summary.acceptance) is not None:
+        accepted = f"{found.acceptance:.1%} of {found.draft_tokens} drafted tokens accepted"
+        per_draft = f"{found.mean_acceptance_length:.2f} tokens per draft, as the server counts"
+        lines.append(("speculation", f"{accepted}, {per_draft}"))
+    return "\n".join(f"{label:<14}{text}".rstrip() for label, text in lines)
 
 
 def _cells(times: Quantiles | None) -> str:
-    return "".join(f"{'-' if times is None else f'{getattr(times, share):.1f}':>9}" for share in _SHARES) + " " * 6
+    values = ("-",) * 3 if times is None else (f"{value:.1f}" for value in (times.p50, times.p90, times.p99))
+    return "".join(f"{value:>9}" for value in values) + " " * 6

@@ -47,20 +47,25 @@ TOKENIZER_CONFIG: Final[dict[str, Any]] = {
     "chat_template": "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}",
 }
 
-_SPACE: Final = "\u0120"
-"""How byte-level tokenizers write a space."""
+_BYTE_LEVEL: Final[dict[str, Any]] = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
 
 
 def tokenizer_json(vocabulary: int) -> dict[str, Any]:
-    """Return the content of a tokenizer.json with at most so many tokens."""
-    letters = [*_SPECIAL, *_byte_letters()]
-    merges = [*product(ascii_lowercase, repeat=2), *product(_SPACE, ascii_lowercase)][
-        : max(0, vocabulary - len(letters))
-    ]
+    """Return the content of a tokenizer.json with at most this many tokens."""
+    # Each byte is a letter: itself if it is visible, else one from U+0100 on.
+    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    letters = [*_SPECIAL, *(chr(byte if byte in seen else next(others)) for byte in range(256))]
+    # Byte-level tokenizers write U+0120 for a space.
+    pairs = [*product(ascii_lowercase, repeat=2), *product("\u0120", ascii_lowercase)]
+    merges = pairs[: max(0, vocabulary - len(letters))]
     tokens = [*letters, *("".join(pair) for pair in merges)]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {
         "version": "1.0",
-        "added_tokens": [_added(number, token) for number, token in enumerate(_SPECIAL)],
+        "added_tokens": [
+            {"id": number, "content": token, "special": True, **flags} for number, token in enumerate(_SPECIAL)
+        ],
         "normalizer": None,
         "pre_tokenizer": _BYTE_LEVEL | {"add_prefix_space": False},
         "post_processor": None,
@@ -74,26 +79,11 @@ def tokenizer_json(vocabulary: int) -> dict[str, Any]:
 
 
 def text_tokens(tokenizer: dict[str, Any]) -> tuple[int, int]:
-    """Return the first and the last of its tokens that are pairs of letters; of small letters where it has no pairs."""
+    """Return the first and the last token that is a pair of letters, or a small letter if there are no pairs."""
     model = tokenizer["model"]
     if model["merges"]:
         return len(model["vocab"]) - len(model["merges"]), len(model["vocab"]) - 1
     return model["vocab"]["a"], model["vocab"]["z"]
-
-
-_BYTE_LEVEL: Final[dict[str, Any]] = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
-
-
-def _added(number: int, token: str) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": number, "content": token, "special": True, **flags}
-
-
-def _byte_letters() -> list[str]:
-    """Return the letter that stands for each byte: itself where it can be seen, else one from U+0100 on."""
-    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in seen else next(others)) for byte in range(256)]
 
 
 _OF_A_TOKENIZER: Final = (
@@ -106,28 +96,24 @@ _OF_A_TOKENIZER: Final = (
     "chat_template*",
     "generation_config.json",
 )
-"""Files of a model's repository that are its tokenizer's, and say where its texts end."""
-
-_WORDS: Final = ("tokenizer.", "vocab", "tekken.json")
-"""How the files begin that hold its tokens."""
-
-_NOT_TOLD: Final = ("quantization_config", "compression_config", "auto_map")
-"""What says how weights are stored, and asks for kernels and code that are not needed."""
+"""Files of a model's repository that hold its tokenizer, and the tokens that end a text."""
 
 _USUAL_TEXT: Final = (300, 1000)
-"""Tokens of a text: in the vocabularies of published models these are pieces of words, and none of them ends it."""
+"""Tokens of a text: in the vocabularies of published models these are pieces of words, and none ends a text."""
 
 
 def write_model_folder(
     folder: Path, config: Mapping[str, Any], tokenizer: Path | None, *, is_draft: bool = False
 ) -> tuple[int, int]:
-    """Write the folder of a model; return the first and last token of the text that it shall generate.
+    """Write the folder of a model; return the first and the last token of the text that it generates.
 
-    ``tokenizer`` is a folder with the tokenizer's files; None: one is made on the spot. A draft keeps its architecture.
+    ``tokenizer`` is a folder with the files of a tokenizer; None for a made-up one. A draft keeps its architecture.
     """
     folder.mkdir(parents=True)
+    # These describe how weights are stored, and require kernels and code that are not needed.
+    left_out = ("quantization_config", "compression_config", "auto_map")
     told = {
-        name: value for name, value in (config if is_draft else text_config(config)).items() if name not in _NOT_TOLD
+        name: value for name, value in (config if is_draft else text_config(config)).items() if name not in left_out
     }
     vocabulary = int(told.get("vocab_size") or _USUAL_TEXT[1] + 1)
     if tokenizer is not None:
@@ -147,13 +133,13 @@ def write_model_folder(
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files of a tokenizer in a folder; none where there is no tokenizer."""
+    """Return the files of a tokenizer in a folder; none if there is no tokenizer."""
     found = [path for pattern in _OF_A_TOKENIZER for path in sorted(folder.glob(pattern)) if path.is_file()]
-    return found if any(path.name.startswith(_WORDS) for path in found) else []
+    return found if any(path.name.startswith(("tokenizer.", "vocab", "tekken.json")) for path in found) else []
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a config.json that generates text: what sees and hears needs processors that are not there."""
+    """Return the text part of a config.json: images and audio need processors that are missing."""
     inner = config.get("text_config")
     if not isinstance(inner, Mapping):
         return dict(config)
@@ -190,16 +176,16 @@ _LEFT_OUT: Final = frozenset({
     "--enable-expert-parallel",
     "--distributed-executor-backend",
 })  # fmt: skip
-"""Flags about weights, kernels and processes that are not there, and those that are said here."""
+"""Flags for weights, kernels and processes that an emulated engine lacks, and those that it sets itself."""
 
 
 class NotEmulatedError(Exception):
-    """A deployment or a model that cannot be emulated: what, why, and what to do, in one line."""
+    """A deployment or model that cannot be emulated: the reason and the fix, in one line."""
 
 
 @dataclass(frozen=True)
 class Emulation:
-    """What is emulated."""
+    """An engine to emulate."""
 
     settings: EngineSettings
     profile: EngineProfile
@@ -212,13 +198,13 @@ class Emulation:
     model: FittedModel
 
     def with_blocks(self, num_blocks: int | None) -> "Emulation":
-        """Return it with a KV cache of so many blocks; None: of as many as planned."""
+        """Return the emulation with a KV cache of this many blocks; None for the planned number."""
         if num_blocks is None:
             return self
         return replace(self, num_blocks=num_blocks, kv_cache_bytes=self.kv_cache_bytes // self.num_blocks * num_blocks)
 
     def plugin_settings(self, text: tuple[int, int], seed: int) -> dict[str, Any]:
-        """Return what the plugin is told."""
+        """Return the settings of the plugin."""
         return {
             "step_time": self.model.step_time,
             "acceptance": self.model.acceptance,
@@ -230,11 +216,11 @@ class Emulation:
         }
 
     def arguments(self, target: Path, draft: Path | None, told: Path) -> list[str]:
-        """Return what follows `vllm serve`, but for where it listens; what the plugin is told lies in a file."""
+        """Return the arguments of `vllm serve` without its address; ``told`` is the file of the plugin's settings."""
         speculation = self.settings.speculation
         if speculation is not None:
             own = str(draft) if draft is not None else None
-            # Model runner V1 computes nothing here, and refuses adaptive verification; the recorded acceptance has it.
+            # Model runner V1 rejects adaptive verification, which the recorded acceptance includes already.
             speculation = replace(
                 speculation, draft_model=own, draft_online_quantization=None, adaptive_verification=None
             )
@@ -246,19 +232,19 @@ class Emulation:
                 line += [argument.flag, *values]
         line += ["--num-gpu-blocks-override", str(self.num_blocks)]
         line += ["--load-format", "dummy", "--enforce-eager"]
-        # vLLM's CPU platform never plans a step while one runs; the emulated one leaves that as for a GPU.
+        # vLLM's CPU platform never schedules asynchronously; the emulated platform behaves like a GPU.
         line += ["--no-async-scheduling"] if settings.platform is Platform.CPU else []
         line += ["--distributed-executor-backend", f"{PACKAGE}.executor.EmulatedExecutor"]
         return [*line, "--additional-config", json.dumps({KEY: str(told)}), *settings.extra_args]
 
 
 def emulation(launch: Launch, model: FittedModel) -> Emulation:
-    """Return what an engine of a plan would be, emulated by a model that was fitted to a capture.
+    """Return the emulation of an engine of a plan, with a model that was fitted to a capture.
 
     Raises
     ------
     NotEmulatedError
-        When the plan or the model lacks what it takes.
+        The plan or the model lacks required data.
     """
     row = launch.plan.chosen
     facts = launch.facts.at(*row.served)
@@ -299,9 +285,9 @@ def _check(pair: Pair, row: Row, model: FittedModel) -> None:
 
 
 def transfer_warnings(emulated: Emulation, tensor: int, product: str) -> list[str]:
-    """Return in which ways a model was fitted to something else than what is planned, each in one line."""
+    """Return the differences between the fitted engine and the planned one, each in one line."""
     origin, acceptance = emulated.model.origin, emulated.model.acceptance
-    # A trace has the short name, or cpu; a plan the product's label, or CPU.
+    # A trace has the short name or cpu, a plan the product's label or CPU.
     gpu = None if origin.gpu is None else gpu_label(origin.gpu)
     planned = "cpu" if product == CPU_PRODUCT else gpu_label(product)
     fitted = {"GPU": (gpu, planned), "tensor parallelism": (origin.tp, tensor)}
@@ -346,17 +332,17 @@ def _kept(run: LayerRun, page: Page, pair: Pair) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EngineFolder:
-    """What was written for an engine."""
+    """Files of an engine."""
 
     plugins: Path  # goes on PYTHONPATH
-    told: Path  # where the plugin tells of its steps
-    arguments: list[str]  # what follows `vllm serve`, but for where it listens
+    told: Path  # where the plugin reports its steps
+    arguments: list[str]  # of `vllm serve`, without its address
 
 
 def write_engine_folder(
     folder: Path, emulated: Emulation, *, tokenizer: Path | None = None, seed: int = 0, tells_steps: bool = False
 ) -> EngineFolder:
-    """Write models without weights, the plugins, of which the recorder is one, and what they are told."""
+    """Write models without weights, the plugins, including the recorder, and their settings."""
     plugins, told = folder / "plugins", folder / "told"
     told.mkdir(parents=True)
     PLUGIN.write(plugins)
@@ -377,27 +363,25 @@ _VARIABLES: Final = {
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    # Nothing is computed: threads that wait for work would take the cores of those that schedule and serve.
+    # Idle compute threads would take the cores of those that schedule and serve.
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 _UNSET: Final = ("VLLM_TARGET_DEVICE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_USE_V2_MODEL_RUNNER")
-"""What would keep vLLM from looking for a platform, or have it size the cache by itself."""
-
-_LOOK_S: Final = 60
+"""Variables that keep vLLM from detecting its platform, or let it size the cache itself."""
 
 
 @dataclass(frozen=True)
 class EngineEnvironment:
-    """An interpreter that knows vLLM, by itself or through a folder of packages."""
+    """An interpreter with vLLM installed, or with a folder of packages that has it."""
 
     python: Path
     packages: Path | None = None
 
     @classmethod
     def at(cls, place: Path | None) -> "EngineEnvironment":
-        """Return what a python executable, or a folder of installed packages, makes; None: this interpreter."""
+        """Return the environment of a python executable or a folder of packages; None for this interpreter."""
         if place is None:
             return cls(Path(sys.executable))
         return cls(Path(sys.executable), place) if place.is_dir() else cls(place)
@@ -408,16 +392,16 @@ class EngineEnvironment:
         Raises
         ------
         NotEmulatedError
-            When it has none.
+            It has no vLLM.
         """
         look = "import importlib.metadata as m, importlib.util as u; print(u.find_spec('vllm') and m.version('vllm'))"
         try:
-            done = subprocess.run(  # noqa: S603  what the user names is what runs
+            done = subprocess.run(  # noqa: S603  the user names the executable
                 [self.python, "-c", look],
                 env=self.variables((), {}),
                 capture_output=True,
                 text=True,
-                timeout=_LOOK_S,
+                timeout=60,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -429,17 +413,17 @@ class EngineEnvironment:
         return version
 
     def variables(self, plugins: Sequence[Path], more: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of a process with plugins in these folders."""
+        """Return the environment variables of a process with these plugin folders."""
         inherited = {name: value for name, value in os.environ.items() if name not in _UNSET}
-        if "VLLM_PLUGINS" in inherited:  # which then lists all that vLLM may load
+        if "VLLM_PLUGINS" in inherited:  # the list of all plugins that vLLM may load
             listed = [inherited["VLLM_PLUGINS"], PLUGIN.package, RECORDER.package]
             inherited["VLLM_PLUGINS"] = ",".join(filter(None, listed))
-        # The plugins come first: no package of the environment may take their place.
+        # The plugins come first, so that no package of the environment shadows them.
         path = [*plugins, *([self.packages] if self.packages else []), inherited.get("PYTHONPATH")]
         return {**inherited, **_VARIABLES, **more, "PYTHONPATH": os.pathsep.join(str(each) for each in path if each)}
 
     def serve(self, arguments: Sequence[str], variables: Mapping[str, str]) -> int:
-        """Run vLLM's server until it ends, with the signals that this process gets; return its exit status."""
+        """Run vLLM's server until it ends, and forward signals to it; return its exit status."""
         command = [str(self.python), "-m", "vllm.entrypoints.cli.main", "serve", *arguments]
         process = subprocess.Popen(command, env=dict(variables), start_new_session=True)  # noqa: S603  as above
 
@@ -468,7 +452,7 @@ os.execv(sys.executable, command)
 
 
 def start_script(plugins: Path, arguments: Sequence[str]) -> str:
-    """Return a program that becomes vLLM's server with plugins and arguments, and needs nothing else of ours."""
+    """Return a program that becomes vLLM's server with plugins and arguments, without any of our packages."""
     told = {
         "plugins": str(plugins.resolve()),
         "arguments": list(arguments),
@@ -479,7 +463,7 @@ def start_script(plugins: Path, arguments: Sequence[str]) -> str:
 
 
 def free_port(host: str) -> int:
-    """Return a port at which nobody listens now."""
+    """Return an unused port."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -8,35 +8,32 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
-    """A request as it comes to an engine."""
+    """A request to an engine."""
 
-    request_id: str  # without what the API server puts around it
+    request_id: str  # without the prefix of the API server
     prompt_tokens: int
     max_tokens: int
     block_hashes: Sequence[int] = ()  # chained FNV-1a of the prompt's full blocks, as a capture has them
-    # And of those that its answer will fill, where a next turn of its conversation is known to have them.
-    answer_hashes: Sequence[int] = ()
+    answer_hashes: Sequence[int] = ()  # of the blocks that its answer will fill, if the next turn is known
     temperature: float | None = None
-    ignore_eos: bool = False  # it goes on to max_tokens, whatever the model says
+    ignore_eos: bool = False  # generate max_tokens in any case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burst:
-    """What one step of the engine gave one request: its tokens come all at once, as they did when recorded."""
+    """Tokens of one request from one step of the engine."""
 
     tokens: int  # 0 only in a last one
-    # Drafted tokens that this step verified for the request, and those accepted: tokens - 1, but in a last burst, which
-    # max_tokens cuts and vLLM counts in full.
-    drafted: int = 0
-    accepted: int = 0
-    token_ids: Sequence[int] = ()  # where they were recorded
-    cached_tokens: int = 0  # of the prompt, found in the prefix cache: said with the first burst
-    finish_reason: str | None = None  # with the last one: ``stop``, ``length``, ``abort``, ``error``, ``repetition``
+    drafted: int = 0  # tokens that this step verified for the request
+    accepted: int = 0  # tokens - 1, or more in a last burst: vLLM counts those that max_tokens cuts
+    token_ids: Sequence[int] = ()  # if they were recorded
+    cached_tokens: int = 0  # of the prompt, in the prefix cache; only in the first burst
+    finish_reason: str | None = None  # in the last one: ``stop``, ``length``, ``abort``, ``error``, ``repetition``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What an engine has to do now, and what it did since it began."""
+    """Current load of an engine, and totals since it started."""
 
     running: int = 0
     waiting: int = 0
@@ -51,24 +48,24 @@ Sink = Callable[[Burst], None]
 
 
 class Ticket(Protocol):
-    """A request that an engine has taken, or a timer that is set."""
+    """A submitted request, or a timer."""
 
     def cancel(self) -> None:
-        """Forget it, as of now; nothing happens where it is over."""
+        """Cancel it; no effect if it is over."""
 
 
 class Clock(Protocol):
-    """Time as engines know it, in milliseconds since the clock began."""
+    """Clock of an engine, in milliseconds since it started."""
 
     def now_ms(self) -> float:
-        """Return what time it is."""
+        """Return the current time."""
 
     def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
-        """Call back at that moment, or as soon as may be where it is over."""
+        """Call back at that moment, or as soon as possible if it has passed."""
 
 
 class UnmatchedRequestError(Exception):
-    """A request that no record is left for, where the engine is told to refuse such."""
+    """A request without a record, in an engine that rejects such requests."""
 
 
 class ReplayEngine(Protocol):
@@ -80,25 +77,25 @@ class ReplayEngine(Protocol):
         Raises
         ------
         UnmatchedRequestError
-            Where nothing is recorded for it, and that is to be refused.
+            There is no record for it.
         """
 
     def load(self) -> Load:
-        """Return what it has to do."""
+        """Return the current load."""
 
 
 class Submission(Ticket, Protocol):
-    """A request that an engine has taken and that knows how long it waited."""
+    """A submitted request that knows how long it waited."""
 
     def waited_ms(self) -> float | None:
-        """Return how long, until it first was part of a step; None where that has not come yet."""
+        """Return the time until it was first part of a step; None before that."""
 
 
 class ServedEngine(ReplayEngine, Protocol):
-    """An engine that can say what vLLM says of each request."""
+    """An engine with the waiting time of each request, as the server needs it."""
 
     def submit(self, request: Incoming, sink: Sink) -> Submission:
-        """Take a request, as any engine does."""
+        """Take a request; its bursts go to the sink."""
 
 
 def scheduler_stats(
@@ -113,10 +110,20 @@ def scheduler_stats(
     begun
         Requests that ran for the first time.
     drafted, accepted
-        Of each request that had a draft, in the same order.
+        Of each request with a draft, in the same order.
     num_speculative_tokens
         K; 0 without speculation.
     """
+    k, speculation = num_speculative_tokens, None
+    if drafted:
+        speculation = {
+            "num_spec_tokens": k,
+            "num_drafts": len(drafted),
+            "num_draft_tokens": sum(drafted),
+            "num_accepted_tokens": sum(accepted),
+            "num_accepted_tokens_per_pos": _reached(Counter(accepted), k),
+            "num_draft_tokens_per_pos": _reached(Counter(drafted), k),
+        }
     return {
         "num_running_reqs": load.running,
         "num_waiting_reqs": load.waiting,
@@ -133,23 +140,10 @@ def scheduler_stats(
             "preempted_hits": 0,
         },
         "kv_cache_eviction_events": [],
-        "spec_decoding_stats": _spec_decoding_stats(drafted, accepted, num_speculative_tokens),
+        "spec_decoding_stats": speculation,
         "encoder_cache_usage": 0.0,
         "waiting_lora_adapters": {},
         "running_lora_adapters": {},
-    }
-
-
-def _spec_decoding_stats(drafted: Sequence[int], accepted: Sequence[int], k: int) -> dict[str, Any] | None:
-    if not drafted:
-        return None
-    return {
-        "num_spec_tokens": k,
-        "num_drafts": len(drafted),
-        "num_draft_tokens": sum(drafted),
-        "num_accepted_tokens": sum(accepted),
-        "num_accepted_tokens_per_pos": _reached(Counter(accepted), k),
-        "num_draft_tokens_per_pos": _reached(Counter(drafted), k),
     }
 
 

@@ -16,13 +16,12 @@ from specdecode_operator.replay.emulated.engine_model import StepShape
 Numbers = NDArray[np.float64]
 
 SAME_MOMENT_MS: Final = 0.05
-"""A chunk's moment is a sum of rounded gaps: it may lie so far from the step that it ended with, and steps of less
-than twice that are not told apart."""
+"""Largest distance of a chunk from the end of its step: its moment is a sum of rounded gaps. No step is as short."""
 
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Arrays of one length, the fields of `StepShape` and how long each step took."""
+    """Content, as in `StepShape`, and duration of steps; all arrays have the same length."""
 
     requests: Numbers
     scheduled_tokens: Numbers
@@ -31,19 +30,19 @@ class MeasuredSteps:
     prefill_pairs: Numbers
     drafted: Numbers
     ms: Numbers  # from the end of the step before to its own; after a pause, its own time and the host's usual share
-    host_ms: Numbers  # what of that lay between the steps, where both are known
+    host_ms: Numbers  # the part of ms between the steps, nan if unknown
 
     def __len__(self) -> int:
-        """Return how many they are."""
+        """Return the number of steps."""
         return len(self.ms)
 
     def every(self, stride: int) -> Self:
-        """Return one of so many steps."""
+        """Return every ``stride``-th step."""
         return replace(self, **{field.name: getattr(self, field.name)[::stride] for field in fields(self)})
 
     @classmethod
     def of(cls, recordings: Iterable[Recording]) -> Self:
-        """Return all steps of some recordings of which it is known what was in them and how long they took."""
+        """Return all steps of some recordings whose content and duration are known."""
         found = [_of_engine(lines, requests, k) for lines, requests, k in _by_engine(recordings)]
         empty = np.zeros(0)
         return cls(
@@ -67,14 +66,14 @@ def _by_engine(recordings: Iterable[Recording]) -> Iterable[tuple[list[StepLine]
 def _of_engine(lines: Sequence[StepLine], requests: Sequence[RecordedRequest], k: int) -> dict[str, Numbers]:
     ends_ms = np.array([line.ts_ms for line in lines])
     chunks = _chunks_by_step(ends_ms, requests)
-    details = [_details(line) for line in lines]
+    details = [iteration_counts(line, *_COUNTS) for line in lines]
     known = np.array([each is not None for each in details], dtype=bool)
     prefilling, prefill, decoding, decoded = np.array([each or (0,) * 5 for each in details], dtype=float).T[1:]
     period_ms, host_ms = _periods_ms(lines, details)
     own_ms = np.array([np.nan if line.duration_ms is None else line.duration_ms for line in lines])
     usual_ms = float(np.nanmedian(host_ms)) if np.isfinite(host_ms).any() else 0.0
     ms = np.where(np.isfinite(period_ms), period_ms, own_ms + usual_ms)
-    # Of prompts that go on in the next step, only the tokens of this step are known.
+    # For prompts that continue in the next step, only the tokens of this step are known.
     share = np.divide(prefill, chunks["uncached"], out=np.zeros_like(prefill), where=chunks["uncached"] > 0)
     rest = np.maximum(0, prefill - chunks["uncached"])
     columns = {
@@ -91,23 +90,26 @@ def _of_engine(lines: Sequence[StepLine], requests: Sequence[RecordedRequest], k
     return {name: column[wanted] for name, column in columns.items()}
 
 
-def _details(line: StepLine) -> tuple[int, int, int, int, int] | None:
-    """Return index, prompts, their tokens, decoding requests and their tokens; None where vLLM did not say them."""
-    given: Any = line.scheduler.iteration_details
-    if not isinstance(given, dict):
-        return None
-    names = ("num_ctx_requests", "num_ctx_tokens", "num_generation_requests", "num_generation_tokens")
-    found = [given.get(name) for name in ("iteration_index", *names)]
+_COUNTS: Final = (
+    "iteration_index",
+    "num_ctx_requests",
+    "num_ctx_tokens",
+    "num_generation_requests",
+    "num_generation_tokens",
+)
+
+
+def iteration_counts(line: StepLine, *names: str) -> tuple[int, ...] | None:
+    """Return counts of vLLM's iteration details; None if any of them is missing or not a count."""
+    given = line.scheduler.iteration_details
+    found = [given.get(name) for name in names] if isinstance(given, dict) else [None]
     if not all(isinstance(each, int) and 0 <= each < 2**40 for each in found):
         return None
-    index, prompts, prompt_tokens, decoding, tokens = (int(each or 0) for each in found)
-    return index, prompts, prompt_tokens, decoding, tokens
+    return tuple(int(each or 0) for each in found)
 
 
-def _periods_ms(
-    lines: Sequence[StepLine], details: Sequence[tuple[int, int, int, int, int] | None]
-) -> tuple[Numbers, Numbers]:
-    """Return the time since the step before, where the engine went on at once, and what of it was not the step's."""
+def _periods_ms(lines: Sequence[StepLine], details: Sequence[tuple[int, ...] | None]) -> tuple[Numbers, Numbers]:
+    """Return the time since the step before if the engine continued at once, and the part of it outside the step."""
     period_ms = np.full(len(lines), np.nan)
     host_ms = np.full(len(lines), np.nan)
     for index, ((before, at), (line, now)) in enumerate(pairwise(zip(lines, details, strict=True)), start=1):
@@ -120,10 +122,10 @@ def _periods_ms(
 
 
 def _chunks_by_step(ends_ms: Numbers, requests: Sequence[RecordedRequest]) -> dict[str, Numbers]:
-    """Return, for each step, what is known of the requests that got a chunk with its end.
+    """Return, for each step, sums over the requests that got a chunk at its end.
 
-    ``count`` of them; ``context``: what they attend to, without the tokens that the step decodes; of those whose first
-    chunk it is, ``uncached``: the tokens of their prompts that were computed, and ``pairs``: these times the prompt.
+    ``count``: their number. ``context``: tokens that they attend to, without those that the step decodes. For requests
+    with their first chunk, ``uncached``: computed prompt tokens, and ``pairs``: these multiplied by the prompt tokens.
     """
     sums = {name: np.zeros(len(ends_ms)) for name in ("count", "context", "uncached", "pairs")}
     if not len(ends_ms):
@@ -134,7 +136,7 @@ def _chunks_by_step(ends_ms: Numbers, requests: Sequence[RecordedRequest]) -> di
         moments_ms = (request.arrival_ms or 0.0) + request.ttft_ms + np.concatenate(([0.0], np.cumsum(gaps_ms)))
         step = _nearest(ends_ms, moments_ms)
         found = np.abs(ends_ms[step] - moments_ms) <= SAME_MOMENT_MS
-        # The last token that is known is the first of those that the step decodes.
+        # The last known token is the first that the step decodes.
         context = request.prompt_tokens + np.concatenate(([0.0], np.cumsum(chunks)[:-1] - 1))
         np.add.at(sums["count"], step[found], 1.0)
         np.add.at(sums["context"], step[found], context[found])
@@ -153,28 +155,14 @@ def _nearest(ascending: Numbers, values: Numbers) -> NDArray[np.intp]:
 
 
 LEAST_STEPS: Final = 50
-"""Fewer cannot carry a fit."""
+"""Steps that a fit needs."""
 
-_MOST_STEPS: Final = 8000
-"""More do not make the terms any clearer; these are spread over the recording."""
-
-_LEAST_IN_SEGMENT: Final = 30
-"""Steps between two knots of the curve."""
-
-_HUBER: Final = 1.5
-"""Of the usual deviation: what deviates more counts less, as is usual for robust fits."""
-
-_ROUNDS: Final = 12
-_WORTH: Final = 0.003
-"""By how much, of the squared deviations, a term must make the fit better to stay."""
-
-_BEND: Final = 0.02
-"""The same for a bend of the curve."""
-
-_RESIDUALS: Final = 101
-_QUANTILES: Final = (0.001, 0.999)
-_HOST_QUANTILE: Final = 0.9
-"""Of the time between steps: what is slower there is this machine's noise, which the residuals have already."""
+_MOST_STEPS: Final = 8000  # spread over the recording: more do not make the terms any clearer
+_LEAST_IN_SEGMENT: Final = 30  # steps between two knots of the curve
+_HUBER: Final = 1.5  # larger deviations, as a multiple of the usual one, count less
+_WORTH: Final = 0.003  # share of the squared deviations by which a term must improve the fit to stay
+_BEND: Final = 0.02  # the same for a bend of the curve
+_HOST_QUANTILE: Final = 0.9  # of the time between steps: slower ones are noise that the residuals have already
 
 _UNITS: Final = {
     "request_us": 1e-3,
@@ -186,36 +174,32 @@ _UNITS: Final = {
 }
 """Milliseconds in each."""
 
-_NOTHING: Final = 1e-14
-_LONGEST_MOOD: Final = 200
-"""Steps."""
-
 _DOUBTFUL: Final = ("prefill_pair_ps", "context_ns", "prefill_token_us", "draft_request_us", "request_us")
-"""Terms that are left out if they make little difference, the first ones first."""
+"""Terms that are dropped if they make little difference, in this order."""
 
 
 @dataclass(frozen=True)
 class _Drafting:
-    """What a pass of the draft takes by what one of the target does, and whether there is one for all tokens."""
+    """Cost of a pass of the draft relative to one of the target, and whether one pass proposes all tokens."""
 
     share: float
     one_pass: bool
 
     def passes(self, steps: MeasuredSteps) -> Numbers:
-        """Return the passes of each step: in each its weights are read."""
+        """Return the passes of each step, each of which reads the weights of the draft."""
         return np.minimum(1.0, steps.drafted) if self.one_pass else steps.drafted
 
 
 def fit_step_time(
     recordings: Iterable[Recording], *, draft_share: float = 0.0, one_pass: bool = False
 ) -> dict[str, Any] | None:
-    """Return the section; None where too few steps say what was in them.
+    """Return the section; None if too few steps have a known content.
 
     Parameters
     ----------
     draft_share
-        What one pass of the draft reads, by what one of the target does. It is needed to forecast another K from
-        recordings of one: what the draft takes cannot be told from them then. Ignored where K varies.
+        Bytes that one pass of the draft reads, divided by those of the target. A forecast for another K needs it if all
+        recordings have the same K, as the cost of the draft cannot be measured then. Ignored if K varies.
     one_pass
         Whether the draft proposes all tokens in one pass.
     """
@@ -231,33 +215,33 @@ def fit_measured_steps(
     drafting = _Drafting(draft_share, one_pass)
     knots = _bends(steps, drafting)
     names, columns = _table(steps, knots, drafting)
-    # Which terms there are, some of the steps say as well; how large each is, all of them do.
+    # Some of the steps suffice to choose the terms; their sizes are fitted to all steps.
     kept = _choose(columns[:: _stride(steps)], steps.ms[:: _stride(steps)], names)
     found = dict.fromkeys(names, 0.0) | dict(
         zip(kept, _robust(columns[:, _places(names, kept)], steps.ms), strict=True)
     )
     modelled = columns @ np.array([found[name] for name in names])
     ratio = steps.ms / np.maximum(modelled, 1e-9)
-    low, high = np.quantile(ratio, _QUANTILES)
+    low, high = np.quantile(ratio, (0.001, 0.999))
     ratio = np.clip(ratio, low, high)
     level = float(np.average(ratio, weights=modelled))
     section = _section(found, knots, steps, drafting, level)
-    quantiles = np.quantile(ratio, np.linspace(0, 1, _RESIDUALS)) / level
-    # Evaluated on straight lines between the quantiles, whose mean is not quite theirs.
+    quantiles = np.quantile(ratio, np.linspace(0, 1, 101)) / level
+    # Residuals are interpolated between the quantiles, which changes their mean slightly.
     mean = float((quantiles[:-1] + quantiles[1:]).mean() / 2)
     residuals = [round(float(each) / mean, 4) for each in quantiles]
     return section | {"residuals": residuals, "persistence": round(persistence(ratio), 4)}
 
 
 def persistence(ratio: Numbers) -> float:
-    """Return how much a step's residual says of the next one's, so that long runs vary as they did.
+    """Return the correlation of consecutive residuals that makes long runs vary as recorded.
 
-    Noise of a machine fades slower than that of one step to the next says: what is kept is the sum of the correlations
-    of all lags up to the first that is none, r + r^2 + … = r / (1 - r).
+    Noise of a machine fades slower than the correlation of neighbours suggests. So this keeps the sum of the
+    correlations of all lags up to the first insignificant one: r + r^2 + … = r / (1 - r).
     """
     deviation = ratio - ratio.mean()
     lasting, spread = 0.0, max(1e-300, float((deviation**2).mean()))
-    for lag in range(1, min(_LONGEST_MOOD, len(deviation) // 4)):
+    for lag in range(1, min(200, len(deviation) // 4)):
         correlation = float((deviation[:-lag] * deviation[lag:]).mean()) / spread
         if correlation < 2 / math.sqrt(len(deviation)):
             break
@@ -266,7 +250,7 @@ def persistence(ratio: Numbers) -> float:
 
 
 def _knots(tokens: Numbers) -> list[float]:
-    """Return where the curve may bend: twice the tokens from knot to knot, as long as there are steps between."""
+    """Return candidates for bends of the curve: powers of two, if there are enough steps between them."""
     low, high = float(tokens.min()), float(tokens.max())
     knots, step = [low], max(low, 8.0) * 2
     while step < high:
@@ -278,7 +262,7 @@ def _knots(tokens: Numbers) -> list[float]:
 
 
 def _bends(steps: MeasuredSteps, drafting: _Drafting) -> list[float]:
-    """Return the knots that are worth it: a curve that bends where it need not goes astray behind its end."""
+    """Return the knots that improve the fit enough: needless bends extrapolate badly."""
     candidates = _knots(steps.scheduled_tokens)
     kept = [candidates[0], candidates[-1]] if len(candidates) > 1 else candidates
     some = steps.every(_stride(steps))
@@ -300,13 +284,9 @@ def _stride(steps: MeasuredSteps) -> int:
 
 
 def _table(steps: MeasuredSteps, knots: Sequence[float], drafting: _Drafting) -> tuple[list[str], Numbers]:
-    table = _columns(steps, knots, drafting)
-    return list(table), np.column_stack(list(table.values()))
-
-
-def _columns(steps: MeasuredSteps, knots: Sequence[float], drafting: _Drafting) -> dict[str, Numbers]:
+    """Return the names and the columns of all terms."""
     varies = bool(np.ptp(steps.drafted) > 0 and len(np.unique(steps.drafted[steps.drafted > 0])) > 1)
-    # A pass of the draft reads its weights, and has a token of each request.
+    # A pass of the draft reads its weights, and processes a token of each request.
     share, read = 0.0 if varies else drafting.share, drafting.passes(steps)
     passes, tokens = share * read, share * steps.drafted
     segments = {
@@ -322,11 +302,12 @@ def _columns(steps: MeasuredSteps, knots: Sequence[float], drafting: _Drafting) 
     }
     if varies:
         terms |= {"draft_ms": read, "draft_request_us": steps.drafted * steps.requests}
-    return {"base": 1 + passes, **segments, **{name: _UNITS[name] * column for name, column in terms.items()}}
+    table = {"base": 1 + passes, **segments, **{name: _UNITS[name] * column for name, column in terms.items()}}
+    return list(table), np.column_stack(list(table.values()))
 
 
 def _choose(columns: Numbers, ms: Numbers, names: Sequence[str]) -> list[str]:
-    """Return the terms without which the steps cannot be told."""
+    """Return the terms that the fit needs."""
     kept = list(names)
     best = _cost(columns[:, _places(names, kept)], ms)
     for name in _DOUBTFUL:
@@ -341,7 +322,7 @@ def _places(names: Sequence[str], kept: Sequence[str]) -> list[int]:
 
 
 def _cost(columns: Numbers, ms: Numbers) -> float:
-    """Return how badly the best fit describes the steps, with Huber's measure of deviations."""
+    """Return the error of the best fit, with Huber's loss."""
     modelled = np.maximum(columns @ _robust(columns, ms), 1e-9)
     deviation = np.abs(ms / modelled - 1)
     bound = _HUBER * _usual(ms / modelled - 1)
@@ -349,15 +330,15 @@ def _cost(columns: Numbers, ms: Numbers) -> float:
 
 
 def _robust(columns: Numbers, ms: Numbers) -> Numbers:
-    """Return the terms, none negative, that describe most steps, by relative deviations."""
+    """Return non-negative terms that fit most steps, by relative deviations."""
     modelled = np.full(len(ms), float(np.median(ms)))
     terms = np.zeros(columns.shape[1])
-    for _ in range(_ROUNDS):
+    for _ in range(12):
         deviation = ms / modelled - 1
         bound = _HUBER * _usual(deviation)
         weights = np.minimum(1.0, bound / np.maximum(np.abs(deviation), 1e-12)) ** 0.5 / modelled
         terms = non_negative(columns * weights[:, None], ms * weights)
-        # A step is compared with its own kind from the second round on; the floor keeps weights finite.
+        # From the second round on, deviations are relative to the fit; the floor keeps weights finite.
         modelled = np.maximum(columns @ terms, 0.05 * float(np.median(ms)))
     return terms
 
@@ -367,7 +348,7 @@ def _usual(deviation: Numbers) -> float:
 
 
 def non_negative(columns: Numbers, values: Numbers) -> Numbers:
-    """Return the least squares solution of which nothing is negative (Lawson and Hanson 1974, chapter 23)."""
+    """Return the non-negative least squares solution (Lawson and Hanson 1974, chapter 23)."""
     scale = np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
     normal = (columns / scale).T @ (columns / scale) + 1e-10 * np.eye(columns.shape[1])
     right = (columns / scale).T @ values
@@ -385,7 +366,7 @@ def non_negative(columns: Numbers, values: Numbers) -> Numbers:
 
 
 def _within_bounds(normal: Numbers, right: Numbers, solution: Numbers, free: Any) -> Numbers:
-    """Return the solution of the free terms; those that would be negative are freed no more."""
+    """Return the solution of the free terms; fix those that would be negative at 0."""
     while True:
         trial = np.zeros(len(right))
         trial[free] = np.linalg.solve(normal[np.ix_(free, free)], right[free])
@@ -394,7 +375,7 @@ def _within_bounds(normal: Numbers, right: Numbers, solution: Numbers, free: Any
             return np.asarray(trial, dtype=np.float64)
         step = np.min(solution[negative] / (solution[negative] - trial[negative] + 1e-300))
         moved: Numbers = solution + step * (trial - solution)
-        free &= moved > _NOTHING
+        free &= moved > 1e-14  # noqa: PLR2004  zero but for rounding
         solution = np.where(free, moved, 0.0)
         if not free.any():
             return np.zeros(len(right))

@@ -5,9 +5,9 @@ quantiles thin a pool, and ranges say how far a value lies outside the fitted on
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,31 +16,27 @@ from specdecode_operator.problems import printable, shown
 from specdecode_operator.replay.emulated.engine_model import acceptance_from_json, step_time_from_json
 from specdecode_operator.untrusted import UnreadableTextError, parse_json
 
-DECODING: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Requests that have their next tokens in a step; each bucket ends with its number, included."""
+# Each bucket ends with its number, included.
+DECODING: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # requests
 PREFILL_TOKENS: Final = (0, 64, 256, 1024, 2048, 4096, 8192, 16384)
-POSITION: Final = (16, 64, 256)
-"""Tokens of the output that a request has already."""
-CONTEXT: Final = (512, 2048, 8192, 32768)
-"""Tokens that a request attends to."""
-BURST: Final = (0, 1, 2, 3, 4, 5, 8, 16)
-"""Tokens of the burst before; 0 stands for the one that ended the prefill."""
-PACES: Final = 5
-"""Steps of a cell, from the shortest fifth to the longest."""
+POSITION: Final = (16, 64, 256)  # output tokens so far
+CONTEXT: Final = (512, 2048, 8192, 32768)  # attended tokens
+BURST: Final = (0, 1, 2, 3, 4, 5, 8, 16)  # tokens of the burst before; 0 for the one that ended the prefill
+PACES: Final = 5  # classes of a cell's steps, from the shortest fifth to the longest
 
 
 def bucket(value: float, ends: Sequence[int]) -> int:
-    """Return in which bucket a value is; what is beyond the last end has one of its own."""
+    """Return the bucket of a value; values beyond the last end have their own."""
     return bisect_left(ends, value)
 
 
 def buckets(ends: Sequence[int]) -> int:
-    """Return how many there are."""
+    """Return the number of buckets."""
     return len(ends) + 1
 
 
 def thinned(values: Sequence[float], most: int, digits: int = 5) -> list[float]:
-    """Return so many of some values at most: ascending, each the middle of an equal share of them."""
+    """Return at most this many of the values: ascending, each the middle of an equal share of them."""
     ordered = sorted(values)
     if len(ordered) > most:
         ordered = [ordered[int((index + 0.5) * len(ordered) / most)] for index in range(most)]
@@ -48,7 +44,7 @@ def thinned(values: Sequence[float], most: int, digits: int = 5) -> list[float]:
 
 
 def value_at(ascending: Sequence[float], share: float) -> float:
-    """Return the value below which a share of them lies, with straight lines between them."""
+    """Return the quantile at a share, with linear interpolation."""
     place = share * len(ascending) - 0.5
     if place <= 0:
         return ascending[0]
@@ -58,24 +54,17 @@ def value_at(ascending: Sequence[float], share: float) -> float:
     return ascending[below] + (place - below) * (ascending[below + 1] - ascending[below])
 
 
-_NEAR: Final = 1.05
-"""So much farther is no farther: two loads of the same lengths differ by that."""
+_NEAR: Final = 1.05  # tolerance for a value outside a range: two loads of the same lengths differ by that
 
 
 class Range(Struct, frozen=True):
-    """The least and the largest value that was seen."""
+    """The least and the largest observed value."""
 
     least: float
     most: float
 
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Self:
-        """Return the range of some values, of which there is one at least."""
-        sorted_values = sorted(values)
-        return cls(sorted_values[0], sorted_values[-1])
-
     def outside(self, name: str, value: float) -> str | None:
-        """Say how far a value lies outside; nothing where it does not, or hardly."""
+        """Say how far a value lies outside; None if it does not, or hardly."""
         if self.least / _NEAR <= value <= self.most * _NEAR:
             return None
         bound, word = (self.most, "most") if value > self.most else (self.least, "least")
@@ -84,7 +73,7 @@ class Range(Struct, frozen=True):
 
 
 MOST_DONORS: Final = 256
-"""Of a cell: so many are kept, evenly spread over its quantiles."""
+"""Ratios kept of a cell, evenly spread over its quantiles."""
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0, le=2**40)]
@@ -93,16 +82,18 @@ Ratio = Annotated[float, Meta(gt=0, le=1e6)]
 
 
 class Cell(Struct, kw_only=True, frozen=True):
-    """Steps that are alike."""
+    """Similar steps."""
 
-    decoding: Small  # bucket of the requests that had their next tokens
-    prefill: Small  # bucket of the tokens of prompts
+    decoding: Small  # bucket of the decoding requests
+    prefill: Small  # bucket of the prompt tokens
     steps: Count
-    ratios: Annotated[list[Ratio], Meta(min_length=1, max_length=MOST_DONORS)]  # measured by trend, ascending
+    ratios: Annotated[
+        list[Ratio], Meta(min_length=1, max_length=MOST_DONORS)
+    ]  # measured duration by that of the trend, ascending
 
 
 class Bursts(Struct, kw_only=True, frozen=True):
-    """How often a burst of so many tokens came where; a row of each list belongs together."""
+    """Counts of bursts by size and circumstances; entries at one index of all lists belong together."""
 
     classes: list[Small]  # of the request, in the order of `Donors.classes`
     paces: list[Small]
@@ -114,7 +105,7 @@ class Bursts(Struct, kw_only=True, frozen=True):
     counts: list[Annotated[int, Meta(ge=1, le=2**40)]]
 
     def __post_init__(self) -> None:
-        """Refuse rows that are not whole."""
+        """Reject lists of different lengths."""
         lengths = {len(getattr(self, name)) for name in self.__struct_fields__}
         if len(lengths) > 1:
             raise ValueError("its lists differ in length")
@@ -128,19 +119,19 @@ class Stops(Struct, kw_only=True, frozen=True):
 
 
 class Drafts(Struct, kw_only=True, frozen=True):
-    """What was drafted, by the engine's own counters."""
+    """Drafts, by the engine's own counters."""
 
-    singles: Share  # bursts of one token that had a draft: ngram does not always find one
+    singles: Share  # of bursts of one token that had a draft: ngram does not always find one
     tokens: Annotated[float, Meta(ge=0, le=4096)]  # of a draft, on average
 
 
 class Donors(Struct, kw_only=True, frozen=True):
-    """Steps, bursts, and what else is drawn of a capture."""
+    """Steps, bursts and other observations of a capture to draw from."""
 
     num_speculative_tokens: Annotated[int, Meta(ge=0, le=4095)]
     trend: dict[str, Any]  # as a section `step_time`
     cells: Annotated[list[Cell], Meta(min_length=1, max_length=4096)]
-    persistence: Annotated[float, Meta(ge=0, lt=1)]  # how much a step's pace tells of the next one's
+    persistence: Annotated[float, Meta(ge=0, lt=1)]  # correlation of the paces of consecutive steps
     classes: Annotated[list[Share], Meta(min_length=1, max_length=64)]  # shares of easy and hard requests
     bursts: Bursts
     firsts: list[tuple[Annotated[int, Meta(ge=1, le=2**27)], Count]]  # tokens at the end of a prefill, how often
@@ -149,18 +140,18 @@ class Donors(Struct, kw_only=True, frozen=True):
     ranges: dict[str, Range]
 
     def __post_init__(self) -> None:
-        """Refuse a trend that is none."""
+        """Reject an invalid trend."""
         step_time_from_json(self.trend)
 
 
 class Ttft(Struct, kw_only=True, frozen=True):
-    """What a first token takes beside the steps: from arrival until the scheduler sees a request."""
+    """Part of the time to the first token outside the steps: from arrival until the scheduler sees a request."""
 
     lead_ms: list[Annotated[float, Meta(ge=0, le=3_600_000)]]  # ascending, evenly spread over quantiles
 
 
 class Clients(Struct, kw_only=True, frozen=True):
-    """Clients that wait for an answer before they ask again, where a capture has such."""
+    """Closed-loop clients, if a capture has such."""
 
     turnarounds_ms: list[Annotated[float, Meta(ge=0, le=3_600_000)]]  # from the last token to the next request
 
@@ -168,7 +159,7 @@ class Clients(Struct, kw_only=True, frozen=True):
 SCHEMA: Final = 1
 
 MAX_BYTES: Final = 8 * 2**20
-"""Of a model file: fitting writes 2 MiB at most."""
+"""Size limit of a model file: fitting writes 2 MiB at most."""
 
 Positive = Annotated[int, Meta(ge=1, le=2**40)]
 
@@ -183,7 +174,7 @@ class FittedCapture(Struct, kw_only=True, frozen=True):
 
 
 class Limits(Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """What an engine takes at once, in vLLM's words; null where the capture does not say it."""
+    """Limits of an engine, in vLLM's words; null if the capture does not have them."""
 
     max_num_seqs: Positive | None = None
     max_num_batched_tokens: Positive | None = None
@@ -192,25 +183,23 @@ class Limits(Struct, kw_only=True, frozen=True, omit_defaults=True):
     num_gpu_blocks: Positive | None = None  # of the KV cache
     enable_prefix_caching: bool | None = None
     async_scheduling: bool | None = None  # the next step is planned while one runs
-    draft_slots: Count | None = (
-        None  # of a step's tokens, taken by each request in it beside its own: drafting needs them
-    )
+    draft_slots: Count | None = None  # tokens of a step that each request reserves for drafting
 
 
 class Origin(Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """Whose behaviour it is."""
+    """The engine that the model describes."""
 
     model: str | None = None
     gpu: str | None = None
     tp: Positive | None = None
     vllm_version: str | None = None
-    speculative: dict[str, Any] | None = None  # as a trace's header has it; absent without speculation
+    speculative: dict[str, Any] | None = None  # as in a trace's header; absent without speculation
     limits: Limits = Limits()
     captures: list[FittedCapture] = []
 
 
 class FittedModel(Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """All that is known of an engine."""
+    """Fitted model of an engine."""
 
     schema: Literal[1]
     origin: Origin
@@ -222,21 +211,21 @@ class FittedModel(Struct, kw_only=True, frozen=True, omit_defaults=True):
 
 
 class ModelFileError(Exception):
-    """A model file that cannot be used: the file, what is wrong, and what to do, in one line."""
+    """A model file that cannot be used: the file, the reason and the fix, in one line."""
 
 
 def read_model(path: Path) -> FittedModel:
-    """Return the model in a file.
+    """Read a model file.
 
     Raises
     ------
     ModelFileError
-        It is not there, is none, or says what no model can.
+        The file is missing, is not a model, or has invalid values.
     """
     name = printable(str(path))
     try:
         if path.is_fifo() and path.parts[1:2] not in (("dev",), ("proc",)):
-            # Who never writes would keep us waiting; a shell's <(command) lies below /dev or /proc.
+            # Opening a FIFO without a writer blocks; a shell's <(command) is below /dev or /proc.
             raise ModelFileError(f"{name}: is a FIFO: name a file that `specdecode replay fit` wrote")
         with path.open("rb") as stream:
             text = stream.read(MAX_BYTES + 1)
@@ -249,12 +238,12 @@ def read_model(path: Path) -> FittedModel:
 
 
 def decode_model(text: bytes) -> FittedModel:
-    """Return the model that a text says.
+    """Parse a model.
 
     Raises
     ------
     UnreadableTextError
-        When it says none.
+        The text is not a valid model.
     """
     document = parse_json(text, MAX_BYTES)
     if not isinstance(document, dict) or "origin" not in document:
@@ -274,7 +263,7 @@ def decode_model(text: bytes) -> FittedModel:
 
 
 def encode_model(model: FittedModel) -> bytes:
-    """Return the document of a model, with a line for each of its sections."""
+    """Return the JSON document of a model, with a line for each section."""
     sections = msgspec.to_builtins(model)
     lines = (f'"{name}": '.encode() + msgspec.json.encode(section) for name, section in sections.items())
     return b"{\n" + b",\n".join(lines) + b"\n}\n"

@@ -3,7 +3,7 @@
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from itertools import cycle
@@ -19,13 +19,14 @@ from specdecode_operator.replay.engine import (
     ServedEngine,
     Sink,
     Submission,
+    Ticket,
     UnmatchedRequestError,
 )
 
 _NUMBER: Final = re.compile(r"-(\d{1,9})$")
 
 Match = Callable[[Incoming], int | None]
-"""Takes the record of a request: its place in the order of arrival, None where none is left for it."""
+"""Takes the record of a request: returns its place in the order of arrival, None if no record is left for it."""
 
 
 class Matching(StrEnum):
@@ -37,7 +38,7 @@ class Matching(StrEnum):
 
 
 class Unmatched(StrEnum):
-    """What comes of requests that no record is left for."""
+    """How to treat requests without a record."""
 
     REPEAT = "repeat"
     REFUSE = "refuse"
@@ -55,7 +56,7 @@ def matcher(matching: Matching, requests: Sequence[RecordedRequest]) -> Match:
 
 
 def repeating(match: Match, requests: Sequence[RecordedRequest]) -> Match:
-    """Return a matcher that goes through the records by arrival, again and again, for what the other has none for."""
+    """Return a matcher that cycles through the records by arrival if the other one has none left."""
     places = cycle(range(len(requests)))
 
     def take(request: Incoming) -> int:
@@ -66,7 +67,7 @@ def repeating(match: Match, requests: Sequence[RecordedRequest]) -> Match:
 
 
 class _ById:
-    """By the id that the record has; else by the number at its end, which is the place in the order of arrival."""
+    """Matches by recorded id, else by the number at the end of the id: the place in the order of arrival."""
 
     def __init__(self, requests: Sequence[RecordedRequest]) -> None:
         self._unused = [True] * len(requests)
@@ -76,7 +77,7 @@ class _ById:
                 self._by_id.setdefault(request.request_id, deque()).append(place)
 
     def take(self, request: Incoming) -> int | None:
-        # Several answers to one request have records of one id.
+        # The records of several answers to one request share an id.
         named = self._by_id.get(request.request_id)
         if named is not None:
             return _first_unused(named, self._unused)
@@ -86,7 +87,7 @@ class _ById:
 
 
 class _ByPrefix:
-    """By the deepest block that prompt and record have in common; of several records by arrival."""
+    """Matches by the deepest common block of prompt and record, then by arrival."""
 
     def __init__(self, requests: Sequence[RecordedRequest]) -> None:
         self._unused = [True] * len(requests)
@@ -105,7 +106,7 @@ class _ByPrefix:
 
 
 def _first_unused(places: deque[int], unused: list[bool]) -> int | None:
-    """Use the first of some records that is left; what was used is forgotten."""
+    """Use the first unused record of these, and drop the used ones before it."""
     while places:
         place = places.popleft()
         if unused[place]:
@@ -114,22 +115,19 @@ def _first_unused(places: deque[int], unused: list[bool]) -> int | None:
     return None
 
 
-_PLAIN_BURSTS: Final = 65536
-
-
-@lru_cache(_PLAIN_BURSTS)
+@lru_cache(65536)
 def _plain_burst(tokens: int, drafted: int, accepted: int) -> Burst:
-    """Return a burst in the middle of an answer: there are few different ones, and millions of them."""
+    """Return a burst in the middle of an answer, of which few are different."""
     return Burst(tokens=tokens, drafted=drafted, accepted=accepted)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepsSettings:
-    """How records are played."""
+    """How to play records."""
 
-    kv_cache_tokens: int | None = None  # that fit into the KV cache; None: what the largest batch takes
-    acceptance: AcceptanceDraws | None = None  # in place of what was recorded
-    otherwise: ServedEngine | None = None  # serves what no record is left for; None: that is refused
+    kv_cache_tokens: int | None = None  # size of the KV cache; None for that of the largest batch
+    acceptance: AcceptanceDraws | None = None  # overrides the recorded acceptance
+    otherwise: ServedEngine | None = None  # serves requests without a record; None rejects them
 
 
 class StepsEngine:
@@ -146,7 +144,7 @@ class StepsEngine:
         self.clock = clock
         self.settings = settings
         self.k = recording.num_speculative_tokens
-        # What is there to do, and was done: told by the requests while they are played.
+        # Updated by the requests in play.
         self.running = 0
         self.waiting = 0
         self.held_tokens = 0
@@ -170,7 +168,7 @@ class StepsEngine:
         return _Playing(self, record, drafting, request, sink)
 
     def load(self) -> Load:
-        """Return what there is to do."""
+        """Return the current load."""
         of_others = self.settings.otherwise.load() if self.settings.otherwise is not None else Load()
         return Load(
             running=self.running + of_others.running,
@@ -183,133 +181,114 @@ class StepsEngine:
 
 
 def largest_batch_tokens(recording: Recording) -> int:
-    """Return the tokens of the largest batch, all of its requests as long as the longest: what a cache must hold."""
+    """Return the tokens of the largest batch if all its requests are as long as the longest."""
     longest = max(each.prompt_tokens + each.output_tokens for each in recording.requests)
     return longest * (recording.meta.max_num_seqs or max(each.concurrency for each in recording.requests) or 1)
 
 
+@dataclass(slots=True, eq=False)
 class _Playing:
-    """A record that is being played, and the ticket of its request."""
+    """A record in play, and the ticket of its request."""
 
-    __slots__ = (
-        "_cached_tokens",
-        "_call_at",
-        "_drafting",
-        "_draws",
-        "_engine",
-        "_given",
-        "_most",
-        "_place",
-        "_prompt_tokens",
-        "_record",
-        "_running",
-        "_sink",
-        "_step",
-        "_timer",
-        "_waited_ms",
-        "_when_ms",
-    )
+    engine: StepsEngine
+    record: RecordedRequest
+    drafting: Drafting
+    request: Incoming
+    sink: Sink
+    place: int = 0  # of the next burst
+    given: int = 0  # tokens so far
+    running: bool | None = False  # None once it is over
+    waited: float | None = None
+    draws: AcceptanceDraws | None = field(init=False)
+    most: int = field(init=False)  # tokens of the answer
+    cached_tokens: int = field(init=False)
+    step: Callable[[], None] = field(init=False)
+    when_ms: float = field(init=False)
+    timer: Ticket = field(init=False)
 
-    def __init__(
-        self, engine: StepsEngine, record: RecordedRequest, drafting: Drafting, request: Incoming, sink: Sink
-    ) -> None:
-        self._engine = engine
-        self._record = record
-        self._drafting = drafting
-        self._sink = sink
-        self._draws = engine.settings.acceptance
-        self._place = 0  # of the next burst
-        self._given = 0  # tokens, so far
-        self._most = min(request.max_tokens, record.output_tokens)
-        self._prompt_tokens = request.prompt_tokens
-        # As in any engine, the last token is computed in any case.
-        self._cached_tokens = min(record.cached_tokens, max(0, request.prompt_tokens - 1))
-        # Made once, not at every step.
-        self._step = self._next_burst
-        self._call_at = engine.clock.call_at
-        self._running: bool | None = False  # None: it is over
+    def __post_init__(self) -> None:
+        engine, record = self.engine, self.record
+        self.draws = engine.settings.acceptance
+        self.most = min(self.request.max_tokens, record.output_tokens)
+        # As in any engine, the last token is always computed.
+        self.cached_tokens = min(record.cached_tokens, max(0, self.request.prompt_tokens - 1))
+        self.step = self._next_burst  # bound once instead of at every step
         engine.waiting += 1
         now_ms = engine.clock.now_ms()
-        self._when_ms = now_ms + record.ttft_ms
-        self._waited_ms: float | None = None
-        self._timer = engine.clock.call_at(now_ms + _queued_ms(record), self._begin)
+        self.when_ms = now_ms + record.ttft_ms
+        self.timer = engine.clock.call_at(now_ms + _queued_ms(record), self._begin)
 
     def cancel(self) -> None:
-        """End it, as of now."""
-        self._timer.cancel()
+        self.timer.cancel()
         self._end()
 
     def waited_ms(self) -> float | None:
-        """Return how long it waited until it first ran."""
-        return self._waited_ms
+        return self.waited
 
     def _begin(self) -> None:
-        engine, record = self._engine, self._record
-        self._running = True
-        self._waited_ms = _queued_ms(record)
+        engine, record = self.engine, self.record
+        self.running = True
+        self.waited = _queued_ms(record)
         engine.waiting -= 1
         engine.running += 1
         engine.held_tokens += record.prompt_tokens
         engine.preemptions += record.preemptions
-        engine.prefix_cache_queries += self._prompt_tokens
-        engine.prefix_cache_hits += self._cached_tokens
-        self._timer = engine.clock.call_at(self._when_ms, self._step)
+        engine.prefix_cache_queries += self.request.prompt_tokens
+        engine.prefix_cache_hits += self.cached_tokens
+        self.timer = engine.clock.call_at(self.when_ms, self.step)
 
     def _end(self) -> None:
-        engine = self._engine
-        if self._running:
-            engine.running -= 1
-            engine.held_tokens -= self._record.prompt_tokens + self._given
-        elif self._running is False:
-            engine.waiting -= 1
-        self._running = None
+        if self.running:
+            self.engine.running -= 1
+            self.engine.held_tokens -= self.record.prompt_tokens + self.given
+        elif self.running is False:
+            self.engine.waiting -= 1
+        self.running = None
 
     def _next_burst(self) -> None:
-        """Give the burst that is due, and set the timer for the one after it."""
-        place, record, begin = self._place, self._record, self._given
-        draws = self._draws
+        """Send the burst that is due, and set the timer for the one after it."""
+        place, record, begin, draws = self.place, self.record, self.given, self.draws
         if draws is None or place == 0:
             tokens = record.chunk_tokens[place]
-            drafted, accepted = self._drafting.drafted[place], self._drafting.accepted[place]
+            drafted, accepted = self.drafting.drafted[place], self.drafting.accepted[place]
         else:
-            drafted, accepted = self._engine.k, draws.accepted(self._when_ms)
+            drafted, accepted = self.engine.k, draws.accepted(self.when_ms)
             tokens = 1 + accepted
-        if begin + tokens >= self._most:
-            self._engine.held_tokens += self._most - begin
-            self._given = self._most
+        if begin + tokens >= self.most:
+            self.engine.held_tokens += self.most - begin
+            self.given = self.most
             self._end()
-            self._sink(self._burst(begin, self._most, drafted, accepted))
+            self.sink(self._burst(begin, self.most, drafted, accepted))
             return
-        self._given = begin + tokens
-        self._engine.held_tokens += tokens
+        self.given = begin + tokens
+        self.engine.held_tokens += tokens
         gaps_ms = record.gaps_ms
-        # Another acceptance may take more steps than were recorded: then their gaps begin again.
-        self._when_ms += gaps_ms[place] if draws is None else gaps_ms[place % len(gaps_ms)]
-        self._place = place + 1
-        self._timer = self._call_at(self._when_ms, self._step)
+        # Another acceptance may take more steps than were recorded: then their gaps start over.
+        self.when_ms += gaps_ms[place] if draws is None else gaps_ms[place % len(gaps_ms)]
+        self.place = place + 1
+        self.timer = self.engine.clock.call_at(self.when_ms, self.step)
         if begin and record.token_ids is None:
-            self._sink(_plain_burst(tokens, drafted, accepted))
+            self.sink(_plain_burst(tokens, drafted, accepted))
         else:
-            self._sink(self._burst(begin, begin + tokens, drafted, accepted))
+            self.sink(self._burst(begin, begin + tokens, drafted, accepted))
 
     def _burst(self, begin: int, end: int, drafted: int, accepted: int) -> Burst:
-        """Return a burst that is the first or the last, or has token ids."""
-        record, finish_reason = self._record, None
-        if end == self._most:
-            cut = end < record.output_tokens
-            finish_reason = "length" if cut else record.finish_reason or "length"
+        """Return the first or the last burst, or one with token ids."""
+        record, finish_reason = self.record, None
+        if end == self.most:
+            finish_reason = "length" if end < record.output_tokens else record.finish_reason or "length"
         return Burst(
             tokens=end - begin,
             drafted=drafted,
             accepted=accepted,
             token_ids=record.token_ids[begin:end] if record.token_ids is not None else (),
-            cached_tokens=0 if begin else self._cached_tokens,
+            cached_tokens=0 if begin else self.cached_tokens,
             finish_reason=finish_reason,
         )
 
 
 def _queued_ms(record: RecordedRequest) -> float:
-    """Return how long it waited until the engine first scheduled it, where that was recorded."""
+    """Return the recorded time until the engine first scheduled the request, 0 if unknown."""
     if record.scheduled_ms is None or record.arrival_ms is None:
         return 0.0
     return min(max(record.scheduled_ms - record.arrival_ms, 0.0), record.ttft_ms)

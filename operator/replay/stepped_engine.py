@@ -19,42 +19,42 @@ from specdecode_operator.replay.model_file import Limits
 
 
 class Course(Protocol):
-    """How one request goes on."""
+    """Progress of one request."""
 
-    output_tokens: int  # it ends with them
+    output_tokens: int  # at which it ends
     finish_reason: str
 
     def first(self) -> int:
-        """Return how many tokens come at the end of its prefill, or when it is computed again."""
+        """Return the tokens at the end of its prefill, or of a recomputation."""
 
     def planned(self) -> int:
-        """Return how many drafted tokens its next step is planned with; what was drafted may be another number."""
+        """Return the drafted tokens that its next step is planned with; the actual number may differ."""
 
     def next(self, output_tokens: int) -> tuple[int, int]:
-        """Return how many tokens were drafted for its next step, and how many of them accepted.
+        """Return the drafted and the accepted tokens of its next step, which yields one more than accepted.
 
-        It has ``output_tokens`` already. What comes is one more than was accepted.
+        It has ``output_tokens`` already.
         """
 
 
 class Behaviour(Protocol):
-    """What is particular to an engine, where scheduling is the same in all."""
+    """Behaviour that differs between engines with the same scheduler."""
 
     num_speculative_tokens: int
 
     def lead_ms(self) -> float:
-        """Return how long a request takes from its arrival until the scheduler sees it."""
+        """Return the time from the arrival of a request until the scheduler sees it."""
 
     def begin(self, request: Incoming) -> Course:
-        """Return how a new request will go."""
+        """Return the course of a new request."""
 
     def step_ms(self, step: StepShape, decoding: int) -> float:
-        """Return how long the next step takes, in which so many requests have their next tokens."""
+        """Return the duration of the next step, with this many decoding requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One step of an engine, for those who record it."""
+    """One step of an engine, for recorders."""
 
     index: int
     end_ms: float
@@ -62,12 +62,8 @@ class StepReport:
     shape: StepShape
     decoding: int
     prefilling: int
-    first_prompt_tokens: int  # prompts of the requests whose first token came in it
-    running: int  # after it, as are the others below
-    waiting: int
-    kv_cache_usage: float
-    prefix_cache_queries: int  # tokens, in this step alone
-    prefix_cache_hits: int
+    first_prompt_tokens: int  # prompts of the requests that got their first token
+    load: Load  # after the step; tokens of the prefix cache in this step alone
     drafted: Sequence[int]  # tokens drafted for each request that had a draft
     accepted: Sequence[int]  # and accepted, in the same order
     scheduled: Sequence[str]  # ids of requests that ran for the first time
@@ -75,45 +71,38 @@ class StepReport:
 
 
 OnStep = Callable[[StepReport], None]
-"""Is told of each step before its bursts go out."""
+"""Called with each step before its bursts are sent."""
 
 
 MOST_KEPT: Final = 1_000_000
-"""Blocks that a cache without a size keeps findable."""
+"""Unused blocks that a cache of unknown size keeps."""
 
 
 class KvCache:
-    """Blocks in use and blocks kept, counted; what is in them is known by the hashes of prompts."""
+    """KV cache: counts of used and kept blocks, which are identified by the hashes of prompts."""
 
     def __init__(self, num_blocks: int | None, *, prefix_caching: bool) -> None:
-        """Begin with an empty cache; without a number of blocks it never fills up, and its usage is 0."""
+        """Create an empty cache; without a number of blocks it never fills up, and its usage is 0."""
         self.num_blocks = num_blocks
         self._prefix_caching = prefix_caching
-        self._users: dict[int, int] = {}
-        """How many requests use the block of each hash."""
-        self._kept: OrderedDict[int, None] = OrderedDict()
-        """Hashes of blocks that nobody uses, the one freed longest ago first."""
-        self._anonymous = 0
-        """Blocks in use that have no hash: ends of prompts, outputs."""
+        self._users: dict[int, int] = {}  # requests that use the block of each hash
+        self._kept: OrderedDict[int, None] = OrderedDict()  # hashes of unused blocks, least recently freed first
+        self._anonymous = 0  # blocks in use without a hash: ends of prompts, outputs
 
     @property
     def usage(self) -> float:
-        """The share of blocks that are in use."""
+        """The share of blocks in use."""
         return (self._anonymous + len(self._users)) / self.num_blocks if self.num_blocks else 0.0
 
     def found(self, hashes: Sequence[int]) -> int:
-        """Return how many blocks of a prompt are there, from its beginning on."""
+        """Return the number of cached blocks at the beginning of a prompt."""
         if not self._prefix_caching:
             return 0
-        count = 0
-        for each in hashes:
-            if each not in self._users and each not in self._kept:
-                break
-            count += 1
-        return count
+        missing = (place for place, each in enumerate(hashes) if each not in self._users and each not in self._kept)
+        return next(missing, len(hashes))
 
     def admit(self, hashes: Sequence[int], found: int, fresh: int) -> bool:
-        """Take a request's found blocks, and so many fresh ones; nothing where there is not enough room."""
+        """Take a request's found blocks and fresh ones; return False and take none if there is no room."""
         used = hashes[:found]
         revived = sum(1 for each in used if each in self._kept)
         if not self._has_room(fresh + revived):
@@ -121,18 +110,18 @@ class KvCache:
         for each in used:
             self._kept.pop(each, None)
             self._users[each] = self._users.get(each, 0) + 1
-        self._take(fresh)
-        return True
+        return self.grow(fresh)
 
     def grow(self, blocks: int) -> bool:
-        """Take fresh blocks; nothing where there is not enough room."""
+        """Take fresh blocks; return False and take none if there is no room."""
         if not self._has_room(blocks):
             return False
-        self._take(blocks)
+        self._anonymous += blocks
+        self._evict()
         return True
 
     def name(self, hashes: Sequence[int], named: int) -> int:
-        """Make a request's blocks findable, of which the first ones are already; return how many are."""
+        """Identify a request's blocks after the first ``named`` by their hashes; return how many are identified."""
         if not self._prefix_caching:
             return named
         for each in hashes[named:]:
@@ -142,7 +131,7 @@ class KvCache:
         return max(named, len(hashes))
 
     def release(self, hashes: Sequence[int], anonymous: int) -> None:
-        """Take blocks back; those with a hash stay findable. The end of a prompt goes first, as its rest is needed."""
+        """Release blocks; those with a hash stay cached. The end of a prompt is evicted before its beginning."""
         self._anonymous -= anonymous
         for each in reversed(hashes):
             left = self._users[each] - 1
@@ -156,17 +145,13 @@ class KvCache:
     def _has_room(self, blocks: int) -> bool:
         return self.num_blocks is None or self._anonymous + len(self._users) + blocks <= self.num_blocks
 
-    def _take(self, fresh: int) -> None:
-        self._anonymous += fresh
-        self._evict()
-
     def _evict(self) -> None:
         most = MOST_KEPT if self.num_blocks is None else self.num_blocks - self._anonymous - len(self._users)
         while len(self._kept) > most:
             self._kept.popitem(last=False)
 
 
-# vLLM's defaults, for what a capture does not say.
+# vLLM's defaults, for limits that a capture does not have.
 MAX_NUM_SEQS: Final = 256
 MAX_NUM_BATCHED_TOKENS: Final = 8192
 BLOCK_SIZE: Final = 16
@@ -179,9 +164,9 @@ class _Request:
     course: Course
     length: int  # tokens of the prompt and of the output so far
     most_output: int
-    computed: int = 0  # tokens whose KV is there
+    computed: int = 0  # tokens in the KV cache
     blocks: int = 0
-    named: int = 0  # of the blocks, those at the beginning that others may find
+    named: int = 0  # of the blocks, those at the beginning that other requests may share
     output: int = 0
     cached: int = 0
     decoding: bool = False
@@ -192,7 +177,7 @@ class _Request:
 
     @property
     def hashes(self) -> Sequence[int]:
-        """Of all blocks that are known, those of the answer, too."""
+        """Hashes of all known blocks, including those of the answer."""
         incoming = self.incoming
         return [*incoming.block_hashes, *incoming.answer_hashes] if incoming.answer_hashes else incoming.block_hashes
 
@@ -203,7 +188,7 @@ class _Request:
 
 @dataclass(slots=True)
 class _Tally:
-    """What a step adds up for those who record it."""
+    """Events of a step, for its report."""
 
     scheduled: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
@@ -212,10 +197,10 @@ class _Tally:
 
 
 class SteppedEngine:
-    """Takes requests, and gives them their tokens at the end of each step."""
+    """Engine that sends each request its tokens at the end of a step."""
 
     def __init__(self, clock: Clock, behaviour: Behaviour, limits: Limits, on_step: OnStep | None = None) -> None:
-        """Begin without anything to do."""
+        """Create an idle engine."""
         self._clock = clock
         self._behaviour = behaviour
         self._on_step = on_step
@@ -253,7 +238,7 @@ class SteppedEngine:
         return mine
 
     def load(self) -> Load:
-        """Return what it has to do."""
+        """Return the current load."""
         return Load(
             running=len(self._running),
             waiting=len(self._waiting),
@@ -264,7 +249,7 @@ class SteppedEngine:
         )
 
     def forget(self, request: _Request) -> None:
-        """Have nothing more to do with a request."""
+        """Remove a request."""
         request.over = True
         if request in self._running:
             self._running.remove(request)
@@ -275,14 +260,14 @@ class SteppedEngine:
     def _enqueue(self, request: _Request) -> None:
         if request.over:
             return
-        # A scheduler that is a step ahead has planned the next one already.
+        # An asynchronous scheduler has planned the next step already.
         request.ready_step = self._step + self._steps_ahead if self._busy else 0
         self._waiting.append(request)
         if not self._busy:
             self._begin(self._clock.now_ms())
 
     def _begin(self, start_ms: float) -> None:
-        """Plan a step, and wait for its end; nothing where there is nothing to do."""
+        """Plan a step, and wait for its end; do nothing if there are no requests."""
         self._busy = True
         self._plan()
         while not self._batch:
@@ -304,7 +289,7 @@ class SteppedEngine:
             self._admit(budget)
 
     def _unblock(self) -> None:
-        """Do something about who waits while nothing runs: it came too late for this step, or is too large."""
+        """Unblock waiting requests while none runs: they missed this step, or the first one is too large."""
         first = self._waiting[0]
         if first.ready_step > self._step:
             for each in self._waiting:
@@ -315,7 +300,7 @@ class SteppedEngine:
             first.sink(Burst(tokens=0, finish_reason="error"))
 
     def _schedule_running(self, budget: int) -> int:
-        """Give what runs its tokens of the step; return how many are left."""
+        """Schedule the running requests; return the rest of the token budget."""
         running, batch = self._running, self._batch
         block_size, slots = self._block_size, self._draft_slots
         index = 0
@@ -346,12 +331,12 @@ class SteppedEngine:
         request.blocks = request.named = 0
 
     def _admit(self, budget: int) -> None:
-        """Let in who waits, in order, while there is room and the step has tokens left."""
+        """Admit waiting requests in order, while there is room and the step has tokens left."""
         block_size, slots, waiting, kv = self._block_size, self._draft_slots, self._waiting, self._kv
         while waiting and budget > slots and len(self._running) < self._max_num_seqs:
             request = waiting[0]
             hashes = request.incoming.block_hashes
-            # The last token is computed in any case: its successor is asked for.
+            # The last token is always computed, as the next one follows from it.
             found = min(kv.found(hashes), (request.length - 1) // block_size)
             tokens = min(request.length - found * block_size, budget - slots)
             fresh = -(-(found * block_size + tokens) // block_size) - found
@@ -363,18 +348,15 @@ class SteppedEngine:
             self._batch.append((request, tokens))
             budget -= tokens + slots
             if not request.begun:
-                self._count_begun(request)
-
-    def _count_begun(self, request: _Request) -> None:
-        request.begun, request.cached = True, request.computed
-        self._tally.scheduled.append(request.incoming.request_id)
-        self._tally.queries += request.length
-        self._tally.hits += request.cached
-        self._queries += request.length
-        self._hits += request.cached
+                request.begun, request.cached = True, request.computed
+                self._tally.scheduled.append(request.incoming.request_id)
+                self._tally.queries += request.length
+                self._tally.hits += request.cached
+                self._queries += request.length
+                self._hits += request.cached
 
     def _measure(self) -> None:
-        """Add up what is in the step."""
+        """Add up the content of the step."""
         decoding = scheduled = prefill = context = pairs = 0
         for request, tokens in self._batch:
             scheduled += tokens
@@ -390,7 +372,7 @@ class SteppedEngine:
         self._decoding = decoding
 
     def _finish(self) -> None:
-        """Give everybody what the step brought, and begin the next."""
+        """Send the tokens of the step, and start the next one."""
         bursts: list[tuple[_Request, Burst]] = []
         first_prompt_tokens = 0
         for request, tokens in self._batch:
@@ -426,7 +408,10 @@ class SteppedEngine:
         if request.output >= request.most_output:
             reason = request.course.finish_reason if request.output >= request.course.output_tokens else "length"
             request.over = True
-            self._keep_answer(request)
+            if request.incoming.answer_hashes:
+                # The next turn of the conversation finds the blocks of the answer.
+                known = request.hashes[: request.computed // self._block_size]
+                request.named = self._kv.name(known, request.named)
             self._release(request)
         return Burst(
             tokens=tokens,
@@ -436,14 +421,8 @@ class SteppedEngine:
             finish_reason=reason,
         )
 
-    def _keep_answer(self, request: _Request) -> None:
-        """Have the blocks of an answer found by the next turn of its conversation."""
-        if request.incoming.answer_hashes:
-            hashes = request.hashes
-            request.named = self._kv.name(hashes[: request.computed // self._block_size], request.named)
-
     def _report(self, bursts: list[tuple[_Request, Burst]], first_prompt_tokens: int) -> StepReport:
-        drafts = [burst for _, burst in bursts if burst.drafted]
+        tally, drafts = self._tally, [burst for _, burst in bursts if burst.drafted]
         return StepReport(
             index=self._step,
             end_ms=self._end_ms,
@@ -452,15 +431,11 @@ class SteppedEngine:
             decoding=self._decoding,
             prefilling=len(self._batch) - self._decoding,
             first_prompt_tokens=first_prompt_tokens,
-            running=len(self._running),
-            waiting=len(self._waiting),
-            kv_cache_usage=self._kv.usage,
-            prefix_cache_queries=self._tally.queries,
-            prefix_cache_hits=self._tally.hits,
+            load=replace(self.load(), prefix_cache_queries=tally.queries, prefix_cache_hits=tally.hits),
             drafted=[burst.drafted for burst in drafts],
             accepted=[burst.accepted for burst in drafts],
-            scheduled=self._tally.scheduled,
-            preempted=self._tally.preempted,
+            scheduled=tally.scheduled,
+            preempted=tally.preempted,
         )
 
 
@@ -479,12 +454,12 @@ class _Watched:
 
 
 class WatchedEngine:
-    """Looks at the engine's steps for those that ran for the first time."""
+    """Stepped engine that knows how long each request waited until it first ran."""
 
     def __init__(self, clock: Clock, behaviour: Behaviour, limits: Limits) -> None:
         self._clock = clock
         self._engine = SteppedEngine(clock, behaviour, limits, self._on_step)
-        # Ids of clients may be there twice, and several answers to one request have the same.
+        # Ids of clients need not be unique, and all answers to one request share its id.
         self._numbers = count()
         self._watched: WeakValueDictionary[str, _Watched] = WeakValueDictionary()
 
@@ -496,7 +471,7 @@ class WatchedEngine:
         return mine
 
     def load(self) -> Load:
-        """Return what it has to do."""
+        """Return the current load."""
         return self._engine.load()
 
     def _on_step(self, step: StepReport) -> None:

@@ -34,17 +34,17 @@ _PATTERNS: Final = {
 _TEXTS: Final = frozenset({"requests_per_second", "step_requests_per_second"})
 
 
-class InvalidArrivalsError(ValueError):
-    """A text that says no arrivals: the text, and what to write."""
+class InvalidLoadError(ValueError):
+    """A text that is not a load: the text, and what to write."""
 
 
 def parse_arrivals(text: str, requests: int | None, duration_s: int | None, name: str | None = None) -> Phase:
-    """Return the phase that a text says, of so many requests or seconds.
+    """Parse the arrivals of a phase with this many requests or seconds.
 
     Raises
     ------
-    InvalidArrivalsError
-        It says none.
+    InvalidLoadError
+        The text is not an arrival pattern.
     """
     for pattern, (form, fields) in _PATTERNS.items():
         if (found := re.fullmatch(form, text)) is None:
@@ -60,18 +60,13 @@ def parse_arrivals(text: str, requests: int | None, duration_s: int | None, name
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             field = ".".join(map(str, problem["loc"]))
-            raise InvalidArrivalsError(f"{shown(text)}: {field}: {problem['msg']}: write {ARRIVAL_FORMS}") from error
-    raise InvalidArrivalsError(f"{shown(text)}: write {ARRIVAL_FORMS}")
+            raise InvalidLoadError(f"{shown(text)}: {field}: {problem['msg']}: write {ARRIVAL_FORMS}") from error
+    raise InvalidLoadError(f"{shown(text)}: write {ARRIVAL_FORMS}")
 
 
-LONGEST: Final = 16_777_216
-"""Tokens, as of the prompts of a capture's load."""
+LONGEST: Final = 16_777_216  # tokens, as in a capture's load
 
 LENGTH_FORMS: Final = "512, 100-900 (evenly spread) or lognormal:512:0.5 (median and sigma)"
-
-
-class InvalidLengthsError(ValueError):
-    """A text that says no lengths: the text, and what to write."""
 
 
 @dataclass(frozen=True)
@@ -83,19 +78,19 @@ class Lengths:
     sigma: float = 0.0  # of a lognormal distribution with its median in `least`
 
     def draw(self, random: Random) -> int:
-        """Return one length."""
+        """Draw a length."""
         if self.sigma:
             return min(max(1, round(self.least * math.exp(random.gauss(0, self.sigma)))), self.most)
         return self.least if self.least == self.most else random.randint(self.least, self.most)
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Return the lengths that a text says.
+    """Parse a distribution of lengths.
 
     Raises
     ------
-    InvalidLengthsError
-        It says none.
+    InvalidLoadError
+        The text is not a distribution.
     """
     try:
         if text.startswith("lognormal:"):
@@ -109,16 +104,13 @@ def parse_lengths(text: str) -> Lengths:
     except ValueError:
         usable = False
     if not usable or found.least < 1:
-        raise InvalidLengthsError(f"{shown(text)}: write {LENGTH_FORMS}, of 1 to {LONGEST:,} tokens")
+        raise InvalidLoadError(f"{shown(text)}: write {LENGTH_FORMS}, of 1 to {LONGEST:,} tokens")
     return found
-
-
-_ID_BITS = 31
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What requests are asked: the same for the same seed."""
+    """Prompts of requests, the same for the same seed."""
 
     prompt_tokens: Lengths
     output_tokens: Lengths
@@ -127,24 +119,20 @@ class Prompts:
     seed: int
 
     def lengths(self, name: str) -> tuple[int, int]:
-        """Return how long a request's own part and its answer are; the shared prefix comes on top of the first."""
+        """Draw the lengths of a request's own prompt, without the shared prefix, and of its answer."""
         random = Random(f"{self.seed}/{name}/lengths")  # noqa: S311  not for secrets
         return self.prompt_tokens.draw(random), self.output_tokens.draw(random)
 
     def hashes(self, conversation: str, tokens: int) -> Sequence[int]:
-        """Return the hashes of the full blocks of a conversation's first tokens, of which the prefix is everyone's.
+        """Return the hashes of the full blocks of a conversation's first tokens, starting with the shared prefix.
 
-        One number stands for the content of a block: chained as those of tokens are, and much faster.
+        One number stands for the content of a block: chained like those of tokens, and much faster.
         """
         shared = self.shared_prefix_tokens // self.block_size
         blocks = tokens // self.block_size
         ids = [*self._ids("prefix", min(shared, blocks)), *self._ids(conversation, blocks - min(shared, blocks))]
-        return block_hashes(ids, 1, _no_pause)
+        return block_hashes(ids, 1, lambda: None)
 
     def _ids(self, purpose: str, count: int) -> list[int]:
         random = Random(f"{self.seed}/{purpose}/blocks")  # noqa: S311  not for secrets
-        return [random.getrandbits(_ID_BITS) for _ in range(count)]
-
-
-def _no_pause() -> None:
-    pass
+        return [random.getrandbits(31) for _ in range(count)]

@@ -9,7 +9,8 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any, BinaryIO, Protocol, cast
+from statistics import NormalDist
+from typing import BinaryIO, cast
 
 from specdecode_operator.api.capture import Pattern, Phase
 from specdecode_operator.capture.files.formats import (
@@ -28,7 +29,7 @@ from specdecode_operator.capture.load.run_settings import needed
 from specdecode_operator.capture.trace_reader import RecordedRequest
 from specdecode_operator.replay.clocks import VirtualClock
 from specdecode_operator.replay.emulated.engine_model import Acceptance, Drafting, Paces, StepShape, StepTime
-from specdecode_operator.replay.engine import Burst, Incoming, Load, ReplayEngine, scheduler_stats
+from specdecode_operator.replay.engine import Burst, Incoming, ReplayEngine, scheduler_stats
 from specdecode_operator.replay.model_file import Limits
 from specdecode_operator.replay.stepped_engine import Behaviour, SteppedEngine, StepReport
 from specdecode_operator.replay.synthetic_load import Prompts
@@ -51,13 +52,13 @@ class _Course:
         return self.coming[0]
 
     def next(self, output_tokens: int) -> tuple[int, int]:  # noqa: ARG002  chance alone decides here
-        drafted = self.planned(), self.coming[1] if self.coming is not None else 0
-        self.coming = None
+        self.planned()
+        drafted, self.coming = self.coming or (0, 0), None
         return drafted
 
 
 class GivenBehaviour:
-    """Steps of given length, drafts accepted by given chances."""
+    """Steps of given durations, and drafts accepted with given chances."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class GivenBehaviour:
         lead_ms: float = 0.0,
         width: int | None = None,
     ) -> None:
-        """Without acceptance nothing is drafted; a width is K where it is not that of the acceptance."""
+        """Create a behaviour, without drafts if there is no acceptance; ``width`` overrides the K of the acceptance."""
         self.acceptance = acceptance
         self.num_speculative_tokens = (width or acceptance.num_speculative_tokens) if acceptance else 0
         self.random = Random(f"{seed}/steps")  # noqa: S311  not for secrets
@@ -76,11 +77,11 @@ class GivenBehaviour:
         self._lead_ms = lead_ms
 
     def lead_ms(self) -> float:
-        """Return how long a request takes to the scheduler."""
+        """Return the time from the arrival of a request to the scheduler."""
         return self._lead_ms
 
     def begin(self, request: Incoming) -> _Course:
-        """Return how a request goes: to its last token."""
+        """Return the course of a request: to its last token."""
         acceptance = self.acceptance
         drafting = None
         if acceptance is not None:
@@ -88,63 +89,71 @@ class GivenBehaviour:
         return _Course(drafting, self.num_speculative_tokens, request.max_tokens)
 
     def step_ms(self, step: StepShape, decoding: int) -> float:  # noqa: ARG002  all is in the step
-        """Return how long a step takes."""
+        """Draw the duration of a step."""
         return self._paces.draw_ms(step)
 
 
 def spread(deviation: float, points: int = 101) -> tuple[float, ...]:
     """Return residuals of a step time: a normal distribution around 1 with this standard deviation."""
-    from statistics import NormalDist  # noqa: PLC0415
-
     if not deviation:
         return ()
-    inverse: Callable[[float], float] = NormalDist(1.0, deviation).inv_cdf
-    return tuple(max(0.05, inverse((index + 0.5) / points)) for index in range(points))
-
-
-Done = Callable[[], None]
-
-
-class Watcher(Protocol):
-    """Who writes down what becomes of requests."""
-
-    def watch(self, request: Incoming, phase: str | None, done: Done) -> Callable[[Burst], None]:
-        """Return who takes its bursts, and says when it is over."""
+    normal = NormalDist(1.0, deviation)
+    return tuple(max(0.05, normal.inv_cdf((index + 0.5) / points)) for index in range(points))
 
 
 @dataclass(kw_only=True)
-class VirtualLoad:
-    """Sends phases, one after another, each until all of its requests are answered."""
+class _PhaseLoad:
+    """Sends one phase of a load: by time, or from clients that wait for their answers."""
 
     clock: VirtualClock
     engine: ReplayEngine
-    watcher: Watcher
+    recorder: "VirtualRecorder"
     prompts: Prompts
     name: str
-    turnarounds_ms: Sequence[float] = (0.0,)  # from a client's last token to its next request: one of them each time
-    random: Random = field(default_factory=lambda: Random(0))  # noqa: S311  not for secrets
+    phase: Phase
+    turnarounds_ms: Sequence[float]
+    random: Random
+    sent: int = 0
+    conversations: int = 0
+    until_ms: float = float("inf")
 
-    def run(self, phase: Phase) -> None:
-        """Send a phase and wait for its end."""
-        match phase.pattern:
-            case Pattern.CLOSED | Pattern.MULTITURN:
-                _Clients(self, phase).start()
-            case _:
-                offsets_ms = (1000 * offset_s for offset_s in arrival_offsets_s(phase, self.prompts.seed))
-                _Open(self, phase, self.clock.now_ms(), enumerate(offsets_ms)).next()
+    def run(self) -> None:
+        """Send the phase, and wait until all of its requests are answered."""
+        if self.phase.pattern in (Pattern.CLOSED, Pattern.MULTITURN):
+            if self.phase.duration_seconds is not None:
+                self.until_ms = self.clock.now_ms() + 1000 * self.phase.duration_seconds
+            for _ in range(needed(self.phase.concurrency)):
+                self._begin()
+        else:
+            offsets_ms = (1000 * offset_s for offset_s in arrival_offsets_s(self.phase, self.prompts.seed))
+            self._send_next(self.clock.now_ms(), offsets_ms)
         self.clock.run()
 
-    def send(self, request: Incoming, phase: str | None, done: Done) -> None:
-        """Send one request now."""
-        self.engine.submit(request, self.watcher.watch(request, phase, done))
+    def _send_next(self, start_ms: float, offsets_ms: Iterator[float]) -> None:
+        """Send the next request at its time, however the earlier ones go, and then those after it."""
 
-    def turnaround_ms(self) -> float:
-        """Return how long a client takes this time."""
-        return self.random.choice(self.turnarounds_ms)
+        def send() -> None:
+            request = self._single()
+            self._send_next(start_ms, offsets_ms)
+            self._send(request, lambda: None)
 
-    def first(self, phase: Phase, index: int) -> Incoming:
-        """Return a request that has nothing to do with others, but for the shared prefix."""
-        name = f"{phase.name}-{index}"
+        if (offset_ms := next(offsets_ms, None)) is not None:
+            self.clock.call_at(start_ms + offset_ms, send)
+
+    def _begin(self) -> None:
+        """Send a client's next request, or start its next conversation, unless the phase is over."""
+        if self._is_over():
+            return
+        if self.phase.pattern == Pattern.MULTITURN:
+            self.conversations += 1
+            self._say(self.conversations - 1, 0, self.prompts.shared_prefix_tokens)
+        else:
+            self._send(self._single(), self._pause)
+
+    def _single(self) -> Incoming:
+        """Return a request that shares no more than the common prefix with others."""
+        name = f"{self.phase.name}-{self.sent}"
+        self.sent += 1
         own, output = self.prompts.lengths(name)
         tokens = self.prompts.shared_prefix_tokens + own
         return Incoming(
@@ -155,102 +164,47 @@ class VirtualLoad:
             ignore_eos=True,
         )
 
-
-@dataclass
-class _Open:
-    """Requests that come at their times, whatever becomes of those before."""
-
-    load: VirtualLoad
-    phase: Phase
-    start_ms: float
-    offsets_ms: Iterator[tuple[int, float]]
-
-    def next(self) -> None:
-        """Wait for the next request's time."""
-        if (planned := next(self.offsets_ms, None)) is not None:
-            index, offset_ms = planned
-            self.load.clock.call_at(self.start_ms + offset_ms, partial(self._send, index))
-
-    def _send(self, index: int) -> None:
-        self.next()
-        self.load.send(self.load.first(self.phase, index), self.phase.name, _nothing)
-
-
-@dataclass
-class _Clients:
-    """Clients that send one request after another, or hold one conversation after another."""
-
-    load: VirtualLoad
-    phase: Phase
-    sent: int = 0
-    conversations: int = 0
-    until_ms: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Begin now."""
-        duration_s = self.phase.duration_seconds
-        self.until_ms = float("inf") if duration_s is None else self.load.clock.now_ms() + 1000 * duration_s
-
-    def start(self) -> None:
-        """Let all clients begin."""
-        for _ in range(needed(self.phase.concurrency)):
-            self._begin()
-
-    def _begin(self) -> None:
-        """Have a client send its next request, or begin its next conversation; nothing when the phase is over."""
-        if not self._goes_on():
-            return
-        if self.phase.pattern == Pattern.MULTITURN:
-            self.conversations += 1
-            self._say(self.conversations - 1, 0, self.load.prompts.shared_prefix_tokens)
-        else:
-            self.sent += 1
-            self.load.send(self.load.first(self.phase, self.sent - 1), self.phase.name, self._next)
-
-    def _next(self) -> None:
-        self.load.clock.call_at(self.load.clock.now_ms() + self.load.turnaround_ms(), self._begin)
-
     def _say(self, conversation: int, turn: int, said_before: int) -> None:
-        """Send a turn: all that was said before, and some tokens more."""
-        if not self._goes_on():
+        """Send a turn: the conversation so far, and more tokens."""
+        if self._is_over():
             return
-        self.sent += 1
-        load, name = self.load, f"{self.phase.name}/{conversation}"
-        own, output = load.prompts.lengths(f"{name}/{turn}")
+        name = f"{self.phase.name}/{conversation}"
+        own, output = self.prompts.lengths(f"{name}/{turn}")
         tokens = said_before + own
-        hashes = load.prompts.hashes(name, tokens + output)
-        known = tokens // load.prompts.block_size
+        hashes = self.prompts.hashes(name, tokens + output)
+        known = tokens // self.prompts.block_size
         request = Incoming(
-            request_id=f"{load.name}-{self.phase.name}-{self.sent - 1}",
+            request_id=f"{self.name}-{self.phase.name}-{self.sent}",
             prompt_tokens=tokens,
             max_tokens=output,
             block_hashes=hashes[:known],
             answer_hashes=hashes[known:],
             ignore_eos=True,
         )
+        self.sent += 1
         last = turn + 1 == needed(self.phase.turns)
-        load.send(
-            request, self.phase.name, self._next if last else partial(self._think, conversation, turn, tokens + output)
-        )
+        self._send(request, self._pause if last else partial(self._think, conversation, turn, tokens + output))
+
+    def _send(self, request: Incoming, done: Callable[[], None]) -> None:
+        self.engine.submit(request, self.recorder.watch(request, self.phase.name, done))
+
+    def _pause(self) -> None:
+        self.clock.call_at(self.clock.now_ms() + self.random.choice(self.turnarounds_ms), self._begin)
 
     def _think(self, conversation: int, turn: int, said: int) -> None:
-        when_ms = self.load.clock.now_ms() + 1000 * (self.phase.think_seconds or 0) + self.load.turnaround_ms()
-        self.load.clock.call_at(when_ms, partial(self._say, conversation, turn + 1, said))
+        think_ms, turnaround_ms = 1000 * (self.phase.think_seconds or 0), self.random.choice(self.turnarounds_ms)
+        when_ms = self.clock.now_ms() + think_ms + turnaround_ms
+        self.clock.call_at(when_ms, partial(self._say, conversation, turn + 1, said))
 
-    def _goes_on(self) -> bool:
-        if self.phase.requests is not None and self.sent >= self.phase.requests:
-            return False
-        return self.load.clock.now_ms() < self.until_ms
-
-
-def _nothing() -> None:
-    pass
+    def _is_over(self) -> bool:
+        limit = self.phase.requests
+        return (limit is not None and self.sent >= limit) or self.clock.now_ms() >= self.until_ms
 
 
 def replayed(
     requests: Sequence[RecordedRequest], load_factor: float, block_size: int
 ) -> Iterator[tuple[float, Incoming, str | None]]:
-    """Return recorded requests with the moments in which they come: earlier by the factor, each as long as it was."""
+    """Return recorded requests with their arrivals, divided by the load factor, each as long as it was."""
     answers = _answer_hashes(requests, block_size)
     for index, each in enumerate(requests):
         if each.arrival_ms is None:
@@ -271,10 +225,9 @@ def replayed(
 
 
 def _answer_hashes(requests: Sequence[RecordedRequest], block_size: int) -> dict[int, Sequence[int]]:
-    """Return the hashes of answers that a later prompt begins with: that of the next turn of a conversation."""
+    """Return the block hashes of answers that a later prompt, the next turn of the conversation, begins with."""
     found: dict[int, Sequence[int]] = {}
-    ends: dict[int, int] = {}
-    """By the hash of a prompt's last full block, which stands for all before it: whose prompt it is."""
+    ends: dict[int, int] = {}  # place of a prompt by the hash of its last full block, which covers all before it
     for index, each in enumerate(requests):
         hashes = each.block_hashes or ()
         for place, value in enumerate(hashes[:-1], start=1):
@@ -286,13 +239,12 @@ def _answer_hashes(requests: Sequence[RecordedRequest], block_size: int) -> dict
     return found
 
 
-_DIGITS = 4
-"""Of a millisecond, as in captures."""
+_DIGITS = 4  # of a millisecond, as in captures
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One request while it goes on."""
+    """One request in progress."""
 
     request: Incoming
     phase: str | None
@@ -309,10 +261,10 @@ class _Watched:
 
 
 class VirtualRecorder:
-    """Takes the steps and bursts of one engine; lines are written as requests finish and steps end."""
+    """Records the steps and bursts of one engine; writes lines as requests finish and steps end."""
 
     def __init__(self, folder: Path, clock: VirtualClock, meta: TraceMeta, k: int) -> None:
-        """Write into a folder, which is there."""
+        """Write into an existing folder."""
         self._clock = clock
         self._trace: BinaryIO = (folder / TRACE).open("wb")
         self._steps: BinaryIO = (folder / STEP_STATS).open("wb")
@@ -324,12 +276,12 @@ class VirtualRecorder:
         self.failed = 0
 
     def close(self) -> None:
-        """Write what is left."""
+        """Close the files."""
         self._trace.close()
         self._steps.close()
 
     def watch(self, request: Incoming, phase: str | None, done: Callable[[], None]) -> Callable[[Burst], None]:
-        """Take a request that arrives now."""
+        """Record a request that arrives now; return the sink of its bursts."""
         watched = _Watched(request, phase, self._clock.now_ms(), len(self._open) + 1, done)
         self._open[request.request_id] = watched
 
@@ -344,17 +296,24 @@ class VirtualRecorder:
         return take
 
     def on_step(self, report: StepReport) -> None:
-        """Take a step, before its bursts."""
+        """Record a step, before its bursts."""
         self._last = report
         start_ms = report.end_ms - report.duration_ms
         for request_id in report.scheduled:
             self._open[request_id].scheduled_ms = start_ms
         for request_id in report.preempted:
             self._open[request_id].preemptions += 1
+        stats = scheduler_stats(report.load, len(report.scheduled), report.drafted, report.accepted, self._k)
+        stats["iteration_details"] = {
+            "iteration_index": report.index,
+            "num_ctx_requests": report.prefilling,
+            "num_ctx_tokens": report.shape.prefill_tokens,
+            "num_generation_requests": report.decoding,
+            "num_generation_tokens": report.shape.scheduled_tokens - report.shape.prefill_tokens,
+            "elapsed_ms": round(report.duration_ms, _DIGITS),
+        }
         line = StepStats(
-            ts_ms=round(report.end_ms, _DIGITS),
-            scheduler=_scheduler_stats(report, self._k),
-            duration_ms=round(report.duration_ms, _DIGITS),
+            ts_ms=round(report.end_ms, _DIGITS), scheduler=stats, duration_ms=round(report.duration_ms, _DIGITS)
         )
         self._steps.write(encode(line) + b"\n")
 
@@ -363,18 +322,16 @@ class VirtualRecorder:
             watched.cached_tokens = burst.cached_tokens
         watched.stamps_ms.append(self._clock.now_ms())
         watched.tokens.append(burst.tokens)
-        watched.num_running.append(max(1, self._last.running if self._last else 1))
+        watched.num_running.append(max(1, self._last.load.running if self._last else 1))
         watched.prefill_tokens.append(self._last.first_prompt_tokens if self._last else 0)
 
     def _write(self, watched: _Watched, finish_reason: str) -> None:
-        if not watched.stamps_ms:
-            self.failed += 1
-            return
-        if finish_reason == "error":
-            # Its answer outgrew the KV cache.
-            self.failed += 1
+        if not watched.stamps_ms or finish_reason == "error":
+            self.failed += 1  # it outgrew the KV cache, at once or with its answer
         else:
             self.finished += 1
+        if not watched.stamps_ms:
+            return
         stamps_ms = [round(stamp_ms, _DIGITS) for stamp_ms in watched.stamps_ms]
         arrival_ms = round(watched.arrival_ms, _DIGITS)
         scheduled_ms = watched.scheduled_ms
@@ -401,30 +358,9 @@ class VirtualRecorder:
         self._trace.write(encode(record) + b"\n")
 
 
-def _scheduler_stats(report: StepReport, k: int) -> dict[str, Any]:
-    """Return a step as vLLM's SchedulerStats have it."""
-    load = Load(
-        running=report.running,
-        waiting=report.waiting,
-        kv_cache_usage=report.kv_cache_usage,
-        prefix_cache_queries=report.prefix_cache_queries,
-        prefix_cache_hits=report.prefix_cache_hits,
-    )
-    return scheduler_stats(load, len(report.scheduled), report.drafted, report.accepted, k) | {
-        "iteration_details": {
-            "iteration_index": report.index,
-            "num_ctx_requests": report.prefilling,
-            "num_ctx_tokens": report.shape.prefill_tokens,
-            "num_generation_requests": report.decoding,
-            "num_generation_tokens": report.shape.scheduled_tokens - report.shape.prefill_tokens,
-            "elapsed_ms": round(report.duration_ms, _DIGITS),
-        },
-    }
-
-
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run."""
+    """Result of a run."""
 
     finished: int
     failed: int  # requests too large for the KV cache
@@ -434,32 +370,34 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualRun:
-    """An engine that runs in no time, and what it is recorded as."""
+    """An engine in virtual time, and the header of its capture."""
 
     behaviour: Behaviour
     limits: Limits
     meta: TraceMeta
-    turnarounds_ms: Sequence[float] = (0.0,)  # of clients, from their last token to their next request
+    turnarounds_ms: Sequence[float] = (0.0,)  # from a client's last token to its next request
 
     def phases(self, folder: Path, prompts: Prompts, phases: Iterable[Phase], name: str) -> Outcome:
-        """Run phases of a load, one after another."""
+        """Run the phases of a load one after another."""
 
         def send(clock: VirtualClock, engine: SteppedEngine, recorder: VirtualRecorder) -> None:
-            load = VirtualLoad(
-                clock=clock,
-                engine=engine,
-                watcher=recorder,
-                prompts=prompts,
-                name=name,
-                turnarounds_ms=self.turnarounds_ms,
-            )
+            random = Random(0)  # noqa: S311  not for secrets
             for phase in phases:
-                load.run(phase)
+                _PhaseLoad(
+                    clock=clock,
+                    engine=engine,
+                    recorder=recorder,
+                    prompts=prompts,
+                    name=name,
+                    phase=phase,
+                    turnarounds_ms=self.turnarounds_ms,
+                    random=random,
+                ).run()
 
         return self._run(folder, send)
 
     def requests(self, folder: Path, planned: Iterable[tuple[float, Incoming, str | None]]) -> Outcome:
-        """Run requests that come at given moments."""
+        """Run requests that arrive at given moments."""
 
         def send(clock: VirtualClock, engine: SteppedEngine, recorder: VirtualRecorder) -> None:
             def arrive(request: Incoming, phase: str | None) -> None:

@@ -20,8 +20,7 @@ from specdecode_operator.replay.stepped_engine import BLOCK_SIZE
 from specdecode_operator.replay.synthetic_load import (
     ARRIVAL_FORMS,
     LENGTH_FORMS,
-    InvalidArrivalsError,
-    InvalidLengthsError,
+    InvalidLoadError,
     Prompts,
     parse_arrivals,
     parse_lengths,
@@ -66,7 +65,7 @@ def phases_of(arrivals: list[str], requests: int | None, duration_s: int | None)
         requests = USUAL_REQUESTS
     try:
         found = [parse_arrivals(text, requests, duration_s) for text in arrivals]
-    except InvalidArrivalsError as error:
+    except InvalidLoadError as error:
         raise typer.BadParameter(str(error), param_hint="--arrivals") from error
     if len(found) == 1:
         return found
@@ -90,7 +89,7 @@ def prompts_of(
     for option, text in (("--prompt-tokens", prompt_tokens), ("--output-tokens", output_tokens)):
         try:
             lengths[option] = parse_lengths(text)
-        except InvalidLengthsError as error:
+        except InvalidLoadError as error:
             raise typer.BadParameter(str(error), param_hint=option) from error
     return Prompts(
         prompt_tokens=lengths["--prompt-tokens"],

@@ -4,7 +4,7 @@ import asyncio
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -21,20 +21,18 @@ from specdecode_operator.capture.files.formats import (
 from specdecode_operator.capture.files.merge import Clock, aborted_record, trace_record
 from specdecode_operator.capture.files.publish import seal
 from specdecode_operator.capture.recorder.segment_format import Request
-from specdecode_operator.replay.engine import Burst, Load, ReplayEngine, scheduler_stats
+from specdecode_operator.replay.engine import Burst, ReplayEngine, scheduler_stats
 from specdecode_operator.replay.server.vllm_metrics import Answer
 
 SOURCE: Final = "replay"
-"""What the header of such a trace says that it is from."""
+"""Source in the header of a trace that replay recorded."""
 
 _MS_PER_S: Final = 1000
-_DIGITS: Final = 4
-"""Of a millisecond, as in captures."""
 
 
 @dataclass(slots=True)
 class _Live:
-    """One answer while it goes on."""
+    """One answer in generation."""
 
     cached_tokens: int = 0
     stamps_ms: "array[float]" = field(default_factory=lambda: array("d"))
@@ -46,7 +44,7 @@ class _Live:
 
 @dataclass(slots=True)
 class _Step:
-    """What goes out now."""
+    """Bursts and ended answers of one moment."""
 
     end_ms: float
     members: list[_Live] = field(default_factory=list)
@@ -61,12 +59,12 @@ class CaptureRecorder:
     """Writes trace and step statistics of one server."""
 
     def __init__(self, folder: Path, meta: TraceMeta, engine: ReplayEngine, k: int) -> None:
-        """Write into a folder, which must be empty or not there.
+        """Write into a folder, which must be empty or absent.
 
         Raises
         ------
         OSError
-            It is not, or cannot be written.
+            The folder has files, or cannot be written.
         """
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -79,18 +77,18 @@ class CaptureRecorder:
         self._step: _Step | None = None
         self._queries = self._hits = 0
         self._trace = self._open(TRACE)
-        # Nobody could judge steps whose tokens no field of ours explains.
+        # Without a schema of ours, no field explains the tokens of a step.
         self._steps = self._open(STEP_STATS) if meta.schema is not None else None
         self._aborted: BinaryIO | None = None
-        self.failure: OSError | None = None  # why it records no more: a full disk shall not disturb who is served
+        self.failure: OSError | None = None  # ends the recording only: a full disk must not disturb clients
         self._trace.write(encode_meta(meta) + b"\n")
 
     def burst(self, answer: Answer, burst: Burst, now_ms: float) -> None:
-        """Take a burst of an answer."""
+        """Record a burst of an answer."""
         if self.failure is not None:
             return
         step = self._step
-        # A late event loop may have two steps in one of its turns: the second one is not as early as the first.
+        # A late event loop may run two steps in one turn; they differ in their moment.
         if step is None or step.end_ms != now_ms:
             self._end_step()
             step = self._step = _Step(now_ms)
@@ -112,7 +110,7 @@ class CaptureRecorder:
             step.accepted.append(burst.accepted)
 
     def ended(self, answer: Answer, by: str, finish_reason: str | None, stop_reason: str | None) -> None:
-        """Take the end of an answer: by whom, and why."""
+        """Record the end of an answer: who ended it, and why."""
         live = self._live.pop(answer, None) or _Live()
         if self._step is not None:
             self._step.lines.append((answer, live, by, finish_reason, stop_reason))
@@ -120,25 +118,26 @@ class CaptureRecorder:
             self._try(lambda: self._write(answer, live, by, finish_reason, stop_reason))
 
     def close(self) -> None:
-        """Write what is left, and give the files their names; they have none where something is missing."""
+        """Write the open answers, and give the files their final names unless writing has failed."""
         self._end_step()
         self._try(self._finish)
-        for stream in (self._trace, self._steps, self._aborted):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
+        for stream in self._streams():
+            with suppress(OSError):
+                stream.close()
+
+    def _streams(self) -> list[BinaryIO]:
+        return [stream for stream in (self._trace, self._steps, self._aborted) if stream is not None]
 
     def _finish(self) -> None:
         for answer, live in self._live.items():
             self._write(answer, live, "unfinished", None, None)
         self._live.clear()
-        for stream in (self._trace, self._steps, self._aborted):
-            if stream is not None:
-                stream.close()
+        for stream in self._streams():
+            stream.close()
         seal(self._folder)
 
     def _try(self, write: Callable[[], None]) -> None:
-        """Write, unless that has failed before: what comes after a torn line belongs to no capture."""
+        """Write, unless an earlier write failed: nothing may follow a torn line."""
         if self.failure is not None:
             return
         try:
@@ -158,21 +157,16 @@ class CaptureRecorder:
             live.num_running.append(max(1, load.running))
             live.prefill_tokens.append(step.prefill_tokens)
         if step.members and self._steps is not None:
-            self._write_step(self._steps, step, load)
+            of_step = replace(
+                load,
+                prefix_cache_queries=load.prefix_cache_queries - self._queries,
+                prefix_cache_hits=load.prefix_cache_hits - self._hits,
+            )
+            self._queries, self._hits = load.prefix_cache_queries, load.prefix_cache_hits
+            stats = scheduler_stats(of_step, step.begun, step.drafted, step.accepted, self._k)
+            self._steps.write(encode(StepStats(ts_ms=round(step.end_ms, 4), scheduler=stats)) + b"\n")
         for line in step.lines:
             self._write(*line)
-
-    def _write_step(self, stream: BinaryIO, step: _Step, load: Load) -> None:
-        of_step = Load(
-            running=load.running,
-            waiting=load.waiting,
-            kv_cache_usage=load.kv_cache_usage,
-            prefix_cache_queries=load.prefix_cache_queries - self._queries,
-            prefix_cache_hits=load.prefix_cache_hits - self._hits,
-        )
-        self._queries, self._hits = load.prefix_cache_queries, load.prefix_cache_hits
-        stats = scheduler_stats(of_step, step.begun, step.drafted, step.accepted, self._k)
-        stream.write(encode(StepStats(ts_ms=round(step.end_ms, _DIGITS), scheduler=stats)) + b"\n")
 
     def _write(self, answer: Answer, live: _Live, by: str, finish_reason: str | None, stop_reason: str | None) -> None:
         request = Request(
@@ -200,18 +194,12 @@ class CaptureRecorder:
         )
         if live.tokens:
             self._trace.write(encode(trace_record(request, None, self._clock)) + b"\n")
-            # Whoever kills the server has whole lines of all requests that had ended.
-            self._flush()
-            return
-        if self._aborted is None:
-            self._aborted = self._open(ABORTED)
-        self._aborted.write(encode(aborted_record(request, None, self._clock)) + b"\n")
-        self._flush()
-
-    def _flush(self) -> None:
-        for stream in (self._trace, self._steps, self._aborted):
-            if stream is not None:
-                stream.flush()
+        else:
+            self._aborted = self._aborted or self._open(ABORTED)
+            self._aborted.write(encode(aborted_record(request, None, self._clock)) + b"\n")
+        # A killed server leaves whole lines of all requests that had ended.
+        for stream in self._streams():
+            stream.flush()
 
     def _open(self, name: str) -> BinaryIO:
         return (self._folder / f"{name}{PART_SUFFIX}").open("xb")

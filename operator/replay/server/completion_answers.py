@@ -28,13 +28,12 @@ from specdecode_operator.replay.server.vllm_metrics import Answer, Meter
 DONE: Final = b"data: [DONE]\n\n"
 
 _encode: Final = msgspec.json.Encoder().encode
-_CONTENT: Final = "\x00"
-"""Where the text of an event comes in: no text that is written has it."""
+_CONTENT: Final = "\x00"  # placeholder for the text of an event: no generated text contains it
 
 
 @dataclass(slots=True)
 class Piece:
-    """What one burst adds to one answer."""
+    """Part of one answer that one burst adds."""
 
     text: str
     ids: Sequence[int]
@@ -42,17 +41,9 @@ class Piece:
     stop_reason: str | None = None
 
 
-def piece_of(burst: Burst, begin: int) -> Piece:
-    """Return text and ids of a burst that begins at that token of its answer."""
-    if burst.token_ids:
-        return Piece(text_of(burst.token_ids), burst.token_ids, burst.finish_reason)
-    end = begin + burst.tokens
-    return Piece(answer_text(begin, end).decode(), answer_ids(begin, end), burst.finish_reason)
-
-
 @dataclass(frozen=True)
 class Head:
-    """What all events of one response begin with."""
+    """Fields that all events of one response begin with."""
 
     request_id: str
     created: int
@@ -60,13 +51,13 @@ class Head:
     chat: bool
 
     def document(self, *, chunk: bool) -> dict[str, Any]:
-        """Return its fields."""
+        """Return the fields."""
         kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
         return {"id": self.request_id, "object": kind, "created": self.created, "model": self.model}
 
 
 class Events:
-    """The events of one answer; those in its middle are put together from parts that are made once."""
+    """Events of one answer; those in its middle are joined from parts that are encoded once."""
 
     __slots__ = ("_after", "_before", "_chat", "_head", "_index")
 
@@ -75,11 +66,11 @@ class Events:
         self._index = index
         self._chat = head.chat
         event = self.event(Piece(_CONTENT, (), None), with_ids=False)
-        # From the end, where nothing is that a client may name.
+        # Search from the end: values that a client chooses come before it.
         self._before, _, self._after = event.rpartition(_encode(_CONTENT)[1:-1])
 
     def words(self, begin: int, end: int) -> bytes:
-        """Return an event with nothing but made-up tokens of an answer, from one place to another."""
+        """Return an event with the made-up tokens of an answer from one position to another."""
         return self._before + answer_text(begin, end) + self._after
 
     def event(
@@ -90,7 +81,7 @@ class Events:
         prompt_ids: Sequence[int] | None = None,
         usage: dict[str, Any] | None = None,
     ) -> bytes:
-        """Return any event."""
+        """Return an event with a choice."""
         ids = list(piece.ids) if with_ids else None
         if self._chat:
             choice: dict[str, Any] = {"index": self._index, "delta": {"content": piece.text}, "logprobs": None}
@@ -105,7 +96,7 @@ class Events:
         return self._data([choice], usage)
 
     def role(self, prompt_ids: Sequence[int] | None, usage: dict[str, Any] | None) -> bytes:
-        """Return what a chat's answer begins with: who speaks."""
+        """Return the first event of a chat's answer, with the speaker's role."""
         choice = {
             "index": self._index,
             "delta": {"role": "assistant", "content": ""},
@@ -115,7 +106,7 @@ class Events:
         return self._data([choice], usage, prompt_token_ids=prompt_ids)
 
     def usage(self, usage: dict[str, Any]) -> bytes:
-        """Return the event with the tokens of all answers, which comes last."""
+        """Return the last event, with the tokens of all answers."""
         return self._data([], usage)
 
     def _data(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None, **more: Any) -> bytes:
@@ -127,7 +118,7 @@ class Events:
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None) -> dict[str, Any]:
-    """Return a count of tokens."""
+    """Return token counts in the form of OpenAI."""
     usage: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
@@ -141,7 +132,7 @@ def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int | No
 def whole_answer(
     head: Head, pieces: Sequence[Piece], usage: dict[str, Any], prompt_ids: Sequence[Sequence[int]] | None
 ) -> bytes:
-    """Return an answer that is not streamed; ids of the prompt of each piece where ids are asked for."""
+    """Return an answer that is not streamed; with the ids of each prompt if ids are requested."""
     choices: list[dict[str, Any]] = []
     for index, piece in enumerate(pieces):
         content: dict[str, Any] = {"text": piece.text}
@@ -170,47 +161,43 @@ def error(status: int, kind: str, message: str, parameter: str | None = None) ->
     return _encode({"error": {"message": message, "type": kind, "param": parameter, "code": status}})
 
 
-_ENDLESS: Final = 2**31
 _HASHED_AT_ONCE_S: Final = 0.0002
 _ENGINE_ERROR: Final = "the engine gave it up: it is too large for the KV cache, or ended so when it was recorded"
-_STREAM_HEADERS: Final = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engines:
-    """What answers are made with."""
+    """The engine behind the answers, and how they are counted and bounded."""
 
     engine: ServedEngine
     meter: Meter
-    hash_blocks_of: int | None = None  # tokens in a block; None: nobody asks for hashes of prompts
+    hash_blocks_of: int | None = None  # tokens in a block; None if prompts need no hashes
     max_model_len: int | None = None
     unread: Unread = field(default_factory=Unread)
     hashing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+@dataclass(slots=True, eq=False)
 class _Choice:
-    """One answer, and how far it has come."""
+    """One answer and its progress."""
 
-    __slots__ = ("_generation", "answer", "cached_tokens", "events", "held", "prompt", "tokens", "wire")
-
-    def __init__(self, generation: "Generation", prompt: Prompt, events: Events) -> None:
-        self._generation = generation
-        self.prompt = prompt
-        self.events = events
-        self.answer: Answer | None = None
-        self.tokens = 0
-        self.cached_tokens = 0
-        self.held = ""  # text that may be the beginning of a string that ends it
-        self.wire: Wire | None = None  # where events with nothing but text go, after the first
+    generation: "Generation"
+    prompt: Prompt
+    events: Events
+    answer: Answer | None = None
+    tokens: int = 0
+    cached_tokens: int = 0
+    held: str = ""  # text that may be the beginning of a stop string
+    wire: Wire | None = None  # for events with nothing but text, after the first
 
     def take(self, burst: Burst) -> None:
-        """Take a burst; most are words in the middle of an answer that is streamed, and quick."""
+        """Take a burst. Most are words in the middle of a streamed answer, which needs the fast path."""
         if self.wire is not None and burst.finish_reason is None and not burst.token_ids:
             begin = self.tokens
             self.tokens = end = begin + burst.tokens
             self.wire.write(self.events.words(begin, end))
         else:
-            self._generation.take(self, burst)
+            self.generation.take(self, burst)
 
 
 class Generation(ABC):
@@ -231,12 +218,12 @@ class Generation(ABC):
         self._longest_stop = max(map(len, asked.stop), default=0)
 
     async def begin(self, receive: Receive) -> bool:
-        """Take the request to the engine, all of it or nothing; return whether its client still waits for it.
+        """Submit the request to the engine, all of it or nothing; return whether its client is still connected.
 
         Raises
         ------
         UnmatchedRequestError
-            The engine refuses it.
+            The engine rejects it.
         """
         block = self._engines.hash_blocks_of
         hashes = [()] * len(self.asked.prompts) if block is None else await self._hashed(block, receive)
@@ -245,7 +232,15 @@ class Generation(ABC):
         self._engines.meter.request_n.observe(self.asked.n)
         try:
             for number, prompt in enumerate(self.asked.prompts):
-                incoming = self._incoming(prompt, hashes[number])
+                room = (self._engines.max_model_len or 2**31) - prompt.tokens
+                incoming = Incoming(
+                    request_id=self._name,
+                    prompt_tokens=prompt.tokens,
+                    max_tokens=room if self.asked.max_tokens is None else self.asked.max_tokens,
+                    block_hashes=hashes[number],
+                    temperature=self.asked.temperature,
+                    ignore_eos=self.asked.ignore_eos,
+                )
                 for choice in self.choices[number * self.asked.n : (number + 1) * self.asked.n]:
                     choice.answer = Answer(self._engines.meter, self._engines.engine, incoming, choice.take)
         except BaseException:
@@ -254,7 +249,7 @@ class Generation(ABC):
         return True
 
     def abort(self) -> None:
-        """Let the engine forget it."""
+        """Cancel the request in the engine."""
         for choice in self.choices:
             if choice.answer is not None:
                 choice.answer.abort()
@@ -264,13 +259,18 @@ class Generation(ABC):
         if burst.finish_reason == "error":
             self.fail()
             return
-        piece = piece_of(burst, choice.tokens)
+        end = choice.tokens + burst.tokens
+        if burst.token_ids:
+            piece = Piece(text_of(burst.token_ids), burst.token_ids, burst.finish_reason)
+        else:
+            text, ids = answer_text(choice.tokens, end).decode(), answer_ids(choice.tokens, end)
+            piece = Piece(text, ids, burst.finish_reason)
         if self._longest_stop:
             piece = self._up_to_stop(choice, piece)
         is_first = choice.tokens == 0
         if is_first:
             choice.cached_tokens = burst.cached_tokens
-        choice.tokens += burst.tokens
+        choice.tokens = end
         self.add(choice, piece, is_first=is_first)
         if piece.stop_reason is not None and choice.answer is not None:
             choice.answer.stop(piece.stop_reason)
@@ -281,24 +281,24 @@ class Generation(ABC):
 
     @abstractmethod
     def add(self, choice: _Choice, piece: Piece, *, is_first: bool) -> None:
-        """Take what comes to an answer."""
+        """Append a piece to an answer."""
 
     @abstractmethod
     def finish(self) -> None:
-        """All answers are whole."""
+        """Complete the response."""
 
     @abstractmethod
     def fail(self) -> None:
-        """The engine gave up."""
+        """Report that the engine gave up."""
 
     def usage(self) -> dict[str, Any]:
-        """Return the tokens of all."""
+        """Return the tokens of all answers."""
         prompt_tokens = sum(each.tokens for each in self.asked.prompts)
         cached_tokens = self.choices[-1].cached_tokens
         return usage_of(prompt_tokens, sum(each.tokens for each in self.choices), cached_tokens)
 
     def _up_to_stop(self, choice: _Choice, piece: Piece) -> Piece:
-        """Hold back what may be the beginning of a string to end at, and end there."""
+        """End at a stop string, and hold back text that may be the beginning of one."""
         text = choice.held + piece.text
         found = [(place, each) for each in self.asked.stop if (place := text.find(each)) >= 0]
         if found:
@@ -309,8 +309,8 @@ class Generation(ABC):
         return Piece(text[:sent], piece.ids, piece.finish_reason)
 
     async def _hashed(self, block: int, receive: Receive) -> Sequence[Sequence[int]] | None:
-        """Return the hashes of all prompts; None where the client goes meanwhile: others need not wait for them."""
-        hashing = asyncio.create_task(self._hashes_of_all(block))
+        """Return the hashes of all prompts; None if the client disconnects meanwhile."""
+        hashing = asyncio.create_task(self._hashes(block))
         try:
             async with _unless_gone(receive, hashing.cancel):
                 await asyncio.wait([hashing])
@@ -318,36 +318,24 @@ class Generation(ABC):
             hashing.cancel()
         return None if hashing.cancelled() else hashing.result()
 
-    async def _hashes_of_all(self, block: int) -> Sequence[Sequence[int]]:
-        return [await self._hashes(prompt, block) for prompt in self.asked.prompts]
-
-    async def _hashes(self, prompt: Prompt, block: int) -> Sequence[int]:
-        """Return the hashes of a prompt's blocks: of one prompt at a time, and a little between tokens of others."""
-        found: list[int] = []
-        async with self._engines.hashing:
-            until_s = time.perf_counter() + _HASHED_AT_ONCE_S
-            for each in chained_hashes(prompt.token_ids(), block):
-                found.append(each)
-                if time.perf_counter() > until_s:
-                    await asyncio.sleep(0)
-                    until_s = time.perf_counter() + _HASHED_AT_ONCE_S
-        return found
-
-    def _incoming(self, prompt: Prompt, hashes: Sequence[int]) -> Incoming:
-        asked = self.asked
-        room = (self._engines.max_model_len or _ENDLESS) - prompt.tokens
-        return Incoming(
-            request_id=self._name,
-            prompt_tokens=prompt.tokens,
-            max_tokens=room if asked.max_tokens is None else asked.max_tokens,
-            block_hashes=hashes,
-            temperature=asked.temperature,
-            ignore_eos=asked.ignore_eos,
-        )
+    async def _hashes(self, block: int) -> Sequence[Sequence[int]]:
+        """Hash one prompt at a time, for a short while between tokens of other requests."""
+        hashes = []
+        for prompt in self.asked.prompts:
+            found: list[int] = []
+            async with self._engines.hashing:
+                until_s = time.perf_counter() + _HASHED_AT_ONCE_S
+                for each in chained_hashes(prompt.token_ids(), block):
+                    found.append(each)
+                    if time.perf_counter() > until_s:
+                        await asyncio.sleep(0)
+                        until_s = time.perf_counter() + _HASHED_AT_ONCE_S
+            hashes.append(found)
+        return hashes
 
 
 class Streamed(Generation):
-    """Answers as events: one a burst, written as it comes."""
+    """Answers as server-sent events, one for each burst."""
 
     def __init__(self, engines: Engines, asked: Asked, model: str, request_id: str | None, wire: Wire) -> None:
         super().__init__(engines, asked, model, request_id)
@@ -355,8 +343,8 @@ class Streamed(Generation):
         self._plain = not (asked.stop or asked.return_token_ids or asked.continuous_usage)
 
     async def respond(self, receive: Receive) -> None:
-        """Answer until the end, or until the client has gone."""
-        await self._wire.open(_STREAM_HEADERS)
+        """Respond until the end, or until the client disconnects."""
+        await self._wire.open([(b"content-type", b"text/event-stream; charset=utf-8")])
         async with _unless_gone(receive, self._gone):
             await self._wire.closed()
 
@@ -374,13 +362,13 @@ class Streamed(Generation):
         )
 
     def finish(self) -> None:
-        """Write the end."""
+        """Write the last events."""
         usage = self.choices[-1].events.usage(self.usage()) if self.asked.include_usage else b""
         self._wire.write(usage + DONE)
         self._wire.end()
 
     def fail(self) -> None:
-        """Write what went wrong."""
+        """Write an error."""
         self.abort()
         self._wire.write(b"data: " + error(500, "InternalServerError", _ENGINE_ERROR) + b"\n\n" + DONE)
         self._wire.end()
@@ -400,7 +388,7 @@ class Whole(Generation):
         self._failed = False
 
     async def document(self, receive: Receive) -> bytes:
-        """Return it when it is whole; nobody reads it where the client has gone.
+        """Return the document when it is complete, or when the client has disconnected.
 
         Raises
         ------
@@ -415,18 +403,17 @@ class Whole(Generation):
         return whole_answer(self.head, [_joined(each) for each in self._pieces.values()], self.usage(), ids)
 
     def add(self, choice: _Choice, piece: Piece, *, is_first: bool) -> None:  # noqa: ARG002  the other kind asks for it
-        """Keep it."""
+        """Keep the piece."""
         self._pieces[choice].append(piece)
 
     def finish(self) -> None:
-        """Let the document be made."""
+        """Release the document."""
         self._over.set()
 
     def fail(self) -> None:
-        """Let an error be made in its place."""
+        """Release an error in its place."""
         self._failed = True
-        self.abort()
-        self._over.set()
+        self._gone()
 
     def _gone(self) -> None:
         self.abort()
@@ -443,7 +430,7 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
 
 @asynccontextmanager
 async def _unless_gone(receive: Receive, gone: Any) -> AsyncIterator[None]:
-    """Call back when the client goes before the block has ended."""
+    """Call back if the client disconnects before the block has ended."""
 
     async def watch() -> None:
         message: Message = {"type": ""}

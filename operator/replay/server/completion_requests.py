@@ -26,18 +26,18 @@ _TEXT: Final = "".join(_WORDS).encode() * (_LONGEST_SLICE // _ROUND + 2)
 
 
 def count_tokens(text: str) -> int:
-    """Return how many tokens a text has."""
+    """Return the number of tokens of a text."""
     return -(-len(text.encode(errors="replace")) // BYTES_PER_TOKEN)
 
 
 def token_ids(text: str) -> "array[int]":
-    """Return the ids of a text's tokens: equal beginnings have equal ids, which is what a prefix cache asks."""
+    """Return the ids of a text's tokens: texts with equal beginnings share ids, as a prefix cache needs."""
     data = text.encode(errors="replace")
     return array("I", data + bytes(-len(data) % BYTES_PER_TOKEN))
 
 
 def answer_text(begin: int, end: int) -> bytes:
-    """Return the tokens of an answer from one place to another, in ASCII: nothing in it is escaped in JSON."""
+    """Return an answer's tokens from one position to another, in ASCII that JSON does not escape."""
     if end - begin > _LONGEST_SLICE:
         return "".join(_WORDS[place % _ROUND] for place in range(begin, end)).encode()
     start = begin % _ROUND
@@ -45,26 +45,23 @@ def answer_text(begin: int, end: int) -> bytes:
 
 
 def text_of(ids: Sequence[int]) -> str:
-    """Return a text for token ids that were recorded: a word for each."""
+    """Return a text for recorded token ids: a word for each."""
     return "".join([_WORDS[token_id % _ROUND] for token_id in ids])
 
 
 def answer_ids(begin: int, end: int) -> Sequence[int]:
-    """Return ids for the tokens of an answer whose ids were not recorded: those of its words."""
+    """Return the ids of made-up tokens of an answer."""
     return token_ids(answer_text(begin, end).decode())
 
 
-_COMPLETION_TOKENS: Final = 16
-"""What vLLM gives a completion that does not say how many tokens it wants."""
 _MOST_ANSWERS: Final = 1024
 _MOST_STOPS: Final = 1024
-_MOST_TOLD_IDS: Final = 2**24
-"""Ids of prompts in one answer: what is asked for in a line fills gigabytes else."""
+_MOST_TOLD_IDS: Final = 2**24  # prompt ids in one response: a short request could fill gigabytes otherwise
 _SHOWN: Final = 200
 
 
 class RefusedError(Exception):
-    """A request that is answered with an error, in OpenAI's form."""
+    """A request that is answered with an error in OpenAI's form."""
 
     def __init__(self, status: int, kind: str, message: str, parameter: str | None = None) -> None:
         super().__init__(message)
@@ -74,31 +71,31 @@ class RefusedError(Exception):
 
 
 def bad_request(message: str, parameter: str | None = None) -> RefusedError:
-    """Return what is told of a field with a value that cannot be."""
+    """Return the error for a field with an invalid value."""
     return RefusedError(400, "BadRequestError", message, parameter)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is to be gone on from: text, or tokens; and how many tokens that is."""
+    """A prompt as text or token ids, and its number of tokens."""
 
     given: str | Sequence[int]
     tokens: int
 
     def token_ids(self) -> Sequence[int]:
-        """Return its tokens."""
+        """Return its token ids."""
         return token_ids(self.given) if isinstance(self.given, str) else self.given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request that can be served."""
+    """A valid request."""
 
     chat: bool
     model: str | None
     prompts: Sequence[Prompt]
     n: int
-    max_tokens: int | None  # None: as many as there are
+    max_tokens: int | None  # None for no limit
     stop: Sequence[str]
     stream: bool
     include_usage: bool
@@ -123,9 +120,9 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class _Body(Struct, kw_only=True):
-    """What completions and chats have in common; other fields make no difference without a model.
+    """Fields that completions and chats share; others make no difference without a model.
 
-    What would only be sampled by is taken within the bounds that vLLM has for it.
+    Sampling parameters are only checked against vLLM's bounds.
     """
 
     model: str | None = None
@@ -174,7 +171,7 @@ _BodyT = TypeVar("_BodyT", bound=_Body)
 _COMPLETION: Final = msgspec.json.Decoder(_CompletionBody)
 _CHAT: Final = msgspec.json.Decoder(_ChatBody)
 
-# By what they begin with: token ids are checked while they are read, as there may be millions of them.
+# Chosen by the first character, so that token ids, which may be millions, are checked while they are parsed.
 _TokenIds = list[Annotated[int, Meta(ge=0, lt=2**32)]]
 _IDS: Final = msgspec.json.Decoder(_TokenIds)
 _PROMPTS: Final = msgspec.json.Decoder(list[str | _TokenIds])
@@ -182,12 +179,12 @@ _REQUESTS_TEXT: Final = msgspec.json.Decoder(str | None)
 
 
 def read_completion(data: bytes) -> Asked:
-    """Return what the body of /v1/completions asks for.
+    """Parse the body of /v1/completions.
 
     Raises
     ------
     RefusedError
-        It cannot be read, or asks for what no replay can give.
+        The body is invalid, or needs a model.
     """
     body = _decoded(_COMPLETION, data)
     if body.suffix:
@@ -197,29 +194,30 @@ def read_completion(data: bytes) -> Asked:
             f"best_of: a replay has no model that could choose {body.n or 1} of {body.best_of} answers: leave it out",
             "best_of",
         )
-    return _asked(body, _prompts(body.prompt), body.max_tokens or _COMPLETION_TOKENS, chat=False)
+    # 16 is vLLM's default for completions.
+    return _asked(body, _prompts(body.prompt), body.max_tokens or 16, chat=False)
 
 
 def read_chat(data: bytes) -> Asked:
-    """Return what the body of /v1/chat/completions asks for.
+    """Parse the body of /v1/chat/completions.
 
     Raises
     ------
     RefusedError
-        It cannot be read, or asks for what no replay can give.
+        The body is invalid, or needs a model.
     """
     body = _decoded(_CHAT, data)
     if not body.messages:
         raise bad_request("messages must not be empty", "messages")
     if body.tool_choice not in (None, "auto", "none"):
-        # vLLM holds the answer to the tool's schema then.
+        # vLLM would constrain the answer to the tool's schema.
         raise bad_request("tool_choice: a replay has no model that could call a tool: leave it out", "tool_choice")
     text = "".join(f"{message.role}\n{_content(message.content)}\n" for message in body.messages)
     return _asked(body, [_prompt(text)], body.max_completion_tokens or body.max_tokens, chat=True)
 
 
 def _asked(body: _Body, prompts: Sequence[Prompt], max_tokens: int | None, *, chat: bool) -> Asked:
-    _refuse_what_takes_a_model(body)
+    _refuse_if_it_needs_a_model(body)
     options = body.stream_options
     if options is not None and not body.stream:
         raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
@@ -256,7 +254,7 @@ def _asked(body: _Body, prompts: Sequence[Prompt], max_tokens: int | None, *, ch
     )
 
 
-def _refuse_what_takes_a_model(body: _Body) -> None:
+def _refuse_if_it_needs_a_model(body: _Body) -> None:
     for name in ("echo", "logprobs", "prompt_logprobs", "structured_outputs"):
         if getattr(body, name) not in (None, False):
             raise bad_request(f"{name}: a replay has no model that could answer it: leave it out", name)
@@ -307,7 +305,7 @@ def _prompt(prompt: str | list[int]) -> Prompt:
 
 
 def _content(content: str | list[Any] | None) -> str:
-    """Return the text of a message; of images and the like nothing is counted."""
+    """Return the text of a message; images and the like count nothing."""
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return content or ""

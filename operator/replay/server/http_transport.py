@@ -9,21 +9,21 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 ABANDON: Final = "specdecode.abandon"
-"""Extension of the ASGI scope: closes the connection at once, and takes for the log how much was unread."""
+"""Extension of the ASGI scope that closes the connection at once, and logs the number of unread bytes."""
 
 _SENT_AT_ONCE_BYTES: Final = 2**16
 MOST_UNREAD_BYTES: Final = 2**28
 
 
 class Unread:
-    """What clients of one server have not read yet: where all of it is too much, who has most to read is given up."""
+    """Bytes that clients have not read yet; above the limit, the slowest client is disconnected."""
 
     def __init__(self) -> None:
         self._bytes = 0
         self._of: dict[Wire, int] = {}
 
     def tell(self, wire: "Wire", unread_bytes: int) -> None:
-        """Take how much one client has to read now."""
+        """Set the unread bytes of one client."""
         self._bytes += unread_bytes - self._of.pop(wire, 0)
         if unread_bytes:
             self._of[wire] = unread_bytes
@@ -32,10 +32,10 @@ class Unread:
 
 
 class Wire:
-    """The body of one HTTP response. Each write is one message, until a client reads slower than it is written to.
+    """The body of one HTTP response. Each write is one message, until a client reads slower than the server writes.
 
-    ``send`` of an ASGI server is a coroutine that only waits where the connection is full. So it is begun right here,
-    and goes on in a task where it waits; what is written meanwhile is kept, and follows in large pieces.
+    ``send`` of an ASGI server is a coroutine that waits only if the connection is full. It is started inline, and
+    continues in a task if it waits; later writes are kept, and follow in large pieces.
     """
 
     def __init__(self, send: Send, unread: Unread, abandon: Callable[[int], None]) -> None:
@@ -43,14 +43,14 @@ class Wire:
         self._send = send
         self._unread = unread
         self._abandon: Callable[[int], None] | None = abandon
-        # What was written while nothing could be sent; None: it can be.
+        # Writes that wait for the connection; None if it can take more.
         self._kept: bytearray | None = bytearray()
         self._task: asyncio.Task[None] | None = None
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last = False
 
     async def open(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Begin the response: what was written before follows."""
+        """Start the response, and send earlier writes."""
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._catch_up(None)
 
@@ -66,24 +66,24 @@ class Wire:
             waits_for = sending.send(None)
         except StopIteration:
             return
-        except OSError:  # the client has gone, which is told elsewhere
+        except OSError:  # the client has disconnected, which is handled elsewhere
             return
         self._kept = bytearray()
         self._task = asyncio.get_running_loop().create_task(self._catch_up(_Begun(sending, waits_for)))
 
     def end(self) -> None:
-        """Say that this was all."""
+        """End the body."""
         self._last = True
         if self._kept is None and not self._closed.done():
             self._closed.set_result(None)
 
     def drop(self) -> None:
-        """Write nothing more: nobody reads it."""
+        """Discard further writes: the client has disconnected."""
         if not self._closed.done():
             self._closed.set_result(None)
 
     def give_up(self) -> None:
-        """Close the connection: its client is told nothing, as it reads nothing."""
+        """Close the connection of a client that does not read."""
         abandon, kept = self._abandon, self._kept
         self._abandon, self._kept = None, bytearray()
         self._unread.tell(self, 0)
@@ -91,7 +91,7 @@ class Wire:
             abandon(len(kept or ()))
 
     async def closed(self) -> None:
-        """Wait until all is written, or dropped."""
+        """Wait until all writes are sent or dropped."""
         try:
             await self._closed
         finally:
@@ -106,7 +106,7 @@ class Wire:
         if begun is not None:
             await begun
         while self._kept:
-            # Whole events, or all where one is so long.
+            # Send whole events, or everything if one event is longer.
             end = self._kept.rfind(b"\n", 0, _SENT_AT_ONCE_BYTES) + 1 or len(self._kept)
             piece = bytes(self._kept[:end])
             del self._kept[:end]
@@ -118,7 +118,7 @@ class Wire:
 
 
 class _Begun:
-    """A coroutine that somebody has run up to where it waits."""
+    """A coroutine that has run up to its first wait."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
         self._coroutine = coroutine
@@ -129,17 +129,14 @@ class _Begun:
         yield from self._coroutine.__await__()
 
 
+# Of a request's line and headers, or between and after the chunks of its body; h11 has the same limit.
 _LARGEST_HEAD_BYTES: Final = 64 * 2**10
-"""Bytes of a request's line and headers, or between and after the chunks of its body; h11 has the same limit."""
-
+# As in Python's http.client: 64 KiB of the shortest headers take 1.8 MiB of memory.
 _MOST_HEADERS: Final = 100
-"""Headers of one request, as in Python's http.client: 64 KiB of the shortest headers take 1.8 MiB of memory."""
-
+# Requests of a connection that wait for an earlier answer: each takes 300 times the memory of its text.
 _MOST_PIPELINED: Final = 8
-"""Requests of a connection that wait for the answer to an earlier one: each takes 300 times the memory of its text."""
-
+# From the connection, or from the first byte on a reused one, to the last byte of a request.
 _ARRIVES_WITHIN_S: Final = 60.0
-"""Seconds that a request may take from the connection, or from its first byte on a reused one, to its last byte."""
 
 _BUSY: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"

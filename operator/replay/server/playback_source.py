@@ -34,18 +34,15 @@ from specdecode_operator.replay.recorded_engine import (
 )
 from specdecode_operator.replay.stepped_engine import WatchedEngine
 
-BLOCK_TOKENS: Final = 16
-"""Of a trace whose header does not say it, as vllm-vcr has it."""
-
-_MODEL_SUFFIX: Final = ".json"
+BLOCK_TOKENS: Final = 16  # if a trace's header has no block size, as in vllm-vcr
 
 
 class ServeError(Exception):
-    """Why nothing is served, and what to do, in one line."""
+    """An engine that cannot be served: the reason and the fix, in one line."""
 
 
 class Mode(StrEnum):
-    """How an engine gives its tokens."""
+    """How an engine generates its tokens."""
 
     STEPS = "steps"
     MODELLED = "modelled"
@@ -53,7 +50,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
-    """What to play, and how."""
+    """The recordings to play, and how to play them."""
 
     traces: Sequence[Path]
     skip_bad_lines: bool = False
@@ -69,54 +66,53 @@ class SourceSettings:
     seed: int = 0
 
 
-_NO_CACHE_SIZE: Final = (
-    "nothing says how large the KV cache is: it is taken for endless, and kv_cache_usage_perc stays 0: "
-    "give --kv-cache-tokens"
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What was read. Its header tells whose engine it is; K is 0 without speculation."""
+    """A recording or model that was read; K is 0 without speculation."""
 
     meta: TraceMeta
     num_speculative_tokens: int
     kv_cache_tokens: int | None
-    told: str  # what it is, for people
+    told: str  # a description for people
     recording: Recording | None = None
-    drafting: Sequence[Drafting] | None = None  # of the recording's requests, where it is known
+    drafting: Sequence[Drafting] | None = None  # of the recording's requests, if known
     model: FittedModel | None = None
-    notes: Sequence[str] = ()  # what somebody should know
+    notes: Sequence[str] = ()  # warnings for the user
 
 
 @dataclass(frozen=True)
 class Played:
-    """An engine, and what is to be said of it when it has ended."""
+    """An engine, and the warnings about it once it has ended."""
 
     engine: ServedEngine
     outside: Callable[[], Sequence[str]] = field(default=lambda: ())
 
 
 def read_source(settings: SourceSettings) -> Source:
-    """Read what is to be played.
+    """Read the recordings or the model to play.
 
     Raises
     ------
     RecordingError
-        A trace cannot be read, two of them do not go together, or nothing can be fitted to them.
+        A trace cannot be read, two of them do not go together, or a model cannot be fitted to them.
     ServeError
-        A setting does not go with what was read, or a model cannot be used.
+        A setting contradicts the recordings, or a model cannot be used.
     """
-    source = _read_model_file(settings.traces[0]) if _is_model(settings) else _read_traces(settings)
+    is_model = settings.mode is Mode.MODELLED and settings.traces[0].suffix == ".json"
+    source = _read_model_file(settings.traces[0]) if is_model else _read_traces(settings)
     if settings.acceptance is not None and not source.num_speculative_tokens:
         raise ServeError("--acceptance: the engine did not speculate: leave it out, or name another capture")
     if settings.mode is Mode.MODELLED and (settings.kv_cache_tokens or source.kv_cache_tokens) is None:
-        return replace(source, notes=[*source.notes, _NO_CACHE_SIZE])
+        unknown = (
+            "nothing says how large the KV cache is: it is taken for endless, and kv_cache_usage_perc stays 0: "
+            "give --kv-cache-tokens"
+        )
+        return replace(source, notes=[*source.notes, unknown])
     return source
 
 
 def play(settings: SourceSettings, source: Source, clock: Clock) -> Played:
-    """Return an engine that plays what was read."""
+    """Return an engine that plays the source."""
     if settings.time_scale != 1:
         clock = ScaledClock(clock, settings.time_scale)
     modelled = _modelled(settings, source.model, clock) if source.model is not None else None
@@ -156,10 +152,6 @@ def _modelled(settings: SourceSettings, model: FittedModel, clock: Clock) -> Pla
     return Played(WatchedEngine(clock, behaviour, limits), behaviour.outside)
 
 
-def _is_model(settings: SourceSettings) -> bool:
-    return settings.mode is Mode.MODELLED and settings.traces[0].suffix == _MODEL_SUFFIX
-
-
 def _read_model_file(path: Path) -> Source:
     try:
         model = read_model(path)
@@ -186,7 +178,7 @@ def _read_model_file(path: Path) -> Source:
 
 
 def _modelled_tokens(model: FittedModel | None) -> int | None:
-    """Return the tokens of the KV cache, where its blocks are known."""
+    """Return the tokens of the KV cache; None if its blocks are unknown."""
     limits = model.origin.limits if model is not None else None
     if limits is None or limits.num_gpu_blocks is None:
         return None
@@ -208,7 +200,7 @@ def _read_traces(settings: SourceSettings) -> Source:
     if k and largest > k + 1:
         notes.append(f"the largest burst has {largest} tokens, more than K + 1: K of them count as accepted")
     if not modelled:
-        notes += _told_of_steps(settings, recording)
+        notes += _step_notes(settings, recording)
     of_what = "an engine fitted to " if modelled else ""
     meta = _own_header(recording)
     return Source(
@@ -223,7 +215,7 @@ def _read_traces(settings: SourceSettings) -> Source:
     )
 
 
-def _told_of_steps(settings: SourceSettings, recording: Recording) -> list[str]:
+def _step_notes(settings: SourceSettings, recording: Recording) -> list[str]:
     notes = []
     if all(request.arrival_ms is None for request in recording.requests):
         notes.append("no record has arrival_ms: they are used in the order of the file")
@@ -235,9 +227,9 @@ def _told_of_steps(settings: SourceSettings, recording: Recording) -> list[str]:
 
 
 def _own_header(recording: Recording) -> TraceMeta:
-    """Return the header of what is recorded while it is played: without what is particular to the first recording."""
+    """Return the header of a recording of the replay: without the fields that only hold for the first recording."""
     k, meta = recording.num_speculative_tokens, recording.meta
-    # Bursts of several tokens without a draft are blocks of a diffusion model: our fields have no word for them.
+    # Bursts of several tokens without a draft are blocks of a diffusion model, which our schema does not cover.
     of_blocks = k == 0 and any(max(each.chunk_tokens) > 1 for each in recording.requests)
     return msgspec.structs.replace(
         meta,
@@ -251,7 +243,7 @@ def _own_header(recording: Recording) -> TraceMeta:
 
 
 def _drafting(recordings: Sequence[Recording], notes: list[str]) -> Sequence[Drafting] | None:
-    """Return what was drafted for each request, as far as step statistics say it."""
+    """Return the drafting of each request, by step statistics where they fit; None if none do."""
     of_steps = [
         recorded_drafting(each, read_steps(each.steps)) if each.steps is not None else None for each in recordings
     ]

@@ -7,7 +7,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.replay.clocks import LATE_MS, TimerClock
-from specdecode_operator.replay.engine import Clock, ReplayEngine, ServedEngine, UnmatchedRequestError
+from specdecode_operator.replay.engine import Clock, ServedEngine, UnmatchedRequestError
 from specdecode_operator.replay.recorded_engine import Matching
 from specdecode_operator.replay.server.capture_writer import SOURCE, CaptureRecorder
 from specdecode_operator.replay.server.completion_answers import Engines, Streamed, Whole, error
@@ -55,16 +55,15 @@ _MOST_HELD_BYTES: Final = 256 * 2**20
 """Memory of all request bodies that are being read, and of all prompts that are being answered."""
 
 _LONGEST_ID: Final = 256
-_SHOWN: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """What is served."""
+    """Everything that the application answers from."""
 
     engines: Engines
     exposition: Exposition
-    models: Sequence[str]  # names that requests may have; the first is given to those that have none
+    models: Sequence[str]  # served names; the first is the default
     created: int  # seconds since 1970
     version: str
     api_keys: Sequence[str] = ()
@@ -73,18 +72,43 @@ class Service:
 
 
 def application(service: Service) -> ASGIApp:
-    """Return the application."""
+    """Return the ASGI application."""
     bodies = _Bodies()
-    # The library's router alone: its middleware would take part in every event, and here errors have a form already.
+    cards = [
+        {
+            "id": name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "vllm",
+            "root": service.models[0],
+            "parent": None,
+            "max_model_len": service.engines.max_model_len,
+        }
+        for name in service.models
+    ]
+
+    async def models(_request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def healthy(_request: Request) -> Response:
+        return Response(status_code=200)
+
+    async def version(_request: Request) -> Response:
+        return JSONResponse({"version": service.version})
+
+    async def metrics(_request: Request) -> Response:
+        return Response(service.exposition.text(), media_type="text/plain; version=1.0.0; charset=utf-8")
+
+    # Starlette's router alone: its middleware would run for every event, and errors have OpenAI's form already.
     app: ASGIApp = Router(
         [
             _Route("/v1/completions", _Answers(service, read_completion, bodies), methods=["POST"]),
             _Route("/v1/chat/completions", _Answers(service, read_chat, bodies), methods=["POST"]),
-            _Route("/v1/models", _models(service)),
-            _Route("/health", _nothing_wrong, methods=["GET"]),
-            _Route("/ping", _nothing_wrong, methods=["GET", "POST"]),
-            _Route("/version", _version(service)),
-            _Route("/metrics", _metrics(service)),
+            _Route("/v1/models", models),
+            _Route("/health", healthy, methods=["GET"]),
+            _Route("/ping", healthy, methods=["GET", "POST"]),
+            _Route("/version", version),
+            _Route("/metrics", metrics),
         ],
         default=_not_found,
     )
@@ -92,7 +116,7 @@ def application(service: Service) -> ASGIApp:
 
 
 class _Route(Route):
-    """A path that says in OpenAI's form, too, which methods it does not take."""
+    """Route that rejects other methods with an error in OpenAI's form."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.methods and scope["method"] not in self.methods:
@@ -104,8 +128,6 @@ class _Route(Route):
 
 
 class _Answers:
-    """A path whose answers come from the engine."""
-
     def __init__(self, service: Service, read: Callable[[bytes], Asked], bodies: "_Bodies") -> None:
         self._service = service
         self._read = read
@@ -125,17 +147,17 @@ class _Answers:
             body = error(refused.status, refused.kind, str(refused), refused.parameter)
             await _json(body, refused.status)(scope, receive, send)
         except asyncio.CancelledError:
-            # The server ends, and has waited as long as it was told to: it closes the connection.
+            # The drain timeout is over: the server closes the connection.
             return
         finally:
-            held.release()
+            held.become(0)
 
     async def _answer(self, asked: Asked, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         model = asked.model or service.models[0]
         if model not in service.models:
             raise RefusedError(
-                404, "NotFoundError", f"The model `{clip(printable(model), _SHOWN)}` does not exist.", "model"
+                404, "NotFoundError", f"The model `{clip(printable(model), 100)}` does not exist.", "model"
             )
         _refuse_too_long(asked, service.engines.max_model_len)
         if service.fail_share and service.random.random() < service.fail_share:
@@ -175,48 +197,39 @@ def _refuse_too_long(asked: Asked, max_model_len: int | None) -> None:
 
 
 class _Bodies:
-    """Bytes of all request bodies that the server holds."""
+    """Memory of all requests that the server holds."""
 
     held_bytes = 0
 
 
+@dataclass
 class _Held:
-    """The part of one request in those bytes, until it is released."""
+    """Memory of one request, until it is released."""
 
-    def __init__(self, bodies: _Bodies) -> None:
-        self._bodies = bodies
-        self._own_bytes = 0
+    bodies: _Bodies
+    own_bytes: int = 0
 
-    def add(self, more_bytes: int) -> None:
-        """Hold more bytes; refuse the request if all bodies together are too large."""
-        if self._bodies.held_bytes + more_bytes > _MOST_HELD_BYTES:
+    def become(self, own_bytes: int) -> None:
+        """Hold this many bytes; reject the request if all requests together are too large."""
+        more_bytes = own_bytes - self.own_bytes
+        if more_bytes > 0 and self.bodies.held_bytes + more_bytes > _MOST_HELD_BYTES:
             raise RefusedError(
                 503, "ServiceUnavailableError", f"request bodies of more than {_MOST_HELD_BYTES} bytes are held already"
             )
-        self._bodies.held_bytes += more_bytes
-        self._own_bytes += more_bytes
-
-    def become(self, own_bytes: int) -> None:
-        """Hold these bytes in place of the earlier ones; refuse the request if all together are too large."""
-        self.release()
-        self.add(own_bytes)
-
-    def release(self) -> None:
-        """Give all bytes of the request back."""
-        self._bodies.held_bytes -= self._own_bytes
-        self._own_bytes = 0
+        self.bodies.held_bytes += more_bytes
+        self.own_bytes = own_bytes
 
 
 async def _body(receive: Receive, held: _Held) -> bytes | None:
-    """Return the whole body; None if the client has gone before its end."""
+    """Return the whole body; None if the client disconnects before its end."""
     data = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
         part = message.get("body", b"")
-        held.add(len(part))
         data += part
+        held.become(len(data))
         if len(data) > _LARGEST_BODY_BYTES:
             raise RefusedError(413, "BadRequestError", f"the body has more than {_LARGEST_BODY_BYTES} bytes")
         if not message.get("more_body"):
@@ -231,46 +244,8 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     await _json(error(404, "NotFoundError", "Not Found"), 404)(scope, receive, send)
 
 
-async def _nothing_wrong(_request: Request) -> Response:
-    return Response(status_code=200)
-
-
-def _models(service: Service) -> Callable[[Request], Awaitable[Response]]:
-    cards = [
-        {
-            "id": name,
-            "object": "model",
-            "created": service.created,
-            "owned_by": "vllm",
-            "root": service.models[0],
-            "parent": None,
-            "max_model_len": service.engines.max_model_len,
-        }
-        for name in service.models
-    ]
-
-    async def models(_request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": cards})
-
-    return models
-
-
-def _version(service: Service) -> Callable[[Request], Awaitable[Response]]:
-    async def version(_request: Request) -> Response:
-        return JSONResponse({"version": service.version})
-
-    return version
-
-
-def _metrics(service: Service) -> Callable[[Request], Awaitable[Response]]:
-    async def metrics(_request: Request) -> Response:
-        return Response(service.exposition.text(), media_type="text/plain; version=1.0.0; charset=utf-8")
-
-    return metrics
-
-
 class _Keyed:
-    """Lets only those in who know a key, to paths below /v1: as vLLM does it."""
+    """Requires an API key for paths below /v1, as vLLM does."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -288,17 +263,13 @@ class _Keyed:
             await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
 
 
-_LATE_SHARE: Final = 0.01
-_NS_PER_S: Final = 1_000_000_000
-_BACKLOG: Final = 4096
-
 MOST_CONNECTIONS: Final = 2048
 """Connections at a time unless the user says otherwise; with unfinished headers of 64 KiB each they hold 128 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """How to serve."""
+    """Settings of a server."""
 
     source: SourceSettings
     host: str = "127.0.0.1"
@@ -317,7 +288,7 @@ class ServeSettings:
 
 @dataclass(frozen=True)
 class Assembled:
-    """All that a server is made of."""
+    """Application, engine and recorder of a server."""
 
     app: ASGIApp
     played: Played
@@ -325,14 +296,14 @@ class Assembled:
 
 
 def serve(settings: ServeSettings, source: Source, say: Callable[[str], None]) -> None:
-    """Serve until a signal ends it; what is being answered then is answered to its end.
+    """Serve until SIGINT or SIGTERM, then finish the requests in flight.
 
     Raises
     ------
     ServeError
-        The address cannot be listened at.
+        The server cannot listen at the address.
     """
-    # What was read stays: looking through it for garbage again and again would hold up tokens.
+    # The recordings stay: collecting garbage among them would delay tokens.
     gc.collect()
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -355,7 +326,11 @@ async def _serve(settings: ServeSettings, source: Source, say: Callable[[str], N
     server = http_server(
         assembled.app, drain_timeout_s=settings.drain_timeout_s, most_connections=settings.most_connections
     )
-    _order_failures(settings, clock, loop)
+    if settings.hang_after_s is not None:
+        # Requests are still accepted, and /health stays good, as if a kernel never ended.
+        loop.call_later(settings.hang_after_s, clock.stop)
+    if settings.crash_after_s is not None:
+        loop.call_later(settings.crash_after_s, os._exit, 1)
     serving = loop.create_task(server.serve(sockets=[listener]))
     k = source.num_speculative_tokens
     how = f"K = {k}" if k else "no speculation"
@@ -370,35 +345,47 @@ async def _serve(settings: ServeSettings, source: Source, say: Callable[[str], N
             say(f"note: --record ended early, and its files are left as .part: {failure.strerror}")
     for line in assembled.played.outside():
         say(f"note: {line}")
-    if clock.late_timers > _LATE_SHARE * clock.timers:
+    if clock.late_timers > 0.01 * clock.timers:
         share = 100 * clock.late_timers / clock.timers
         say(f"note: {share:.1f} % of bursts came more than {LATE_MS:g} ms too late: this machine was too busy for it")
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to us: the library's would end the process as if it had been killed."""
+    """Server that leaves signals to us: uvicorn would end the process as if it had been killed."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take none."""
+        """Capture no signals."""
         yield
 
 
 def assemble(settings: ServeSettings, source: Source, clock: TimerClock) -> Assembled:
-    """Return the application, the engine that plays, and who records what it does.
+    """Build the application, its engine, and the recorder if one is wanted.
 
     Raises
     ------
     ServeError
-        There is no place to record it.
+        The folder for the recording cannot be used.
     """
-    played = play(settings.source, source, clock)
-    recorder = _recorder(settings, source, clock, played.engine)
+    played, recorder = play(settings.source, source, clock), None
+    if settings.record is not None:
+        zero_s = clock.zero_ns / 1e9
+        meta = msgspec.structs.replace(
+            source.meta,
+            source=SOURCE,
+            zero_monotonic_s=zero_s,
+            zero_wall_s=time.time() - time.monotonic() + zero_s,
+        )
+        try:
+            recorder = CaptureRecorder(settings.record, meta, played.engine, source.num_speculative_tokens)
+        except OSError as error:
+            place = printable(str(settings.record))
+            raise ServeError(f"--record: {place}: {error.strerror}: name another folder") from error
     return Assembled(application(_service(settings, source, clock, played.engine, recorder)), played, recorder)
 
 
 def http_server(app: ASGIApp, *, drain_timeout_s: int, most_connections: int = MOST_CONNECTIONS) -> uvicorn.Server:
-    """Return a server that ends when its ``should_exit`` is set, and answers are at their end or the time is over."""
+    """Return a server that ends after ``should_exit`` is set: with its last answer, or at the drain timeout."""
     return _Server(
         uvicorn.Config(
             app,
@@ -449,7 +436,7 @@ def _service(
 
 
 def _cache_config(tokens: int | None, block_tokens: int, max_model_len: int | None) -> Mapping[str, str]:
-    """Return labels as vLLM writes them: None for what is not known."""
+    """Return the labels of ``vllm:cache_config_info``; "None" for unknown values, as vLLM writes them."""
     concurrency = tokens / max_model_len if tokens is not None and max_model_len is not None else None
     return {
         "block_size": str(block_tokens),
@@ -461,45 +448,17 @@ def _cache_config(tokens: int | None, block_tokens: int, max_model_len: int | No
     }
 
 
-def _recorder(
-    settings: ServeSettings, source: Source, clock: TimerClock, engine: ReplayEngine
-) -> CaptureRecorder | None:
-    if settings.record is None:
-        return None
-    zero_s = clock.zero_ns / _NS_PER_S
-    meta = msgspec.structs.replace(
-        source.meta,
-        source=SOURCE,
-        zero_monotonic_s=zero_s,
-        zero_wall_s=time.time() - time.monotonic() + zero_s,
-    )
-    try:
-        return CaptureRecorder(settings.record, meta, engine, source.num_speculative_tokens)
-    except OSError as error:
-        raise ServeError(
-            f"--record: {printable(str(settings.record))}: {error.strerror}: name another folder"
-        ) from error
-
-
 def listen_at(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
+    """Return a listening socket.
 
     Raises
     ------
     ServeError
-        There is no such address, or it is taken.
+        The address does not exist, or is in use.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=4096)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
         raise ServeError(f"--host, --port: {printable(host)}, {port}: {why}: name another") from error
-
-
-def _order_failures(settings: ServeSettings, clock: TimerClock, loop: asyncio.AbstractEventLoop) -> None:
-    if settings.hang_after_s is not None:
-        # Requests are still taken, and health is still said to be good: as where a kernel never ends.
-        loop.call_later(settings.hang_after_s, clock.stop)
-    if settings.crash_after_s is not None:
-        loop.call_later(settings.crash_after_s, os._exit, 1)

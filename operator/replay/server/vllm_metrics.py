@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from itertools import accumulate
 from typing import Final, Protocol
 
@@ -15,7 +15,7 @@ from specdecode_operator.replay.engine import Burst, Clock, Incoming, ReplayEngi
 
 
 class FastHistogram:
-    """Observations by the smallest bound that they do not exceed."""
+    """Histogram with inclusive upper bounds."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -25,12 +25,12 @@ class FastHistogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Take one."""
+        """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return counts up to each bound, as Prometheus has them."""
+        """Return cumulative counts by bound, as Prometheus has them."""
         below, found = 0, []
         for bound, count in zip([*map(float, self.bounds), float("inf")], self.counts, strict=True):
             below += count
@@ -56,22 +56,22 @@ _MS_PER_S: Final = 1000
 
 
 class Recorder(Protocol):
-    """Who writes down what is served."""
+    """Recorder of served answers."""
 
     def burst(self, answer: "Answer", burst: Burst, now_ms: float) -> None:
-        """Take a burst of an answer."""
+        """Record a burst of an answer."""
 
     def ended(self, answer: "Answer", by: str, finish_reason: str | None, stop_reason: str | None) -> None:
-        """Take the end of an answer: by whom, and why."""
+        """Record the end of an answer: who ended it, and why."""
 
 
 class Meter:
-    """Sums over all answers since the server began."""
+    """Sums over all answers since the server started."""
 
     def __init__(
         self, clock: Clock, num_speculative_tokens: int, recorder: Recorder | None = None, time_scale: float = 1.0
     ) -> None:
-        """Begin with nothing; a second of the engine takes ``time_scale`` on this clock."""
+        """Start at zero; a second of the engine takes ``time_scale`` seconds on this clock."""
         self.now_ms = clock.now_ms
         self.time_scale = time_scale
         self.recorder = recorder
@@ -81,7 +81,7 @@ class Meter:
         self.generation_tokens = 0
         self.finished: Counter[str] = Counter()
         self.draft_tokens = 0
-        # Drafts by how many of their tokens were accepted; nothing is ever drafted where there is one entry.
+        # Drafts by their accepted tokens; with a single entry, the engine does not speculate.
         self.drafts_by_accepted = [0] * (num_speculative_tokens + 1)
         self.ttft_s = FastHistogram(_TTFT_S)
         self.itl_s = FastHistogram(_ITL_S)
@@ -97,52 +97,45 @@ class Meter:
         self.request_n = FastHistogram(_ANSWERS)
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
-    """One answer while it is generated: passes bursts on, and counts them."""
+    """One answer in generation: passes bursts on and counts them.
 
-    __slots__ = (
-        "_last_ms",
-        "_meter",
-        "_over",
-        "_sink",
-        "_ticket",
-        "arrival_ms",
-        "concurrency",
-        "first_ms",
-        "request",
-        "tokens",
-    )
+    Raises
+    ------
+    UnmatchedRequestError
+        The engine rejects the request.
+    """
 
-    def __init__(self, meter: Meter, engine: ServedEngine, request: Incoming, sink: Sink) -> None:
-        """Take the request to the engine.
+    _meter: Meter
+    _engine: InitVar[ServedEngine]
+    request: Incoming
+    _sink: Sink
+    arrival_ms: float = field(init=False)
+    concurrency: int = field(init=False)
+    first_ms: float | None = None
+    tokens: int = 0
+    _last_ms: float = 0.0
+    _over: bool = False
+    _ticket: Submission | None = None
 
-        Raises
-        ------
-        UnmatchedRequestError
-            The engine refuses it.
-        """
-        self._meter = meter
-        self._sink = sink
-        self.request = request
+    def __post_init__(self, _engine: ServedEngine) -> None:
+        """Submit the request to the engine."""
+        meter = self._meter
         self.arrival_ms = meter.now_ms()
-        self.first_ms: float | None = None
-        self._last_ms = 0.0
-        self.tokens = 0
-        self.concurrency = meter.in_flight + 1
-        self._over = False
-        self._ticket: Submission | None = None
-        # An engine that cannot take it may say so before it returns.
+        # The engine may reject the request, or end it, before it returns.
         meter.in_flight += 1
+        self.concurrency = meter.in_flight
         try:
-            self._ticket = engine.submit(request, self._take)
+            self._ticket = _engine.submit(self.request, self._take)
         except BaseException:
             meter.in_flight -= 1
             raise
-        meter.request_max_tokens.observe(request.max_tokens)
+        meter.request_max_tokens.observe(self.request.max_tokens)
 
     @property
     def scheduled_ms(self) -> float | None:
-        """The moment from which on the engine worked on it; None: there was none."""
+        """When the engine first scheduled the request; None if it has not."""
         waited_ms = self._ticket.waited_ms() if self._ticket is not None else None
         if waited_ms is None:
             return None
@@ -151,11 +144,11 @@ class Answer:
         return scheduled_ms if self.first_ms is None else min(scheduled_ms, self.first_ms)
 
     def abort(self) -> None:
-        """Let the engine forget it, as its client did; nothing happens where it is over."""
+        """Cancel the request, as its client did; no effect if it is over."""
         self._end("abort", "abort", None)
 
     def stop(self, text: str) -> None:
-        """End it, as its text has what it was to end at."""
+        """End the answer at a stop string."""
         self._end("stop_string", "stop", text)
 
     def _take(self, burst: Burst) -> None:
@@ -165,7 +158,10 @@ class Answer:
         if self.first_ms is not None:
             meter.itl_s.observe((now_ms - self._last_ms) / _MS_PER_S)
         elif tokens:
-            self._begin(burst, now_ms)
+            self.first_ms = now_ms
+            meter.ttft_s.observe((now_ms - self.arrival_ms) / _MS_PER_S)
+            meter.prompt_tokens += self.request.prompt_tokens
+            meter.cached_tokens += burst.cached_tokens
         self._last_ms = now_ms
         self.tokens += tokens
         meter.generation_tokens += tokens
@@ -179,13 +175,6 @@ class Answer:
         self._sink(burst)
         if burst.finish_reason is not None:
             self._end("engine", burst.finish_reason, None)
-
-    def _begin(self, burst: Burst, now_ms: float) -> None:
-        meter = self._meter
-        self.first_ms = now_ms
-        meter.ttft_s.observe((now_ms - self.arrival_ms) / _MS_PER_S)
-        meter.prompt_tokens += self.request.prompt_tokens
-        meter.cached_tokens += burst.cached_tokens
 
     def _end(self, by: str, finish_reason: str, stop_reason: str | None) -> None:
         if self._over:
@@ -202,7 +191,7 @@ class Answer:
             meter.recorder.ended(self, by, finish_reason, stop_reason)
 
     def _observe(self, first_ms: float) -> None:
-        """Add it to the histograms of those that had a token."""
+        """Add an answer with tokens to the histograms."""
         meter, last_ms = self._meter, self._last_ms
         scheduled_ms = self.scheduled_ms or self.arrival_ms
         decode_s = (last_ms - first_ms) / _MS_PER_S
@@ -218,18 +207,17 @@ class Answer:
 
 
 _ENGINE: Final = "0"
-_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 _LABELS: Final = ("model_name", "engine")
 
 
 @dataclass(frozen=True, eq=False)
 class Exposition:
-    """All that is said there; as a collector of the client library for Prometheus."""
+    """The metrics page, as a collector of Prometheus' client library."""
 
     meter: Meter
     engine: ReplayEngine
     model: str
-    load_factor: float  # so many requests each of ours stands for
+    load_factor: float  # number of requests that each served one stands for
     cache_config: Mapping[str, str]  # labels of ``vllm:cache_config_info``
 
     def text(self) -> bytes:
@@ -240,20 +228,22 @@ class Exposition:
 
     def collect(self) -> Iterator[Metric]:
         """Return every metric."""
-        yield from self._load()
-        yield from self._tokens()
+        yield from self._totals()
         yield from self._histograms()
         if len(self.meter.drafts_by_accepted) > 1:
             yield from self._speculation()
 
-    def _load(self) -> Iterator[Metric]:
-        load, factor = self.engine.load(), self.load_factor
-        yield self._gauge(
-            "num_requests_running", "Number of requests in model execution batches.", load.running * factor
-        )
-        yield self._gauge("num_requests_waiting", "Number of requests waiting to be processed.", load.waiting * factor)
+    def _totals(self) -> Iterator[Metric]:
+        meter, load, factor = self.meter, self.engine.load(), self.load_factor
         usage = min(1.0, load.kv_cache_usage * factor)
-        yield self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage)
+        for name, documentation, value in (
+            ("num_requests_running", "Number of requests in model execution batches.", load.running * factor),
+            ("num_requests_waiting", "Number of requests waiting to be processed.", load.waiting * factor),
+            ("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage),
+        ):
+            gauge = GaugeMetricFamily(f"vllm:{name}", documentation, labels=_LABELS)
+            gauge.add_metric((self.model, _ENGINE), value)
+            yield gauge
         yield self._counter("prefix_cache_queries", "Prefix cache queries, in tokens.", load.prefix_cache_queries)
         yield self._counter("prefix_cache_hits", "Prefix cache hits, in tokens.", load.prefix_cache_hits)
         yield self._counter("num_preemptions", "Cumulative number of preemption from the engine.", load.preemptions)
@@ -261,16 +251,13 @@ class Exposition:
         info = GaugeMetricFamily("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labels=names)
         info.add_metric((_ENGINE, *self.cache_config.values()), 1.0)
         yield info
-
-    def _tokens(self) -> Iterator[Metric]:
-        meter = self.meter
         yield self._counter("prompt_tokens", "Number of prefill tokens processed.", meter.prompt_tokens)
         yield self._counter("prompt_tokens_cached", "Number of cached prompt tokens.", meter.cached_tokens)
         yield self._counter("generation_tokens", "Number of generation tokens processed.", meter.generation_tokens)
         finished = CounterMetricFamily(
             "vllm:request_success", "Count of successfully processed requests.", labels=(*_LABELS, "finished_reason")
         )
-        for reason in _REASONS:
+        for reason in ("stop", "length", "abort", "error", "repetition"):
             finished.add_metric((self.model, _ENGINE, reason), meter.finished[reason])
         yield finished
 
@@ -296,7 +283,7 @@ class Exposition:
 
     def _speculation(self) -> Iterator[Metric]:
         meter, by_accepted = self.meter, self.meter.drafts_by_accepted
-        # How many drafts had at least so many tokens accepted, K first.
+        # Drafts by the least number of their accepted tokens, from K down.
         at_least = list(accumulate(reversed(by_accepted)))
         per_position = at_least[-2::-1]
         yield self._counter("spec_decode_num_drafts", "Number of spec decoding drafts.", at_least[-1])
@@ -310,11 +297,6 @@ class Exposition:
         for position, accepted in enumerate(per_position):
             positions.add_metric((self.model, _ENGINE, str(position)), accepted)
         yield positions
-
-    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", documentation, labels=_LABELS)
-        family.add_metric((self.model, _ENGINE), value)
-        return family
 
     def _counter(self, name: str, documentation: str, value: float) -> Metric:
         family = CounterMetricFamily(f"vllm:{name}", documentation, labels=_LABELS)

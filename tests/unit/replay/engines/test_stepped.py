@@ -86,8 +86,8 @@ def test_who_finds_no_place_waits_and_ttft_grows_with_load() -> None:
     rig = Rig(Limits(max_num_seqs=2))
     got = [rig.send(str(index), output=5) for index in range(6)]
     rig.clock.run()
-    assert max(step.running for step in rig.steps) == 2
-    assert max(step.waiting for step in rig.steps) >= 3
+    assert max(step.load.running for step in rig.steps) == 2
+    assert max(step.load.waiting for step in rig.steps) >= 3
     assert [each.ttft_ms for each in got] == sorted(each.ttft_ms for each in got)
     assert got[-1].ttft_ms > 3 * got[0].ttft_ms
     assert all(sum(each.tokens) == 5 for each in got)

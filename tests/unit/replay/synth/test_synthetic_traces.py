@@ -13,8 +13,7 @@ from specdecode_operator.capture.files.validate import validate_capture
 from specdecode_operator.capture.trace_reader import read_recording, read_steps
 from specdecode_operator.replay.emulated.engine_model import from_rates
 from specdecode_operator.replay.synthetic_load import (
-    InvalidArrivalsError,
-    InvalidLengthsError,
+    InvalidLoadError,
     Lengths,
     Prompts,
     parse_arrivals,
@@ -149,7 +148,7 @@ def test_turns_of_a_conversation_have_what_was_said_and_wait_for_the_answer(tmp_
     ["", "512x", "0", "9-3", "1-99999999", "lognormal:512", "lognormal:512:-1", "lognormal:a:1", "lognormal:5:nan"],
 )
 def test_what_are_no_lengths_is_refused_with_the_forms(text: str) -> None:
-    with pytest.raises(InvalidLengthsError, match="write 512, 100-900"):
+    with pytest.raises(InvalidLoadError, match="write 512, 100-900"):
         parse_lengths(text)
 
 
@@ -170,7 +169,7 @@ def test_lengths_that_are_drawn_are_some_tokens_and_no_more_than_any_prompt_has(
     "text", ["", "poisson", "poisson:", "poisson:0", "poisson:-1", "burst:8", "closed:0", "closed:99999"]
 )
 def test_what_are_no_arrivals_is_refused_with_the_forms(text: str) -> None:
-    with pytest.raises(InvalidArrivalsError, match=r"write constant:4 or poisson:4"):
+    with pytest.raises(InvalidLoadError, match=r"write constant:4 or poisson:4"):
         parse_arrivals(text, 10, None)
 
 
