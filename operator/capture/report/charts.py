@@ -37,8 +37,8 @@ from specdecode_operator.capture.report.drawing import (
     measured,
     new_figure,
     number,
-    picture_of,
     percent_axis,
+    picture_of,
     plain_log,
     whole_ticks,
 )
