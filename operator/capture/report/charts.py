@@ -884,3 +884,19 @@ def _acceptance(arms: Drawn, _: Comparison, captures: tuple[Capture, ...]) -> Pi
 
 def _name(arm: Arm) -> str:
     return printable(arm.name)
+
+
+CHARTS: Final = (
+    tokens_per_step,
+    step_time,
+    by_position,
+    over_time,
+    by_concurrency,
+    by_context,
+    by_temperature,
+    distributions,
+    by_load,
+    client_ttft,
+    cache_use,
+)
+"""Charts of one or several captures, in the order in which they are read."""
