@@ -47,7 +47,7 @@ from specdecode_operator.redaction import clip
 
 _POINTS_OVER_TIME: Final = 80
 _FEWEST_DRAFTED: Final = 100
-"""Drafted tokens, or steps: a share of fewer is left out, as chance alone would move it by more than 10 points."""
+"""Drafted tokens, or steps: with fewer, chance alone would move a share by more than 10 points."""
 
 _FEW: Final = 2
 _HEADROOM: Final = 1.15
@@ -224,7 +224,7 @@ def _steps(each: Series) -> StepSums:
 
 
 def _drafting(series: Sequence[Series]) -> list[Series] | str:
-    """Return the captures whose step statistics tell of drafts; else why there are none."""
+    """Return the captures whose step statistics have drafts, or the reason why there are none."""
     known = [each for each in series if each.capture.steps is not None and each.capture.steps.drafts]
     if known:
         return known
@@ -237,10 +237,10 @@ _FEW_BARS: Final = 40
 _FEWEST_SIZES: Final = 4
 _ONE_PERCENT: Final = 0.01
 _FEWEST_STEPS: Final = 5
-"""Fewer steps of a size say nothing of its quantiles."""
+"""Steps of a size that its quantiles need."""
 
 _HIGHEST: Final = 3.5
-"""Medians that fit into the figure: where steps stall, their P90 would press all else to the ground."""
+"""Height of the figure in medians: stalled steps' P90 would flatten all else."""
 
 _NO_STEPS: Final = "no request has more than one chunk, so there is no decode step"
 
@@ -283,7 +283,7 @@ def tokens_per_step(series: Sequence[Series]) -> Picture | LeftOut:
 
 
 def _size_axis(axes: Axes, largest: int) -> None:
-    """Show sizes from 1 on; one alone gets no bar as wide as the figure."""
+    """Show sizes from 1 to at least 4, so that a single bar is not as wide as the figure."""
     axes.set_xlim(0.4, max(largest, _FEWEST_SIZES) + 0.6)
     whole_ticks(axes)
 
@@ -351,7 +351,7 @@ _QUANTILES: Final = (0.5, 0.9, 0.99)
 _MOST_LOADS: Final = 12
 _LOAD_NAME: Final = 18
 _CROWDED: Final = 44
-"""Letters that stand side by side under half a figure."""
+"""Characters that fit under half a figure."""
 
 _FEWEST_REQUESTS: Final = 2
 _ONE_REQUEST: Final = "one request has no distribution"
@@ -461,13 +461,13 @@ def by_load(series: Sequence[Series]) -> Picture | LeftOut:
 
 
 def _phases(each: Series) -> dict[str, Mask]:
-    """Return which requests each phase has, in the order in which phases began."""
+    """Return the requests of each phase, in the order in which phases began."""
     requests = each.capture.requests
     numbers, arrivals = np.asarray(requests.phase), np.nan_to_num(np.asarray(requests.arrival_ms))
     found: dict[str, Mask] = {}
     for name, place in requests.phases.items():
         key = "(none)" if name is None else shown(name, _LOAD_NAME)
-        # Names that are the same as far as they are shown are one load.
+        # Names that are equal when shortened are one load.
         found[key] = found.get(key, np.zeros(len(numbers), dtype=bool)) | (numbers == place)
     return dict(sorted(found.items(), key=lambda item: float(arrivals[item[1]].min()) if item[1].any() else 0.0))
 
@@ -501,12 +501,12 @@ def _draw_quantiles(  # noqa: PLR0913, PLR0917  where, what, and how
 
 
 def _zero_or_log(axes: Axes) -> None:
-    """Begin at 0, unless loads lie so far apart that the small ones could not be read."""
+    """Start at 0, unless the loads differ so much that the small ones could not be read."""
     values = [float(value) for line in axes.lines for value in np.asarray(line.get_ydata()) if value > 0]
     if values and max(values) > 20 * min(values):
         plain_log(axes, "y")
     else:
-        # With room above: that of the library is a share of how far they lie apart, which may be next to nothing.
+        # With room above: the library's margin is a share of the spread, which may be nearly 0.
         axes.set_ylim(0, 1.05 * max(values, default=1))
 
 
@@ -601,7 +601,7 @@ def budgets(series: Sequence[Series]) -> Picture | LeftOut:
 
 
 def _memory(each: Series) -> Mapping[str, float] | None:
-    """Return the terms of a plan in bytes; None where the manifest has none, or none that can be."""
+    """Return the terms of a plan in bytes; None if they are missing or implausible."""
     per_gpu = each.capture.identity.plan.get("perGpu")
     needed = {"requestedBytes", *(term for *_, terms in _PARTS for term in terms)}
     if not isinstance(per_gpu, dict):
@@ -695,7 +695,7 @@ def _cache_words(each: Series) -> str:
     most, waited = float(bins.largest[:, 3].max()), float(bins.largest[:, 5].max())
     preemptions = sum(each.capture.requests.preemptions)
     waiting = f"up to {counted(waited, 'request')} waited" if waited else "no request waited after a step"
-    # An engine without a limit, as of forecasts of captures that do not say it, has none of it in use.
+    # A forecast of a capture without the size of the KV cache reports no use of it.
     used = f"at most {most:.1%} of the KV cache was in use" if most else "how full the KV cache was is not known"
     return f"{used}, {waiting}, {counted(preemptions, 'preemption')}"
 
@@ -704,7 +704,7 @@ Drawn = Sequence[tuple[Arm, Style]]
 
 
 class _Places:
-    """Where loads stand: by the requests running in the baseline, or one beside the other where each asks its own."""
+    """Positions of loads: by the baseline's running requests, or side by side if each asks different things."""
 
     def __init__(self, baseline: Sequence[Load]) -> None:
         self.apart = any(each.asks for each in baseline)
@@ -712,19 +712,19 @@ class _Places:
         self._running = {each.phase: each.running for each in baseline}
 
     def of(self, load: Load, beside: float = 0.0) -> float | None:
-        """Return the place of a load, a little to a side."""
+        """Return the position of a load, with an offset."""
         if self.apart:
             return self._phases.index(load.phase) + 0.08 * beside
         running = self._running[load.phase]
         return running * (1 + 0.04 * beside) if running else None
 
     def finish(self, axes: Axes) -> None:
-        """Name the places."""
+        """Label the axis."""
         if self.apart:
             _name_phases(axes, self._phases)
-            return
-        axes.set_xlabel("requests running at once in the baseline")
-        plain_log(axes, "x")
+        else:
+            axes.set_xlabel("requests running at once in the baseline")
+            plain_log(axes, "x")
 
 
 def _name_phases(axes: Axes, phases: Sequence[str]) -> None:
