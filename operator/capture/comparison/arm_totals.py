@@ -62,11 +62,6 @@ class _Record(Struct):
     temperature: float | None = None
 
 
-class _Cache(Struct):
-    queries: _Count
-    hits: _Count
-
-
 class _Drafts(Struct):
     num_drafts: _Count
     num_draft_tokens: _Count
@@ -89,7 +84,7 @@ class _Scheduler(Struct):
 class _Step(Struct):
     ts_ms: Moment
     scheduler: _Scheduler
-    engine: Annotated[int, Meta(ge=0, lt=4096)] = 0  # the last step of each is held
+    engine: Annotated[int, Meta(ge=0, lt=4096)] = 0  # the last step of each engine is in memory
 
 
 _RECORD: Final = msgspec.json.Decoder(_Record)
@@ -125,10 +120,10 @@ class StepSums:
     drafts: int = 0
     draft_tokens: int = 0
     accepted: int = 0
-    # Time in which requests ran, and how many did: of it
+    # Time in which at least one request ran, and its product with the number of running requests
     busy_ms: float = 0.0
     running_ms: float = 0.0
-    # Steps of which nothing was prefill
+    # Steps without prefill
     decode_steps: int = 0
     decode_ms: float = 0.0
     decoded_requests: int = 0

@@ -238,7 +238,7 @@ def percent(ratio: float) -> str:
 
 
 def _needed(compared: Sequence[Compared], repetitions: int) -> Iterator[str]:
-    """Yield what would decide the load that is nearest to it, beside what was made."""
+    """Yield the further measurements that would decide the load that needs the fewest."""
     needed = []
     for load, each in compared:
         if each.repetitions_needed is None or each.blocks_needed is None or not each.blocks:

@@ -52,8 +52,8 @@ from specdecode_operator.stats.verdict import DEFAULT_LEVEL, FEWEST_STARTS
 from specdecode_operator.version import __version__
 
 CLOSE: Final = 0.25
-"""Difference of log probability up to which two tokens are as likely: logits from 16 to 32 have steps of 0.125 in BF16,
-and either may be off by one, as the order of sums changes with what is in a batch."""
+"""Difference of log probability up to which two tokens are equally likely: logits from 16 to 32 have steps of 0.125 in
+BF16, and either may be off by one step, as the order of sums depends on the batch."""
 
 _BY_CHANCE: Final = 0.05
 
@@ -103,7 +103,7 @@ def _pairs(baseline: Checks, arm: Checks) -> Iterator[tuple[GreedyAnswer, Greedy
 
 
 def _difference(baseline: GreedyAnswer, other: GreedyAnswer) -> Difference | None:
-    """Return where two answers part: at a token, or where one of them has ended."""
+    """Return the first position at which two answers differ, or at which one has ended."""
     if baseline.tokens == other.tokens:
         return None
     shorter = min(len(baseline.tokens), len(other.tokens))

@@ -29,7 +29,7 @@ class Torn:
 
     path: Path
     line: int
-    size_bytes: int  # what was there of it, and is left out
+    size_bytes: int  # of the incomplete line, which is left out
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def starts(segments: list[Segment]) -> list[list[Segment]]:
 
 
 def current_start(folder: Path) -> list[Segment]:
-    """Return the segments of the engine's newest start; empty while there is none."""
+    """Return the segments of the engine's newest start; empty before the first one."""
     found = starts(list_segments(folder))
     return found[-1] if found else []
 
@@ -183,7 +183,7 @@ class RecordedRequestCount:
         return self._count
 
     def _read_on(self, path: Path) -> None:
-        """Count what was appended, up to the last line feed: the rest is a line that is not whole yet."""
+        """Count the appended lines, up to the last line feed: the rest is an incomplete line."""
         with path.open("rb") as stream:
             stream.seek(self._offsets.get(path, 0))
             torn = b""

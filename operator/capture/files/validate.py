@@ -133,7 +133,7 @@ class FileProblem:
 
 @dataclass
 class FileReport:
-    """One file and what is wrong with it."""
+    """One file and its problems."""
 
     file: str
     kind: str  # what it holds: trace, step-stats, client or aborted

@@ -246,7 +246,7 @@ _NO_STEPS: Final = "no request has more than one chunk, so there is no decode st
 
 
 def tokens_per_step(series: Sequence[Series]) -> Picture | LeftOut:
-    """Draw how many tokens decode steps gave each request: what was captured beside what was replayed."""
+    """Draw how many tokens decode steps gave each request, captured beside replayed."""
     title = "Tokens per decode step"
     known = [each for each in series if each.capture.requests.bursts.any()]
     if not known:

@@ -242,7 +242,7 @@ ET.register_namespace("xlink", _XLINK)
 
 
 def inline_svg(picture: Picture) -> str:
-    """Return a figure as an SVG element without metadata; its ids are unique in a page of several figures."""
+    """Return a figure as an SVG element, without metadata and with ids that are unique in a page."""
     with _no_glyph_warnings():
         raw = io.BytesIO()
         picture.figure.savefig(raw, format="svg")
@@ -317,7 +317,7 @@ def _wrapped(text: str, letters: int = _LINE) -> list[str]:
 
 @contextmanager
 def _no_glyph_warnings() -> Iterator[None]:
-    """Say nothing of letters that the font lacks: names may have any, and a browser has more fonts."""
+    """Suppress warnings about glyphs that the font lacks: names may contain any, and a browser has more fonts."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(?s).*[Gg]lyph")
         yield
