@@ -20,7 +20,7 @@ import sqlite3
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -345,7 +345,9 @@ def merge(folder: Path, meta: TraceMeta, zero_monotonic_s: float) -> Merged:
         # Closed before the steps are written: the volume holds the segments too.
         with scratch_database(folder, "requests", *_REQUEST_TABLES) as requests:
             merging.read_segments(requests, steps)
-            merging.read_client(requests)
+            for client, line in read_client(folder / f"{CLIENT}{PART_SUFFIX}"):
+                # Accounting reports a duplicate id.
+                requests.execute("INSERT OR IGNORE INTO clients VALUES (?, ?)", (client.id, line))
             records = merging.write_trace(requests, meta)
             aborted = merging.write_aborted(requests)
         step_count = merging.write_steps(steps)
@@ -388,33 +390,22 @@ class _Merge:
             whole.freeze()
         self._whole = whole
 
-    def read_client(self, requests: sqlite3.Connection) -> None:
-        for client, line in read_client(self._folder / f"{CLIENT}{PART_SUFFIX}"):
-            # Accounting tells of an id that comes twice.
-            requests.execute("INSERT OR IGNORE INTO clients VALUES (?, ?)", (client.id, line))
-
     def write_trace(self, requests: sqlite3.Connection, meta: TraceMeta) -> int:
-        def line(request: Request, client: ClientRecord | None) -> bytes:
-            return encode(trace_record(request, client, self._clock, self._whole))
-
-        return self._write(TRACE, self._joined(requests, line, has_tokens=True), first=encode_meta(meta))
+        joined = self._joined(requests, has_tokens=True)
+        lines = (encode(trace_record(request, client, self._clock, self._whole)) for request, client in joined)
+        return self._write(TRACE, lines, first=encode_meta(meta))
 
     def write_aborted(self, requests: sqlite3.Connection) -> int:
-        def line(request: Request, client: ClientRecord | None) -> bytes:
-            return encode(aborted_record(request, client, self._clock))
-
-        aborted = self._write(ABORTED, self._joined(requests, line, has_tokens=False))
+        joined = self._joined(requests, has_tokens=False)
+        lines = (encode(aborted_record(request, client, self._clock)) for request, client in joined)
+        aborted = self._write(ABORTED, lines)
         if not aborted:
             (self._folder / f"{ABORTED}{PART_SUFFIX}").unlink()
         return aborted
 
     def _joined(
-        self,
-        requests: sqlite3.Connection,
-        to_line: Callable[[Request, ClientRecord | None], bytes],
-        *,
-        has_tokens: bool,
-    ) -> Iterator[bytes]:
+        self, requests: sqlite3.Connection, *, has_tokens: bool
+    ) -> Iterator[tuple[Request, ClientRecord | None]]:
         for request_line, client_line in requests.execute(_JOINED, (has_tokens,)):
             request = _REQUEST.decode(request_line)
             client = None if client_line is None else _CLIENT.decode(client_line)
@@ -422,7 +413,7 @@ class _Merge:
                 self.warmup += 1
                 continue
             self._first_arrival_s = min(self._first_arrival_s, request.arrival_monotonic_s)
-            yield to_line(request, client)
+            yield request, client
 
     def write_steps(self, steps: sqlite3.Connection) -> int:
         """Write the steps since the first arrival, which is known when the requests are written."""
