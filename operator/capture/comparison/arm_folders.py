@@ -1,5 +1,6 @@
 """Find the folders of a capture's arms and read their manifests and checks, which are untrusted input."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,8 @@ from specdecode_operator.capture.files.formats import CHECKS, MANIFEST, CaptureE
 from specdecode_operator.capture.recorder.segment_format import EngineConfig
 from specdecode_operator.problems import printable, shown
 
-MOST_ARMS: Final = 8
-MOST_REPETITIONS: Final = 20
 _MOST_MANIFEST_BYTES: Final = 16 * 2**20
 _ARM: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
-_REASON: Final = "NotComparable"
 _HOW: Final = "fetch the capture anew"
 
 ArmName = Annotated[str, Meta(min_length=1, max_length=40)]
@@ -27,18 +25,18 @@ _Kind = TypeVar("_Kind")
 
 
 class Experiment(Struct, kw_only=True, frozen=True):
-    """What was compared, as each manifest repeats it."""
+    """The compared arms, repeated in each manifest."""
 
-    arms: Annotated[list[ArmName], Meta(min_length=1, max_length=MOST_ARMS)]
+    arms: Annotated[list[ArmName], Meta(min_length=1, max_length=8)]
     baseline: ArmName
-    repetitions: Annotated[int, Meta(ge=1, le=MOST_REPETITIONS)]
+    repetitions: Annotated[int, Meta(ge=1, le=20)]
     order: list[list[str]] = []
     slo: Slo = Slo()
     lossy: dict[str, _Text] = {}
 
 
 class ArmManifest(Struct, kw_only=True, frozen=True):
-    """What a comparison needs of a manifest; what is unknown to it is passed over."""
+    """The fields of a manifest that a comparison needs; others are ignored."""
 
     namespace: _Text
     capture: _Text
@@ -62,11 +60,10 @@ class ArmManifest(Struct, kw_only=True, frozen=True):
     @property
     def gpus(self) -> int:
         """How many GPUs the engine had; on CPU one machine counts."""
+        if self.gpu is None:
+            return 1
         shape = (self.config.tensor_parallel, self.config.pipeline_parallel, self.config.data_parallel)
-        product = 1
-        for each in shape:
-            product *= max(1, each or 1)
-        return max(len(self.gpu_uuids), product) if self.gpu is not None else 1
+        return max(len(self.gpu_uuids), math.prod(max(1, each or 1) for each in shape))
 
 
 @dataclass(frozen=True)
@@ -80,20 +77,20 @@ class Repetition:
 
 @dataclass(frozen=True)
 class ArmFolders:
-    """What there is of a capture."""
+    """The published folders of a capture."""
 
     experiment: Experiment
-    repetitions: Mapping[str, list[Repetition]]  # of each arm, in their order; empty where none is published
+    repetitions: Mapping[str, list[Repetition]]  # by arm, in order; empty if none is published
 
     @property
     def first(self) -> ArmManifest:
-        """Any manifest: of what all have in common."""
+        """One manifest, for the fields that all have in common."""
         return self.repetitions[self.experiment.baseline][0].manifest
 
 
 def not_comparable(message: str) -> CaptureError:
-    """Return what is said of folders that cannot be compared."""
-    return CaptureError(_REASON, printable(message))
+    """Return the error for folders that cannot be compared."""
+    return CaptureError("NotComparable", printable(message))
 
 
 def find_arms(folder: Path) -> ArmFolders:
@@ -102,7 +99,7 @@ def find_arms(folder: Path) -> ArmFolders:
     Raises
     ------
     CaptureError
-        There are none, or they do not belong together.
+        If there are none, or they do not belong together.
     """
     found = [*_published(folder)]
     experiments = [each.manifest.experiment for _, each in found]
@@ -112,7 +109,13 @@ def find_arms(folder: Path) -> ArmFolders:
     assert experiment is not None  # noqa: S101  as was asked above
     if any(each != experiment for each in experiments):
         raise not_comparable(f"{folder}: its arms are not of one capture: their manifests name other arms: {_HOW}")
-    _check(experiment, folder)
+    bad = next((name for name in experiment.arms if not _ARM.fullmatch(name)), None)
+    if bad is not None:
+        raise not_comparable(f"{folder}: experiment.arms: {shown(bad)}: is no name of an arm: {_HOW}")
+    if len(set(experiment.arms)) < len(experiment.arms) or experiment.arms[0] != experiment.baseline:
+        raise not_comparable(
+            f"{folder}: experiment.arms: {shown(experiment.arms)}: each stands there once, the baseline first: {_HOW}"
+        )
     repetitions: dict[str, list[Repetition]] = {name: [] for name in experiment.arms}
     for arm, repetition in found:
         if arm in repetitions and repetition.number <= experiment.repetitions:
@@ -125,18 +128,8 @@ def find_arms(folder: Path) -> ArmFolders:
     return ArmFolders(experiment, repetitions)
 
 
-def _check(experiment: Experiment, folder: Path) -> None:
-    bad = next((name for name in experiment.arms if not _ARM.fullmatch(name)), None)
-    if bad is not None:
-        raise not_comparable(f"{folder}: experiment.arms: {shown(bad)}: is no name of an arm: {_HOW}")
-    if len(set(experiment.arms)) < len(experiment.arms) or experiment.arms[0] != experiment.baseline:
-        raise not_comparable(
-            f"{folder}: experiment.arms: {shown(experiment.arms)}: each stands there once, the baseline first: {_HOW}"
-        )
-
-
 def _check_workloads(repetitions: Mapping[str, list[Repetition]]) -> None:
-    """Refuse arms that were asked different things."""
+    """Reject arms that were sent different workloads."""
     manifests = [(name, each.manifest) for name, all_of in repetitions.items() for each in all_of]
     (first_name, first), *others = manifests
     for name, manifest in others:
@@ -168,17 +161,15 @@ def _published(folder: Path) -> Iterator[tuple[str, Repetition]]:
 
 
 def read_checks(repetitions: Sequence[Repetition]) -> Checks | None:
-    """Return what an arm was asked beside the load; None where it was not.
+    """Return the answers to the checks of an arm, if there are some.
 
     Raises
     ------
     CaptureError
-        It cannot be read.
+        If the file cannot be read.
     """
-    for each in repetitions:
-        if (path := each.folder / CHECKS).is_file():
-            return _decoded(path, Checks)
-    return None
+    paths = (each.folder / CHECKS for each in repetitions)
+    return next((_decoded(path, Checks) for path in paths if path.is_file()), None)
 
 
 def _decoded(path: Path, kind: type[_Kind]) -> _Kind:

@@ -20,11 +20,10 @@ from specdecode_operator.capture.comparison.client_requests import (
     Numbers,
     PhaseSums,
     Sent,
+    decoded_lines,
     differs_at,
-    lines_of,
     paired_blocks,
     read_client_side,
-    unreadable,
 )
 from specdecode_operator.capture.comparison.comparison_file import (
     AcceptanceOf,
@@ -52,7 +51,7 @@ _Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class _Record(Struct):
-    """What is needed of a line of trace.jsonl."""
+    """The needed fields of a line of trace.jsonl."""
 
     prompt_tokens: _Count
     output_tokens: _Count
@@ -61,11 +60,6 @@ class _Record(Struct):
     itl_tokens: list[_Count] | None = None
     preemptions: _Count | None = None
     temperature: float | None = None
-
-
-class _Cache(Struct):
-    queries: _Count
-    hits: _Count
 
 
 class _Drafts(Struct):
@@ -90,7 +84,7 @@ class _Scheduler(Struct):
 class _Step(Struct):
     ts_ms: Moment
     scheduler: _Scheduler
-    engine: Annotated[int, Meta(ge=0, lt=4096)] = 0  # the last step of each is held
+    engine: Annotated[int, Meta(ge=0, lt=4096)] = 0  # the last step of each engine is in memory
 
 
 _RECORD: Final = msgspec.json.Decoder(_Record)
@@ -99,20 +93,20 @@ _STEP: Final = msgspec.json.Decoder(_Step)
 
 @dataclass
 class Chunks:
-    """Chunks of some requests between their first and their last."""
+    """Chunks of some requests, without each request's first and last one."""
 
     requests: int = 0
     chunks: int = 0
     tokens: int = 0
 
     def add(self, chunks: int, tokens: int) -> None:
-        """Take a request."""
+        """Add a request."""
         self.requests += 1
         self.chunks += chunks
         self.tokens += tokens
 
     def acceptance(self, k: int) -> AcceptanceOf:
-        """Return what they tell, K tokens drafted in each step."""
+        """Return acceptance if each step drafted K tokens."""
         per_step = self.tokens / self.chunks
         return AcceptanceOf(
             requests=self.requests, tokens_per_step=round(per_step, 3), acceptance=round((per_step - 1) / k, 4)
@@ -126,18 +120,36 @@ class StepSums:
     drafts: int = 0
     draft_tokens: int = 0
     accepted: int = 0
-    # Time in which requests ran, and how many did: of it
+    # Time in which at least one request ran, and its product with the number of running requests
     busy_ms: float = 0.0
     running_ms: float = 0.0
-    # Steps of which nothing was prefill
+    # Steps without prefill
     decode_steps: int = 0
     decode_ms: float = 0.0
     decoded_requests: int = 0
     decode_accepted: int = 0
 
+    def add(self, scheduler: _Scheduler, last: _Step | None, gap_ms: float | None) -> None:
+        """Add a step that ended `gap_ms` after the last one; None if its duration is not known."""
+        drafts, details = scheduler.spec_decoding_stats, scheduler.iteration_details
+        if drafts is not None:
+            self.drafts += drafts.num_drafts
+            self.draft_tokens += drafts.num_draft_tokens
+            self.accepted += drafts.num_accepted_tokens
+        if gap_ms is None or last is None:
+            return
+        # The requests of the last step wait for the end of this one.
+        self.busy_ms += gap_ms
+        self.running_ms += gap_ms * last.scheduler.num_running_reqs
+        if details is not None and not details.num_ctx_tokens and details.num_generation_requests:
+            self.decode_steps += 1
+            self.decode_ms += gap_ms
+            self.decoded_requests += details.num_generation_requests
+            self.decode_accepted += drafts.num_accepted_tokens if drafts is not None else 0
+
     @property
     def running(self) -> float | None:
-        """Requests that run at once, on average over the time in which any does."""
+        """Mean number of running requests, over the time in which at least one runs."""
         return self.running_ms / self.busy_ms if self.busy_ms else None
 
     @property
@@ -174,23 +186,16 @@ class EngineSide:
     kv_usage_ms: float = 0.0
 
     def read(self, name: str, repetition: Repetition, span_ms: Mapping[str, tuple[float, float]]) -> None:
-        """Add a repetition; phases are told apart by their spans.
+        """Add a repetition, with the time span of each phase.
 
         Raises
         ------
         CaptureError
-            A file is not there, is cut off, or has a line that cannot be read.
+            If a file is missing or truncated, or has a line that cannot be read.
         """
         speculative = repetition.manifest.config.speculative
         k = min(LARGEST_K, speculative.num_speculative_tokens or 0) if speculative is not None else 0
-        where = f"arm {name}, repetition {repetition.number}: {TRACE}"
-        for line in lines_of(repetition, TRACE, where):
-            if line.number == 1 and line.text.startswith(b'{"meta"'):
-                continue
-            try:
-                record = _RECORD.decode(line.text)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise unreadable(where, line, error) from error
+        for record in decoded_lines(name, repetition, TRACE, _RECORD):
             self._add(record, k)
         if find(repetition.folder, STEP_STATS) is not None or wants_steps(repetition.manifest.record):
             self._read_steps(name, repetition, span_ms)
@@ -215,15 +220,10 @@ class EngineSide:
         self.tenths[min(_TENTHS - 1, int(share * _TENTHS))] += 1
 
     def _read_steps(self, name: str, repetition: Repetition, span_ms: Mapping[str, tuple[float, float]]) -> None:
-        where = f"arm {name}, repetition {repetition.number}: {STEP_STATS}"
         spans = sorted((first, last, phase) for phase, (first, last) in span_ms.items())
         begins = [first for first, _, _ in spans]
         before: dict[int, _Step] = {}
-        for line in lines_of(repetition, STEP_STATS, where):
-            try:
-                step = _STEP.decode(line.text)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise unreadable(where, line, error) from error
+        for step in decoded_lines(name, repetition, STEP_STATS, _STEP):
             at = bisect_right(begins, step.ts_ms) - 1
             phase = spans[at][2] if at >= 0 and step.ts_ms <= spans[at][1] else None
             last = before.get(step.engine)
@@ -231,8 +231,9 @@ class EngineSide:
             backward = last is not None and step.ts_ms < last.ts_ms
             if gap_ms is not None and (backward or gap_ms > _LONGEST_STEP_MS):
                 gap_ms = None
-            for sums in (self.all_steps, *((self.phases[phase],) if phase is not None else ())):
-                _add_step(sums, step.scheduler, last, gap_ms)
+            self.all_steps.add(step.scheduler, last, gap_ms)
+            if phase is not None:
+                self.phases[phase].add(step.scheduler, last, gap_ms)
             self._add_position_and_kv(step.scheduler, gap_ms)
             if not backward:
                 before[step.engine] = step
@@ -247,39 +248,13 @@ class EngineSide:
             for position, count in enumerate(accepted):
                 self.per_position[position] += count
 
-    def contexts(self, k: int) -> dict[str, AcceptanceOf]:
-        """Return acceptance by the length of the prompt."""
-        return {_context(place): chunks.acceptance(k) for place, chunks in sorted(self.by_context.items())}
-
-    def temperatures(self, k: int) -> dict[str, AcceptanceOf]:
-        """Return acceptance by temperature."""
-        return {name: chunks.acceptance(k) for name, chunks in sorted(self.by_temperature.items())}
-
     def request_by_request(self) -> PerRequest | None:
-        """Return how acceptance differs from request to request."""
+        """Return the distribution of acceptance over requests."""
         kept = sorted(self.per_request.kept)
         if not kept:
             return None
         p10, p50, p90 = (round(kept[round(share * (len(kept) - 1))], 4) for share in (0.1, 0.5, 0.9))
         return PerRequest(requests=sum(self.tenths), p10=p10, p50=p50, p90=p90, histogram=list(self.tenths))
-
-
-def _add_step(sums: StepSums, scheduler: _Scheduler, last: _Step | None, gap_ms: float | None) -> None:
-    drafts, details = scheduler.spec_decoding_stats, scheduler.iteration_details
-    if drafts is not None:
-        sums.drafts += drafts.num_drafts
-        sums.draft_tokens += drafts.num_draft_tokens
-        sums.accepted += drafts.num_accepted_tokens
-    if gap_ms is None or last is None:
-        return
-    # Those of the last step wait for the end of this one.
-    sums.busy_ms += gap_ms
-    sums.running_ms += gap_ms * last.scheduler.num_running_reqs
-    if details is not None and not details.num_ctx_tokens and details.num_generation_requests:
-        sums.decode_steps += 1
-        sums.decode_ms += gap_ms
-        sums.decoded_requests += details.num_generation_requests
-        sums.decode_accepted += drafts.num_accepted_tokens if drafts is not None else 0
 
 
 def _context(place: int) -> str:
@@ -292,7 +267,7 @@ def _context(place: int) -> str:
 
 @dataclass
 class ArmSums:
-    """What the files of an arm come to."""
+    """Sums over the files of an arm."""
 
     name: str
     repetitions: Sequence[Repetition]
@@ -305,7 +280,7 @@ class ArmSums:
 
     @property
     def manifest(self) -> ArmManifest:
-        """That of its first repetition."""
+        """Manifest of the first repetition."""
         return self.repetitions[0].manifest
 
     def read(self, repetition: Repetition, slo: Slo) -> dict[str, Sent]:
@@ -319,12 +294,12 @@ class ArmSums:
         return client.sent
 
     def pair(self, number: int, phases: Sequence[Phase], baseline: Mapping[str, Sent], own: Mapping[str, Sent]) -> None:
-        """Add the blocks of a repetition, beside the baseline's of the same.
+        """Add the blocks of a repetition, paired with those of the baseline's.
 
         Raises
         ------
         CaptureError
-            The two were not asked the same.
+            If the two were sent different requests.
         """
         for phase in phases:
             one, other = baseline.get(phase.name), own.get(phase.name)
@@ -338,7 +313,7 @@ class ArmSums:
             self.pairs[phase.name][number] = paired_blocks(phase, one, other)
 
     def running(self, phase: str) -> float | None:
-        """Return how many requests ran at once: by the engine's steps, else by the time that requests took."""
+        """Return how many requests ran at once: by the engine's steps, else by the duration of requests."""
         by_steps = self.engine.phases[phase].running if phase in self.engine.phases else None
         sums = self.phases.get(phase)
         if by_steps is not None or sums is None or not sums.seconds:
@@ -347,7 +322,7 @@ class ArmSums:
 
 
 def load_of(arm: ArmSums, baseline: ArmSums, phase: Phase, price_per_gpu_hour: float | None) -> Load:
-    """Return the figures of a phase; how it compares is put in afterwards."""
+    """Return the figures of a phase, without its comparison."""
     sums = arm.phases.get(phase.name, PhaseSums())
     steps = arm.engine.phases.get(phase.name, StepSums())
     plain = baseline.engine.phases.get(phase.name, StepSums())
@@ -390,16 +365,14 @@ def predicted_ratio(arm: ArmSums, baseline: ArmSums, phase: str) -> float | None
 
 
 def drafting_of(arm: ArmSums, baseline: ArmSums) -> Drafting | None:
-    """Return what speculation did; None where nothing was drafted."""
-    steps = arm.engine.all_steps
-    speculative = arm.manifest.config.speculative
+    """Return the figures of speculation; None if nothing was drafted."""
+    engine, speculative = arm.engine, arm.manifest.config.speculative
+    steps = engine.all_steps
     if not steps.drafts or not steps.draft_tokens or speculative is None:
         return None
     k = speculative.num_speculative_tokens
     tau = 1 + steps.accepted / steps.drafts
-    overhead = _overhead(
-        [(each, baseline.engine.phases.get(name, StepSums())) for name, each in arm.engine.phases.items()]
-    )
+    overhead = _overhead([(each, baseline.engine.phases.get(name, StepSums())) for name, each in engine.phases.items()])
     gained = steps.tokens_per_step
     return Drafting(
         k=k,
@@ -407,14 +380,14 @@ def drafting_of(arm: ArmSums, baseline: ArmSums) -> Drafting | None:
         draft_tokens=steps.draft_tokens,
         accepted_tokens=steps.accepted,
         acceptance=round(steps.accepted / steps.draft_tokens, 4),
-        per_position=[round(each / steps.drafts, 4) for each in arm.engine.per_position],
+        per_position=[round(each / steps.drafts, 4) for each in engine.per_position],
         block_efficiency=round(tau, 4),
         largest_block_efficiency=None if k is None else k + 1,
         draft_efficiency=None if gained is None or not overhead or overhead < 0 else round((gained - 1) / overhead, 3),
         memory_bound_speed_up=_memory_bound(arm.manifest, tau),
-        by_temperature=arm.engine.temperatures(k) if k else {},
-        by_context=arm.engine.contexts(k) if k else {},
-        per_request=arm.engine.request_by_request(),
+        by_temperature={at: each.acceptance(k) for at, each in sorted(engine.by_temperature.items())} if k else {},
+        by_context={_context(at): each.acceptance(k) for at, each in sorted(engine.by_context.items())} if k else {},
+        per_request=engine.request_by_request(),
     )
 
 
@@ -443,7 +416,7 @@ def _memory_bound(manifest: ArmManifest, tau: float) -> float | None:
 
 
 def prefix_cache_of(arm: ArmSums, baseline: ArmSums) -> PrefixCache:
-    """Return what the prefix cache found, and what the baseline's found more on the same prompts."""
+    """Return the hits of the prefix cache, and how many more the baseline had on the same prompts."""
     own, plain = arm.engine, baseline.engine
     tax = None
     if arm is not baseline and own.prompt_tokens and plain.prompt_tokens:
@@ -471,7 +444,7 @@ def kv_cache_of(arm: ArmSums) -> KvCache:
 
 
 def engine_of(manifest: ArmManifest) -> Engine:
-    """Return what the engine says of itself."""
+    """Return the engine as it reports itself."""
     config = manifest.config
     return Engine(
         vllm=manifest.vllm,

@@ -19,14 +19,14 @@ from specdecode_operator.stats.verdict import Finding, PairedSeries, Verdict, be
 Pair = tuple[Block, Block]
 
 _AS_GOOD_AS_NOTHING: Final = 1e-3
-"""Of the other arm's goodput: what stands for none, of which there is no logarithm."""
+"""Share of the largest goodput that stands for 0, which has no logarithm."""
 
 _POWER: Final = ((0.3, 253), (0.5, 112), (1.0, 47), (2.0, 27), (5.0, 11))
 """Blocks that nine of ten comparisons take, by the effect in standard deviations of a block's log ratio, at the level
 95 %: measured, docs/explanation/verdict.md."""
 
 SMALLEST_EFFECT: Final = 0.01
-"""A log ratio nearer to 0 is taken for no difference: how long it would take to see it helps nobody."""
+"""A log ratio nearer to 0 counts as no difference: measuring it would take too long to be useful."""
 
 _MOST_BLOCKS: Final = 2000
 
@@ -51,8 +51,11 @@ class Measured:
 
 def judge(measured: Measured, level: float, predicted: float | None = None) -> LoadVerdict:
     """Return the verdict of a phase; ``level`` is of the interval, ``predicted`` the ratio that formulas predict."""
-    pairs = measured.pairs
-    found, count = _by_blocks(pairs, level)
+    series, count, found = PairedSeries(level), 0, None
+    for _, pairs in sorted(measured.pairs.items()):
+        for baseline, other in pairs:
+            found = series.add(baseline.goodput, other.goodput)
+            count += 1
     logs = _logs(measured.goodputs)
     starts = between_starts(logs, measured.candidate, level)
     blocks_low, blocks_high = (None, None) if found is None else (found.low, found.high)
@@ -69,24 +72,14 @@ def judge(measured: Measured, level: float, predicted: float | None = None) -> L
         blocks_high=blocks_high,
         starts_low=starts_low,
         starts_high=starts_high,
-        blocks_needed=None if effect is None else _blocks_needed(pairs, effect),
+        blocks_needed=None if effect is None else _blocks_needed(measured.pairs, effect),
         repetitions_needed=None if effect is None else starts_needed(logs, effect, level),
         predicted_ratio=predicted,
     )
 
 
-def _by_blocks(pairs: Mapping[int, Sequence[Pair]], level: float) -> tuple[Finding | None, int]:
-    """Return what the series of all pairs has found, if there is one, and how many pairs it is of."""
-    series, count, found = PairedSeries(level), 0, None
-    for repetition in sorted(pairs):
-        for baseline, other in pairs[repetition]:
-            found = series.add(baseline.goodput, other.goodput)
-            count += 1
-    return found, count
-
-
 def _effect(found: Finding | None) -> float | None:
-    """Return the log ratio that more measurements could show; None where there is none, or one too small to help."""
+    """Return the log ratio that more measurements could show, unless it is too small."""
     if found is None or found.ratio is None or found.ratio <= 0:
         return None
     effect = math.log(found.ratio)
@@ -94,7 +87,7 @@ def _effect(found: Finding | None) -> float | None:
 
 
 def _both(blocks: Finding | None, starts: tuple[float, float] | None) -> Verdict:
-    """Return the verdict that both intervals give; where one arm did nothing, that of blocks has no end to show."""
+    """Return the verdict if both intervals agree on it."""
     if blocks is None or starts is None:
         return Verdict.INCONCLUSIVE
     by_starts = Verdict.PAYS if starts[0] > 0 else Verdict.DOES_NOT_PAY if starts[1] < 0 else Verdict.INCONCLUSIVE
@@ -109,10 +102,18 @@ def _logs(goodputs: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def _blocks_needed(pairs: Mapping[int, Sequence[Pair]], effect: float) -> int | None:
-    """Return how many pairs of blocks nine of ten comparisons take for such an effect at the noise of these."""
-    noise = _noise(pairs)
-    if noise is None:
+    """Return how many pairs of blocks nine of ten comparisons need for this effect at this noise."""
+    squares, freedom = 0.0, 0
+    for of_one in pairs.values():
+        logs = [math.log(other.goodput / one.goodput) for one, other in of_one if one.goodput and other.goodput]
+        if len(logs) > 1:
+            mean = sum(logs) / len(logs)
+            squares += sum((each - mean) ** 2 for each in logs)
+            freedom += len(logs) - 1
+    if not freedom:
         return None
+    # Standard deviation of a block's log ratio within a repetition.
+    noise = math.sqrt(squares / freedom)
     size = max(_POWER[0][0] / 3, abs(effect) / noise if noise else math.inf)
     if size >= _POWER[-1][0]:
         return _POWER[-1][1]
@@ -128,29 +129,13 @@ def _blocks_needed(pairs: Mapping[int, Sequence[Pair]], effect: float) -> int | 
     return math.ceil(needed) if needed <= _MOST_BLOCKS else None
 
 
-def _noise(pairs: Mapping[int, Sequence[Pair]]) -> float | None:
-    """Return the standard deviation of a block's log ratio within a repetition."""
-    squares, freedom = 0.0, 0
-    for of_one in pairs.values():
-        logs = [
-            math.log(other.goodput / baseline.goodput)
-            for baseline, other in of_one
-            if baseline.goodput and other.goodput
-        ]
-        if len(logs) > 1:
-            mean = sum(logs) / len(logs)
-            squares += sum((each - mean) ** 2 for each in logs)
-            freedom += len(logs) - 1
-    return math.sqrt(squares / freedom) if freedom else None
-
-
 LONGEST_SENTENCE: Final = 1024
-"""Letters of a sentence, as the status takes it."""
+"""Characters of a message in the status."""
 
 _MOST_LOADS: Final = 6
 
 _WIDE: Final = 1.1
-"""Upper end of an interval to the lower: from here on it hides what would matter."""
+"""Ratio of an interval's ends above which it hides relevant differences."""
 
 Compared = tuple[Load, LoadVerdict]
 
@@ -161,7 +146,7 @@ def compared_loads(loads: Sequence[Load]) -> list[Compared]:
 
 
 def arm_verdict(loads: Sequence[Load], outputs: OutputsFound | None) -> ArmVerdict:
-    """Return what all loads come to; an arm that answers otherwise is Incorrect, however fast it is."""
+    """Return the verdict over all loads; an arm that answers differently is Incorrect at any speed."""
     if outputs is not None and (outputs.parses_less or outputs.outputs == Outputs.DIFFERENT):
         return ArmVerdict.INCORRECT
     found = {compared.verdict for _, compared in compared_loads(loads)}
@@ -172,11 +157,11 @@ def arm_verdict(loads: Sequence[Load], outputs: OutputsFound | None) -> ArmVerdi
 
 
 def crossover(baseline: Sequence[Load], loads: Sequence[Load]) -> float | None:
-    """Return the requests running at once above which an arm stops paying.
+    """Return the number of running requests above which an arm stops paying.
 
-    That is where the ratio first falls to 1, from the last load that pays before one that costs to that one. Between
-    loads its logarithm lies on a straight line over that of the load. Phases that ask different things, as in a sweep,
-    are no loads of one traffic: it is not known.
+    It lies between the first load that costs and the last one before it that pays, where the ratio falls to 1.
+    Between loads, the logarithm of the ratio is linear in that of the load. It is not known if phases ask different
+    things, as in a sweep.
     """
     if len({load.asks for load, _ in compared_loads(loads)}) > 1:
         return None
@@ -215,54 +200,35 @@ def sentence(  # noqa: PLR0913, PLR0917  what it speaks of
     missing: str | None,
 ) -> str:
     """Return the verdict of an arm with its figures."""
-    # What is missing comes first: until it is there, nothing else is needed.
-    made = None if missing is not None else repetitions
-    parts = [*_parts(verdict, baseline, loads, outputs, crossing, level, made)]
-    if missing is not None:
-        parts.insert(0, missing)
-    return clip("; ".join(parts), LONGEST_SENTENCE)
-
-
-def _parts(  # noqa: PLR0913, PLR0917  as above
-    verdict: ArmVerdict,
-    baseline: Sequence[Load],
-    loads: Sequence[Load],
-    outputs: OutputsFound | None,
-    crossing: float | None,
-    level: float,
-    repetitions: int | None,
-) -> Iterator[str]:
+    parts = [missing] if missing is not None else []
     if verdict is ArmVerdict.INCORRECT and outputs is not None:
-        yield from _wrong(outputs)
+        parts += _wrong(outputs)
     running = {each.phase: each.running for each in baseline}
     compared = compared_loads(loads)
     said = [_load(running.get(load.phase), load, each, level) for load, each in compared]
     if said:
         more = f" and {len(said) - _MOST_LOADS} more loads" if len(said) > _MOST_LOADS else ""
-        yield f"goodput {', '.join(said[:_MOST_LOADS])}{more}"
+        parts.append(f"goodput {', '.join(said[:_MOST_LOADS])}{more}")
     else:
         why = next((each.not_compared for each in loads if each.not_compared), "none ran")
-        yield f"no load could be compared: {why}"
+        parts.append(f"no load could be compared: {why}")
     if crossing is not None:
-        yield f"stops paying above about {crossing:g} running"
-    if verdict is ArmVerdict.INCONCLUSIVE and repetitions is not None:
-        yield from _needed(compared, repetitions)
+        parts.append(f"stops paying above about {crossing:g} running")
+    if verdict is ArmVerdict.INCONCLUSIVE and missing is None:
+        parts += _needed(compared, repetitions)
     if outputs is not None and verdict is not ArmVerdict.INCORRECT:
-        yield _outputs(outputs)
+        parts.append(_outputs(outputs))
+    return clip("; ".join(parts), LONGEST_SENTENCE)
 
 
 def _load(running: float | None, load: Load, compared: LoadVerdict, level: float) -> str:
     at = f"in {load.phase}" if running is None or load.asks else f"with {running:.3g} running"
-    ends = [None if each is None else percent(each) for each in (compared.low, compared.high)]
+    ratio = "not known" if compared.ratio is None else percent(compared.ratio)
     if compared.blocks_low is None or compared.blocks_high is None:
-        return f"{_ratio(compared)} {at} (too few blocks for an interval: {compared.blocks})"
-    if None in ends:
-        return f"{_ratio(compared)} {at} (one start of each engine gives no interval)"
-    return f"{_ratio(compared)} ({100 * level:.0f} %: {ends[0]} to {ends[1]}) {at}"
-
-
-def _ratio(compared: LoadVerdict) -> str:
-    return "not known" if compared.ratio is None else percent(compared.ratio)
+        return f"{ratio} {at} (too few blocks for an interval: {compared.blocks})"
+    if compared.low is None or compared.high is None:
+        return f"{ratio} {at} (one start of each engine gives no interval)"
+    return f"{ratio} ({100 * level:.0f} %: {percent(compared.low)} to {percent(compared.high)}) {at}"
 
 
 def percent(ratio: float) -> str:
@@ -272,7 +238,7 @@ def percent(ratio: float) -> str:
 
 
 def _needed(compared: Sequence[Compared], repetitions: int) -> Iterator[str]:
-    """Yield what would decide the load that is nearest to it, beside what was made."""
+    """Yield the further measurements that would decide the load that needs the fewest."""
     needed = []
     for load, each in compared:
         if each.repetitions_needed is None or each.blocks_needed is None or not each.blocks:
@@ -298,9 +264,8 @@ def _needed(compared: Sequence[Compared], repetitions: int) -> Iterator[str]:
 def _wrong(outputs: OutputsFound) -> Iterator[str]:
     if outputs.outputs == Outputs.DIFFERENT and outputs.first_difference is not None:
         first = outputs.first_difference
-        margin = (
-            "" if first.baseline_margin is None else f", where its two likeliest were {first.baseline_margin:.3g} apart"
-        )
+        apart = first.baseline_margin
+        margin = "" if apart is None else f", where its two likeliest were {apart:.3g} apart"
         yield (
             f"{outputs.different} of {outputs.prompts} greedy answers differ from the baseline's, one at "
             f"token {first.position + 1}{margin}"
@@ -313,7 +278,7 @@ def _wrong(outputs: OutputsFound) -> Iterator[str]:
 def _outputs(outputs: OutputsFound) -> str:
     match outputs.outputs:
         case Outputs.EQUAL:
-            return f"{_counted(outputs.prompts, 'greedy answer')} equal to the baseline's"
+            return f"{outputs.prompts} greedy answer{'s' * (outputs.prompts != 1)} equal to the baseline's"
         case Outputs.EXPLAINED:
             return (
                 f"{outputs.explained} of {outputs.prompts} greedy answers differ, where two tokens were about as likely"
@@ -324,21 +289,17 @@ def _outputs(outputs: OutputsFound) -> str:
             return "outputs were not checked"
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 MOST_BYTES: Final = 3072
 """Of a termination message's 4096: the rest is for status.summary."""
 
 _SHORTER: Final = ((400, 32), (200, 16), (160, 8), (120, 4), (120, 2), (80, 1), (60, 0))
-"""Letters of each message, and loads of each arm, tried until it fits."""
+"""Characters of each message and loads of each arm, tried until the status fits."""
 
 
 def comparison_status(comparison: Comparison, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """Return the status that a comparison gives, as it stands in the object, in so many bytes of JSON at most.
+    """Return ``status.comparison``, in at most `most_bytes` of JSON.
 
-    Where it would be more, messages are cut, then loads in the middle are left out: all of it is in comparison.json.
+    If it is longer, messages are cut and loads in the middle are left out: comparison.json has all of them.
     """
     status = _whole(comparison)
     for letters, loads in _SHORTER:
@@ -347,15 +308,12 @@ def comparison_status(comparison: Comparison, most_bytes: int = MOST_BYTES) -> d
         for arm in status["arms"]:
             text = arm["message"]
             arm["message"] = text if len(text) <= letters else f"{text[: letters - 1]}…"
-            arm["loads"] = _thinned(arm.get("loads", []), loads)
+            found = arm.get("loads", [])
+            if len(found) > loads:
+                # Evenly, with the first and the last one.
+                found = [found[round(place * (len(found) - 1) / max(1, loads - 1))] for place in range(loads)]
+            arm["loads"] = found
     return status
-
-
-def _thinned(loads: list[Any], most: int) -> list[Any]:
-    """Return some of the loads, evenly, the first and the last among them."""
-    if len(loads) <= most:
-        return loads
-    return [loads[round(place * (len(loads) - 1) / max(1, most - 1))] for place in range(most)]
 
 
 def _whole(comparison: Comparison) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,7 +17,14 @@ from msgspec import Meta, Struct
 from specdecode_operator.api.capture import Pattern, Phase
 from specdecode_operator.capture.comparison.arm_folders import Repetition, not_comparable
 from specdecode_operator.capture.comparison.comparison_file import Slo
-from specdecode_operator.capture.files.formats import CLIENT, BrokenGzipError, Line, NoTrailerError, Outcome, read_lines
+from specdecode_operator.capture.files.formats import (
+    CLIENT,
+    TRACE,
+    BrokenGzipError,
+    NoTrailerError,
+    Outcome,
+    read_lines,
+)
 from specdecode_operator.capture.files.validate import find
 
 MOST_REQUESTS: Final = 5_000_000
@@ -25,8 +32,7 @@ MOST_REQUESTS: Final = 5_000_000
 
 _MOST_PHASES: Final = 64
 _MOST_NUMBERS: Final = 100_000
-"""From so many on every other number is kept, then every fourth, and so on: quantiles of 50,000 are as good."""
-
+"""Beyond it only every second number is kept, then every fourth, and so on: 50,000 give the same quantiles."""
 _LONGEST_MS: Final = 1e12
 
 Moment = Annotated[float, Meta(ge=-_LONGEST_MS, le=_LONGEST_MS)]
@@ -35,7 +41,7 @@ _Tokens = Annotated[int, Meta(ge=0, le=2**27)]
 
 
 class _Request(Struct):
-    """What is needed of a line of client.jsonl."""
+    """The needed fields of a line of client.jsonl."""
 
     phase: Annotated[str, Meta(max_length=64)]
     index: Annotated[int, Meta(ge=0, lt=MOST_REQUESTS)]
@@ -54,10 +60,11 @@ class _Request(Struct):
 
 
 _DECODER: Final = msgspec.json.Decoder(_Request)
+_Line = TypeVar("_Line")
 
 
 class Numbers:
-    """Numbers to take quantiles of, of which so many are kept, evenly over all."""
+    """Numbers to take quantiles of: an even sample of bounded size."""
 
     def __init__(self) -> None:
         self.kept = array("d")
@@ -65,7 +72,7 @@ class Numbers:
         self._seen = 0
 
     def add(self, number: float) -> None:
-        """Take one."""
+        """Add one."""
         if self._seen % self._stride == 0:
             self.kept.append(number)
             if len(self.kept) >= _MOST_NUMBERS:
@@ -78,25 +85,27 @@ class Numbers:
 class Sent:
     """Requests of a phase of one repetition, by their index."""
 
-    sent_ms: "array[float]" = field(default_factory=lambda: array("d"))  # NaN where it was not sent
+    sent_ms: "array[float]" = field(default_factory=lambda: array("d"))  # NaN if it was not sent
     ended_ms: "array[float]" = field(default_factory=lambda: array("d"))
     good_tokens: "array[int]" = field(default_factory=lambda: array("I"))  # of a whole answer within the SLO
     asked: "array[int]" = field(default_factory=lambda: array("I"))  # a checksum of what was asked; 0: not known
 
     def put(self, request: _Request, good_tokens: int) -> None:
-        """Take one."""
-        missing = request.index + 1 - len(self.sent_ms)
+        """Add one, with a checksum unless it depends on earlier answers or its prompt was not counted."""
+        at, missing = request.index, request.index + 1 - len(self.sent_ms)
         if missing > 0:
             self.sent_ms.extend([math.nan] * missing)
             self.ended_ms.extend([math.nan] * missing)
             self.good_tokens.extend([0] * missing)
             self.asked.extend([0] * missing)
-        at = request.index
         if request.sent_ms is not None:
             self.sent_ms[at] = request.sent_ms
             self.ended_ms[at] = request.sent_ms if request.finished_ms is None else request.finished_ms
         self.good_tokens[at] = good_tokens
-        self.asked[at] = _asked(request)
+        self.asked[at] = 0
+        if not request.turn and request.prompt_tokens is not None:
+            words = f"{request.prompt_tokens}/{request.max_tokens}/{request.temperature}/{request.n}"
+            self.asked[at] = zlib.crc32(words.encode()) or 1
 
     def __len__(self) -> int:
         return len(self.sent_ms)
@@ -119,7 +128,7 @@ class PhaseSums:
 
 @dataclass
 class ClientSide:
-    """What is known of one repetition."""
+    """Requests of one repetition, by phase."""
 
     sent: dict[str, Sent] = field(default_factory=dict)
     span_ms: dict[str, tuple[float, float]] = field(default_factory=dict)  # from first sending to last end
@@ -131,10 +140,13 @@ def read_client_side(name: str, repetition: Repetition, slo: Slo, sums: dict[str
     Raises
     ------
     CaptureError
-        The file is not there, is cut off, or has a line that cannot be read.
+        If the file is missing, truncated or too long, or has a line that cannot be read.
     """
     found, room = ClientSide(), 0
-    for request in _requests(name, repetition):
+    for count, request in enumerate(decoded_lines(name, repetition, CLIENT, _DECODER), start=1):
+        if count > MOST_REQUESTS:
+            where = f"arm {name}, repetition {repetition.number}: {CLIENT}"
+            raise not_comparable(f"{where} has more than {MOST_REQUESTS:,} requests: compare shorter captures")
         if request.warmup:
             continue
         if request.phase not in sums and len(sums) >= _MOST_PHASES:
@@ -175,33 +187,17 @@ def _take(request: _Request, phase: PhaseSums, slo: Slo) -> int:
     return tokens
 
 
-def _asked(request: _Request) -> int:
-    """Return a checksum of what a request asked; 0 where it goes by answers before it, or nobody counted its prompt."""
-    if request.turn or request.prompt_tokens is None:
-        return 0
-    words = f"{request.prompt_tokens}/{request.max_tokens}/{request.temperature}/{request.n}"
-    return zlib.crc32(words.encode()) or 1
-
-
-def _requests(name: str, repetition: Repetition) -> Iterator[_Request]:
-    where = f"arm {name}, repetition {repetition.number}: {CLIENT}"
-    for count, line in enumerate(lines_of(repetition, CLIENT, where), start=1):
-        if count > MOST_REQUESTS:
-            raise not_comparable(f"{where} has more than {MOST_REQUESTS:,} requests: compare shorter captures")
-        try:
-            yield _DECODER.decode(line.text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise unreadable(where, line, error) from error
-
-
-def lines_of(repetition: Repetition, name: str, where: str) -> Iterator[Line]:
-    """Return the lines of a file, which must be as many as its manifest says.
+def decoded_lines(
+    arm: str, repetition: Repetition, name: str, decoder: "msgspec.json.Decoder[_Line]"
+) -> Iterator[_Line]:
+    """Return the lines of a file but a trace's header; their number must be that in the manifest.
 
     Raises
     ------
     CaptureError
-        The file is not there, is damaged, or is not whole.
+        If the file is missing, damaged or truncated, or has a line that cannot be read.
     """
+    where = f"arm {arm}, repetition {repetition.number}: {name}"
     path = find(repetition.folder, name)
     if path is None:
         raise not_comparable(f"{where} is not there: fetch the capture anew")
@@ -209,7 +205,14 @@ def lines_of(repetition: Repetition, name: str, where: str) -> Iterator[Line]:
     try:
         for line in read_lines(path):
             count += 1
-            yield line
+            if name == TRACE and line.number == 1 and line.text.startswith(b'{"meta"'):
+                continue
+            try:
+                decoded = decoder.decode(line.text)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                message = f"{where}, line {line.number} cannot be read: {error}: fetch it anew"
+                raise not_comparable(message) from error
+            yield decoded
     except (BrokenGzipError, NoTrailerError, EOFError) as error:
         raise not_comparable(f"{where} is cut off or damaged: {error}: fetch it anew") from error
     except OSError as error:
@@ -217,11 +220,6 @@ def lines_of(repetition: Repetition, name: str, where: str) -> Iterator[Line]:
     entry = repetition.manifest.files.get(name)
     if entry is not None and entry.lines != count:
         raise not_comparable(f"{where} has {count:,} lines instead of {entry.lines:,}: fetch it anew")
-
-
-def unreadable(where: str, line: Line, error: Exception) -> Exception:
-    """Return what is said of a line that cannot be read."""
-    return not_comparable(f"{where}, line {line.number} cannot be read: {error}: fetch it anew")
 
 
 _BLOCKS: Final = 16
@@ -245,35 +243,28 @@ class Block:
 
 
 def sends_at_a_rate(phase: Phase) -> bool:
-    """Whether it sends the same to all arms, however fast they are."""
+    """Whether the load does not depend on how fast an arm answers."""
     return phase.pattern not in (Pattern.CLOSED, Pattern.MULTITURN)
 
 
-def block_requests(phase: Phase, requests: int) -> int:
-    """Return how many requests a block has: known from the workload, before anything is measured.
-
-    Twice as many as run at once, so that most of a block lies beside no other one.
-    """
-    fewest = _FEWEST_OPEN if phase.concurrency is None else 2 * phase.concurrency
-    return max(fewest, math.ceil(requests / _BLOCKS))
-
-
 def paired_blocks(phase: Phase, baseline: Sent, candidate: Sent) -> list[tuple[Block, Block]]:
-    """Return the blocks of one repetition; requests that one of the two did not come to are left out."""
+    """Return the blocks of one repetition, of the requests that both arms came to."""
     requests = min(len(baseline), len(candidate))
-    length = block_requests(phase, requests)
+    # Twice as many as run at once, so that most of a block lies beside no other one.
+    fewest = _FEWEST_OPEN if phase.concurrency is None else 2 * phase.concurrency
+    length = max(fewest, math.ceil(requests / _BLOCKS))
     starts = list(range(0, requests - length + 1, length)) or [0][: min(1, requests)]
     pairs = zip(_blocks(baseline, starts, requests), _blocks(candidate, starts, requests), strict=True)
     return [(one, other) for one, other in pairs if one is not None and other is not None]
 
 
 def _blocks(sent: Sent, starts: list[int], requests: int) -> Iterator[Block | None]:
-    """Yield a block for each start; None where nothing was sent. What is left over belongs to the last one."""
+    """Yield a block for each start, None if nothing of it was sent. The last one runs to the end."""
+    spans = list(zip(starts, [*starts[1:], requests], strict=True))
     firsts = [
-        min((each for each in sent.sent_ms[start:end] if not math.isnan(each)), default=None)
-        for start, end in zip(starts, [*starts[1:], requests], strict=True)
+        min((each for each in sent.sent_ms[start:end] if not math.isnan(each)), default=None) for start, end in spans
     ]
-    for place, (start, end) in enumerate(zip(starts, [*starts[1:], requests], strict=True)):
+    for place, (start, end) in enumerate(spans):
         first = firsts[place]
         until = next((each for each in firsts[place + 1 :] if each is not None), None)
         if until is None:
@@ -283,8 +274,6 @@ def _blocks(sent: Sent, starts: list[int], requests: int) -> Iterator[Block | No
 
 
 def differs_at(baseline: Sent, candidate: Sent) -> int | None:
-    """Return the first request that the two arms were not asked alike; None where they were."""
-    for index, (one, other) in enumerate(zip(baseline.asked, candidate.asked, strict=False)):
-        if one and other and one != other:
-            return index
-    return None
+    """Return the index of the first request that differs between two arms, if there is one."""
+    both = enumerate(zip(baseline.asked, candidate.asked, strict=False))
+    return next((index for index, (one, other) in both if one and other and one != other), None)

@@ -6,9 +6,10 @@ files were published just before; elsewhere they are untrusted.
 """
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ from specdecode_operator.api.capture_status import ArmVerdict, Outputs
 from specdecode_operator.capture.comparison.arm_folders import (
     ArmFolders,
     ArmManifest,
-    Repetition,
     find_arms,
     not_comparable,
     read_checks,
@@ -44,29 +44,29 @@ from specdecode_operator.capture.comparison.comparison_file import (
     Load,
     OutputsFound,
 )
-from specdecode_operator.capture.files.formats import CHECKS, PART_SUFFIX, Checks, GreedyAnswer, ParsingCheck
+from specdecode_operator.capture.files.formats import CHECKS, Checks, GreedyAnswer, ParsingCheck
+from specdecode_operator.capture.files.publish import write_whole
 from specdecode_operator.capture.files.validate import RANDOM_PROMPTS, are_random
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.stats.verdict import DEFAULT_LEVEL, FEWEST_STARTS
 from specdecode_operator.version import __version__
 
 CLOSE: Final = 0.25
-"""Difference of log probability up to which two tokens are as likely: logits from 16 to 32 have steps of 0.125 in BF16,
-and either may be off by one, as the order of sums changes with what is in a batch."""
+"""Difference of log probability up to which two tokens are equally likely: logits from 16 to 32 have steps of 0.125 in
+BF16, and either may be off by one step, as the order of sums depends on the batch."""
 
 _BY_CHANCE: Final = 0.05
 
 
 def compare_outputs(baseline: Checks | None, arm: Checks | None, lossy: str | None) -> OutputsFound:
-    """Return what the answers of an arm come to beside the baseline's."""
-    pairs = [] if baseline is None or arm is None else [*_pairs(baseline, arm)]
-    missing = list(_not_measured(baseline, arm, pairs))
-    differences = [found for one, other in pairs if (found := _difference(one, other)) is not None]
-    explained = sum(each.explained for each in differences)
-    structured = tool_calls = None
+    """Compare the answers of an arm with the baseline's."""
+    pairs, structured, tool_calls = [], None, None
     if baseline is not None and arm is not None:
+        pairs = [*_pairs(baseline, arm)]
         structured = _parsing(baseline.structured, arm.structured)
         tool_calls = _parsing(baseline.tool_calls, arm.tool_calls)
+    differences = [found for one, other in pairs if (found := _difference(one, other)) is not None]
+    explained = sum(each.explained for each in differences)
     first = next((each for each in differences if not each.explained), differences[0] if differences else None)
     return OutputsFound(
         outputs=_outputs(len(pairs), len(differences), explained, lossy).value,
@@ -75,16 +75,16 @@ def compare_outputs(baseline: Checks | None, arm: Checks | None, lossy: str | No
         explained=explained,
         different=len(differences) - explained,
         first_difference=first,
-        structured=_shares(structured),
-        tool_calls=_shares(tool_calls),
-        parses_less=_less(structured) or _less(tool_calls),
-        not_measured=missing,
+        structured=structured.shares if structured else None,
+        tool_calls=tool_calls.shares if tool_calls else None,
+        parses_less=any(each is not None and each.parses_less for each in (structured, tool_calls)),
+        not_measured=list(_not_measured(baseline, arm, pairs)),
     )
 
 
 def _outputs(prompts: int, differences: int, explained: int, lossy: str | None) -> Outputs:
     if lossy is not None:
-        # What may answer otherwise is never called equal, whatever so many prompts showed.
+        # A lossy setting is never called equal: the prompts prove nothing about other prompts.
         return Outputs.LOSSY
     if not prompts:
         return Outputs.NOT_CHECKED
@@ -97,23 +97,19 @@ def _pairs(baseline: Checks, arm: Checks) -> Iterator[tuple[GreedyAnswer, Greedy
     of_arm = {each.prompt_sha256: each for each in arm.greedy.answers}
     for each in baseline.greedy.answers:
         other = of_arm.get(each.prompt_sha256)
-        # Two answers without a token show nothing: an engine that says nothing would have said it of any prompt.
+        # Two empty answers show nothing: an engine that answers nothing would do so for any prompt.
         if other is not None and (each.tokens or other.tokens):
             yield each, other
 
 
 def _difference(baseline: GreedyAnswer, other: GreedyAnswer) -> Difference | None:
-    """Return where two answers part: at a token, or where one of them has ended."""
+    """Return the first position at which two answers differ, or at which one has ended."""
     if baseline.tokens == other.tokens:
         return None
     shorter = min(len(baseline.tokens), len(other.tokens))
     position = next((at for at in range(shorter) if baseline.tokens[at] != other.tokens[at]), shorter)
-    margins = [
-        answer.top2_margin[position]
-        for answer in (baseline, other)
-        if position < min(len(answer.tokens), len(answer.top2_margin))
-    ]
-    margin = next((each for each in margins if each is not None), None)
+    margins = [each.top2_margin[: len(each.tokens)][position : position + 1] for each in (baseline, other)]
+    margin = next((each for each in chain(*margins) if each is not None), None)
     return Difference(
         prompt_sha256=baseline.prompt_sha256,
         position=position,
@@ -122,39 +118,38 @@ def _difference(baseline: GreedyAnswer, other: GreedyAnswer) -> Difference | Non
     )
 
 
-Parsing = tuple[ParsingCheck, ParsingCheck]
-"""Of the arm and of the baseline."""
-
-
-def _parsing(baseline: ParsingCheck, arm: ParsingCheck) -> Parsing | None:
-    if not baseline.asked or not arm.asked:
-        return None
-    return arm, baseline
-
-
-def _shares(parsing: Parsing | None) -> tuple[float, float] | None:
-    if parsing is None:
-        return None
-    arm, baseline = (round(min(each.parsed, each.asked) / each.asked, 4) for each in parsing)
-    return arm, baseline
-
-
-def _less(parsing: Parsing | None) -> bool:
-    """Whether an arm parses less often than chance explains: Fisher's exact test, one-sided."""
-    if parsing is None:
-        return False
-    (asked, parsed), (asked_before, parsed_before) = (
-        (min(each.asked, _MOST_ASKED), min(each.parsed, each.asked, _MOST_ASKED)) for each in parsing
-    )
-    together, right = asked + asked_before, parsed + parsed_before
-    as_few = sum(
-        math.comb(asked, count) * math.comb(asked_before, right - count)
-        for count in range(max(0, right - asked_before), parsed + 1)
-    )
-    return as_few / math.comb(together, right) <= _BY_CHANCE
-
-
 _MOST_ASKED: Final = 64
+
+
+@dataclass(frozen=True)
+class _Parsing:
+    """Answers of one form that could be parsed, of an arm and of the baseline."""
+
+    arm: ParsingCheck
+    baseline: ParsingCheck
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        arm, baseline = (round(min(each.parsed, each.asked) / each.asked, 4) for each in (self.arm, self.baseline))
+        return arm, baseline
+
+    @property
+    def parses_less(self) -> bool:
+        """Whether the arm parses less often than chance explains: Fisher's exact test, one-sided."""
+        (asked, parsed), (asked_before, parsed_before) = (
+            (min(each.asked, _MOST_ASKED), min(each.parsed, each.asked, _MOST_ASKED))
+            for each in (self.arm, self.baseline)
+        )
+        together, right = asked + asked_before, parsed + parsed_before
+        as_few = sum(
+            math.comb(asked, count) * math.comb(asked_before, right - count)
+            for count in range(max(0, right - asked_before), parsed + 1)
+        )
+        return as_few / math.comb(together, right) <= _BY_CHANCE
+
+
+def _parsing(baseline: ParsingCheck, arm: ParsingCheck) -> _Parsing | None:
+    return _Parsing(arm, baseline) if baseline.asked and arm.asked else None
 
 
 def _not_measured(
@@ -214,7 +209,8 @@ def _other_precision(folders: ArmFolders, name: str) -> str | None:
     repetitions = folders.repetitions.get(name)
     if not repetitions:
         return None
-    own, of_baseline = _plan(repetitions[0].manifest), _plan(folders.first)
+    plans = [each.context.get("plan") for each in (repetitions[0].manifest, folders.first)]
+    own, of_baseline = (each if isinstance(each, Mapping) else {} for each in plans)
     said = [
         f"{words} {shown(own[field], 40)}, the baseline's in {shown(of_baseline[field], 40)}"
         for field, words in _PRECISIONS.items()
@@ -223,17 +219,8 @@ def _other_precision(folders: ArmFolders, name: str) -> str | None:
     return " and ".join(said) or None
 
 
-def _plan(manifest: ArmManifest) -> Mapping[str, Any]:
-    plan = manifest.context.get("plan")
-    return plan if isinstance(plan, Mapping) else {}
-
-
-def notes_of(folders: ArmFolders) -> list[str]:
-    """Return the confounds of a capture, a sentence each."""
-    return [printable(each) for each in _notes(folders)]
-
-
-def _notes(folders: ArmFolders) -> Iterator[str]:
+def confounds(folders: ArmFolders) -> Iterator[str]:
+    """Yield what other than the compared setting may explain a difference."""
     experiment, first = folders.experiment, folders.first
     if are_random(first.workload):
         yield RANDOM_PROMPTS
@@ -247,12 +234,19 @@ def _notes(folders: ArmFolders) -> Iterator[str]:
             yield f"arm {name} may answer otherwise by its settings: {lossy}"
         if repetitions and name != experiment.baseline:
             yield from _differences(name, repetitions[0].manifest, baseline[0].manifest)
-    yield from _same_commands(folders)
-    yield from _within_arms(folders)
+    commands = {name: found[0].manifest.context.get("command") for name, found in folders.repetitions.items() if found}
+    of_first = commands[experiment.baseline]
+    for name in experiment.arms[1:]:
+        if of_first is not None and commands.get(name) == of_first:
+            yield f"arm {name} starts the same engine as the baseline: an A/A test, which should be Inconclusive"
+    for name, repetitions in folders.repetitions.items():
+        places = {(each.manifest.node, *each.manifest.gpu_uuids) for each in repetitions}
+        if len(places) > 1:
+            yield f"arm {name}: its repetitions ran on other GPUs or nodes: how these differ is in the interval"
 
 
 def _differences(name: str, arm: ArmManifest, baseline: ArmManifest) -> Iterator[str]:
-    """Yield what differs though nobody asked to compare it."""
+    """Yield the settings and places that differ, although they are not compared."""
     for what, of_arm, of_baseline in (
         ("async scheduling", arm.config.async_scheduling, baseline.config.async_scheduling),
         ("eager execution", arm.config.enforce_eager, baseline.config.enforce_eager),
@@ -276,7 +270,7 @@ def _differences(name: str, arm: ArmManifest, baseline: ArmManifest) -> Iterator
 
 
 def _graphs(manifest: ArmManifest) -> Any:
-    """Return what the command says of CUDA graphs: K by batch size and some drafts change it."""
+    """Return the command's compilation settings: K by batch size and some drafts change the CUDA graphs."""
     command = manifest.context.get("command")
     words = [str(each) for each in command] if isinstance(command, list) else []
     for place, word in enumerate(words):
@@ -285,44 +279,21 @@ def _graphs(manifest: ArmManifest) -> Any:
     return None
 
 
-def _same_commands(folders: ArmFolders) -> Iterator[str]:
-    experiment = folders.experiment
-    of_first = _command(folders.repetitions[experiment.baseline])
-    for name in experiment.arms[1:]:
-        if of_first is not None and _command(folders.repetitions[name]) == of_first:
-            yield f"arm {name} starts the same engine as the baseline: an A/A test, which should be Inconclusive"
-
-
-def _command(repetitions: list[Repetition]) -> Any:
-    return repetitions[0].manifest.context.get("command") if repetitions else None
-
-
-def _within_arms(folders: ArmFolders) -> Iterator[str]:
-    """Yield where repetitions of one arm were not on the same GPUs."""
-    for name, repetitions in folders.repetitions.items():
-        places = {(each.manifest.node, *each.manifest.gpu_uuids) for each in repetitions}
-        if len(places) > 1:
-            yield f"arm {name}: its repetitions ran on other GPUs or nodes: how these differ is in the interval"
-
-
 def _word(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return "not known" if value is None else shown(value)
 
 
-_MOST_BYTES: Final = 8 * 2**20
-
-
 def compare_capture(folder: Path, price_per_gpu_hour: float | None = None) -> Comparison:
-    """Return what the arms of a capture come to.
+    """Compare the arms of a capture.
 
     Parameters
     ----------
     folder
-        That of the capture: ``<arm>/<repetition>/`` with published files in each.
+        Holds ``<arm>/<repetition>/`` with published files.
     price_per_gpu_hour
-        In any currency; without it cost is said in GPU seconds alone.
+        In any currency; without it, cost is in GPU seconds only.
 
     Raises
     ------
@@ -333,9 +304,10 @@ def compare_capture(folder: Path, price_per_gpu_hour: float | None = None) -> Co
     phases = _phases(folders)
     sums = _read(folders, phases)
     experiment = folders.experiment
-    baseline = sums[experiment.baseline]
-    arms = [_baseline(baseline, phases, price_per_gpu_hour)]
-    arms += [_candidate(sums, name, folders, phases, arms[0].loads, price_per_gpu_hour) for name in experiment.arms[1:]]
+    own = sums[experiment.baseline]
+    loads = [load_of(own, own, phase, price_per_gpu_hour) for phase in phases]
+    arms = [_arm(experiment.baseline, own, own, loads, "what the others are compared with")]
+    arms += [_candidate(sums, name, folders, phases, loads, price_per_gpu_hour) for name in experiment.arms[1:]]
     return Comparison(
         specdecode=__version__,
         namespace=folders.first.namespace,
@@ -347,35 +319,18 @@ def compare_capture(folder: Path, price_per_gpu_hour: float | None = None) -> Co
         price_per_gpu_hour=price_per_gpu_hour,
         arms=arms,
         notes=[
-            *notes_of(folders),
+            *map(printable, confounds(folders)),
             *precision_notes(folders, arms),
-            *(note for arm in arms for note in _unchecked(arm)),
+            *(f"arm {arm.name}: {each}" for arm in arms if arm.outputs for each in arm.outputs.not_measured),
         ],
     )
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> Path:
-    """Write ``comparison.json`` into a capture's folder, whole or not at all, and return it."""
+    """Write ``comparison.json`` into a capture's folder atomically, and return its path."""
     path = folder / COMPARISON
-    part = path.with_name(f"{COMPARISON}{PART_SUFFIX}")
-    try:
-        with part.open("wb") as stream:
-            stream.write(msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(path, comparison)
     return path
-
-
-def read_comparison(folder: Path) -> Comparison | None:
-    """Return what was written there; None where nothing was, or nothing that can be read."""
-    try:
-        with (folder / COMPARISON).open("rb") as stream:
-            return msgspec.json.decode(stream.read(_MOST_BYTES), type=Comparison)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def _phases(folders: ArmFolders) -> Sequence[Phase]:
@@ -388,7 +343,7 @@ def _phases(folders: ArmFolders) -> Sequence[Phase]:
 
 
 def _read(folders: ArmFolders, phases: Sequence[Phase]) -> dict[str, ArmSums]:
-    """Return the sums of all arms that are there; the requests of two are held at once, of one repetition."""
+    """Return the sums of all arms that are there; at most two repetitions' requests are in memory at once."""
     experiment = folders.experiment
     sums = {name: ArmSums(name, found) for name, found in folders.repetitions.items() if found}
     for number in range(1, experiment.repetitions + 1):
@@ -406,13 +361,9 @@ def _read(folders: ArmFolders, phases: Sequence[Phase]) -> dict[str, ArmSums]:
     return sums
 
 
-def _baseline(sums: ArmSums, phases: Sequence[Phase], price: float | None) -> Arm:
-    loads = [load_of(sums, sums, phase, price) for phase in phases]
-    return _measured(sums, sums, loads, "what the others are compared with")
-
-
-def _measured(  # noqa: PLR0913  what is said of it
-    own: ArmSums,
+def _arm(  # noqa: PLR0913  its figures
+    name: str,
+    own: ArmSums | None,
     baseline: ArmSums,
     loads: list[Load],
     message: str,
@@ -422,19 +373,19 @@ def _measured(  # noqa: PLR0913  what is said of it
     crossing: float | None = None,
     outputs: OutputsFound | None = None,
 ) -> Arm:
-    """Return an arm of which there are files."""
+    """Return an arm, without figures if none of its repetitions is there."""
     return Arm(
-        name=own.name,
+        name=name,
         verdict=verdict,
         message=message,
         lossy=lossy,
-        repetitions=[each.number for each in own.repetitions],
-        engine=engine_of(own.manifest),
+        repetitions=[each.number for each in own.repetitions] if own else [],
+        engine=engine_of(own.manifest) if own else None,
         loads=loads,
         crossover_running=crossing,
-        drafting=drafting_of(own, baseline),
-        prefix_cache=prefix_cache_of(own, baseline),
-        kv_cache=kv_cache_of(own),
+        drafting=drafting_of(own, baseline) if own else None,
+        prefix_cache=prefix_cache_of(own, baseline) if own else None,
+        kv_cache=kv_cache_of(own) if own else None,
         outputs=outputs,
     )
 
@@ -451,7 +402,8 @@ def _candidate(  # noqa: PLR0913, PLR0917  what an arm is compared with
     own, baseline = sums.get(name), sums[experiment.baseline]
     lossy = lossy_of(folders, name)
     if own is None:
-        return _missing(name, lossy)
+        message = "no verdict: none of its repetitions is there"
+        return _arm(name, None, baseline, [], message, verdict=ArmVerdict.INCONCLUSIVE.value, lossy=lossy)
     there = [each.number for each in own.repetitions if each.number in {one.number for one in baseline.repetitions}]
     comparable = [each for each in phases if experiment.slo.given or not sends_at_a_rate(each)]
     judged = partial(_judged, sums, name, comparable, whole=len(there) == experiment.repetitions)
@@ -467,47 +419,26 @@ def _candidate(  # noqa: PLR0913, PLR0917  what an arm is compared with
         else None
     )
     message = sentence(verdict, of_baseline, loads, outputs, crossing, DEFAULT_LEVEL, experiment.repetitions, why)
-    return _measured(
-        own, baseline, loads, message, verdict=verdict.value, lossy=lossy, crossing=crossing, outputs=outputs
+    return _arm(
+        name, own, baseline, loads, message, verdict=verdict.value, lossy=lossy, crossing=crossing, outputs=outputs
     )
 
 
 def _judged(  # noqa: PLR0913  as above
     sums: Mapping[str, ArmSums], name: str, comparable: Sequence[Phase], phase: Phase, load: Load, *, whole: bool
 ) -> Load:
-    """Return the figures of a load with its verdict, or why there is none."""
+    """Return a load with its verdict, or with the reason why there is none."""
     names = list(sums)
     own, baseline = sums[name], sums[names[0]]
+    with_field = partial(msgspec.structs.replace, load)
     if phase not in comparable:
-        return msgspec.structs.replace(
-            load, not_compared="it sends at a rate, the same to all arms, and nothing says what counts as goodput: slo"
-        )
+        why = "it sends at a rate, the same to all arms, and nothing says what counts as goodput: slo"
+        return with_field(not_compared=why)
     for arm in (baseline, own):
         if not (phase.name in arm.phases and arm.phases[phase.name].outcomes["completed"]):
-            return msgspec.structs.replace(load, not_compared=f"no request of it was answered in arm {arm.name}")
+            return with_field(not_compared=f"no request of it was answered in arm {arm.name}")
     goodputs = [list(sums[each].goodputs[phase.name].values()) for each in names]
     measured = Measured(own.pairs[phase.name], goodputs, names.index(name), whole)
-    # All loads of an arm together hold with the level: by Bonferroni's inequality, whatever they have in common.
+    # By Bonferroni's inequality the level holds for all loads of an arm together, also if they depend on each other.
     level = 1 - (1 - DEFAULT_LEVEL) / len(comparable)
-    return msgspec.structs.replace(load, compared=judge(measured, level, predicted_ratio(own, baseline, phase.name)))
-
-
-def _missing(name: str, lossy: str | None) -> Arm:
-    return Arm(
-        name=name,
-        verdict=ArmVerdict.INCONCLUSIVE.value,
-        message="no verdict: none of its repetitions is there",
-        lossy=lossy,
-        repetitions=[],
-        engine=None,
-        loads=[],
-        crossover_running=None,
-        drafting=None,
-        prefix_cache=None,
-        kv_cache=None,
-        outputs=None,
-    )
-
-
-def _unchecked(arm: Arm) -> list[str]:
-    return [f"arm {arm.name}: {each}" for each in arm.outputs.not_measured] if arm.outputs is not None else []
+    return with_field(compared=judge(measured, level, predicted_ratio(own, baseline, phase.name)))

@@ -3,12 +3,12 @@
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -44,12 +44,12 @@ _RECORD: Final = msgspec.json.Decoder(TraceRecord)
 
 
 class NotComparableError(Exception):
-    """Two records that say nothing of each other, or one that cannot be read: which, why and what to do."""
+    """Two records cannot be compared, or one cannot be read."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What came of one request. Moments are milliseconds since the record's zero."""
+    """The answer to one request. Moments are milliseconds since the record's zero."""
 
     prompt_tokens: int
     output_tokens: int
@@ -64,10 +64,16 @@ class Answer:
     """Steps between its first and its last one, which may be cut short."""
 
     accepted: "array[int]" = field(default_factory=lambda: array("I"))
-    """How many of these gave the token at each position of the draft, too."""
+    """How many of these gave the token at each position of the draft."""
 
     steps: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """Milliseconds and number of its steps without a prompt in them, by the power of two of requests running."""
+    """Milliseconds and number of its steps without prefill, by the power of two of requests running."""
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Time per token after the first one."""
+        decoding_ms = self.end_ms - self.arrival_ms - self.ttft_ms
+        return decoding_ms / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
 Request = tuple[int, str, int, int]
@@ -91,8 +97,9 @@ def read_record(folders: Sequence[Path]) -> Record:
     Raises
     ------
     NotComparableError
-        One is not there, or cannot be read.
+        If one is missing or cannot be read.
     """
+    name = printable(str(folders[0]))
     meta: TraceMeta | None = None
     answers: dict[Request, Answer] = {}
     tokens = 0
@@ -104,15 +111,15 @@ def read_record(folders: Sequence[Path]) -> Record:
                 answer = _answer(line)
                 tokens += len(answer.token_ids or ())
                 if len(answers) == MOST_ANSWERS or tokens > _MOST_TOKENS:
-                    return Record(name=_name(folders), meta=meta or TraceMeta(), answers=answers, is_cut=True)
+                    return Record(name=name, meta=meta or TraceMeta(), answers=answers, is_cut=True)
                 phase, index = place
                 several = 0
                 while (request := (repetition, phase, index, several)) in answers:
                     several += 1
                 answers[request] = answer
     if not answers:
-        raise NotComparableError(f"{_name(folders)}: has no request of a workload: name the folder of a capture")
-    return Record(name=_name(folders), meta=meta or TraceMeta(), answers=answers)
+        raise NotComparableError(f"{name}: has no request of a workload: name the folder of a capture")
+    return Record(name=name, meta=meta or TraceMeta(), answers=answers)
 
 
 def repetitions_of(folder: Path) -> list[Path]:
@@ -121,7 +128,7 @@ def repetitions_of(folder: Path) -> list[Path]:
     Raises
     ------
     NotComparableError
-        It holds none, or several arms.
+        If it holds none, or several arms.
     """
     if _trace(folder) is not None:
         return [folder]
@@ -138,10 +145,6 @@ def repetitions_of(folder: Path) -> list[Path]:
 
 def _trace(folder: Path) -> Path | None:
     return next((each for each in (folder / TRACE, folder / f"{TRACE}{GZIP_SUFFIX}") if each.is_file()), None)
-
-
-def _name(folders: Sequence[Path]) -> str:
-    return printable(str(folders[0]))
 
 
 def _place(record: TraceRecord) -> tuple[str, int] | None:
@@ -214,23 +217,14 @@ def _answer(record: TraceRecord) -> Answer:
 
 BLOCKS_OF_A_PHASE: Final = 32
 _ROUNDS_OF_A_BLOCK: Final = 2
-"""So many requests of each client, so that a block is longer than what one request does to the next."""
+"""Requests per client, so that a block is longer than the effect of one request on the next."""
 
 _OTHER_PROMPTS: Final = 0.02
 """Share of requests that may differ in the length of their prompt: conversations repeat answers."""
 
 Pair = tuple[Answer | None, Answer | None]
-Side = Callable[[Pair], Answer | None]
-
-
-def of_golden(pair: Pair) -> Answer | None:
-    """Return the golden record's answer."""
-    return pair[0]
-
-
-def of_found(pair: Pair) -> Answer | None:
-    """Return that of the record that is judged."""
-    return pair[1]
+Side = Literal[0, 1]
+"""Index into a pair: the golden record, or the one that is judged."""
 
 
 @dataclass(frozen=True)
@@ -240,35 +234,40 @@ class Block:
     phase: str
     pairs: Sequence[Pair]
     follows: Sequence[Pair] = ()
-    """The next one of its phase."""
+    """Pairs of the next block of the phase."""
+
+    def answers(self, side: Side) -> list[Answer]:
+        """Return the answers of one record."""
+        return [answer for pair in self.pairs if (answer := pair[side]) is not None]
 
     def seconds(self, side: Side) -> float:
-        """Return how long it took, to where the next one begins."""
-        own, later = _there(self.pairs, side), _there(self.follows, side)
+        """Return its duration, to the start of the next block."""
+        own = self.answers(side)
         if not own:
             return 0.0
-        end_ms = min(each.arrival_ms for each in later) if later else max(each.end_ms for each in own)
+        later_ms = [answer.arrival_ms for pair in self.follows if (answer := pair[side]) is not None]
+        end_ms = min(later_ms) if later_ms else max(each.end_ms for each in own)
         return max(0.0, end_ms - min(each.arrival_ms for each in own)) / 1000
 
     def tokens(self, side: Side) -> int:
         """Return the tokens of its whole answers."""
-        return sum(each.output_tokens for each in _there(self.pairs, side) if each.whole)
+        return sum(each.output_tokens for each in self.answers(side) if each.whole)
 
     def drafts(self, side: Side) -> int:
         """Return its steps that may have had a draft."""
-        return sum(each.drafts for each in _there(self.pairs, side))
+        return sum(each.drafts for each in self.answers(side))
 
     def accepted(self, side: Side, position: int) -> int:
         """Return how many of them gave the token at a position of the draft, from 0 on."""
-        return sum(each.accepted[position] for each in _there(self.pairs, side) if position < len(each.accepted))
+        return sum(each.accepted[position] for each in self.answers(side) if position < len(each.accepted))
 
     def accepted_in_all(self, side: Side) -> int:
         """Return the tokens of drafts that were accepted."""
-        return sum(sum(each.accepted) for each in _there(self.pairs, side))
+        return sum(sum(each.accepted) for each in self.answers(side))
 
     def steps(self, side: Side, running: int) -> tuple[float, int]:
-        """Return milliseconds and number of steps with so many requests running, as a power of two."""
-        found = [each.steps.get(running, (0.0, 0)) for each in _there(self.pairs, side)]
+        """Return milliseconds and number of steps by running requests, as a power of two."""
+        found = [each.steps.get(running, (0.0, 0)) for each in self.answers(side)]
         return sum(total_ms for total_ms, _ in found), sum(count for _, count in found)
 
 
@@ -293,14 +292,17 @@ class PairedBlocks:
 
 
 def paired_blocks(golden: Record, found: Record) -> PairedBlocks:
-    """Return the blocks of two records: what only one of them came to in its time is left out.
+    """Return the blocks of two records, of the requests that both came to.
 
     Raises
     ------
     NotComparableError
-        They are not of the same prompts.
+        If they are not of the same prompts.
     """
-    ends = [_ends(record) for record in (golden, found)]
+    ends: list[dict[tuple[int, str], int]] = [{}, {}]
+    for end, record in zip(ends, (golden, found), strict=True):
+        for repetition, phase, index, _ in record.answers:
+            end[repetition, phase] = max(index, end.get((repetition, phase), -1))
     asked = sorted(
         request
         for request in golden.answers.keys() | found.answers.keys()
@@ -313,14 +315,6 @@ def paired_blocks(golden: Record, found: Record) -> PairedBlocks:
         cut = _cut([pairs[each] for each in requests])
         blocks += [Block(phase, own, later) for own, later in zip(cut, [*cut[1:], []], strict=True)]
     return PairedBlocks(blocks)
-
-
-def _ends(record: Record) -> dict[tuple[int, str], int]:
-    """Return the number of the last request of each phase of each repetition."""
-    ends: dict[tuple[int, str], int] = {}
-    for repetition, phase, index, _ in record.answers:
-        ends[repetition, phase] = max(index, ends.get((repetition, phase), -1))
-    return ends
 
 
 def _refuse_other_prompts(golden: Record, found: Record, pairs: Sequence[Pair]) -> None:
@@ -338,7 +332,7 @@ def _refuse_other_prompts(golden: Record, found: Record, pairs: Sequence[Pair]) 
 
 
 def _cut(pairs: Sequence[Pair]) -> list[Sequence[Pair]]:
-    """Cut a phase by its requests alone, whatever came of them."""
+    """Cut a phase by its requests, independent of their answers."""
     at_once = median([max(each.concurrency for each in pair if each) for pair in pairs])
     size = max(math.ceil(_ROUNDS_OF_A_BLOCK * at_once), math.ceil(len(pairs) / BLOCKS_OF_A_PHASE))
     cut = [pairs[start : start + size] for start in range(0, len(pairs), size)]
@@ -348,13 +342,7 @@ def _cut(pairs: Sequence[Pair]) -> list[Sequence[Pair]]:
     return cut
 
 
-def _there(pairs: Iterable[Pair], side: Side) -> list[Answer]:
-    return [answer for pair in pairs if (answer := side(pair)) is not None]
-
-
 def first_difference(one: "array[int]", other: "array[int]") -> int | None:
-    """Return where two answers part; None where the shorter one is the beginning of the other and was cut."""
-    for place, (token, another) in enumerate(zip(one, other, strict=False)):
-        if token != another:
-            return place
-    return None
+    """Return the index at which two answers differ; None if one is a prefix of the other."""
+    both = enumerate(zip(one, other, strict=False))
+    return next((place for place, (token, another) in both if token != another), None)

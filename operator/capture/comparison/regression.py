@@ -9,8 +9,10 @@ most one time in twenty.
 The golden capture is mounted into the pod of the capture, which is judged when it has been published.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -18,15 +20,12 @@ import msgspec
 from msgspec import Struct
 
 from specdecode_operator.capture.comparison.golden_records import (
-    Answer,
     Block,
     NotComparableError,
     PairedBlocks,
     Record,
     Side,
     first_difference,
-    of_found,
-    of_golden,
     paired_blocks,
     read_record,
     repetitions_of,
@@ -120,12 +119,12 @@ class _Asked(Struct, frozen=True):
 
 
 def judge(golden: Sequence[Path], found: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> Regression:
-    """Judge a record by an earlier one of the same prompts; each is a folder for each repetition.
+    """Compare a record with an earlier one of the same prompts; each has a folder for each repetition.
 
     Raises
     ------
     NotComparableError
-        When one cannot be read, or they say nothing of each other.
+        If one cannot be read, or they are of different engines or prompts.
     """
     records = read_record(golden), read_record(found)
     _refuse_other_engines(*records)
@@ -148,18 +147,15 @@ def judge(golden: Sequence[Path], found: Sequence[Path], limits: Limits = DEFAUL
 
 
 def _refuse_other_engines(golden: Record, found: Record) -> None:
-    """Another target, GPU or split has other figures for reasons of its own."""
+    """Reject another target, GPU or tensor-parallel size, each of which changes the figures."""
     for name, field in (("model", "model"), ("gpu", "GPU"), ("tp", "tensor-parallel size")):
         before, now = getattr(golden.meta, name), getattr(found.meta, name)
         if before != now:
+            first, second = ("nothing" if each is None else shown(each) for each in (before, now))
             raise NotComparableError(
-                f"{golden.name} and {found.name}: {field} is {_known(before)} in the first and"
-                f" {_known(now)} in the second: take a new golden capture of it"
+                f"{golden.name} and {found.name}: {field} is {first} in the first and"
+                f" {second} in the second: take a new golden capture of it"
             )
-
-
-def _known(value: object) -> str:
-    return "nothing" if value is None else shown(value)
 
 
 def _asked(blocks: PairedBlocks, records: tuple[Record, Record], limits: Limits) -> tuple[list[_Asked], list[str]]:
@@ -203,19 +199,22 @@ def _acceptance(blocks: PairedBlocks, limit_percent: float, *, whole: bool) -> I
     for position in range(min(deepest, _MOST_POSITIONS)):
 
         def at(side: Side, position: int = position) -> Statistic:
-            accepted = [each.accepted(side, position) for each in every]
-            return of_sums([100 * each for each in accepted], [each.drafts(side) for each in every])
+            accepted = [100 * each.accepted(side, position) for each in every]
+            return of_sums(accepted, [each.drafts(side) for each in every])
 
         name = f"acceptance at position {position + 1}"
         yield _Asked(name, "% of steps", limit_percent, 1, at, number, decides=False)
 
 
 def _step_time(blocks: PairedBlocks, limit_percent: float) -> Iterator[_Asked]:
-    """Steps by the power of two of requests running, as far as there are enough of them in both."""
+    """Yield the step time by the power of two of running requests, if both records have enough such steps."""
     every, number = blocks.blocks, len(blocks.blocks)
-    counts = [_counts_of_steps(blocks, side) for side in (of_golden, of_found)]
+    counts: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
+    for pair in blocks.pairs:
+        for answer, count in zip(pair, counts, strict=True):
+            count.update({running: steps for running, (_, steps) in answer.steps.items()} if answer else {})
     for running in sorted(counts[0]):
-        if any(each.get(running, 0) < _SHARE_OF_STEPS * sum(each.values()) for each in counts):
+        if any(each[running] < _SHARE_OF_STEPS * each.total() for each in counts):
             continue
 
         def of(side: Side, running: int = running) -> Statistic:
@@ -227,54 +226,28 @@ def _step_time(blocks: PairedBlocks, limit_percent: float) -> Iterator[_Asked]:
         yield _Asked(f"step time{batch}", "ms", limit_percent, -1, of, number)
 
 
-def _counts_of_steps(blocks: PairedBlocks, side: Side) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for pair in blocks.pairs:
-        answer = side(pair)
-        for running, (_, count) in answer.steps.items() if answer else ():
-            counts[running] = counts.get(running, 0) + count
-    return counts
-
-
 def _latency(blocks: PairedBlocks, limit_percent: float) -> Iterator[_Asked]:
-    """Quantiles of each phase by itself: under several loads at once they lie between the loads."""
-    times: Sequence[tuple[str, Callable[[Answer], float | None]]] = (("TTFT", _ttft_ms), ("TPOT", _tpot_ms))
+    """Yield quantiles of each phase: over phases with different loads they would lie between the loads."""
     for phase, own in blocks.phases.items():
-        for name, time_of in times:
+        for name in ("ttft", "tpot"):
             for share in (0.5, 0.9):
-
-                def of(
-                    side: Side,
-                    own: Sequence[Block] = own,
-                    time_of: Callable[[Answer], float | None] = time_of,
-                    share: float = share,
-                ) -> Statistic:
-                    return of_quantile(list(_times(own, side, time_of)), share, len(own))
-
-                what = f"{name} P{100 * share:.0f} in phase {phase}"
+                what = f"{name.upper()} P{100 * share:.0f} in phase {phase}"
+                of = partial(_quantile, own, f"{name}_ms", share)
                 yield _Asked(what, "ms", limit_percent, -1, of, len(own), decides=False)
 
 
-def _times(
-    blocks: Sequence[Block], side: Side, time_of: Callable[[Answer], float | None]
-) -> Iterator[tuple[float, int]]:
-    for number, block in enumerate(blocks):
-        for pair in block.pairs:
-            if (answer := side(pair)) is not None and (time_ms := time_of(answer)) is not None:
-                yield time_ms, number
-
-
-def _ttft_ms(answer: Answer) -> float:
-    return answer.ttft_ms
-
-
-def _tpot_ms(answer: Answer) -> float | None:
-    decoding_ms = answer.end_ms - answer.arrival_ms - answer.ttft_ms
-    return decoding_ms / (answer.output_tokens - 1) if answer.output_tokens > 1 else None
+def _quantile(blocks: Sequence[Block], name: str, share: float, side: Side) -> Statistic:
+    times = [
+        (time_ms, number)
+        for number, block in enumerate(blocks)
+        for answer in block.answers(side)
+        if (time_ms := getattr(answer, name)) is not None
+    ]
+    return of_quantile(times, share, len(blocks))
 
 
 def _figure(asked: _Asked, alpha: float) -> Figure:
-    golden, found = asked.of(of_golden), asked.of(of_found)
+    golden, found = asked.of(0), asked.of(1)
     estimated: Estimate | NearNothing | None = estimate(golden, found, asked.blocks)
     if estimated is None and asked.gain > 0:
         estimated = estimate_near_nothing(golden, found, asked.blocks)
@@ -290,31 +263,27 @@ def _figure(asked: _Asked, alpha: float) -> Figure:
         low_percent=None if low is None else _percent(low),
         high_percent=None if high is None else _percent(high),
         loss_limit_percent=asked.limit_percent,
-        verdict=_verdict_of(asked, estimated, alpha) if estimated else _without_interval(asked, before, now),
+        verdict=_verdict_of(asked, estimated, alpha, is_gone=bool(asked.gain > 0 and before and not now)),
     )
 
 
-def _without_interval(asked: _Asked, before: float | None, now: float | None) -> RegressionVerdict | None:
-    if not asked.decides:
-        return None
-    is_gone = asked.gain > 0 and before and not now
-    return RegressionVerdict.REGRESSED if is_gone else RegressionVerdict.INCONCLUSIVE
-
-
-def _verdict_of(asked: _Asked, estimated: Estimate | NearNothing, alpha: float) -> RegressionVerdict | None:
+def _verdict_of(
+    asked: _Asked, estimated: Estimate | NearNothing | None, alpha: float, *, is_gone: bool
+) -> RegressionVerdict | None:
+    undecided = RegressionVerdict.INCONCLUSIVE if asked.decides else None
+    if estimated is None:
+        return RegressionVerdict.REGRESSED if is_gone and asked.decides else undecided
     loss = -asked.gain * _percent(estimated.ratio)
     least = min(-asked.gain * _percent(each) for each in estimated.interval(alpha))
     most = max(-asked.gain * _percent(each) for each in estimated.interval(1 - LEVEL))
     if loss > asked.limit_percent / 2 and least > 0:
         return RegressionVerdict.REGRESSED
-    if most <= asked.limit_percent:
-        return RegressionVerdict.HOLDS
-    return RegressionVerdict.INCONCLUSIVE if asked.decides else None
+    return RegressionVerdict.HOLDS if most <= asked.limit_percent else undecided
 
 
 def _answered(blocks: PairedBlocks) -> Figure:
-    """Return how many requests were answered whole: by neither record's chance, so without an interval."""
-    counts = [sum(1 for pair in blocks.pairs if (each := side(pair)) and each.whole) for side in (of_golden, of_found)]
+    """Return how many requests were answered whole, without an interval, since chance has no part in it."""
+    counts = [sum(1 for each in side if each and each.whole) for side in zip(*blocks.pairs, strict=True)]
     lost = counts[0] - counts[1]
     lost_too_many = lost > max(1.0, _LOST_ANSWERS * counts[0])
     return Figure(
@@ -329,7 +298,7 @@ def _answered(blocks: PairedBlocks) -> Figure:
 
 
 def _greedy(blocks: PairedBlocks) -> Iterator[Figure]:
-    """Yield how often greedy answers part, where tokens were recorded: a broken model's do at once, nearly all."""
+    """Yield how often greedy answers differ, if tokens were recorded: nearly all of a broken model's do."""
     alike = parted = answers = 0
     for one, other in blocks.pairs:
         if one is None or other is None or one.temperature != 0 or one.token_ids is None or other.token_ids is None:
@@ -398,7 +367,7 @@ def _rounded(value: float | None) -> float | None:
 
 AGAINST_VARIABLE: Final = "SPECDECODE_AGAINST"
 AGAINST_MOUNT: Final = "/against"
-"""Where the volume of the golden capture is."""
+"""Mount of the golden capture's volume."""
 
 _MOST_FIGURES: Final = 12
 _MESSAGE_CHARACTERS: Final = 1000
@@ -406,7 +375,7 @@ _OF_THE_SUMMARY: Final = ("files", "lateMs", "latencyMs", "perPositionPercent")
 
 
 class GoldenCapture(Struct, kw_only=True, frozen=True):
-    """What a capture is held against, in the words of the operator."""
+    """The golden capture and limits, as the operator passes them to the pod."""
 
     capture: str
     folder: str  # from the root of the volume
@@ -414,17 +383,24 @@ class GoldenCapture(Struct, kw_only=True, frozen=True):
 
 
 def regression_status(environment: Mapping[str, str], published: Path) -> dict[str, Any] | None:
-    """Return ``status.regression`` of a published capture; None where it is held against none.
+    """Return ``status.regression`` of a published capture; None without a golden capture.
 
-    Whatever is wrong with the golden files is part of it: this capture is published all the same.
+    Errors of the golden files are part of it and do not stop publication.
     """
     text = environment.get(AGAINST_VARIABLE)
     if not text:
         return None
     golden = msgspec.json.decode(text, type=GoldenCapture)
-    folder = Path(AGAINST_MOUNT) / golden.folder
     try:
-        return _status(golden.capture, _judged(folder, published, golden.limits))
+        regression = _judged(Path(AGAINST_MOUNT) / golden.folder, published, golden.limits)
+        told = [each for each in regression.figures if each.verdict is not None]
+        first = sorted(told, key=lambda each: each.verdict is RegressionVerdict.HOLDS)
+        return {
+            "against": golden.capture,
+            "verdict": regression.verdict.value,
+            "message": clip(regression.message, _MESSAGE_CHARACTERS),
+            "figures": [_golden_figure(each) for each in first[:_MOST_FIGURES]],
+        }
     except NotComparableError as error:
         why = str(error)
     except Exception as error:  # noqa: BLE001  files that others may write to
@@ -445,17 +421,6 @@ def _judged(golden: Path, found: Path, limits: Limits) -> Regression:
     return judge(*folders, limits)
 
 
-def _status(name: str, regression: Regression) -> dict[str, Any]:
-    told = [each for each in regression.figures if each.verdict is not None]
-    first = sorted(told, key=lambda each: each.verdict is RegressionVerdict.HOLDS)
-    return {
-        "against": name,
-        "verdict": regression.verdict.value,
-        "message": clip(regression.message, _MESSAGE_CHARACTERS),
-        "figures": [_golden_figure(each) for each in first[:_MOST_FIGURES]],
-    }
-
-
 def _golden_figure(figure: Figure) -> dict[str, str]:
     change = "" if figure.change_percent is None else f"{figure.change_percent:+.1f} %"
     if figure.low_percent is not None and figure.high_percent is not None:
@@ -466,7 +431,7 @@ def _golden_figure(figure: Figure) -> dict[str, str]:
 
 
 def with_regression(message: bytes, regression: dict[str, Any] | None) -> bytes:
-    """Return the termination message of a success with what it was judged as, small enough for Kubernetes."""
+    """Add the regression to the termination message of a success, cut to the size that Kubernetes takes."""
     if regression is None:
         return message
     said: dict[str, Any] = msgspec.json.decode(message)
@@ -479,6 +444,6 @@ def with_regression(message: bytes, regression: dict[str, Any] | None) -> bytes:
     while figures and len(msgspec.json.encode(said)) > MESSAGE_BYTES:
         figures = said["regression"]["figures"] = figures[:-1]
     while (words := said["regression"]["message"]) and len(msgspec.json.encode(said)) > MESSAGE_BYTES:
-        # Characters outside ASCII take more bytes, and half a message is none.
+        # In steps: characters outside ASCII take more bytes.
         said["regression"]["message"] = clip(words, len(words) * 3 // 4)
     return msgspec.json.encode(said)

@@ -6,7 +6,8 @@ only parses.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -33,7 +34,7 @@ _UNENDED: Final = frozenset({"abort", "unfinished"})
 
 
 class EngineSide(msgspec.Struct, frozen=True):
-    """What accounting needs of a line of trace or aborted requests."""
+    """The fields of a trace or aborted request that accounting needs."""
 
     request_id: str | None = None
     output_tokens: int = 0
@@ -42,7 +43,7 @@ class EngineSide(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One request that does not fit."""
+    """A request whose client and engine records contradict each other."""
 
     request_id: str
     what: str
@@ -71,14 +72,14 @@ class Accounting:
 
     @property
     def equation(self) -> str:
-        """All terms in one line, with = only where it holds."""
+        """All terms in one line, with = only if it holds."""
         by_outcome = ", ".join(f"{outcome} {count}" for outcome, count in sorted(self.engine.items()))
         served = f"{sum(self.engine.values())} in the engine{f' ({by_outcome})' if by_outcome else ''}"
         terms = f"{self.http_rejected} HTTP-rejected + {self.never_admitted} never admitted + {served}"
         return f"{self.sent} sent {'=' if self.holds else '!='} {terms}"
 
     def entry(self) -> AccountingEntry:
-        """Return what stands in the manifest."""
+        """Return the entry in the manifest."""
         return AccountingEntry(
             sent=self.sent,
             http_rejected=self.http_rejected,
@@ -92,13 +93,12 @@ class Accounting:
         )
 
     def add(self, key: str, clients: list[ClientRecord], records: list[EngineSide]) -> None:
-        """Take all lines of one id."""
+        """Add all lines of one id."""
         if clients and clients[0].warmup:
             self.warmup += 1
             return
         self.records += len(records)
-        problem = self._take(clients, records)
-        if problem:
+        if problem := self._take(clients, records):
             self.mismatches += 1
             if len(self.shown) < _SHOWN:
                 self.shown.append(Mismatch(key, problem))
@@ -113,19 +113,16 @@ class Accounting:
         self.sent += len(clients)
         if len(clients) > 1:
             return f"{len(clients)} lines of the client have this id"
-        return self._take_sent(client, records)
-
-    def _take_sent(self, client: ClientRecord, records: list[EngineSide]) -> str | None:
         if records:
             self.engine[client.outcome] += 1
             return self._contradiction(client, records)
         if client.outcome == "http_rejected":
             self.http_rejected += 1
-            return None
-        if client.outcome in _UNADMITTED and client.first_token_ms is None:
+        elif client.outcome in _UNADMITTED and client.first_token_ms is None:
             self.never_admitted += 1
-            return None
-        return f"the client has {client.outcome} with {client.chunks} chunks, but the engine has no record"
+        else:
+            return f"the client has {client.outcome} with {client.chunks} chunks, but the engine has no record"
+        return None
 
     def _contradiction(self, client: ClientRecord, records: list[EngineSide]) -> str | None:
         if len(records) != client.n:
@@ -142,6 +139,10 @@ class Accounting:
         return None
 
 
+_TABLES: Final = (
+    "CREATE TABLE lines (id TEXT, is_engine INTEGER, line BLOB)",
+    "CREATE INDEX in_order ON lines (id, is_engine)",
+)
 _ENGINE_SIDE: Final = msgspec.json.Decoder(EngineSide)
 _CLIENT: Final = msgspec.json.Decoder(ClientRecord)
 
@@ -152,40 +153,28 @@ def account(client: Path, trace: Path, aborted: Path | None, scratch: Path) -> A
     ``scratch`` is the folder to sort in.
     """
     accounting = Accounting()
-    with scratch_database(scratch, "accounting") as database:
-        database.execute("CREATE TABLE lines (id TEXT, is_engine INTEGER, line BLOB)")
-        database.execute("CREATE INDEX in_order ON lines (id, is_engine)")
-        for found, line in read_client(client):
-            database.execute("INSERT INTO lines VALUES (?, 0, ?)", (found.id, line))
+    with scratch_database(scratch, "accounting", *_TABLES) as database:
+        for found, text in read_client(client):
+            database.execute("INSERT INTO lines VALUES (?, 0, ?)", (found.id, text))
         for path in (trace, aborted):
-            for side in _engine_side(path) if path else ():
-                row = (side.request_id or "", msgspec.json.encode(side))
-                database.execute("INSERT INTO lines VALUES (?, 1, ?)", row)
+            for line in read_lines(path) if path else ():
+                if line.number == 1 and line.text.startswith(b'{"meta"'):
+                    continue
+                with suppress(msgspec.DecodeError):  # validation reports it
+                    side = _ENGINE_SIDE.decode(line.text)
+                    row = (side.request_id or "", msgspec.json.encode(side))
+                    database.execute("INSERT INTO lines VALUES (?, 1, ?)", row)
         rows = database.execute("SELECT id, is_engine, line FROM lines ORDER BY id, is_engine, rowid")
         for key, of_key in groupby(rows, itemgetter(0)):
-            of_client, of_engine = [], []
-            for _, is_engine, line in of_key:
-                if is_engine:
-                    of_engine.append(_ENGINE_SIDE.decode(line))
-                else:
-                    of_client.append(_CLIENT.decode(line))
+            lines = [(is_engine, line) for _, is_engine, line in of_key]
+            of_client = [_CLIENT.decode(line) for is_engine, line in lines if not is_engine]
+            of_engine = [_ENGINE_SIDE.decode(line) for is_engine, line in lines if is_engine]
             accounting.add(key, of_client, of_engine)
     return accounting
 
 
-def _engine_side(path: Path) -> Iterator[EngineSide]:
-    """Return the lines of the engine; a line that cannot be read is the business of validation."""
-    for line in read_lines(path):
-        if line.number == 1 and line.text.startswith(b'{"meta"'):
-            continue
-        try:
-            yield _ENGINE_SIDE.decode(line.text)
-        except msgspec.DecodeError:
-            continue
-
-
 SHORT_GAP_SHARE: Final = 0.002
-"""Engine stamps have none; stamps on receipt have up to this share (vllm-vcr's own figure for its tap)."""
+"""Limit for stamps on receipt (vllm-vcr's own figure for its tap); engine stamps have no short gaps."""
 
 
 def gates(
@@ -195,13 +184,17 @@ def gates(
     segments: Sequence[SegmentEntry] | None,
     counters: EngineCounters | None = None,
 ) -> dict[str, Gate]:
-    """Return every measure that the files at hand allow, by name."""
+    """Return every gate that the given files allow, by name."""
     found: dict[str, Gate] = {}
     if steps is not None and not steps.steps:
-        # Nothing was recorded of the steps, as record.stepStats: false asks for: they can prove nothing.
+        # No steps were recorded, as with record.stepStats: false, so they prove nothing.
         steps = None
     if accounting is not None:
-        found["accounting"] = _accounting(accounting)
+        named = "; ".join(f"{each.request_id}: {each.what}" for each in accounting.shown)
+        rest = accounting.mismatches - len(accounting.shown)
+        more = f"; and {rest} more" if rest else ""
+        why = f"{accounting.equation}{f': {named}{more}' if named else ''}"
+        found["accounting"] = Gate(value=accounting.mismatches, limit=0, passed=accounting.holds, why=why)
         found["client_tokens"] = _none_of(
             accounting.token_mismatches, "requests of which client and engine counted different numbers of tokens"
         )
@@ -211,7 +204,8 @@ def gates(
         found["short_gap_share"] = _short_gaps(trace)
         found["largest_chunk"] = _largest_chunk(trace, steps)
     if trace is not None or steps is not None:
-        found["clock"] = _clock(trace, steps)
+        backward = (trace.backward if trace else 0) + (steps.backward if steps else 0)
+        found["clock"] = _none_of(backward, "gaps, first tokens or steps that lie before what they follow")
     if steps is not None:
         found["per_position"] = _none_of(
             steps.inconsistent, "steps whose acceptance per position does not add up, or rises with the position"
@@ -224,13 +218,13 @@ def gates(
 
 
 def missing_steps(trace: TraceTotals, steps: StepTotals | None) -> Gate:
-    """Judge a capture that was to record steps: none at all would pass the measures above, which need some."""
+    """Judge whether the steps that were asked for were recorded; without any, the gates above would pass."""
     without = 0 if steps is not None and steps.steps else trace.records
     return _none_of(without, "requests without any step of the engine, though record.stepStats asks for steps")
 
 
 def _engine_counters(steps: StepTotals, counters: EngineCounters) -> Gate:
-    """Both come from the same statistics, on two ways: over every step, and through the API servers' counters."""
+    """Compare the statistics of every step with the counters of the API servers."""
     of_steps = (steps.drafts, steps.draft_tokens, steps.accepted)
     of_metrics = (counters.drafts or 0, counters.draft_tokens or 0, counters.accepted_tokens or 0)
     apart = max(abs(here - there) for here, there in zip(of_steps, of_metrics, strict=True))
@@ -242,16 +236,8 @@ def _none_of(count: int, what: str) -> Gate:
     return Gate(value=count, limit=0, passed=count == 0, why=f"{count} {what}")
 
 
-def _accounting(accounting: Accounting) -> Gate:
-    named = "; ".join(f"{each.request_id}: {each.what}" for each in accounting.shown)
-    rest = accounting.mismatches - len(accounting.shown)
-    more = f"; and {rest} more" if rest else ""
-    why = f"{accounting.equation}{f': {named}{more}' if named else ''}"
-    return Gate(value=accounting.mismatches, limit=0, passed=accounting.holds, why=why)
-
-
 def _dropped(segments: Sequence[SegmentEntry]) -> Gate:
-    """A segment that did not end as it was ordered to has lost nobody knows what."""
+    # It is not known how much a segment lost that did not end as ordered.
     lost = sum(segment.dropped or 0 for segment in segments)
     unended = sum(segment.closed != ORDERED for segment in segments)
     why = f"{lost} lines that the recorder lost, by its own count"
@@ -273,26 +259,18 @@ def _short_gaps(trace: TraceTotals) -> Gate:
     )
 
 
-def _clock(trace: TraceTotals | None, steps: StepTotals | None) -> Gate:
-    backward = (trace.backward if trace else 0) + (steps.backward if steps else 0)
-    return _none_of(backward, "gaps, first tokens or steps that lie before what they follow")
-
-
 def _largest_chunk(trace: TraceTotals, steps: StepTotals | None) -> Gate:
-    """A step gives a request K accepted drafts and one token of the target at most; more are merged chunks."""
+    """Find merged chunks: a step gives a request at most K accepted drafts and one token of the target."""
     k = (steps.num_spec_tokens if steps else 0) or (trace.meta.speculative or {}).get("num_speculative_tokens")
-    if not k:
-        known = steps is not None and trace.meta.speculative is None
-        limit = 1 if known and trace.meta.schema is not None else None
-    else:
-        limit = int(k) + 1
+    without_drafts = steps is not None and trace.meta.speculative is None and trace.meta.schema is not None
+    limit = int(k) + 1 if k else 1 if without_drafts else None
     passed = limit is None or trace.largest_chunk <= limit
     why = "tokens in the largest chunk; one step gives K + 1 at most" if limit else "K is not known: not judged"
     return Gate(value=trace.largest_chunk, limit=limit, passed=passed, why=why)
 
 
 def _step_counters(trace: TraceTotals, steps: StepTotals) -> Gate:
-    """Drafts are counted as accepted before max_tokens or a stop token cuts the last chunk, so a few are cut."""
+    # Drafts are counted as accepted before max_tokens or a stop token cuts the last chunk, so a few are missing.
     cut = steps.accepted - trace.extra_tokens
     others = sum(count for ended, count in trace.ended_by.items() if ended != BY_ENGINE)
     share = f" ({100 * cut / steps.accepted:.1f} %)" if steps.accepted else ""

@@ -20,7 +20,7 @@ import sqlite3
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -52,40 +52,37 @@ from specdecode_operator.capture.files.segments import FOLDER, Segment, Torn, li
 from specdecode_operator.capture.recorder.segment_format import Request, Step
 
 CACHE_KIB: Final = 8 * 1024
-"""What SQLite holds of a database in memory."""
+"""Size of SQLite's page cache."""
 
 SCRATCH_SUFFIX: Final = ".scratch"
 
 
 @contextmanager
-def scratch_database(folder: Path, name: str) -> Iterator[sqlite3.Connection]:
-    """Open a database in a folder for as long as the block lasts; its file goes with it.
+def scratch_database(folder: Path, name: str, *tables: str) -> Iterator[sqlite3.Connection]:
+    """Open a database with tables and indexes in a folder; its file is deleted at the end.
 
     Raises
     ------
     OSError
-        When the volume is full or fails.
+        If the volume is full or fails.
     """
     path = folder / f"{name}{SCRATCH_SUFFIX}"
     path.unlink(missing_ok=True)  # of a merge that was killed
-    # Nobody else opens it, so no locks, which some network file systems do not have. It is never read after a crash,
-    # so no journal either: all is one transaction that nobody commits.
+    # No other process opens it, so it needs no locks, which some network file systems lack. It is never read after a
+    # crash, so it needs no journal: all is one transaction without a commit.
     uri = f"file:{quote(str(path))}?vfs=unix-none"
     try:
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as database:
             for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{CACHE_KIB}"):
                 database.execute(f"PRAGMA {setting}")
-            database.execute("BEGIN")
+            for statement in ("BEGIN", *tables):
+                database.execute(statement)
             yield database
     except sqlite3.Error as error:
         full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
     finally:
         path.unlink(missing_ok=True)
-
-
-_CHAT: Final = "chatcmpl-"
-_COMPLETION: Final = "cmpl-"
 
 
 def client_id(external_id: str) -> str:
@@ -95,10 +92,10 @@ def client_id(external_id: str) -> str:
     ``chatcmpl-X`` a chat. The n answers to one prompt share the external id; only their internal ids differ
     (``0_cmpl-X-0-1f2e3d4c``, ``1_cmpl-X-0-...``; v1/engine/parallel_sampling.py and input_processor.py).
     """
-    if external_id.startswith(_CHAT):
-        return external_id.removeprefix(_CHAT)
-    name, _, prompt = external_id.removeprefix(_COMPLETION).rpartition("-")
-    return name if external_id.startswith(_COMPLETION) and name and prompt.isdigit() else external_id
+    if external_id.startswith("chatcmpl-"):
+        return external_id.removeprefix("chatcmpl-")
+    name, _, prompt = external_id.removeprefix("cmpl-").rpartition("-")
+    return name if external_id.startswith("cmpl-") and name and prompt.isdigit() else external_id
 
 
 _SHORTEST_STEP_S: Final = 1e-4
@@ -135,7 +132,7 @@ class WholeEngine:
         self._ends_s = array("d")
 
     def add_step(self, segment: int, step: Step) -> None:
-        """Take a step that the API server of one segment saw."""
+        """Add a step that the API server of one segment saw."""
         if (before_s := self._last_stamp_s.get((segment, step.engine))) is not None:
             self._shorten(step.engine, step.t - before_s)
         self._last_stamp_s[segment, step.engine] = step.t
@@ -143,9 +140,9 @@ class WholeEngine:
             self._running[step.engine].add(step.t, int(step.scheduler.get("num_running_reqs", 0)))
 
     def add_request(self, request: Request) -> None:
-        """Take a request of any API server."""
+        """Add a request of any API server."""
         if not request.chunk_s:
-            return  # when it ended is not known: it would count as in flight for ever
+            return  # its end is not known: it would count as in flight for ever
         self._arrivals_s.append(request.arrival_monotonic_s)
         self._ends_s.append(request.chunk_s[-1])
         engine = request.engine or 0
@@ -158,7 +155,7 @@ class WholeEngine:
             self._shortest_s[engine] = gap_s
 
     def freeze(self) -> None:
-        """Sort what was collected; answers are right from here on."""
+        """Sort the samples; the methods below need it."""
         self._arrivals_s = array("d", sorted(self._arrivals_s))
         self._ends_s = array("d", sorted(self._ends_s))
         for engine, samples in [*self._running.items(), *self._prefills.items()]:
@@ -171,7 +168,7 @@ class WholeEngine:
         return bisect_right(self._arrivals_s, arrival_s) - bisect_right(self._ends_s, arrival_s)
 
     def num_running(self, engine: int, stamp_s: float) -> int | None:
-        """Return the requests that ran after the step with this stamp; nothing where its statistics are missing."""
+        """Return the requests that ran after the step with this stamp; None without its statistics."""
         samples = self._running.get(engine)
         if samples is None:
             return None
@@ -199,7 +196,7 @@ _OLDER_READERS: Final[dict[str, Any]] = {
     "waiting_lora_adapters": {},
     "running_lora_adapters": {},
 }
-"""What vllm-vcr builds for older engines demand and vLLM 0.32 does not have."""
+"""Fields that vllm-vcr builds for older engines require and vLLM 0.32 does not have."""
 
 
 @dataclass(frozen=True)
@@ -217,33 +214,33 @@ class Clock:
         return None if stamp_s is None else self.ms(stamp_s)
 
 
-@dataclass(frozen=True)
-class _Chunks:
-    """Chunks that carry tokens, with their batch."""
-
-    stamps_s: list[float]
-    tokens: list[int]
-    num_running: list[int]
-    prefill_tokens: list[int]
-
-
 def trace_record(
     request: Request, client: ClientRecord | None, clock: Clock, whole: WholeEngine | None = None
 ) -> TraceRecord:
-    """Return the trace's line of a request that has tokens; `whole` is given where API servers share engines."""
-    chunks = _chunks(request, whole)
+    """Return the trace's line of a request that has tokens; `whole` is needed if API servers share engines."""
+    # A message without tokens, such as one that only says that a request ended, is not a chunk.
+    kept = [index for index, count in enumerate(request.chunk_tokens) if count]
+    stamps_s = [request.chunk_s[index] for index in kept]
+    tokens = [request.chunk_tokens[index] for index in kept]
+    running = [request.num_running[index] for index in kept]
+    prefill = [request.prefill_tokens[index] for index in kept]
+    if whole is not None:
+        engine = request.engine or 0
+        of_all = [whole.num_running(engine, stamp_s) for stamp_s in stamps_s]
+        running = [own if found is None else found for found, own in zip(of_all, running, strict=True)]
+        prefill = [whole.prefill_tokens(engine, stamp_s) for stamp_s in stamps_s]
     arrival_s = request.arrival_monotonic_s
-    later = chunks.tokens[1:]
+    later = tokens[1:]
     return TraceRecord(
         prompt_tokens=request.prompt_tokens,
         cached_tokens=request.cached_tokens or 0,
-        output_tokens=sum(chunks.tokens),
-        ttft_ms=_gap_ms(arrival_s, chunks.stamps_s[0]),
-        itl_ms=[_gap_ms(before_s, after_s) for before_s, after_s in pairwise(chunks.stamps_s)],
-        itl_tokens=later if any(tokens != 1 for tokens in later) else None,
+        output_tokens=sum(tokens),
+        ttft_ms=_gap_ms(arrival_s, stamps_s[0]),
+        itl_ms=[_gap_ms(before_s, after_s) for before_s, after_s in pairwise(stamps_s)],
+        itl_tokens=later if any(count != 1 for count in later) else None,
         concurrency=max(1, whole.concurrency(arrival_s) if whole else request.concurrency),
         arrival_ms=clock.ms(arrival_s),
-        itl_ctx=ItlContext(num_running=chunks.num_running[1:], prefill_tokens=chunks.prefill_tokens[1:]),
+        itl_ctx=ItlContext(num_running=[max(1, each) for each in running[1:]], prefill_tokens=prefill[1:]),
         block_hashes=request.block_hashes or None,
         output_token_ids=request.token_ids,
         finish_reason=cast("FinishReason | None", request.finish_reason),
@@ -293,20 +290,6 @@ def has_tokens(request: Request) -> bool:
     return any(request.chunk_tokens)
 
 
-def _chunks(request: Request, whole: WholeEngine | None) -> _Chunks:
-    """A message without tokens, such as one that only says that a request ended, is no chunk."""
-    kept = [index for index, tokens in enumerate(request.chunk_tokens) if tokens]
-    stamps_s = [request.chunk_s[index] for index in kept]
-    running = [request.num_running[index] for index in kept]
-    prefill = [request.prefill_tokens[index] for index in kept]
-    if whole is not None:
-        engine = request.engine or 0
-        of_all = [whole.num_running(engine, stamp_s) for stamp_s in stamps_s]
-        running = [own if found is None else found for found, own in zip(of_all, running, strict=True)]
-        prefill = [whole.prefill_tokens(engine, stamp_s) for stamp_s in stamps_s]
-    return _Chunks(stamps_s, [request.chunk_tokens[index] for index in kept], [max(1, n) for n in running], prefill)
-
-
 def _gap_ms(before_s: float, after_s: float) -> float:
     return round((after_s - before_s) * 1000, _DIGITS)
 
@@ -316,13 +299,16 @@ _STEP: Final = msgspec.json.Decoder(Step)
 _CLIENT: Final = msgspec.json.Decoder(ClientRecord)
 _ENCODER: Final = msgspec.json.Encoder()
 
-_REQUEST_TABLE: Final = "CREATE TABLE requests (client TEXT, has_tokens INTEGER, moment_s REAL, line BLOB)"
-_CLIENT_TABLE: Final = "CREATE TABLE clients (id TEXT PRIMARY KEY, line BLOB)"
-_STEP_TABLE: Final = "CREATE TABLE steps (stamp_s REAL, line BLOB)"
-# Lines come nearly in these orders, so an index mostly grows at its end.
-_REQUEST_INDEX: Final = "CREATE INDEX in_order ON requests (has_tokens, moment_s, client)"
-_STEP_INDEX: Final = "CREATE INDEX in_order ON steps (stamp_s)"
-
+# Lines come nearly in the order of the index, so it mostly grows at its end.
+_REQUEST_TABLES: Final = (
+    "CREATE TABLE requests (client TEXT, has_tokens INTEGER, moment_s REAL, line BLOB)",
+    "CREATE INDEX in_order ON requests (has_tokens, moment_s, client)",
+    "CREATE TABLE clients (id TEXT PRIMARY KEY, line BLOB)",
+)
+_STEP_TABLES: Final = (
+    "CREATE TABLE steps (stamp_s REAL, line BLOB)",
+    "CREATE INDEX in_order ON steps (stamp_s)",
+)
 _JOINED: Final = """
     SELECT requests.line, clients.line FROM requests LEFT JOIN clients ON clients.id = requests.client
     WHERE has_tokens = ? ORDER BY moment_s, client, requests.rowid
@@ -332,7 +318,7 @@ _STEPS: Final = "SELECT stamp_s, line FROM steps ORDER BY stamp_s, rowid"
 
 @dataclass(frozen=True)
 class Merged:
-    """What went into the files, and what did not."""
+    """Number of lines in the files, and of those left out."""
 
     records: int  # lines of the trace, without its first
     aborted: int  # requests that produced no token
@@ -350,16 +336,18 @@ def merge(folder: Path, meta: TraceMeta, zero_monotonic_s: float) -> Merged:
     Raises
     ------
     CaptureError
-        When a line of a segment or of the client cannot be read.
+        If a line of a segment or of the client cannot be read.
     OSError
-        When the volume is full or fails.
+        If the volume is full or fails.
     """
     merging = _Merge(folder, Clock(zero_monotonic_s))
-    with scratch_database(folder, "steps") as steps:
+    with scratch_database(folder, "steps", *_STEP_TABLES) as steps:
         # Closed before the steps are written: the volume holds the segments too.
-        with scratch_database(folder, "requests") as requests:
+        with scratch_database(folder, "requests", *_REQUEST_TABLES) as requests:
             merging.read_segments(requests, steps)
-            merging.read_client(requests)
+            for client, line in read_client(folder / f"{CLIENT}{PART_SUFFIX}"):
+                # Accounting reports a duplicate id.
+                requests.execute("INSERT OR IGNORE INTO clients VALUES (?, ?)", (client.id, line))
             records = merging.write_trace(requests, meta)
             aborted = merging.write_aborted(requests)
         step_count = merging.write_steps(steps)
@@ -379,10 +367,6 @@ class _Merge:
         self._whole: WholeEngine | None = None
 
     def read_segments(self, requests: sqlite3.Connection, steps: sqlite3.Connection) -> None:
-        for statement in (_REQUEST_TABLE, _REQUEST_INDEX):
-            requests.execute(statement)
-        for statement in (_STEP_TABLE, _STEP_INDEX):
-            steps.execute(statement)
         segments = list_segments(self._folder / FOLDER)
         whole = WholeEngine() if any(each.header.client_count > 1 for each in segments) else None
         for number, segment in enumerate(segments):
@@ -395,7 +379,10 @@ class _Merge:
                         whole.add_request(line)
                 elif isinstance(line, Step):
                     step_count += 1
-                    self._add_step(steps, line)
+                    if line.scheduler is None:
+                        self.without_stats += 1
+                    else:
+                        steps.execute("INSERT INTO steps VALUES (?, ?)", (line.t, _ENCODER.encode(line)))
                     if whole:
                         whole.add_step(number, line)
             _check_counts(segment, request_count, step_count)
@@ -403,40 +390,22 @@ class _Merge:
             whole.freeze()
         self._whole = whole
 
-    def _add_step(self, steps: sqlite3.Connection, step: Step) -> None:
-        if step.scheduler is None:
-            self.without_stats += 1
-        else:
-            steps.execute("INSERT INTO steps VALUES (?, ?)", (step.t, _ENCODER.encode(step)))
-
-    def read_client(self, requests: sqlite3.Connection) -> None:
-        requests.execute(_CLIENT_TABLE)
-        for client, line in read_client(self._folder / f"{CLIENT}{PART_SUFFIX}"):
-            # Accounting tells of an id that comes twice.
-            requests.execute("INSERT OR IGNORE INTO clients VALUES (?, ?)", (client.id, line))
-
     def write_trace(self, requests: sqlite3.Connection, meta: TraceMeta) -> int:
-        def line(request: Request, client: ClientRecord | None) -> bytes:
-            return encode(trace_record(request, client, self._clock, self._whole))
-
-        return self._write(TRACE, self._joined(requests, line, has_tokens=True), first=encode_meta(meta))
+        joined = self._joined(requests, has_tokens=True)
+        lines = (encode(trace_record(request, client, self._clock, self._whole)) for request, client in joined)
+        return self._write(TRACE, lines, first=encode_meta(meta))
 
     def write_aborted(self, requests: sqlite3.Connection) -> int:
-        def line(request: Request, client: ClientRecord | None) -> bytes:
-            return encode(aborted_record(request, client, self._clock))
-
-        aborted = self._write(ABORTED, self._joined(requests, line, has_tokens=False))
+        joined = self._joined(requests, has_tokens=False)
+        lines = (encode(aborted_record(request, client, self._clock)) for request, client in joined)
+        aborted = self._write(ABORTED, lines)
         if not aborted:
             (self._folder / f"{ABORTED}{PART_SUFFIX}").unlink()
         return aborted
 
     def _joined(
-        self,
-        requests: sqlite3.Connection,
-        to_line: Callable[[Request, ClientRecord | None], bytes],
-        *,
-        has_tokens: bool,
-    ) -> Iterator[bytes]:
+        self, requests: sqlite3.Connection, *, has_tokens: bool
+    ) -> Iterator[tuple[Request, ClientRecord | None]]:
         for request_line, client_line in requests.execute(_JOINED, (has_tokens,)):
             request = _REQUEST.decode(request_line)
             client = None if client_line is None else _CLIENT.decode(client_line)
@@ -444,17 +413,16 @@ class _Merge:
                 self.warmup += 1
                 continue
             self._first_arrival_s = min(self._first_arrival_s, request.arrival_monotonic_s)
-            yield to_line(request, client)
+            yield request, client
 
     def write_steps(self, steps: sqlite3.Connection) -> int:
-        """Write the steps; the requests come first, which say when the first of them arrived."""
-        return self._write(STEP_STATS, self._step_lines(steps))
-
-    def _step_lines(self, steps: sqlite3.Connection) -> Iterator[bytes]:
-        for stamp_s, line in steps.execute(_STEPS):
-            step = _STEP.decode(line)
-            if stamp_s >= self._first_arrival_s and step.scheduler is not None:
-                yield encode(step_stats(step, step.scheduler, self._clock))
+        """Write the steps since the first arrival, which is known when the requests are written."""
+        lines = (
+            encode(step_stats(step, step.scheduler, self._clock))
+            for stamp_s, line in steps.execute(_STEPS)
+            if stamp_s >= self._first_arrival_s and (step := _STEP.decode(line)).scheduler is not None
+        )
+        return self._write(STEP_STATS, lines)
 
     def _write(self, name: str, lines: Iterator[bytes], first: bytes | None = None) -> int:
         count = 0
@@ -468,7 +436,7 @@ class _Merge:
 
 
 def _add_request(requests: sqlite3.Connection, request: Request) -> None:
-    # What orders the lines of the file that it goes to.
+    # The sort key of the file that it goes to.
     moment_s = request.chunk_s[-1] if has_tokens(request) else request.arrival_monotonic_s
     row = (client_id(request.external_id or request.id), has_tokens(request), moment_s, _ENCODER.encode(request))
     requests.execute("INSERT INTO requests VALUES (?, ?, ?, ?)", row)
@@ -485,13 +453,7 @@ def _check_counts(segment: Segment, requests: int, steps: int) -> None:
 
 
 def read_client(path: Path) -> Iterator[tuple[ClientRecord, bytes]]:
-    """Return the load generator's lines, decoded and as they are.
-
-    Raises
-    ------
-    CaptureError
-        When a line cannot be read.
-    """
+    """Yield the load generator's lines, decoded and raw; a line that cannot be read is a CaptureError."""
     for line in read_lines(path):
         try:
             yield _CLIENT.decode(line.text), line.text

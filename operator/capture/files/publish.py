@@ -39,7 +39,7 @@ _TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 
 
 def seal(attempt: Path) -> dict[str, FileEntry]:
-    """Flush and checksum an attempt's files and take their ``.part`` away; what is sealed stays as it is."""
+    """Flush, checksum and rename an attempt's ``.part`` files; sealed files stay as they are."""
     entries = {}
     for name in DATA_FILES:
         part, sealed = attempt / f"{name}{PART_SUFFIX}", attempt / name
@@ -52,27 +52,25 @@ def seal(attempt: Path) -> dict[str, FileEntry]:
 
 
 def publish(attempt: Path, final: Path, manifest: Manifest) -> None:
-    """Make a sealed attempt the capture of its name.
-
-    ``final`` is in the same folder.
+    """Rename a sealed attempt to ``final``, in the same folder.
 
     Raises
     ------
     CaptureError
-        When a finished capture is there already; the attempt stays.
+        If a finished capture is there already; the attempt stays.
     """
     refuse_finished(final)
-    _write_whole(attempt / MANIFEST, _pretty(manifest))
+    write_whole(attempt / MANIFEST, manifest)
     _appear(attempt, final)
 
 
 def finish_publication(final: Path, capture_uid: str) -> None:
-    """Publish the attempt of a capture that was killed when it was whole already; do nothing where there is none.
+    """Publish the attempt of this capture that was complete when it was killed, if there is one.
 
     Attempts are in the folder of ``final``.
     """
     if final.exists():
-        # Killed after the renaming; a capture of another object had its label taken away long ago.
+        # Killed after the renaming. The label of a capture of another object was removed long ago.
         _take_label_away(final)
         return
     for attempt in sorted(final.parent.glob(f"{final.name}{PART_SUFFIX}-*")):
@@ -83,7 +81,6 @@ def finish_publication(final: Path, capture_uid: str) -> None:
 
 
 def _appear(attempt: Path, final: Path) -> None:
-    """Give an attempt that has its manifest its final name."""
     # The recorders' raw lines are in the files now, and a published capture never changes again.
     shutil.rmtree(attempt / FOLDER, ignore_errors=True)
     flush(attempt)
@@ -94,23 +91,23 @@ def _appear(attempt: Path, final: Path) -> None:
             raise _finished(final) from error
         raise
     flush(final.parent)
-    # Only now: until it has its name, whoever finds it is told that it has not.
+    # Last: until the rename is on disk, the label says that the attempt is not published.
     _take_label_away(final)
 
 
 def _take_label_away(final: Path) -> None:
-    with suppress(OSError):  # what is published stays so, with a label too many
+    with suppress(OSError):  # a leftover label does no harm
         (final / PARTIAL_MANIFEST).unlink()
 
 
 def refuse_finished(final: Path) -> None:
-    """Raise a CaptureError where a capture is finished already."""
+    """Raise a CaptureError if a finished capture is there."""
     if final.exists():
         raise _finished(final)
 
 
 def read_manifest(final: Path) -> Manifest | None:
-    """Return the manifest of a finished capture; None where there is none, or none that can be read."""
+    """Return the manifest of a finished capture; None if it is missing or cannot be read."""
     try:
         return msgspec.json.decode((final / MANIFEST).read_bytes(), type=Manifest)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
@@ -124,10 +121,10 @@ def _finished(final: Path) -> CaptureError:
 
 
 def label_partial(attempt: Path, manifest: PartialManifest) -> None:
-    """Say in an attempt's folder why its files are partial; on a full disk, in place of what was said before."""
+    """Write into an attempt's folder why its files are partial; on a full disk, overwrite the earlier label."""
     manifest = msgspec.structs.replace(manifest, files=dict(_sizes(attempt)))
     try:
-        _write_whole(attempt / PARTIAL_MANIFEST, _pretty(manifest))
+        write_whole(attempt / PARTIAL_MANIFEST, manifest)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -137,8 +134,12 @@ def label_partial(attempt: Path, manifest: PartialManifest) -> None:
             stream.truncate()
 
 
+class _Files(msgspec.Struct):
+    files: dict[str, FileEntry]
+
+
 def verify(folder: Path) -> list[str]:
-    """Return what differs between a published folder and its manifest; empty if every file is as it was."""
+    """Return the differences between a published folder and its manifest; empty if there are none."""
     try:
         files = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Files).files
     except FileNotFoundError:
@@ -151,10 +152,6 @@ def verify(folder: Path) -> list[str]:
     faults = [fault for name, entry in files.items() for fault in _differences(folder / name, entry)]
     extra = [name for name in DATA_FILES if name not in files and (folder / name).exists()]
     return faults + [f"{name} is not in the manifest" for name in extra]
-
-
-class _Files(msgspec.Struct):
-    files: dict[str, FileEntry]
 
 
 def _differences(path: Path, expected: FileEntry) -> Iterator[str]:
@@ -177,7 +174,7 @@ def _differences(path: Path, expected: FileEntry) -> Iterator[str]:
 
 
 def file_entry(path: Path) -> FileEntry:
-    """Return size, lines and checksum of a file, read piece by piece; of what is in it where it is compressed."""
+    """Return size, lines and checksum of a file's decompressed content, read piece by piece."""
     digest, size_bytes, lines, last = hashlib.sha256(), 0, 0, b"\n"
     with open_to_read(path) as stream:
         while piece := stream.read(_CHUNK_BYTES):
@@ -200,10 +197,11 @@ def _pretty(value: Any) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, whole or not at all."""
     part = path.with_name(f"{path.name}{PART_SUFFIX}")
     try:
-        part.write_bytes(content)
+        part.write_bytes(_pretty(value))
         flush(part)
         os.rename(part, path)  # noqa: PTH104
     except OSError:
@@ -213,7 +211,7 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 def flush(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
+    """Fsync a file or a folder."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -29,7 +29,7 @@ class Torn:
 
     path: Path
     line: int
-    size_bytes: int  # what was there of it, and is left out
+    size_bytes: int  # of the incomplete line, which is left out
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Segment:
 
     path: Path
     header: Header
-    closed: Closed | None  # None where it did not come to its end
+    closed: Closed | None  # None if it was interrupted
 
 
 def segment_paths(folder: Path) -> list[Path]:
@@ -61,12 +61,10 @@ def read_segment(path: Path, torn: Callable[[Torn], None] = lambda _: None) -> I
         previous = line
     if previous is None:
         return
-    try:
-        last = _DECODER.decode(previous.text)
-    except msgspec.DecodeError:
+    if (last := _decoded_or_none(previous.text)) is None:
         torn(Torn(path, previous.number, len(previous.text)))
-        return
-    yield last
+    else:
+        yield last
 
 
 def _decoded(path: Path, line: Line) -> SegmentLine:
@@ -89,7 +87,7 @@ def list_segments(folder: Path) -> list[Segment]:
 
 
 def first_header(path: Path) -> Header | None:
-    """Return the header of a segment; nothing while it is not written whole."""
+    """Return the header of a segment; None until it is complete."""
     first = next(read_lines(path), None)
     if first is None:
         return None
@@ -104,29 +102,24 @@ def first_header(path: Path) -> Header | None:
 
 def last_closed(path: Path) -> Closed | None:
     """Return the ``closed`` line of a segment, which is its last."""
-    last = _last_line(path)
+    lines = [text for text in _tail(path) if text.strip()]
+    last = _decoded_or_none(lines[-1]) if lines else None
     return last if isinstance(last, Closed) else None
 
 
 def off_reason(path: Path) -> str | None:
     """Return why the recorder switched itself off, from the last lines of its segment."""
+    found = (_decoded_or_none(text) for text in _tail(path))
+    return next((line.reason for line in found if isinstance(line, Off)), None)
+
+
+def _tail(path: Path) -> list[bytes]:
     with path.open("rb") as stream:
         stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        for text in stream:
-            line = _attempted(text)
-            if isinstance(line, Off):
-                return line.reason
-    return None
+        return stream.read().split(b"\n")
 
 
-def _last_line(path: Path) -> SegmentLine | None:
-    with path.open("rb") as stream:
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        lines = [text for text in stream.read().split(b"\n") if text.strip()]
-    return _attempted(lines[-1]) if lines else None
-
-
-def _attempted(text: bytes) -> SegmentLine | None:
+def _decoded_or_none(text: bytes) -> SegmentLine | None:
     try:
         return _DECODER.decode(text)
     except msgspec.DecodeError:
@@ -141,11 +134,7 @@ def starts(segments: list[Segment]) -> list[list[Segment]]:
         for segment in in_time:
             by_id.setdefault(segment.header.start, []).append(segment)
         return list(by_id.values())
-    return _starts_by_index(in_time)
-
-
-def _starts_by_index(in_time: list[Segment]) -> list[list[Segment]]:
-    """Part segments where an API server's index comes again; wrong if a start ended before all of its servers began."""
+    # A start begins where an index comes again; wrong if a start ended before all of its API servers began.
     found: list[list[Segment]] = []
     for segment in in_time:
         known = {each.header.client_index for each in found[-1]} if found else None
@@ -156,14 +145,9 @@ def _starts_by_index(in_time: list[Segment]) -> list[list[Segment]]:
 
 
 def current_start(folder: Path) -> list[Segment]:
-    """Return the segments of the engine's newest start; empty while there is none."""
+    """Return the segments of the engine's newest start; empty before the first one."""
     found = starts(list_segments(folder))
     return found[-1] if found else []
-
-
-def interrupted(segments: list[Segment]) -> list[Segment]:
-    """Return the segments of older starts that never came to their end."""
-    return [segment for start in starts(segments)[:-1] for segment in start if segment.closed is None]
 
 
 def recorders_closed(folder: Path) -> bool:
@@ -173,7 +157,7 @@ def recorders_closed(folder: Path) -> bool:
 
 
 def boots(segments: list[Segment]) -> frozenset[str]:
-    """Return the boot ids of some segments: another set means that the engine started anew."""
+    """Return the boot ids of segments, which change when the engine restarts."""
     return frozenset(segment.header.boot for segment in segments)
 
 
@@ -184,7 +168,7 @@ _PIECE_BYTES: Final = 2**20
 
 
 class RecordedRequestCount:
-    """Counts the lines of requests in growing segments; each is read once, however often is asked."""
+    """Counts the lines of requests in growing segments, and reads each line once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -192,14 +176,14 @@ class RecordedRequestCount:
         self._count = 0
 
     def count(self) -> int:
-        """Return how many there are; what cannot be read now is counted later."""
+        """Return the count; a file that cannot be read now is counted later."""
         with suppress(OSError):
             for path in segment_paths(self._folder):
                 self._read_on(path)
         return self._count
 
     def _read_on(self, path: Path) -> None:
-        """Count what was appended, up to the last line feed: the rest is a line that is not whole yet."""
+        """Count the appended lines, up to the last line feed: the rest is an incomplete line."""
         with path.open("rb") as stream:
             stream.seek(self._offsets.get(path, 0))
             torn = b""

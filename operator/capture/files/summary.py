@@ -22,7 +22,6 @@ MESSAGE_BYTES: Final = 4096
 
 _OUTCOMES: Final[tuple[Outcome, ...]] = Outcome.__args__  # type: ignore[attr-defined]
 _MAX_POSITIONS: Final = 32
-_TIMES: Final = ("ttft_ms", "tpot_ms", "latency_ms")
 
 
 class Times(Struct, kw_only=True, frozen=True):
@@ -34,7 +33,7 @@ class Times(Struct, kw_only=True, frozen=True):
 
 
 class Speculation(Struct, kw_only=True, frozen=True):
-    """What drafting achieved, by the engine's own counters."""
+    """Results of drafting, by the engine's own counters."""
 
     # Verifications of one request's draft, tokens drafted, and tokens accepted of them.
     drafts: int
@@ -57,7 +56,7 @@ class PhaseSummary(Struct, kw_only=True, frozen=True):
 
 
 class Summary(Struct, kw_only=True, frozen=True):
-    """What a capture measured; warm-up is left out everywhere."""
+    """Results of a capture, without warm-up."""
 
     requests: dict[str, int]  # requests sent, and by outcome
     records: int
@@ -143,29 +142,33 @@ def _rate(count: int, seconds: float) -> float | None:
 
 def status_summary(summary: Summary, files: Mapping[str, FileEntry], path: str) -> dict[str, Any]:
     """Return ``status.summary`` of a SpecDecodeCapture: decimals are text, as everywhere in that API."""
-    drafting = summary.speculation
+    tokens_per_second = summary.output_tokens_per_second
     entries = [{"name": name, **msgspec.to_builtins(entry)} for name, entry in files.items()]
     names = {"http_rejected": "httpRejected", "timed_out": "timedOut", "not_sent": "notSent"}
     found = {
         "requests": {"completed": 0} | {names.get(name, name): count for name, count in summary.requests.items()},
         "outputTokens": summary.output_tokens,
-        "acceptance": f"{drafting.acceptance:.0%}" if drafting else None,
-        "acceptancePercent": round(100 * drafting.acceptance) if drafting else None,
-        "meanAcceptanceLength": f"{drafting.mean_acceptance_length:.2f}" if drafting else None,
-        "perPositionPercent": [round(100 * share) for share in drafting.per_position[:_MAX_POSITIONS]]
-        if drafting
-        else None,
+        **(_drafting_status(summary.speculation) if summary.speculation else {}),
         "ttftMs": _decimals(summary.client.ttft_ms),
         "tpotMs": _decimals(summary.client.tpot_ms),
         "latencyMs": _decimals(summary.client.latency_ms),
         "lateMs": _decimals(_worst_lateness(summary.phases)[1]),
-        "requestsPerSecond": _decimal(summary.requests_per_second),
-        "outputTokensPerSecond": _decimal(summary.output_tokens_per_second),
+        "requestsPerSecond": None if summary.requests_per_second is None else f"{summary.requests_per_second:.2f}",
+        "outputTokensPerSecond": None if tokens_per_second is None else f"{tokens_per_second:.2f}",
         "bytes": summary.bytes,
         "files": entries,
         "path": path,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _drafting_status(drafting: Speculation) -> dict[str, Any]:
+    return {
+        "acceptance": f"{drafting.acceptance:.0%}",
+        "acceptancePercent": round(100 * drafting.acceptance),
+        "meanAcceptanceLength": f"{drafting.mean_acceptance_length:.2f}",
+        "perPositionPercent": [round(100 * share) for share in drafting.per_position[:_MAX_POSITIONS]],
+    }
 
 
 def _decimals(times: Quantiles | None) -> dict[str, str] | None:
@@ -174,54 +177,41 @@ def _decimals(times: Quantiles | None) -> dict[str, str] | None:
     return {name: f"{getattr(times, name):.2f}" for name in ("p50", "p90", "p95", "p99")}
 
 
-def _decimal(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f}"
-
-
 def summary_text(summary: Summary) -> str:
     """Return the summary for people, a few lines."""
     outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in summary.requests.items())
     tokens = f"{summary.prompt_tokens} prompt ({summary.cached_tokens} cached), {summary.output_tokens} output"
+    if summary.output_tokens_per_second is not None:
+        tokens += f", {summary.output_tokens_per_second:.1f} per second"
+    drafting, speculation = summary.speculation, "none"
+    if drafting is not None:
+        speculation = (
+            f"{drafting.acceptance:.1%} of {drafting.draft_tokens} drafted tokens accepted, "
+            f"{drafting.mean_acceptance_length:.2f} tokens per step; by position "
+            f"{' '.join(f'{share:.0%}' for share in drafting.per_position)}"
+        )
     lines = [
         f"requests        {outcomes}; {summary.records} records, {summary.steps} steps in {summary.seconds:.1f} s",
-        f"tokens          {tokens}{_shown_rate(summary.output_tokens_per_second)}",
-        _speculation_text(summary.speculation),
+        f"tokens          {tokens}",
+        f"speculation     {speculation}",
     ]
     for side, times in (("client", summary.client), ("engine", summary.engine)):
-        lines += [_times_text(f"{name.removesuffix('_ms').upper()} {side}", getattr(times, name)) for name in _TIMES]
-    lines.append(_late_text(summary.phases))
-    lines.append(f"files           {summary.bytes / 2**20:.1f} MiB")
-    return "\n".join(line for line in lines if line)
-
-
-def _shown_rate(rate: float | None) -> str:
-    return f", {rate:.1f} per second" if rate is not None else ""
-
-
-def _speculation_text(drafting: Speculation | None) -> str:
-    if drafting is None:
-        return "speculation     none"
-    positions = " ".join(f"{share:.0%}" for share in drafting.per_position)
-    return (
-        f"speculation     {drafting.acceptance:.1%} of {drafting.draft_tokens} drafted tokens accepted, "
-        f"{drafting.mean_acceptance_length:.2f} tokens per step; by position {positions}"
-    )
+        for name in ("ttft", "tpot", "latency"):
+            lines += _times_text(f"{name.upper()} {side}", getattr(times, f"{name}_ms"))
+    worst, late = _worst_lateness(summary.phases)
+    lines += [f"{text} in phase {worst}" for text in _times_text("sent late", late)]
+    return "\n".join((*lines, f"files           {summary.bytes / 2**20:.1f} MiB"))
 
 
 def _worst_lateness(phases: Mapping[str, PhaseSummary]) -> tuple[str, Quantiles | None]:
-    """Return the phase that kept its times worst: among many requests of closed phases it would not show."""
+    """Return the phase with the largest lateness, which many requests of closed phases would hide."""
     late = {name: phase.late_ms for name, phase in phases.items() if phase.late_ms is not None}
     worst = max(late, key=lambda name: late[name].p99, default="")
     return worst, late.get(worst)
 
 
-def _late_text(phases: Mapping[str, PhaseSummary]) -> str:
-    worst, late = _worst_lateness(phases)
-    return f"{_times_text('sent late', late)} in phase {worst}" if late else ""
-
-
-def _times_text(name: str, times: Quantiles | None) -> str:
+def _times_text(name: str, times: Quantiles | None) -> list[str]:
     if times is None:
-        return ""
+        return []
     shown = "   ".join(f"P{share} {getattr(times, f'p{share}'):9.1f}" for share in (50, 90, 95, 99))
-    return f"{name:<16}{shown} ms"
+    return [f"{name:<16}{shown} ms"]

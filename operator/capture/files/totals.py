@@ -17,7 +17,7 @@ from specdecode_operator.capture.files.trace_rules import StepLine
 
 
 class Quantiles(Struct, kw_only=True, frozen=True):
-    """What so many percent of some numbers do not exceed, interpolated linearly between neighbours as numpy does."""
+    """Quantiles in percent, interpolated linearly between neighbours as numpy does."""
 
     count: int
     p50: float
@@ -27,7 +27,7 @@ class Quantiles(Struct, kw_only=True, frozen=True):
 
 
 def quantiles(values: Iterable[float]) -> Quantiles | None:
-    """Return the quantiles of some numbers; nothing of none."""
+    """Return the quantiles of numbers; None if there are none."""
     numbers = list(values)
     if not numbers:
         return None
@@ -40,7 +40,7 @@ def quantiles(values: Iterable[float]) -> Quantiles | None:
 
 
 SHORT_GAP_MS: Final = 0.2
-"""No step is so short: shorter gaps come from stamps taken on receipt, or from one chunk split into two."""
+"""Shorter than any step: such gaps come from stamps taken on receipt, or from one chunk split into two."""
 BY_ENGINE: Final = "engine"
 
 
@@ -57,7 +57,7 @@ class Latencies:
     latency_ms: "array[float]" = field(default_factory=_numbers)  # time to the last token
 
     def add(self, ttft_ms: float, latency_ms: float, tokens: int | None) -> None:
-        """Take one request."""
+        """Add one request."""
         self.ttft_ms.append(ttft_ms)
         self.latency_ms.append(latency_ms)
         if tokens is not None and tokens > 1:
@@ -85,7 +85,7 @@ class TraceTotals:
     engine: Latencies = field(default_factory=Latencies)
 
     def add(self, record: TraceRecord) -> None:
-        """Take one record."""
+        """Add one record."""
         gaps = record.itl_ms or []
         self.records += 1
         self.prompt_tokens += record.prompt_tokens
@@ -96,21 +96,15 @@ class TraceTotals:
         self.short_gaps += sum(1 for gap in gaps if 0 <= gap < SHORT_GAP_MS)
         self.backward += sum(1 for gap in gaps if gap < 0) + (record.ttft_ms < 0)
         if record.itl_summary is None:
-            self._add_chunks(record.chunk_sizes())
+            sizes = record.chunk_sizes()
+            self.extra_tokens += sum(sizes) - len(sizes)
+            self.largest_chunk = max(self.largest_chunk, *sizes)
             self.engine.add(record.ttft_ms, record.ttft_ms + sum(gaps), record.output_tokens)
-        self._add_time(record, sum(gaps))
-
-    def _add_chunks(self, sizes: list[int]) -> None:
-        self.extra_tokens += sum(sizes) - len(sizes)
-        self.largest_chunk = max(self.largest_chunk, *sizes)
-
-    def _add_time(self, record: TraceRecord, gaps_ms: float) -> None:
-        if record.arrival_ms is None:
-            return
-        self.with_arrival += 1
-        end_ms = record.arrival_ms + record.ttft_ms + gaps_ms
-        self.first_ms = record.arrival_ms if self.first_ms is None else min(self.first_ms, record.arrival_ms)
-        self.last_ms = end_ms if self.last_ms is None else max(self.last_ms, end_ms)
+        if record.arrival_ms is not None:
+            self.with_arrival += 1
+            end_ms = record.arrival_ms + record.ttft_ms + sum(gaps)
+            self.first_ms = record.arrival_ms if self.first_ms is None else min(self.first_ms, record.arrival_ms)
+            self.last_ms = end_ms if self.last_ms is None else max(self.last_ms, end_ms)
 
 
 @dataclass
@@ -128,7 +122,7 @@ class StepTotals:
     last_ms: float | None = None
 
     def add(self, step: StepLine) -> None:
-        """Take one step."""
+        """Add one step."""
         self.steps += 1
         self.backward += self.last_ms is not None and step.ts_ms < self.last_ms
         self.last_ms = step.ts_ms
@@ -162,7 +156,7 @@ class ClientTotals:
     phase_span_ms: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def add(self, client: ClientRecord) -> None:
-        """Take one request."""
+        """Add one request."""
         if client.warmup:
             return
         self.outcomes[client.outcome] += 1

@@ -1,7 +1,8 @@
 """Decode and check lines of a trace by the rules of vllm-vcr's reader.
 
 That reader rejects a whole file for one bad line. The rules are restated from release 0.2.1 (crates sim-trace and
-sim-protocol). A reader of a trace also rejects a duplicate of a known field, and lines that are not UTF-8.
+sim-protocol). A reader of a trace also rejects a duplicate of a known field, and lines that are not UTF-8. All
+functions that decode raise an UnreadableLineError for a line that breaks a rule of its form.
 """
 
 import json
@@ -26,7 +27,7 @@ _INNER_FIELDS: Final = {
 _KEYS: Final = tuple(name.encode() for name in (*_RECORD_FIELDS, *chain(*_INNER_FIELDS.values())))
 _WORD: Final = re.compile(rb'"(\w+)"')
 _LONG_NUMBER: Final = re.compile(rb"\d{20}")
-"""2^64 has so many digits."""
+"""2^64 has 20 digits."""
 
 _Line = TypeVar("_Line")
 
@@ -44,7 +45,7 @@ class CacheStats(Struct, kw_only=True, frozen=True):
 
 
 class SpeculationStats(Struct, kw_only=True, frozen=True):
-    """Counters of drafting in one step; the last one is not asked for by the reader, and as vLLM wrote it."""
+    """Counters of drafting in one step; the reader does not need the last one."""
 
     num_spec_tokens: Count
     num_drafts: Count
@@ -55,10 +56,7 @@ class SpeculationStats(Struct, kw_only=True, frozen=True):
 
 
 class SchedulerStats(Struct, kw_only=True, frozen=True):
-    """What a reader needs of vLLM's statistics, and what was in the step, as vLLM wrote it.
-
-    The last three are for builds for older engines.
-    """
+    """The fields of vLLM's statistics that a reader needs; builds for older engines need the last three."""
 
     num_running_reqs: Count
     num_waiting_reqs: Count
@@ -110,36 +108,18 @@ _STEP: Final = msgspec.json.Decoder(StepLine)
 
 
 def is_meta(text: bytes) -> bool:
-    """Whether a trace's first line is its header rather than a record.
-
-    Raises
-    ------
-    UnreadableLineError
-        When it is no JSON.
-    """
+    """Whether a trace's first line is its header rather than a record."""
     value = decode(msgspec.json.Decoder(), text)
     return isinstance(value, dict) and "meta" in value
 
 
 def decode_meta(text: bytes) -> TraceMeta:
-    """Return the header of a trace.
-
-    Raises
-    ------
-    UnreadableLineError
-        When a field has the wrong type.
-    """
+    """Return the header of a trace."""
     return decode(_HEADER, text).meta
 
 
 def decode_record(decoder: "msgspec.json.Decoder[_Line]", text: bytes) -> _Line:
-    """Return a record of a trace that is not its first line.
-
-    Raises
-    ------
-    UnreadableLineError
-        When it breaks a rule of its form.
-    """
+    """Return a record of a trace that is not its first line."""
     try:
         record = decode(decoder, text)
     except UnreadableLineError as error:
@@ -154,13 +134,7 @@ def decode_record(decoder: "msgspec.json.Decoder[_Line]", text: bytes) -> _Line:
 
 
 def decode_step(text: bytes) -> StepLine:
-    """Return one line of step statistics.
-
-    Raises
-    ------
-    UnreadableLineError
-        When it breaks a rule of its form.
-    """
+    """Return one line of step statistics."""
     step = decode(_STEP, text)
     if _LONG_NUMBER.search(text) and (wide := _wide_counter(step)):
         raise UnreadableLineError("type", f"{wide} does not fit into 64 bits")
@@ -182,40 +156,26 @@ def _wide_counter(value: Any, name: str = "") -> str | None:
 
 
 def decode(decoder: "msgspec.json.Decoder[_Line]", text: bytes) -> _Line:
-    """Return a line as the decoder's type.
-
-    Raises
-    ------
-    UnreadableLineError
-        When it is no UTF-8, no JSON, or of another shape.
-    """
+    """Return a line as the decoder's type."""
     try:
         text.decode()
         return decoder.decode(text)
     except UnicodeDecodeError as error:
         raise UnreadableLineError("utf-8", f"byte {error.start} is no UTF-8") from error
     except msgspec.ValidationError as error:
-        raise UnreadableLineError(_rule_of(str(error)), _explained(str(error))) from error
+        message, rule = str(error), "missing-field" if "missing required field" in str(error) else "type"
+        if "finish_reason" in message:
+            message = f"{message}: it may be {_FINISH_REASONS}"
+            rule = "finish-reason" if rule == "type" else rule
+        raise UnreadableLineError(rule, message) from error
     except msgspec.DecodeError as error:
         raise UnreadableLineError("json", f"no JSON: {error}") from error
     except RecursionError as error:
         raise UnreadableLineError("json", "no JSON: nested too deep") from error
 
 
-def _rule_of(message: str) -> str:
-    if "missing required field" in message:
-        return "missing-field"
-    return "finish-reason" if "finish_reason" in message else "type"
-
-
-def _explained(message: str) -> str:
-    if "finish_reason" in message:
-        return f"{message}: it may be {_FINISH_REASONS}"
-    return message
-
-
 def _repeated(text: bytes) -> str | None:
-    """Return a field of the reader that comes twice in one object; looking for words first spares a second parse."""
+    """Return a duplicate field that the reader knows; a search for words first avoids a second parse."""
     words = _WORD.findall(text)
     if len(set(words)) == len(words) or not any(words.count(key) > 1 for key in _KEYS):
         return None
@@ -239,24 +199,21 @@ def broken_rules(record: Record) -> Iterator[BrokenRule]:
         yield BrokenRule(
             "no-gaps", f"output_tokens is {record.output_tokens}, but neither itl_ms nor itl_summary is there"
         )
-    yield from _broken_context(record, gaps)
+    context = record.itl_ctx
+    lists = (("num_running", context.num_running), ("prefill_tokens", context.prefill_tokens)) if context else ()
+    for name, values in lists:
+        if len(values) != gaps:
+            yield BrokenRule("context-length", f"itl_ctx.{name} has {len(values)} entries for {gaps} gaps in itl_ms")
     if record.itl_tokens is not None:
         yield from _broken_chunks(record.itl_tokens, gaps, record.output_tokens)
     ids = record.output_token_ids
     if ids is not None and len(ids) != record.output_tokens:
         yield BrokenRule("token-ids", f"output_token_ids has {len(ids)} ids for output_tokens {record.output_tokens}")
-    for name, value in _wide_numbers(record):
+    names = ("prompt_tokens", "cached_tokens", "output_tokens", "concurrency")
+    numbers = [(name, getattr(record, name)) for name in names]
+    for name, value in (*numbers, *(("block_hashes", value) for value in record.block_hashes or ())):
         if value >= _U64:
             yield BrokenRule("type", f"{name}: {value} does not fit into 64 bits")
-
-
-def _broken_context(record: Record, gaps: int) -> Iterator[BrokenRule]:
-    context = record.itl_ctx
-    if context is None:
-        return
-    for name, values in (("num_running", context.num_running), ("prefill_tokens", context.prefill_tokens)):
-        if len(values) != gaps:
-            yield BrokenRule("context-length", f"itl_ctx.{name} has {len(values)} entries for {gaps} gaps in itl_ms")
 
 
 def _broken_chunks(tokens: list[int], gaps: int, output_tokens: int) -> Iterator[BrokenRule]:
@@ -268,12 +225,3 @@ def _broken_chunks(tokens: list[int], gaps: int, output_tokens: int) -> Iterator
         yield BrokenRule(
             "chunk-sum", f"itl_tokens sums to {sum(tokens)}, which leaves the first chunk none of {output_tokens}"
         )
-
-
-def _wide_numbers(record: Record) -> Iterable[tuple[str, int]]:
-    yield "prompt_tokens", record.prompt_tokens
-    yield "cached_tokens", record.cached_tokens
-    yield "output_tokens", record.output_tokens
-    yield "concurrency", record.concurrency
-    for value in record.block_hashes or ():
-        yield "block_hashes", value

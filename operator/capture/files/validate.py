@@ -6,7 +6,7 @@ measured with random prompts does not carry over.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,6 @@ from specdecode_operator.capture.files.formats import (
     ClientRecord,
     EngineCounters,
     Gate,
-    Line,
     Manifest,
     NoTrailerError,
     SegmentEntry,
@@ -57,7 +56,7 @@ _LONGEST_VERSION = 64
 
 
 def engine_notes(vllm: str, *, recorder_tried: bool, context: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each doubt; ``context`` is what the operator gave."""
+    """Return doubts about the engine's version; ``context`` is the operator's."""
     version, notes = _short(vllm), []
     if not recorder_tried:
         notes.append(
@@ -74,16 +73,20 @@ def engine_notes(vllm: str, *, recorder_tried: bool, context: Mapping[str, Any])
 
 
 def maker_note(specdecode: str) -> list[str]:
-    """Say of files that a newer operator's pod made that they may hold more than is read here."""
+    """Note that files of a newer operator may hold more than is read here."""
     if not is_newer(specdecode, __version__):
         return []
     return [f"made by {_short(specdecode)}, newer than this {__version__}, which passes over what it does not know"]
 
 
-def engine_status(manifest: Manifest) -> dict[str, Any]:
-    """Return what ``status.summary`` of a SpecDecodeCapture says of the engine."""
-    notes = engine_notes(manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context)
-    return {"engineVersion": _short(manifest.vllm)} | ({"engineNotes": notes} if notes else {})
+def status_notes(manifest: Manifest) -> dict[str, Any]:
+    """Return the part of ``status.summary`` about the engine and the prompts."""
+    found = {
+        "engineVersion": _short(manifest.vllm),
+        "engineNotes": engine_notes(manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context),
+        "promptNotes": prompt_notes(manifest.workload, manifest.summary),
+    }
+    return {name: value for name, value in found.items() if value != []}
 
 
 def _short(version: str) -> str:
@@ -94,27 +97,20 @@ RANDOM_PROMPTS: Final = (
     "the prompts are random tokens (workload.prompts): times and memory hold for other prompts of these lengths,"
     " acceptance does not: 0.13 to 0.27 is usual, and more where a model repeats itself; decide by prompts of your own"
 )
-_TRACE: Final = "Trace"
 
 
 def are_random(workload: Mapping[str, Any]) -> bool:
-    """Whether the prompts of a manifest's workload are; one without prompts has the usual ones, which are."""
+    """Whether the prompts of a manifest's workload are random, as they are by default."""
     prompts = workload.get("prompts", {"synthetic": {}})
     if not isinstance(prompts, Mapping):
         return False
     dataset = prompts.get("dataset")
-    return prompts.get("synthetic") is not None or (isinstance(dataset, Mapping) and dataset.get("format") == _TRACE)
+    return prompts.get("synthetic") is not None or (isinstance(dataset, Mapping) and dataset.get("format") == "Trace")
 
 
 def prompt_notes(workload: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
-    """Return the doubt about acceptance that was measured with random prompts, if it was; from a manifest's parts."""
+    """Return a note if acceptance was measured with random prompts; takes two fields of a manifest."""
     return [RANDOM_PROMPTS] if summary.get("speculation") and are_random(workload) else []
-
-
-def prompt_status(manifest: Manifest) -> dict[str, Any]:
-    """Return what ``status.summary`` of a SpecDecodeCapture says of the prompts."""
-    notes = prompt_notes(manifest.workload, manifest.summary)
-    return {"promptNotes": notes} if notes else {}
 
 
 SHOWN: Final = 20
@@ -137,17 +133,17 @@ class FileProblem:
 
 @dataclass
 class FileReport:
-    """One file and what is wrong with it."""
+    """One file and its problems."""
 
     file: str
     kind: str  # what it holds: trace, step-stats, client or aborted
     lines: int = 0
     broken: int = 0
     problems: list[FileProblem] = field(default_factory=list)  # the first of them; all are counted in `broken`
-    notes: list[str] = field(default_factory=list)  # what no reader refuses but somebody should know
+    notes: list[str] = field(default_factory=list)  # no errors for any reader
 
     def add(self, line: int, broken: BrokenRule) -> None:
-        """Take one problem."""
+        """Add a problem."""
         self.broken += 1
         if len(self.problems) < SHOWN:
             self.problems.append(FileProblem(self.file, line, broken.rule, broken.message))
@@ -167,7 +163,7 @@ class Validation:
 
     @property
     def problems(self) -> list[FileProblem]:
-        """Return what is wrong with files, and the gates that did not pass."""
+        """Return the problems of all files, and the gates that failed."""
         failed = [FileProblem(name, 0, "gate", gate.why) for name, gate in self.gates.items() if not gate.passed]
         return [problem for report in self.files for problem in report.problems] + failed
 
@@ -196,17 +192,25 @@ def validate_capture(
         for fault in verify(folder):
             report.add(0, BrokenRule("manifest", fault))
         found.files.append(report)
-        if not report.broken and (manifest := _recorded(folder / MANIFEST, report)) is not None:
-            segments, counters = manifest.segments, manifest.engine_counters
-            steps_wanted = wants_steps(manifest.record)
-            report.notes += maker_note(manifest.specdecode)
-            report.notes += engine_notes(
-                manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context
-            )
+        try:
+            if not report.broken:
+                manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Recorded)
+                segments, counters = manifest.segments, manifest.engine_counters
+                steps_wanted = wants_steps(manifest.record)
+                report.notes += maker_note(manifest.specdecode)
+                report.notes += engine_notes(
+                    manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context
+                )
+        except msgspec.DecodeError as error:
+            report.add(1, BrokenRule("manifest", f"{MANIFEST} cannot be read: {error}"))
     for name, check in _CHECKS.items():
         if (path := find(folder, name)) is not None:
             check(path, found)
-    _take_accounting(folder, found, scratch)
+    client, trace = find(folder, CLIENT), find(folder, TRACE)
+    unreadable = any(report.broken for report in found.files if report.kind in (CLIENT, TRACE, ABORTED))
+    if client is not None and trace is not None and not unreadable:
+        with tempfile.TemporaryDirectory(prefix="specdecode-", dir=scratch) as place:
+            found.accounting = account(client, trace, find(folder, ABORTED), Path(place))
     found.gates = gates(found.trace, found.steps, found.accounting, segments, counters)
     if steps_wanted and found.trace is not None:
         found.gates["missing_steps"] = missing_steps(found.trace, found.steps)
@@ -219,12 +223,12 @@ def wants_steps(record: Mapping[str, Any]) -> bool:
 
 
 def validate_file(path: Path) -> Validation:
-    """Validate one file; its first line says of which kind it is.
+    """Validate one file, whose first line shows its kind.
 
     Raises
     ------
     CaptureError
-        When it is none that a capture has.
+        If it is not a file of a capture.
     """
     found = Validation()
     _CHECKS[_kind(path)](path, found)
@@ -240,7 +244,7 @@ def find(folder: Path, name: str) -> Path | None:
 
 
 class _Recorded(msgspec.Struct):
-    """What a manifest tells that the files do not."""
+    """The fields of a manifest that validation needs."""
 
     segments: list[SegmentEntry] | None = None
     engine_counters: EngineCounters | None = None
@@ -251,25 +255,8 @@ class _Recorded(msgspec.Struct):
     context: dict[str, Any] = {}
 
 
-def _recorded(path: Path, report: FileReport) -> _Recorded | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Recorded)
-    except msgspec.DecodeError as error:
-        report.add(1, BrokenRule("manifest", f"{MANIFEST} cannot be read: {error}"))
-        return None
-
-
-def _take_accounting(folder: Path, found: Validation, scratch: Path | None) -> None:
-    client, trace = find(folder, CLIENT), find(folder, TRACE)
-    readable = not any(report.broken for report in found.files if report.kind in (CLIENT, TRACE, ABORTED))
-    if client is None or trace is None or not readable:
-        return
-    with tempfile.TemporaryDirectory(prefix="specdecode-", dir=scratch) as place:
-        found.accounting = account(client, trace, find(folder, ABORTED), Path(place))
-
-
 def _kind(path: Path) -> str:
-    """Tell the kind by the fields of the first line; an empty file by its name."""
+    """Return the kind by the fields of the first line, or of an empty file by its name."""
     try:
         first = next(read_lines(path), None)
         value = decode(msgspec.json.Decoder(), first.text) if first else None
@@ -295,42 +282,32 @@ _TELLING: Final = {
 
 
 def _check_trace(path: Path, found: Validation) -> None:
-    report, totals = FileReport(path.name, TRACE), TraceTotals()
-    for line in _lines(path, report):
-        try:
-            if report.lines == 1 and is_meta(line.text):
-                totals.meta = decode_meta(line.text)
-                continue
-            record = decode(_RECORD, line.text) if report.lines == 1 else decode_record(_RECORD, line.text)
-        except UnreadableLineError as error:
-            report.add(line.number, _torn_or(line, error.broken))
-            continue
+    totals = TraceTotals()
+
+    def take(text: bytes, report: FileReport, number: int) -> None:
+        if report.lines == 1 and is_meta(text):
+            totals.meta = decode_meta(text)
+            return
+        record = decode(_RECORD, text) if report.lines == 1 else decode_record(_RECORD, text)
         broken = list(broken_rules(record))
         for each in broken:
-            report.add(line.number, each)
+            report.add(number, each)
         if not broken:
             totals.add(record)
-    _note_what_replay_misses(report, totals)
+
+    report = _check(path, TRACE, take)
+    if not totals.records:
+        # If lines are broken, the number of records is not known.
+        report.notes += [] if report.broken else ["holds no record: nothing can be replayed from it"]
+    elif not totals.with_arrival:
+        report.notes.append("no record has arrival_ms: replay by arrival is not possible")
     found.files.append(report)
     found.trace = totals
 
 
-def _note_what_replay_misses(report: FileReport, totals: TraceTotals) -> None:
-    if not totals.records and report.broken:
-        return  # What records there are is not known.
-    if not totals.records:
-        report.notes.append("holds no record: nothing can be replayed from it")
-    elif not totals.with_arrival:
-        report.notes.append("no record has arrival_ms: replay by arrival is not possible")
-
-
 def _check_steps(path: Path, found: Validation) -> None:
-    report, totals = FileReport(path.name, STEP_STATS), StepTotals()
-    for line in _lines(path, report):
-        try:
-            totals.add(decode_step(line.text))
-        except UnreadableLineError as error:
-            report.add(line.number, _torn_or(line, error.broken))
+    totals = StepTotals()
+    report = _check(path, STEP_STATS, lambda text, *_: totals.add(decode_step(text)))
     if not totals.steps and not report.broken:
         report.notes.append("holds no step: statistics were not recorded")
     found.files.append(report)
@@ -339,21 +316,32 @@ def _check_steps(path: Path, found: Validation) -> None:
 
 def _check_client(path: Path, found: Validation) -> None:
     totals = ClientTotals()
-    found.files.append(_check(path, CLIENT, _CLIENT, totals.add))
+    found.files.append(_check(path, CLIENT, lambda text, *_: totals.add(decode(_CLIENT, text))))
     found.client = totals
 
 
 def _check_aborted(path: Path, found: Validation) -> None:
-    found.files.append(_check(path, ABORTED, _ABORTED, lambda _: None))
+    found.files.append(_check(path, ABORTED, lambda text, *_: decode(_ABORTED, text)))
 
 
-def _check(path: Path, kind: str, decoder: "msgspec.json.Decoder[Any]", take: Callable[..., None]) -> FileReport:
+def _check(path: Path, kind: str, take: Callable[[bytes, FileReport, int], object]) -> FileReport:
+    """Call `take` with each line, the report and the line's number, and report the lines that cannot be read."""
     report = FileReport(path.name, kind)
-    for line in _lines(path, report):
-        try:
-            take(decode(decoder, line.text))
-        except UnreadableLineError as error:
-            report.add(line.number, _torn_or(line, error.broken))
+    try:
+        for line in read_lines(path):
+            report.lines += 1
+            try:
+                take(line.text, report, line.number)
+            except UnreadableLineError as error:
+                broken = error.broken
+                if broken.rule == "json" and not line.whole:
+                    message = f"the last line is cut off after {len(line.text)} bytes: remove it"
+                    broken = BrokenRule("torn-line", message)
+                report.add(line.number, broken)
+    except NoTrailerError as error:
+        report.notes.append(f"{error}: it was not finished; what follows the last whole line is missing")
+    except BrokenGzipError as error:
+        report.add(report.lines + 1, BrokenRule("gzip", f"damaged: {error}"))
     return report
 
 
@@ -363,20 +351,3 @@ _CHECKS: Final[dict[str, Callable[[Path, Validation], None]]] = {
     CLIENT: _check_client,
     ABORTED: _check_aborted,
 }
-
-
-def _torn_or(line: Line, broken: BrokenRule) -> BrokenRule:
-    if line.whole or broken.rule != "json":
-        return broken
-    return BrokenRule("torn-line", f"the last line is cut off after {len(line.text)} bytes: remove it")
-
-
-def _lines(path: Path, report: FileReport) -> Iterator[Line]:
-    try:
-        for line in read_lines(path):
-            report.lines += 1
-            yield line
-    except NoTrailerError as error:
-        report.notes.append(f"{error}: it was not finished; what follows the last whole line is missing")
-    except BrokenGzipError as error:
-        report.add(report.lines + 1, BrokenRule("gzip", f"damaged: {error}"))

@@ -26,9 +26,8 @@ from specdecode_operator.capture.files.totals import ClientTotals
 from specdecode_operator.capture.files.validate import (
     Validation,
     engine_notes,
-    engine_status,
     prompt_notes,
-    prompt_status,
+    status_notes,
     validate_capture,
     wants_steps,
 )
@@ -114,7 +113,7 @@ def published_before(places: Places, asked: Asked) -> Published | None:
 
 
 def _published(places: Places, manifest: Manifest, summary: Summary) -> Published:
-    status = status_summary(summary, manifest.files, places.path) | engine_status(manifest) | prompt_status(manifest)
+    status = status_summary(summary, manifest.files, places.path) | status_notes(manifest)
     return Published(manifest=manifest, summary=summary, status=status)
 
 

@@ -47,7 +47,7 @@ _OURS: Final = "specdecode-operator"
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """A capture's identity, each part short enough for a caption; empty where it is not known."""
+    """A capture's identity, each part short enough for a caption, and empty if it is not known."""
 
     name: str  # namespace/name, and its arm where it has several
     model: str
@@ -60,28 +60,23 @@ class Identity:
     kv_cache_tokens: int | None = None  # what the engine said it allocated
 
     def caption(self, requests: int) -> str:
-        """Return who made a picture's figures, in one line."""
+        """Return the identity in one line."""
         vllm, config = self.vllm and f"vLLM {self.vllm}", self.config_hash and f"config {self.config_hash}"
-        parts = (
-            self.name,
-            self.model,
-            self.gpu,
-            vllm,
-            config,
-            f"{requests:,} request{'s' * (requests != 1)}",
-            self.source,
-        )
+        count = f"{requests:,} request{'s' * (requests != 1)}"
+        parts = (self.name, self.model, self.gpu, vllm, config, count, self.source)
         return " · ".join(filter(None, parts))
 
 
 def identify(folder: Path | None, meta: TraceMeta, trace: str) -> tuple[Identity, str | None]:
-    """Return what a capture is, and why its manifest could not be read, where it could not."""
+    """Return a capture's identity, and why its manifest could not be read, if so."""
     manifest, problem = _manifest(folder) if folder else ({}, None)
     context = _object(manifest.get("context"))
     named = f"{manifest.get('namespace')}/{manifest['capture']}" if manifest.get("capture") else meta.capture
     if named and manifest.get("arm") and isinstance(manifest.get("experiment"), dict):
         named = f"{named}/{manifest['arm']}"
     source = "" if meta.source in {None, _OURS} else f"made by {_text(meta.source)}"
+    said = meta.speculative or {}
+    speculation = f"{_text(said.get('method')) or 'unknown method'}, K {_text(said.get('num_speculative_tokens'))}"
     tokens = _object(manifest.get("engine_counters")).get("kv_cache_tokens")
     return Identity(
         name=_text(named or (folder.resolve().name if folder else trace)),
@@ -89,7 +84,7 @@ def identify(folder: Path | None, meta: TraceMeta, trace: str) -> tuple[Identity
         gpu=_text(manifest.get("gpu") or meta.gpu),
         vllm=_text(manifest.get("vllm") or meta.vllm_version),
         config_hash=_text(manifest.get("config_hash") or meta.config_hash)[:_HASH],
-        speculation=_speculation(meta.speculative),
+        speculation=speculation if said else "none",
         source=source,
         plan=_object(context.get("plan")),
         kv_cache_tokens=tokens if isinstance(tokens, int) and tokens > 0 else None,
@@ -107,12 +102,6 @@ def _manifest(folder: Path) -> tuple[Mapping[str, Any], str | None]:
         return {}, f"{path}: {error.strerror if isinstance(error, OSError) else error}"
 
 
-def _speculation(settings: dict[str, Any] | None) -> str:
-    if not settings:
-        return "none"
-    return f"{_text(settings.get('method')) or 'unknown method'}, K {_text(settings.get('num_speculative_tokens'))}"
-
-
 def _object(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
@@ -127,24 +116,24 @@ _CLIENT: Final = msgspec.json.Decoder(ClientRecord)
 
 @dataclass(kw_only=True)
 class Capture:
-    """What is drawn of one capture."""
+    """The sums of one capture, which are drawn."""
 
     replayed: bool  # a replay of another one
     identity: Identity
     requests: RequestSums
-    steps: StepSums | None  # None where there are no step statistics
-    client: ClientSums | None  # None where nobody logged it
+    steps: StepSums | None  # None without step statistics
+    client: ClientSums | None  # None without the load generator's log
     warnings: list[str] = field(default_factory=list)
 
     @property
     def speculates(self) -> bool:
-        """Whether anything shows that drafts were made."""
+        """Whether steps or bursts show drafts."""
         drafted = self.steps is not None and self.steps.draft_tokens > 0
         return drafted or bool(self.requests.bursts[2:].any())
 
     @property
     def zero_ms(self) -> float:
-        """What moments are shown since: the first arrival, so that captures lie over each other."""
+        """The first arrival, the zero of all moments that are drawn, so that captures overlap."""
         arrivals = np.asarray(self.requests.arrival_ms)
         known = arrivals[~np.isnan(arrivals)]
         return float(known.min()) if len(known) else 0.0
@@ -157,12 +146,12 @@ class Capture:
 
 
 def captures_below(path: Path) -> list[Path]:
-    """Return what is drawn as one each: a folder with a trace, the captures in a folder, or a trace of another name.
+    """Return the paths of captures: a folder with a trace, those in a folder, or a trace of another name.
 
     Raises
     ------
     RecordingError
-        There is none.
+        If there is none.
     """
     if path.is_file() and path.name in _TRACES:
         return [path.parent]
@@ -174,55 +163,16 @@ def captures_below(path: Path) -> list[Path]:
 
 
 def read_capture(path: Path, *, replayed: bool = False) -> Capture:
-    """Return a capture's sums; lines that cannot be read are left out, and said in its warnings.
+    """Return a capture's sums; lines that cannot be read are left out, with a warning.
 
     Raises
     ------
     RecordingError
-        It has no trace, or no request that can be read.
+        If it has no trace, or no request that can be read.
     """
     trace, folder = find_trace(path), path if path.is_dir() else None
     bad = _BadLines()
-    meta, requests = _requests(trace, bad)
-    found = find_steps(trace) if folder else None
-    steps = _steps(found, bad) if found else None
-    client = _client(folder, bad) if folder else None
-    identity, problem = identify(folder, meta, trace.name)
-    if problem:
-        bad.warnings.append(problem)
-    return Capture(
-        replayed=replayed,
-        identity=identity,
-        requests=requests,
-        steps=steps,
-        client=client,
-        warnings=[printable(each) for each in bad.said()],
-    )
-
-
-class _BadLines:
-    """Counts lines that break a rule, and keeps what is wrong with the first one."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.first: RecordingError | None = None
-        self._count = 0
-
-    def __call__(self, error: RecordingError) -> None:
-        """Take one in."""
-        self._count += 1
-        self.first = self.first or error
-
-    def said(self) -> list[str]:
-        """Return the first one, and how many there are."""
-        if not self._count:
-            return self.warnings
-        lines = f"{self._count:,} line{'s' * (self._count > 1)} that cannot be read left out, first {self.first}"
-        return [*self.warnings, lines]
-
-
-def _requests(trace: Path, bad: _BadLines) -> tuple[TraceMeta, RequestSums]:
-    meta, requests = TraceMeta(), RequestSums()
+    meta, requests, steps = TraceMeta(), RequestSums(), StepSums()
     for line in read_requests(trace, bad):
         if isinstance(line, TraceMeta):
             meta = line
@@ -231,15 +181,41 @@ def _requests(trace: Path, bad: _BadLines) -> tuple[TraceMeta, RequestSums]:
     if not len(requests):
         raise bad.first or no_requests(trace)
     requests.flush()
-    return meta, requests
+    if folder and (found := find_steps(trace)):
+        for step in read_steps(found, bad):
+            steps.add(step)
+        steps.flush()
+    client = _client(folder, bad) if folder else None
+    identity, problem = identify(folder, meta, trace.name)
+    if problem:
+        bad.warnings.append(problem)
+    return Capture(
+        replayed=replayed,
+        identity=identity,
+        requests=requests,
+        steps=steps if steps.steps else None,
+        client=client,
+        warnings=[printable(each) for each in bad.said()],
+    )
 
 
-def _steps(path: Path, bad: _BadLines) -> StepSums | None:
-    steps = StepSums()
-    for line in read_steps(path, bad):
-        steps.add(line)
-    steps.flush()
-    return steps if steps.steps else None
+class _BadLines:
+    """Counts lines that break a rule, and keeps the error of the first one."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.first: RecordingError | None = None
+        self._count = 0
+
+    def __call__(self, error: RecordingError) -> None:
+        self._count += 1
+        self.first = self.first or error
+
+    def said(self) -> list[str]:
+        if not self._count:
+            return self.warnings
+        lines = f"{self._count:,} line{'s' * (self._count > 1)} that cannot be read left out, first {self.first}"
+        return [*self.warnings, lines]
 
 
 def _client(folder: Path, bad: _BadLines) -> ClientSums | None:
@@ -266,11 +242,11 @@ class Arms:
 
     folders: Sequence[Path]  # of the first repetition of each
     comparison: Comparison | None
-    warning: str | None  # why there is none
+    warning: str | None  # why there is no comparison
 
 
 def arms_of(path: Path) -> Arms | None:
-    """Return the arms in a capture's folder; None where it has none."""
+    """Return the arms in a capture's folder; None if it has none."""
     firsts: dict[str, Path] = {}
     for manifest in sorted(path.glob(f"*/*/{MANIFEST}")):
         if _of_an_experiment(manifest):

@@ -5,8 +5,7 @@ Sums are by whole number, over time, or by size on a log scale.
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ Integers = NDArray[np.int64]
 MOST_TIME_BINS: Final = 4096
 _FIRST_WIDTH_MS: Final = 16.0
 _FURTHEST_MS: Final = 1e15
-"""30,000 years: what lies further is no moment of a run."""
+"""30,000 years: a later moment is an error."""
 
 _LEAST_MS: Final = 0.001
 _PER_DECADE: Final = 500
@@ -45,17 +44,17 @@ class ByNumber:
 
 
 class ByTime:
-    """Sums over time, in bins of one width, which doubles as often as there are too many; and maxima, if wanted."""
+    """Sums and maxima over time, in bins of one width, which doubles when there are too many."""
 
     def __init__(self, columns: int, most: int = MOST_TIME_BINS) -> None:
         self.width_ms = _FIRST_WIDTH_MS
         self._most = most
         self._keys: Integers = np.empty(0, dtype=np.int64)
-        self._sums: Floats = np.empty((0, columns))
-        self._largest: Floats = np.empty((0, columns))
+        self.sums: Floats = np.empty((0, columns))  # a row per bin
+        self.largest: Floats = np.empty((0, columns))
 
     def add(self, moments_ms: Floats, *columns: Floats | Integers) -> None:
-        """Add the values of some moments; what is no moment of a run is left out."""
+        """Add the values of some moments; those beyond the longest run are left out."""
         sane = np.abs(moments_ms) <= _FURTHEST_MS
         if not sane.any():
             return
@@ -63,49 +62,35 @@ class ByTime:
         keys = np.floor(moments_ms[sane] / self.width_ms).astype(np.int64)
         self._merge(
             np.concatenate((self._keys, keys)),
-            np.concatenate((self._sums, values)),
-            np.concatenate((self._largest, values)),
+            np.concatenate((self.sums, values)),
+            np.concatenate((self.largest, values)),
         )
         while len(self._keys) > self._most:
             self.width_ms *= 2
-            self._merge(self._keys // 2, self._sums, self._largest)
+            self._merge(self._keys // 2, self.sums, self.largest)
 
     def _merge(self, keys: Integers, sums: Floats, largest: Floats) -> None:
         self._keys, places = np.unique(keys, return_inverse=True)
         columns = range(sums.shape[1])
-        self._sums = np.column_stack([np.bincount(places, weights=sums[:, column]) for column in columns])
-        self._largest = np.full(self._sums.shape, -np.inf)
-        np.maximum.at(self._largest, places, largest)
+        self.sums = np.column_stack([np.bincount(places, weights=sums[:, column]) for column in columns])
+        self.largest = np.full(self.sums.shape, -np.inf)
+        np.maximum.at(self.largest, places, largest)
 
     def coarser(self, most: int) -> "ByTime":
         """Return the same in fewer, wider bins."""
-        found = ByTime(self._sums.shape[1], most)
-        found.width_ms, found._keys, found._sums, found._largest = (
-            self.width_ms,
-            self._keys,
-            self._sums,
-            self._largest,
-        )
-        # By the span, not by how many have something in them: a picture has its width for all of it.
+        found = ByTime(self.sums.shape[1], most)
+        found.width_ms, found._keys = self.width_ms, self._keys
+        found.sums, found.largest = self.sums, self.largest
+        # By the span, not by the number of bins: a picture shows all of it.
         while len(found._keys) and found._keys[-1] - found._keys[0] >= most:
             found.width_ms *= 2
-            found._merge(found._keys // 2, found._sums, found._largest)
+            found._merge(found._keys // 2, found.sums, found.largest)
         return found
 
     @property
     def moments_ms(self) -> Floats:
-        """The middle of each bin that has something in it."""
+        """The middle of each bin with values."""
         return np.asarray((self._keys + 0.5) * self.width_ms, dtype=np.float64)
-
-    @property
-    def sums(self) -> Floats:
-        """A row a bin."""
-        return self._sums
-
-    @property
-    def largest(self) -> Floats:
-        """A row a bin."""
-        return self._largest
 
 
 def log_bin(values_ms: Floats) -> Integers:
@@ -122,18 +107,18 @@ def log_quantile(counts: Floats, share: float) -> float:
 
 
 _LONGEST_MS: Final = 86_400_000.0
-"""A day: nobody waits so long for a token, and what is longer was no time."""
+"""A day: a longer time to the first token is an error."""
 
 
 class ClientSums:
-    """TTFT of whole answers over HTTP, and what became of all requests; without warm-up."""
+    """TTFT of whole answers over HTTP, and outcomes of all requests, without warm-up."""
 
     def __init__(self) -> None:
         self.ttft_ms = array("d")
         self.outcomes: Counter[str] = Counter()
 
     def add(self, record: ClientRecord) -> None:
-        """Take a request in."""
+        """Add a request."""
         if record.warmup:
             return
         self.outcomes[record.outcome] += 1
@@ -142,24 +127,24 @@ class ClientSums:
 
 
 LARGEST_BURST: Final = 256
-"""Tokens of a burst that are told apart: more are counted as so many."""
+"""Larger bursts count as this size."""
 
 CONTEXT_BINS: Final = 128
 CONTEXT_BINS_PER_OCTAVE: Final = 4
 _BATCH_GAPS: Final = 200_000
-"""Bursts that are added at once: arithmetic on arrays is worth its start."""
+"""Bursts that are added at once, which pays for the overhead of array arithmetic."""
 
 _MOST_PHASES: Final = 64
 _MOST_TEMPERATURES: Final = 16
 _HOTTEST: Final = 8.0
-"""Far above what anybody samples at."""
+"""Far above any temperature in use."""
 _OTHER: Final = "(others)"
 
 
 class RequestSums:
     """Every request's own figures in columns, and its bursts in sums.
 
-    A burst is what one step gave one request: all chunks but the first, which prefill gives.
+    A burst is the tokens that one step gave one request: each chunk but the first, which prefill gives.
     """
 
     def __init__(self) -> None:
@@ -181,7 +166,7 @@ class RequestSums:
         return len(self.ttft_ms)
 
     def add(self, request: RecordedRequest) -> None:
-        """Take a request in."""
+        """Add a request."""
         decode_ms, output_tokens = sum(request.gaps_ms), sum(request.chunk_tokens)
         self.arrival_ms.append(_moment(request.arrival_ms))
         self.scheduled_ms.append(_moment(request.scheduled_ms))
@@ -214,21 +199,26 @@ class RequestSums:
         self.by_temperature[at] = bursts + len(inner), tokens + sum(inner)
 
     def flush(self) -> None:
-        """Add what waits to the sums: to be called once all requests are in."""
+        """Add pending requests to the sums; call it after the last request."""
         pending, self._pending, self._pending_gaps = [each for each in self._pending if each.gaps_ms], [], 0
         if not pending:
             return
         lengths = np.array([len(each.gaps_ms) for each in pending])
         starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-        gaps_ms = _joined((each.gaps_ms for each in pending), np.float64)
-        chunks = _joined((each.chunk_tokens for each in pending), np.int64)
+        gaps_ms = np.concatenate([np.asarray(each.gaps_ms, dtype=np.float64) for each in pending])
+        chunks = np.concatenate([np.asarray(each.chunk_tokens, dtype=np.int64) for each in pending])
         firsts = np.cumsum(lengths + 1) - lengths - 1
         bursts = np.delete(chunks, firsts)
         ones = np.ones(len(bursts))
         sizes = np.minimum(bursts, LARGEST_BURST)
         self.bursts += np.bincount(sizes, minlength=LARGEST_BURST + 1)
         np.add.at(self.gaps, (sizes, log_bin(gaps_ms)), 1)
-        self.by_context.add(_context_bin(_before(pending, lengths, starts, chunks[firsts], bursts)), ones, bursts)
+        # Tokens before each burst: the prompt, and the output so far.
+        earlier = np.concatenate(([0], np.cumsum(bursts)))
+        prompts = np.array([each.prompt_tokens for each in pending])
+        before = np.repeat(prompts + chunks[firsts], lengths) + earlier[:-1] - earlier[starts]
+        bins = np.minimum(np.log2(np.maximum(before, 1)) * CONTEXT_BINS_PER_OCTAVE, CONTEXT_BINS - 1)
+        self.by_context.add(np.asarray(bins, dtype=np.int64), ones, bursts)
         elapsed_ms = np.cumsum(gaps_ms)
         elapsed_ms -= np.concatenate(([0.0], elapsed_ms))[starts]
         first_ms = np.array([_moment(each.arrival_ms) + each.ttft_ms for each in pending])
@@ -246,26 +236,8 @@ def context_tokens(bins: Integers) -> Floats:
     return np.asarray(2 ** ((bins + 0.5) / CONTEXT_BINS_PER_OCTAVE))
 
 
-def _context_bin(tokens: Integers) -> Integers:
-    logs = np.log2(np.maximum(tokens, 1)) * CONTEXT_BINS_PER_OCTAVE
-    return np.asarray(np.minimum(logs, CONTEXT_BINS - 1), dtype=np.int64)
-
-
-def _before(
-    pending: list[RecordedRequest], lengths: Integers, starts: Integers, first_tokens: Integers, bursts: Integers
-) -> Integers:
-    """Return the tokens that each burst came after: the prompt, and the output so far."""
-    earlier = np.concatenate(([0], np.cumsum(bursts)))
-    prompts = np.array([each.prompt_tokens for each in pending])
-    return np.asarray(np.repeat(prompts + first_tokens, lengths) + earlier[:-1] - earlier[starts])
-
-
 def _moment(value_ms: float | None) -> float:
     return float("nan") if value_ms is None else value_ms
-
-
-def _joined(arrays: Iterable[Sequence[float]], kind: type[np.int64 | np.float64]) -> NDArray[Any]:
-    return np.concatenate([np.asarray(each, dtype=kind) for each in arrays])
 
 
 _LARGEST_BATCH: Final = 8192
@@ -285,7 +257,7 @@ class StepSums:
         self._pending: list[tuple[float, ...]] = []
 
     def add(self, line: StepLine) -> None:
-        """Take a step in."""
+        """Add a step."""
         scheduler = line.scheduler
         drafting = scheduler.spec_decoding_stats
         drafted, accepted = (drafting.num_draft_tokens, drafting.num_accepted_tokens) if drafting else (0, 0)
@@ -295,21 +267,19 @@ class StepSums:
             self.drafts += drafting.num_drafts
             self.draft_tokens += drafted
             self.accepted_tokens += accepted
-            self._add_positions(drafting.num_accepted_tokens_per_pos)
+            by_position = drafting.num_accepted_tokens_per_pos[:MOST_POSITIONS]
+            sums = self.accepted_per_position
+            sums += [0] * (len(by_position) - len(sums))
+            for position, count in enumerate(by_position):
+                sums[position] += count
         running, waiting = scheduler.num_running_reqs, scheduler.num_waiting_reqs
         usage = max(0.0, min(scheduler.kv_cache_usage, 1.0))
         self._pending.append((line.ts_ms, drafted, accepted, usage, running, waiting, preempted))
         if len(self._pending) >= _BATCH_STEPS:
             self.flush()
 
-    def _add_positions(self, accepted: list[int]) -> None:
-        sums = self.accepted_per_position
-        sums += [0] * (min(len(accepted), MOST_POSITIONS) - len(sums))
-        for position, count in enumerate(accepted[:MOST_POSITIONS]):
-            sums[position] += count
-
     def flush(self) -> None:
-        """Add what waits to the sums: to be called once all steps are in."""
+        """Add pending steps to the sums; call it after the last step."""
         if not self._pending:
             return
         rows = np.array(self._pending, dtype=np.float64)
@@ -321,7 +291,7 @@ class StepSums:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted share of the drafted tokens; None where nothing was drafted."""
+        """Accepted share of the drafted tokens; None if nothing was drafted."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
     @property

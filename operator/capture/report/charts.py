@@ -37,8 +37,8 @@ from specdecode_operator.capture.report.drawing import (
     measured,
     new_figure,
     number,
-    per_series,
     percent_axis,
+    picture_of,
     plain_log,
     whole_ticks,
 )
@@ -47,7 +47,7 @@ from specdecode_operator.redaction import clip
 
 _POINTS_OVER_TIME: Final = 80
 _FEWEST_DRAFTED: Final = 100
-"""Drafted tokens, or steps: a share of fewer is left out, as chance alone would move it by more than 10 points."""
+"""Drafted tokens, or steps: with fewer, chance alone would move a share by more than 10 points."""
 
 _FEW: Final = 2
 _HEADROOM: Final = 1.15
@@ -63,30 +63,22 @@ def by_position(series: Sequence[Series]) -> Picture | LeftOut:
     figure, axes = new_figure()
     for each in known:
         shares = _steps(each).per_position
-        style = each.style
-        axes.plot(
-            range(1, len(shares) + 1),
-            shares,
-            color=style.colour,
-            marker=style.marker,
-            linestyle=style.line,
-            label=f"{each.label} ({each.capture.identity.speculation})",
-        )
+        label = f"{each.label} ({each.capture.identity.speculation})"
+        axes.plot(range(1, len(shares) + 1), shares, label=label, **each.style.marked_line)
     percent_axis(axes, "drafts accepted up to here")
     axes.set_xlabel("position in the draft")
     whole_ticks(axes)
     legend_above(figure, axes)
-    words = per_series(known, _position_words)
-    return Picture("acceptance-by-position", title, words, figure, tuple(each.capture for each in known))
 
+    def words(each: Series) -> str:
+        steps = _steps(each)
+        shares = steps.per_position
+        return (
+            f"{shares[0]:.0%} of the drafts were accepted at the first position, {shares[-1]:.0%} to the last of "
+            f"{len(shares)}; {1 + steps.accepted_tokens / steps.drafts:.2f} tokens a verification"
+        )
 
-def _position_words(each: Series) -> str:
-    steps = _steps(each)
-    shares = steps.per_position
-    return (
-        f"{shares[0]:.0%} of the drafts were accepted at the first position, {shares[-1]:.0%} to the last of "
-        f"{len(shares)}; {1 + steps.accepted_tokens / steps.drafts:.2f} tokens a verification"
-    )
+    return picture_of("acceptance-by-position", title, known, words, figure)
 
 
 def over_time(series: Sequence[Series]) -> Picture | LeftOut:
@@ -104,11 +96,7 @@ def over_time(series: Sequence[Series]) -> Picture | LeftOut:
         shares = bins.sums[often, 2] / bins.sums[often, 1]
         found[each.label] = shares
         seconds = (bins.moments_ms[often] - each.capture.zero_ms) / 1000
-        style = each.style
-        axes.plot(
-            seconds, shares, color=style.colour, marker=style.marker, markersize=3, linestyle=style.line,
-            label=each.label,
-        )  # fmt: skip
+        axes.plot(seconds, shares, markersize=3, label=each.label, **each.style.marked_line)
     percent_axis(axes, _ACCEPTANCE, max(shares.max() for shares in found.values()) * _HEADROOM)
     axes.set_xlabel("time since the first arrival (s)")
     if len(known) > 1:
@@ -118,9 +106,7 @@ def over_time(series: Sequence[Series]) -> Picture | LeftOut:
         shares = found[each.label]
         return f"{_steps(each).acceptance or 0:.0%} overall, between {shares.min():.0%} and {shares.max():.0%}"
 
-    return Picture(
-        "acceptance-over-time", title, per_series(known, words), figure, tuple(each.capture for each in known)
-    )
+    return picture_of("acceptance-over-time", title, known, words, figure)
 
 
 def by_concurrency(series: Sequence[Series]) -> Picture | LeftOut:
@@ -134,19 +120,12 @@ def by_concurrency(series: Sequence[Series]) -> Picture | LeftOut:
         sums = _steps(each).by_running.sums
         return _grouped(np.arange(len(sums), dtype=np.float64), sums[:, 0], sums[:, 1])
 
-    return _against(
-        "acceptance-by-concurrency",
-        title,
-        known,
-        points,
-        "requests running after the step",
-        _concurrency_words,
-    )
+    def words(running: Floats, shares: Floats) -> str:
+        more = f", {shares[-1]:.0%} with {number(running[-1])}" if len(running) > 1 else ""
+        return f"{shares[0]:.0%} with {number(running[0])} running{more}"
 
-
-def _concurrency_words(running: Floats, shares: Floats) -> str:
-    more = f", {shares[-1]:.0%} with {number(running[-1])}" if len(running) > 1 else ""
-    return f"{shares[0]:.0%} with {number(running[0])} running{more}"
+    label = "requests running after the step"
+    return _against("acceptance-by-concurrency", title, known, points, label, words)
 
 
 def by_context(series: Sequence[Series]) -> Picture | LeftOut:
@@ -162,17 +141,11 @@ def by_context(series: Sequence[Series]) -> Picture | LeftOut:
         bins = np.flatnonzero(often if often.any() else sums[:, 0] > 0)
         return context_tokens(bins), sums[bins, 1] / sums[bins, 0] - 1
 
-    return _against(
-        "acceptance-by-context",
-        title,
-        known,
-        points,
-        "tokens before the step: prompt and output so far",
-        lambda x, y: (
-            f"{y[0]:.2f} drafted tokens accepted a step after {x[0]:,.0f} tokens, {y[-1]:.2f} after {x[-1]:,.0f}"
-        ),
-        share=False,
-    )
+    def words(x: Floats, y: Floats) -> str:
+        return f"{y[0]:.2f} drafted tokens accepted a step after {x[0]:,.0f} tokens, {y[-1]:.2f} after {x[-1]:,.0f}"
+
+    label = "tokens before the step: prompt and output so far"
+    return _against("acceptance-by-context", title, known, points, label, words, share=False)
 
 
 def by_temperature(series: Sequence[Series]) -> Picture | LeftOut:
@@ -187,15 +160,11 @@ def by_temperature(series: Sequence[Series]) -> Picture | LeftOut:
         sums = sorted(each.capture.requests.by_temperature.items())
         return np.array([at for at, _ in sums]), np.array([tokens / bursts - 1 for _, (bursts, tokens) in sums])
 
-    picture = _against(
-        "acceptance-by-temperature",
-        title,
-        known,
-        points,
-        "temperature of the request",
-        lambda x, y: f"{y[0]:.2f} drafted tokens accepted a step at temperature {x[0]:g}, {y[-1]:.2f} at {x[-1]:g}",
-        share=False,
-    )
+    def words(x: Floats, y: Floats) -> str:
+        return f"{y[0]:.2f} drafted tokens accepted a step at temperature {x[0]:g}, {y[-1]:.2f} at {x[-1]:g}"
+
+    label = "temperature of the request"
+    picture = _against("acceptance-by-temperature", title, known, points, label, words, share=False)
     picture.figure.axes[0].set_xticks(temperatures)
     return picture
 
@@ -213,8 +182,7 @@ def _against(  # noqa: PLR0913, PLR0917  what such a picture is made of
     figure, axes = new_figure()
     found = {each.label: points(each) for each in known}
     for each in known:
-        style = each.style
-        axes.plot(*found[each.label], color=style.colour, marker=style.marker, linestyle=style.line, label=each.label)
+        axes.plot(*found[each.label], label=each.label, **each.style.marked_line)
     if share:
         percent_axis(axes, _ACCEPTANCE, max(max(y) for _, y in found.values()) * _HEADROOM)
     else:
@@ -228,8 +196,7 @@ def _against(  # noqa: PLR0913, PLR0917  what such a picture is made of
         whole_ticks(axes)
     if len(known) > 1:
         legend_above(figure, axes)
-    sentence = per_series(known, lambda each: words(*found[each.label]))
-    return Picture(name, title, sentence, figure, tuple(each.capture for each in known))
+    return picture_of(name, title, known, lambda each: words(*found[each.label]), figure)
 
 
 def _grouped(values: Floats, drafted: Floats, accepted: Floats) -> tuple[Floats, Floats]:
@@ -252,12 +219,12 @@ def _grouped(values: Floats, drafted: Floats, accepted: Floats) -> tuple[Floats,
 
 def _steps(each: Series) -> StepSums:
     steps = each.capture.steps
-    assert steps is not None  # noqa: S101  _drafting has left the others out
+    assert steps is not None  # noqa: S101  the caller has left the others out
     return steps
 
 
 def _drafting(series: Sequence[Series]) -> list[Series] | str:
-    """Return the captures whose step statistics tell of drafts; else why there are none."""
+    """Return the captures whose step statistics have drafts, or the reason why there are none."""
     known = [each for each in series if each.capture.steps is not None and each.capture.steps.drafts]
     if known:
         return known
@@ -270,16 +237,16 @@ _FEW_BARS: Final = 40
 _FEWEST_SIZES: Final = 4
 _ONE_PERCENT: Final = 0.01
 _FEWEST_STEPS: Final = 5
-"""Fewer steps of a size say nothing of its quantiles."""
+"""Steps of a size that its quantiles need."""
 
 _HIGHEST: Final = 3.5
-"""Medians that fit into the figure: where steps stall, their P90 would press all else to the ground."""
+"""Height of the figure in medians: stalled steps' P90 would flatten all else."""
 
 _NO_STEPS: Final = "no request has more than one chunk, so there is no decode step"
 
 
 def tokens_per_step(series: Sequence[Series]) -> Picture | LeftOut:
-    """Draw how many tokens decode steps gave each request: what was captured beside what was replayed."""
+    """Draw how many tokens decode steps gave each request, captured beside replayed."""
     title = "Tokens per decode step"
     known = [each for each in series if each.capture.requests.bursts.any()]
     if not known:
@@ -306,20 +273,19 @@ def tokens_per_step(series: Sequence[Series]) -> Picture | LeftOut:
     _size_axis(axes, largest)
     if len(known) > 1:
         legend_above(figure, axes)
-    sentence = per_series(known, _mean_words)
-    return Picture("tokens-per-step", title, sentence, figure, tuple(each.capture for each in known))
+
+    def words_of(each: Series) -> str:
+        counts = each.capture.requests.bursts
+        ones = counts[1] / counts.sum()
+        return f"{each.capture.requests.mean_burst:.2f} tokens a step on average, {ones:.0%} of the steps gave one"
+
+    return picture_of("tokens-per-step", title, known, words_of, figure)
 
 
 def _size_axis(axes: Axes, largest: int) -> None:
-    """Show sizes from 1 on; one alone gets no bar as wide as the figure."""
+    """Show sizes from 1 to at least 4, so that a single bar is not as wide as the figure."""
     axes.set_xlim(0.4, max(largest, _FEWEST_SIZES) + 0.6)
     whole_ticks(axes)
-
-
-def _mean_words(each: Series) -> str:
-    counts = each.capture.requests.bursts
-    ones = counts[1] / counts.sum()
-    return f"{each.capture.requests.mean_burst:.2f} tokens a step on average, {ones:.0%} of the steps gave one"
 
 
 def step_time(series: Sequence[Series]) -> Picture | LeftOut:
@@ -341,8 +307,7 @@ def step_time(series: Sequence[Series]) -> Picture | LeftOut:
     axes.set_ylabel("time of the step (ms)")
     _size_axis(axes, max(_sizes(each)[-1] for each in known))
     legend_above(figure, axes)
-    sentence = per_series(known, _time_words)
-    return Picture("step-time", title, sentence, figure, tuple(each.capture for each in known))
+    return picture_of("step-time", title, known, _time_words, figure)
 
 
 def _sizes(each: Series) -> list[int]:
@@ -361,17 +326,9 @@ def _draw_times(axes: Axes, each: Series, offset: float) -> None:
     low, middle, high = (np.array([log_quantile(gaps[size], share) for size in sizes]) for share in (0.1, 0.5, 0.9))
     style = each.style
     axes.vlines(sizes + offset, low, high, colors=style.colour, linewidth=5, alpha=0.4)
-    axes.plot(sizes + offset, middle, color=style.colour, marker=style.marker, linestyle=style.line, label=each.label)
-    axes.plot(
-        sizes + offset,
-        middle / sizes,
-        color=style.colour,
-        marker=style.marker,
-        markersize=3,
-        markerfacecolor="white",
-        linewidth=1.0,
-        linestyle=(0, (4, 2)),
-    )
+    axes.plot(sizes + offset, middle, label=each.label, **style.marked_line)
+    by_token = style.marked_line | {"linestyle": (0, (4, 2)), "linewidth": 1.0, "markerfacecolor": "white"}
+    axes.plot(sizes + offset, middle / sizes, markersize=3, **by_token)
 
 
 def _time_words(each: Series) -> str:
@@ -394,7 +351,7 @@ _QUANTILES: Final = (0.5, 0.9, 0.99)
 _MOST_LOADS: Final = 12
 _LOAD_NAME: Final = 18
 _CROWDED: Final = 44
-"""Letters that stand side by side under half a figure."""
+"""Characters that fit under half a figure."""
 
 _FEWEST_REQUESTS: Final = 2
 _ONE_REQUEST: Final = "one request has no distribution"
@@ -423,7 +380,7 @@ def distributions(series: Sequence[Series]) -> Picture | LeftOut:
             for quantiles in [np.quantile(values, _QUANTILES)]
         )
 
-    return Picture("latency", title, per_series(known, words), figure, tuple(each.capture for each in known))
+    return picture_of("latency", title, known, words, figure)
 
 
 def ttft_ms(each: Series) -> Floats:
@@ -496,18 +453,21 @@ def by_load(series: Sequence[Series]) -> Picture | LeftOut:
     legend_above(figure, left, columns=6)
     more = (f"{left_out} further loads are not drawn.",) if left_out > 0 else ()
     where = "in phase" if by_phase else "with so many requests in flight:"
-    sentence = per_series(known, lambda each: _load_words(each, loads[each.label], names, where))
-    return Picture("latency-by-load", title, (*sentence, *more), figure, tuple(each.capture for each in known))
+
+    def words(each: Series) -> str:
+        return _load_words(each, loads[each.label], names, where)
+
+    return picture_of("latency-by-load", title, known, words, figure, *more)
 
 
 def _phases(each: Series) -> dict[str, Mask]:
-    """Return which requests each phase has, in the order in which phases began."""
+    """Return the requests of each phase, in the order in which phases began."""
     requests = each.capture.requests
     numbers, arrivals = np.asarray(requests.phase), np.nan_to_num(np.asarray(requests.arrival_ms))
     found: dict[str, Mask] = {}
     for name, place in requests.phases.items():
         key = "(none)" if name is None else shown(name, _LOAD_NAME)
-        # Names that are the same as far as they are shown are one load.
+        # Names that are equal when shortened are one load.
         found[key] = found.get(key, np.zeros(len(numbers), dtype=bool)) | (numbers == place)
     return dict(sorted(found.items(), key=lambda item: float(arrivals[item[1]].min()) if item[1].any() else 0.0))
 
@@ -535,18 +495,18 @@ def _draw_quantiles(  # noqa: PLR0913, PLR0917  where, what, and how
         return
     x, middle, most, nearly_all = np.array(points).T
     axes.vlines(x, middle, nearly_all, colors=style.colour, linewidth=1.2)
-    axes.plot(x, middle, color=style.colour, marker=style.marker, linestyle=style.line, label=each.label)
+    axes.plot(x, middle, label=each.label, **style.marked_line)
     axes.plot(x, most, color=style.colour, marker=style.marker, markerfacecolor="white", linestyle="")
     axes.plot(x, nearly_all, color=style.colour, marker="_", markersize=9, linestyle="")
 
 
 def _zero_or_log(axes: Axes) -> None:
-    """Begin at 0, unless loads lie so far apart that the small ones could not be read."""
+    """Start at 0, unless the loads differ so much that the small ones could not be read."""
     values = [float(value) for line in axes.lines for value in np.asarray(line.get_ydata()) if value > 0]
     if values and max(values) > 20 * min(values):
         plain_log(axes, "y")
     else:
-        # With room above: that of the library is a share of how far they lie apart, which may be next to nothing.
+        # With room above: the library's margin is a share of the spread, which may be nearly 0.
         axes.set_ylim(0, 1.05 * max(values, default=1))
 
 
@@ -580,15 +540,13 @@ def client_ttft(series: Sequence[Series]) -> Picture | LeftOut:
     percent_axis(axes, "requests that took\nat most so long")
     legend_above(figure, axes)
 
-    sentence = per_series(known, _client_words)
-    return Picture("client-ttft", title, sentence, figure, tuple(each.capture for each in known))
+    def words(each: Series) -> str:
+        client = each.capture.client or ClientSums()
+        outcomes = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in client.outcomes.items())
+        seen, given = float(np.median(client.ttft_ms)), float(np.median(ttft_ms(each)))
+        return f"the client's median is {measured(seen)} ms, the engine's {measured(given)} ms; {outcomes}"
 
-
-def _client_words(each: Series) -> str:
-    client = each.capture.client or ClientSums()
-    outcomes = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in client.outcomes.items())
-    seen, given = float(np.median(client.ttft_ms)), float(np.median(ttft_ms(each)))
-    return f"the client's median is {measured(seen)} ms, the engine's {measured(given)} ms; {outcomes}"
+    return picture_of("client-ttft", title, known, words, figure)
 
 
 _GIB: Final = 2**30
@@ -619,56 +577,41 @@ def budgets(series: Sequence[Series]) -> Picture | LeftOut:
     figure, axes = new_figure(height_in=1.7 + 0.75 * len(known))
     names: list[str] = []
     for each in known:
-        _draw_plan(axes, each, len(names))
+        memory = _memory(each) or {}
+        requested, left = memory["requestedBytes"] / _GIB, 0.0
+        for *part, terms in _PARTS:
+            size = max(0.0, sum(memory[term] for term in terms) / _GIB)
+            _draw_part(axes, len(names), left, size, part, requested)
+            left += size
         names.append(f"{each.label}\nplan" if len(known) > 1 else "plan")
         if each.capture.identity.kv_cache_tokens is not None:
-            _draw_engine(axes, each, len(names))
+            reported = _reported_gib(each, memory)
+            rest = max(0.0, requested - reported)
+            _draw_part(axes, len(names), 0.0, rest, _REST, requested)
+            _draw_part(axes, len(names), rest, reported, _KV[:3], requested)
             names.append("engine")
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.45, -0.55)
     axes.grid(visible=False, axis="y")
     axes.set_xlim(left=0)
-    axes.set_xlabel("memory of one GPU (GiB)" if _on_gpu(known) else "memory (GiB)")
-    legend_above(figure, axes, columns=3)
-    return Picture("budget", title, per_series(known, _words), figure, tuple(each.capture for each in known))
+    on_gpu = all(each.capture.identity.plan.get("product") != "CPU" for each in known)
+    axes.set_xlabel("memory of one GPU (GiB)" if on_gpu else "memory (GiB)")
+    legend_above(figure, axes)
+    return picture_of("budget", title, known, _budget_words, figure)
 
 
 def _memory(each: Series) -> Mapping[str, float] | None:
-    """Return the terms of a plan in bytes; None where the manifest has none, or none that can be."""
+    """Return the terms of a plan in bytes; None if they are missing or implausible."""
     per_gpu = each.capture.identity.plan.get("perGpu")
     needed = {"requestedBytes", *(term for *_, terms in _PARTS for term in terms)}
-    if not isinstance(per_gpu, dict) or not all(_sane(per_gpu.get(term)) for term in needed):
+    if not isinstance(per_gpu, dict):
         return None
-    return per_gpu
-
-
-def _sane(value: Any) -> bool:
-    return isinstance(value, int) and abs(value) < _MOST_BYTES
-
-
-def _on_gpu(known: Sequence[Series]) -> bool:
-    return all(each.capture.identity.plan.get("product") != "CPU" for each in known)
-
-
-def _draw_plan(axes: Axes, each: Series, place: int) -> None:
-    memory = _memory(each) or {}
-    left = 0.0
-    for name, colour, hatch, terms in _PARTS:
-        size = max(0.0, sum(memory[term] for term in terms) / _GIB)
-        _draw_part(axes, place, left, size, (name, colour, hatch), memory["requestedBytes"] / _GIB)
-        left += size
-
-
-def _draw_engine(axes: Axes, each: Series, place: int) -> None:
-    memory = _memory(each) or {}
-    reported = _reported_gib(each)
-    requested = memory["requestedBytes"] / _GIB
-    _draw_part(axes, place, 0.0, max(0.0, requested - reported), _REST, requested)
-    _draw_part(axes, place, max(0.0, requested - reported), reported, _KV[:3], requested)
+    values = [per_gpu.get(term) for term in needed]
+    return per_gpu if all(isinstance(each, int) and abs(each) < _MOST_BYTES for each in values) else None
 
 
 def _draw_part(  # noqa: PLR0913, PLR0917  where, how wide, and how
-    axes: Axes, place: int, left: float, size: float, looks: tuple[str, str, str], whole: float
+    axes: Axes, place: int, left: float, size: float, looks: Sequence[Any], whole: float
 ) -> None:
     name, colour, hatch = looks
     if size <= 0:
@@ -681,17 +624,16 @@ def _draw_part(  # noqa: PLR0913, PLR0917  where, how wide, and how
         axes.text(left + size / 2, place, measured(size), ha="center", va="center", fontsize=8, bbox=box)
 
 
-def _reported_gib(each: Series) -> float:
-    """Return what the engine's KV cache takes on a GPU: its tokens in the bytes that the plan has for one."""
+def _reported_gib(each: Series, memory: Mapping[str, float]) -> float:
+    """Return the size of the engine's KV cache on a GPU: its tokens times the plan's bytes per token."""
     identity = each.capture.identity
-    memory, planned = _memory(each) or {}, identity.plan.get("kvCacheTokens")
-    tokens = identity.kv_cache_tokens or 0
+    planned, tokens = identity.plan.get("kvCacheTokens"), identity.kv_cache_tokens or 0
     if not isinstance(planned, int) or planned <= 0:
         return 0.0
     return tokens / planned * memory["availableKvBytes"] / _GIB
 
 
-def _words(each: Series) -> str:
+def _budget_words(each: Series) -> str:
     identity = each.capture.identity
     planned, reported = identity.plan.get("kvCacheTokens"), identity.kv_cache_tokens
     if not isinstance(planned, int) or planned <= 0 or reported is None:
@@ -710,23 +652,21 @@ _PREEMPTED: Final = "#B00020"
 def cache_use(series: Sequence[Series]) -> Picture | LeftOut:
     """Draw how full the KV cache was, how many requests ran and waited, and when some were preempted."""
     title = "KV cache and preemptions"
-    known = [(each, steps) for each in series if (steps := each.capture.steps) is not None]
+    known = [each for each in series if each.capture.steps is not None]
     if not known:
         return LeftOut(title, "there are no step statistics (step-stats.jsonl)")
     figure, rows = new_figure(len(known), 1, height_in=1.3 + 2.1 * len(known), squeeze=False)
-    for (each, steps), (axes,) in zip(known, rows, strict=True):
-        _draw(axes, each, steps)
+    for each, (axes,) in zip(known, rows, strict=True):
+        _draw_cache(axes, each)
         if len(known) > 1:
             axes.set_title(each.label)
     rows[-1][0].set_xlabel("time since the first arrival (s)")
     legend_above(figure, *rows[:, 0], columns=5)
-    steps_of = {each.label: steps for each, steps in known}
-    sentence = per_series([each for each, _ in known], lambda each: _cache_words(each, steps_of[each.label]))
-    return Picture("kv-cache", title, sentence, figure, tuple(each.capture for each, _ in known))
+    return picture_of("kv-cache", title, known, _cache_words, figure)
 
 
-def _draw(axes: Axes, each: Series, steps: StepSums) -> None:
-    bins = steps.by_time.coarser(_POINTS)
+def _draw_cache(axes: Axes, each: Series) -> None:
+    bins = _steps(each).by_time.coarser(_POINTS)
     seconds = (bins.moments_ms - each.capture.zero_ms) / 1000
     count = bins.sums[:, 0]
     mean, most = bins.sums[:, 3] / count, bins.largest[:, 3]
@@ -750,27 +690,21 @@ def _draw(axes: Axes, each: Series, steps: StepSums) -> None:
     other.set_ylim(bottom=0)
 
 
-def _cache_words(each: Series, steps: StepSums) -> str:
-    bins = steps.by_time
+def _cache_words(each: Series) -> str:
+    bins = _steps(each).by_time
     most, waited = float(bins.largest[:, 3].max()), float(bins.largest[:, 5].max())
     preemptions = sum(each.capture.requests.preemptions)
     waiting = f"up to {counted(waited, 'request')} waited" if waited else "no request waited after a step"
-    # An engine without a limit, as of forecasts of captures that do not say it, has none of it in use.
+    # A forecast of a capture without the size of the KV cache reports no use of it.
     used = f"at most {most:.1%} of the KV cache was in use" if most else "how full the KV cache was is not known"
     return f"{used}, {waiting}, {counted(preemptions, 'preemption')}"
 
-
-_TENTHS: Final = 10
-_VERDICT: Final = "Verdict by load"
-_GOODPUT: Final = "Goodput by load"
-_LATENCY: Final = "Latency of the arms by load"
-_ARM_CHARTS_ACCEPTANCE: Final = "Acceptance of the arms"
 
 Drawn = Sequence[tuple[Arm, Style]]
 
 
 class _Places:
-    """Where loads stand: by the requests running in the baseline, or one beside the other where each asks its own."""
+    """Positions of loads: by the baseline's running requests, or side by side if each asks different things."""
 
     def __init__(self, baseline: Sequence[Load]) -> None:
         self.apart = any(each.asks for each in baseline)
@@ -778,19 +712,19 @@ class _Places:
         self._running = {each.phase: each.running for each in baseline}
 
     def of(self, load: Load, beside: float = 0.0) -> float | None:
-        """Return the place of a load, a little to a side."""
+        """Return the position of a load, with an offset."""
         if self.apart:
             return self._phases.index(load.phase) + 0.08 * beside
         running = self._running[load.phase]
         return running * (1 + 0.04 * beside) if running else None
 
     def finish(self, axes: Axes) -> None:
-        """Name the places."""
+        """Label the axis."""
         if self.apart:
             _name_phases(axes, self._phases)
-            return
-        axes.set_xlabel("requests running at once in the baseline")
-        plain_log(axes, "x")
+        else:
+            axes.set_xlabel("requests running at once in the baseline")
+            plain_log(axes, "x")
 
 
 def _name_phases(axes: Axes, phases: Sequence[str]) -> None:
@@ -817,10 +751,9 @@ def _verdicts(arms: Drawn, comparison: Comparison, captures: tuple[Capture, ...]
                 continue
             drawn += 1
             middle = 100 * (compared.ratio - 1)
+            ends = [[0.0], [0.0]]
             if compared.low is not None and compared.high is not None:
                 ends = [[middle - 100 * (compared.low - 1)], [100 * (compared.high - 1) - middle]]
-            else:
-                ends = [[0.0], [0.0]]
             axes.errorbar(
                 [at],
                 [middle],
@@ -832,7 +765,7 @@ def _verdicts(arms: Drawn, comparison: Comparison, captures: tuple[Capture, ...]
                 label=_name(arm) if index == 0 or drawn == 1 else None,
             )
     if not drawn:
-        return LeftOut(_VERDICT, "no load could be compared")
+        return LeftOut("Verdict by load", "no load could be compared")
     axes.axhline(0, color=QUIET, linewidth=1)
     _crossings(axes, others)
     places.finish(axes)
@@ -842,7 +775,7 @@ def _verdicts(arms: Drawn, comparison: Comparison, captures: tuple[Capture, ...]
         *(f"{_name(arm)}: {arm.verdict}: {printable(arm.message)}." for arm, _ in others),
         f"Bars are intervals of {comparison.level:.0%} over all loads of an arm; hollow marks are Inconclusive.",
     )
-    return Picture("arms-verdict", _VERDICT, words, figure, captures)
+    return Picture("arms-verdict", "Verdict by load", words, figure, captures)
 
 
 def _goodput(arms: Drawn, comparison: Comparison, captures: tuple[Capture, ...]) -> Picture | LeftOut:
@@ -853,21 +786,16 @@ def _goodput(arms: Drawn, comparison: Comparison, captures: tuple[Capture, ...])
             (at, each.goodput) for each in arm.loads if (at := places.of(each)) is not None and each.goodput is not None
         )
         if points:
-            axes.plot(
-                *zip(*points, strict=True),
-                color=style.colour,
-                marker=style.marker,
-                linestyle="" if places.apart else style.line,
-                label=_name(arm),
-            )
+            looks = style.marked_line | ({"linestyle": ""} if places.apart else {})
+            axes.plot(*zip(*points, strict=True), label=_name(arm), **looks)
     if not axes.lines:
-        return LeftOut(_GOODPUT, "no request was answered")
+        return LeftOut("Goodput by load", "no request was answered")
     _crossings(axes, arms)
     axes.set_ylim(bottom=0)
     places.finish(axes)
     axes.set_ylabel("goodput (tokens/s)")
     legend_above(figure, axes)
-    return Picture("arms-goodput", _GOODPUT, tuple(map(_goodput_words, comparison.arms)), figure, captures)
+    return Picture("arms-goodput", "Goodput by load", tuple(map(_goodput_words, comparison.arms)), figure, captures)
 
 
 def _goodput_words(arm: Arm) -> str:
@@ -891,7 +819,7 @@ def _latency(arms: Drawn, comparison: Comparison, captures: tuple[Capture, ...])
             loads = {each.phase: each for each in arm.loads}
             offset = (place - (len(arms) - 1) / 2) * min(0.2, 0.8 / len(arms))
             for index, phase in enumerate(phases):
-                found = _quantiles(loads.get(phase), name)
+                found: Quantiles | None = getattr(loads.get(phase), name, None)
                 if found is not None:
                     drawn = True
                     _bar(axes, index + offset, found, style, _name(arm) if index == 0 else None)
@@ -899,18 +827,13 @@ def _latency(arms: Drawn, comparison: Comparison, captures: tuple[Capture, ...])
         axes.set_ylabel(f"{name.removesuffix('_ms').replace('ttft', 'TTFT').replace('tpot', 'TPOT')} (ms)")
         plain_log(axes, "y")
     if not drawn:
-        return LeftOut(_LATENCY, "no request was answered")
+        return LeftOut("Latency of the arms by load", "no request was answered")
     legend_above(figure, panels[0])
     words = (
         *(_latency_words(arm) for arm in comparison.arms),
         "Marks are P50, ticks P90 and P95, hollow marks P99, as the client saw them.",
     )
-    return Picture("arms-latency", _LATENCY, words, figure, captures)
-
-
-def _quantiles(load: Load | None, name: str) -> Quantiles | None:
-    found: Quantiles | None = getattr(load, name, None)
-    return found
+    return Picture("arms-latency", "Latency of the arms by load", words, figure, captures)
 
 
 def _bar(axes: Axes, at: float, found: Quantiles, style: Style, label: str | None) -> None:
@@ -931,29 +854,19 @@ def _latency_words(arm: Arm) -> str:
 
 
 def _acceptance(arms: Drawn, _: Comparison, captures: tuple[Capture, ...]) -> Picture | LeftOut:
+    title = "Acceptance of the arms"
     drafting = [(arm, style, arm.drafting) for arm, style in arms if arm.drafting is not None]
     if not drafting:
-        return LeftOut(_ARM_CHARTS_ACCEPTANCE, "nothing was drafted")
+        return LeftOut(title, "nothing was drafted")
     figure, (left, right) = new_figure(1, 2)
     words = []
     for arm, style, found in drafting:
-        left.plot(
-            range(1, len(found.per_position) + 1),
-            found.per_position,
-            color=style.colour,
-            marker=style.marker,
-            linestyle=style.line,
-            label=_name(arm),
-        )
+        positions = range(1, len(found.per_position) + 1)
+        left.plot(positions, found.per_position, label=_name(arm), **style.marked_line)
         each = found.per_request
         if each is not None and each.requests:
-            right.step(
-                [place / _TENTHS for place in range(_TENTHS + 1)],
-                [count / each.requests for count in (*each.histogram, each.histogram[-1])],
-                where="post",
-                color=style.colour,
-                linestyle=style.line,
-            )
+            shares = [count / each.requests for count in (*each.histogram, each.histogram[-1])]
+            right.step(np.linspace(0, 1, 11), shares, where="post", color=style.colour, linestyle=style.line)
         most = "" if found.largest_block_efficiency is None else f" of {found.largest_block_efficiency}"
         spread = "" if each is None else f"; by request P10 {each.p10:.0%}, P50 {each.p50:.0%}, P90 {each.p90:.0%}"
         words.append(
@@ -963,14 +876,27 @@ def _acceptance(arms: Drawn, _: Comparison, captures: tuple[Capture, ...]) -> Pi
     percent_axis(left, "drafts accepted up to here")
     left.set_xlabel("position in the draft")
     whole_ticks(left)
-    highest = max(
-        (line.get_ydata()[place] for line in right.lines for place in range(len(line.get_ydata()))), default=1.0
-    )
-    percent_axis(right, "requests", float(highest))
+    percent_axis(right, "requests", max((float(np.max(line.get_ydata())) for line in right.lines), default=1.0))
     right.set_xlabel("acceptance of a request, as if each step drafted K")
     legend_above(figure, left)
-    return Picture("arms-acceptance", _ARM_CHARTS_ACCEPTANCE, tuple(words), figure, captures)
+    return Picture("arms-acceptance", title, tuple(words), figure, captures)
 
 
 def _name(arm: Arm) -> str:
     return printable(arm.name)
+
+
+CHARTS: Final = (
+    tokens_per_step,
+    step_time,
+    by_position,
+    over_time,
+    by_concurrency,
+    by_context,
+    by_temperature,
+    distributions,
+    by_load,
+    client_ttft,
+    cache_use,
+)
+"""Charts of one or several captures, in the order in which they are read."""

@@ -28,7 +28,6 @@ HEIGHT_IN: Final = 3.1
 GRID: Final = "#D9D9D9"
 INK: Final = "#222222"
 QUIET: Final = "#666666"
-_LABEL: Final = 36
 _LEGEND_LINE_IN: Final = 0.165
 _WHOLE: Final = 100
 """Numbers from here on are shown without decimals."""
@@ -45,6 +44,11 @@ class Style:
     marker: str
     line: str | tuple[int, tuple[int, ...]]
     hatch: str
+
+    @property
+    def marked_line(self) -> dict[str, Any]:
+        """Keywords of `Axes.plot`."""
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.line}
 
 
 # Colours that people with any colour vision can tell apart (Okabe and Ito, 2008); marks, lines and hatches for print.
@@ -102,8 +106,11 @@ def series_of(captures: Sequence[Capture]) -> list[Series]:
     return [Series(*each) for each in zip(captures, numbered, STYLES, strict=False)]
 
 
+_LABEL: Final = 36
+
+
 def _short(name: str) -> str:
-    """Return a name for a legend; names of captures differ at their ends."""
+    """Shorten a name for a legend in the middle, since names of captures differ at their ends."""
     name = redact(name)
     return name if len(name) <= _LABEL else clip(name, _LABEL // 3) + clip_start(name, _LABEL - _LABEL // 3)
 
@@ -162,9 +169,7 @@ def legend_above(figure: Figure, *axes: Axes, columns: int = 3) -> None:
 
 def number(value: float) -> str:
     """Return a number as it stands at an axis or in a sentence: 12,000, 340, 7.5, 0.03."""
-    if abs(value) >= _WHOLE:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= _WHOLE else f"{value:.3g}"
 
 
 def measured(value: float) -> str:
@@ -213,6 +218,14 @@ def per_series(series: Sequence[Series], words: Callable[[Series], str]) -> tupl
     return tuple(f"{each.label}: {words(each)}." for each in series)
 
 
+def picture_of(
+    name: str, title: str, series: Sequence[Series], words: Callable[[Series], str], figure: Figure, *more: str
+) -> Picture:
+    """Return a figure with a sentence about each capture, then `more` sentences."""
+    sentences = (*per_series(series, words), *more)
+    return Picture(name, title, sentences, figure, tuple(each.capture for each in series))
+
+
 _SVG: Final = "http://www.w3.org/2000/svg"
 _XLINK: Final = "http://www.w3.org/1999/xlink"
 _REFERENCE: Final = re.compile(r"url\(#([^)]+)\)")
@@ -229,7 +242,7 @@ ET.register_namespace("xlink", _XLINK)
 
 
 def inline_svg(picture: Picture) -> str:
-    """Return a figure as an element of a page: what is no picture left out, and no id that another figure has."""
+    """Return a figure as an SVG element, without metadata and with ids that are unique in a page."""
     with _no_glyph_warnings():
         raw = io.BytesIO()
         picture.figure.savefig(raw, format="svg")
@@ -237,9 +250,7 @@ def inline_svg(picture: Picture) -> str:
     root = ET.fromstring(raw.getvalue())  # noqa: S314
     for metadata in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(metadata)
-    used = set(_references(root))
-    for element in root.iter():
-        _rename(element, picture.name, used)
+    _prefix_ids(root, picture.name)
     for size in ("width", "height"):
         root.attrib.pop(size, None)
     root.set("role", "img")
@@ -247,27 +258,22 @@ def inline_svg(picture: Picture) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
-def _references(root: ET.Element) -> Iterator[str]:
+def _prefix_ids(root: ET.Element, prefix: str) -> None:
+    """Prefix the ids that are referred to, and the references, and drop the other ids."""
+    href = f"{{{_XLINK}}}href"
+    values = [(name, value) for element in root.iter() for name, value in element.attrib.items()]
+    used = {value.removeprefix("#") for name, value in values if name == href}
+    used.update(found for name, value in values if name != href for found in _REFERENCE.findall(value))
     for element in root.iter():
-        for name, value in element.attrib.items():
-            if name == f"{{{_XLINK}}}href":
-                yield value.removeprefix("#")
-            else:
-                yield from _REFERENCE.findall(value)
-
-
-def _rename(element: ET.Element, prefix: str, used: set[str]) -> None:
-    """Give ids that something refers to the figure's name, and drop the others."""
-    for name, value in list(element.attrib.items()):
-        if name == "id":
-            if value in used:
+        for name, value in list(element.attrib.items()):
+            if name == "id" and value in used:
                 element.set(name, f"{prefix}-{value}")
-            else:
+            elif name == "id":
                 del element.attrib[name]
-        elif name == f"{{{_XLINK}}}href":
-            element.set(name, f"#{prefix}-{value.removeprefix('#')}")
-        elif "url(#" in value:
-            element.set(name, _REFERENCE.sub(rf"url(#{prefix}-\1)", value))
+            elif name == href:
+                element.set(name, f"#{prefix}-{value.removeprefix('#')}")
+            elif "url(#" in value:
+                element.set(name, _REFERENCE.sub(rf"url(#{prefix}-\1)", value))
 
 
 def write_alone(picture: Picture, files: list[Path]) -> None:
@@ -311,7 +317,7 @@ def _wrapped(text: str, letters: int = _LINE) -> list[str]:
 
 @contextmanager
 def _no_glyph_warnings() -> Iterator[None]:
-    """Say nothing of letters that the font lacks: names may have any, and a browser has more fonts."""
+    """Suppress warnings about glyphs that the font lacks: names may contain any, and a browser has more fonts."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(?s).*[Gg]lyph")
         yield

@@ -13,21 +13,7 @@ import numpy as np
 
 from specdecode_operator.capture.comparison.comparison_file import Comparison
 from specdecode_operator.capture.report.capture_reader import Arms, Capture, arms_of, captures_below, read_capture
-from specdecode_operator.capture.report.charts import (
-    budgets,
-    by_concurrency,
-    by_context,
-    by_load,
-    by_position,
-    by_temperature,
-    cache_use,
-    client_ttft,
-    distributions,
-    over_time,
-    pictures_of,
-    step_time,
-    tokens_per_step,
-)
+from specdecode_operator.capture.report.charts import CHARTS, budgets, pictures_of
 from specdecode_operator.capture.report.drawing import (
     STYLES,
     LeftOut,
@@ -55,7 +41,7 @@ class Measure:
 
 
 def measures_of(capture: Capture) -> dict[str, Measure]:
-    """Return what is known of a capture, by name."""
+    """Return the known figures of a capture, by name."""
     identity, requests, steps = capture.identity, capture.requests, capture.steps
     tokens = int(np.sum(requests.output_tokens, dtype=np.float64))
     found = {
@@ -84,7 +70,7 @@ def measures_of(capture: Capture) -> dict[str, Measure]:
     return found
 
 
-# Nothing is loaded and nothing runs, whatever a name in a file says.
+# Names in files are untrusted: the page loads nothing and runs no script.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _FEW: Final = 2
 _STYLE: Final = """
@@ -117,14 +103,13 @@ def page(
     warnings: Sequence[str],
     comparison: Comparison | None = None,
 ) -> str:
-    """Return the page. What others wrote is escaped, and could not run if it were not."""
+    """Return the page. Untrusted text is escaped, and the policy stops scripts."""
     names = list(dict.fromkeys(each.capture.identity.name for each in series))
     title = " and ".join(names) if len(names) <= _FEW else f"{len(names)} captures"
     pictures = [each for each in drawn if isinstance(each, Picture)]
     links = "".join(f'<a href="#{each.name}">{escape(each.title)}</a>' for each in pictures)
-    left_out = "".join(
-        f"<li>{escape(each.title)}: {escape(each.why)}.</li>" for each in drawn if isinstance(each, LeftOut)
-    )
+    missing = [each for each in drawn if isinstance(each, LeftOut)]
+    left_out = "".join(f"<li>{escape(each.title)}: {escape(each.why)}.</li>" for each in missing)
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -154,7 +139,7 @@ def _section(picture: Picture) -> str:
 
 
 def _verdicts(comparison: Comparison) -> str:
-    """Return what each arm comes to against the first."""
+    """Return a table of each arm's verdict against the first."""
     rows = "".join(
         f"<tr><td>{escape(arm.name)}</td><td>{escape(arm.verdict or 'baseline')}</td>"
         f"<td>{escape(arm.outputs.outputs if arm.outputs is not None else '')}</td>"
@@ -166,12 +151,11 @@ def _verdicts(comparison: Comparison) -> str:
 
 
 def _table(series: Sequence[Series]) -> str:
-    """Return the figures of all captures, one a column; how far the others are from the first where there are more."""
+    """Return the figures of all captures, one per column, with the changes from the first one."""
     columns = [measures_of(each.capture) for each in series]
-    names = list(dict.fromkeys(name for column in columns for name in column))
     head = "".join(f"<th>{escape(each.label)}</th>" for each in series)
     rows = ""
-    for name in names:
+    for name in dict.fromkeys(name for column in columns for name in column):
         cells = "".join(_cell(column.get(name), columns[0].get(name)) for column in columns)
         rows += f"<tr><td>{escape(name)}</td>{cells}</tr>"
     return f'<div class="wide"><table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
@@ -201,12 +185,12 @@ MOST_CAPTURES: Final = len(STYLES)
 
 
 class ReportError(Exception):
-    """A report that cannot be made, in one line that says what to do."""
+    """A report cannot be made; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where what goes; None: not wanted."""
+    """Paths of the outputs; None: not wanted."""
 
     page: Path
     png: Path | None = None  # folder
@@ -216,7 +200,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Report:
-    """What was made."""
+    """The pictures and warnings of a report."""
 
     pictures: Sequence[Picture]
     left_out: Sequence[LeftOut]
@@ -224,14 +208,14 @@ class Report:
 
 
 def make_report(captured: Sequence[Path], replayed: Sequence[Path], outputs: Outputs) -> Report:
-    """Read captures, draw what there is to draw, and write it.
+    """Read captures, and draw and write the report.
 
     Raises
     ------
     ReportError
-        When there are more captures than can be told apart, or something cannot be written.
+        If there are more captures than can be told apart, or a file cannot be written.
     RecordingError
-        When a capture cannot be read.
+        If a capture cannot be read.
     """
     for folder in (outputs.png, outputs.svg):
         if folder is not None and folder.exists() and not folder.is_dir():
@@ -244,7 +228,7 @@ def make_report(captured: Sequence[Path], replayed: Sequence[Path], outputs: Out
     folders += [(folder, True) for path in replayed for folder in captures_below(path)]
     if len(folders) > MOST_CAPTURES and not arms:
         raise ReportError(f"{len(folders)} captures cannot be told apart in a picture: name {MOST_CAPTURES} at most")
-    # Where the page cannot be written, that is said before anything is read and drawn.
+    # Fails before anything is read and drawn if the page cannot be written.
     with _written(outputs.page) as partial:
         captures = [read_capture(folder, replayed=is_replay) for folder, is_replay in folders[:MOST_CAPTURES]]
         report = _drawn(captures, arms, partial, outputs)
@@ -262,35 +246,27 @@ def _drawn(captures: Sequence[Capture], arms: Sequence[Arms], file: Path, output
         warnings += _differences(captures)
     with looks():
         drawn = [*(pictures_of(comparison, captures) if comparison is not None else ()), *draw_all(series)]
-        # The page first: what stands alone gets its title into the same figure.
+        # The page first: a figure that is written alone gets its title drawn into it.
         file.write_text(page(series, drawn, warnings, comparison), encoding="utf-8")
         pictures = [each for each in drawn if isinstance(each, Picture)]
-        for picture in pictures:
-            _write_alone(picture, outputs)
+        folders = [(folder, suffix) for folder, suffix in ((outputs.svg, ".svg"), (outputs.png, ".png")) if folder]
+        for picture in pictures if folders else ():
+            try:
+                for folder, _ in folders:
+                    folder.mkdir(parents=True, exist_ok=True)
+                write_alone(picture, [folder / f"{picture.name}{suffix}" for folder, suffix in folders])
+            except OSError as error:
+                raise _cannot_write(folders[0][0], error) from error
     return Report(pictures, [each for each in drawn if isinstance(each, LeftOut)], warnings)
 
 
 def draw_all(series: Sequence[Series]) -> list[Picture | LeftOut]:
     """Return every picture, or why there is none, in the order in which they are read."""
-    return [
-        tokens_per_step(series),
-        step_time(series),
-        by_position(series),
-        over_time(series),
-        by_concurrency(series),
-        by_context(series),
-        by_temperature(series),
-        distributions(series),
-        by_load(series),
-        client_ttft(series),
-        cache_use(series),
-        *timelines(series),
-        budgets(series),
-    ]
+    return [*(draw(series) for draw in CHARTS), *timelines(series), budgets(series)]
 
 
 def _of_arms(arms: Sequence[Arms]) -> Iterator[str]:
-    """Yield what is not drawn of arms, and what makes their comparison doubtful."""
+    """Yield which arms are not drawn, and the doubts about their comparison."""
     compared = [each for each in arms if each.comparison is not None]
     yield from (printable(each.warning) for each in arms if each.warning is not None)
     if len(compared) > 1:
@@ -302,32 +278,16 @@ def _of_arms(arms: Sequence[Arms]) -> Iterator[str]:
 
 
 def _differences(captures: Sequence[Capture]) -> Iterator[str]:
-    """Yield what makes a comparison one of different things."""
+    """Yield the settings in which the captures differ."""
     for what in ("model", "speculation"):
         found = dict.fromkeys(getattr(each.identity, what) or "not known" for each in captures)
         if len(found) > 1:
             yield f"The captures have different settings: {what} is {' and '.join(found)}."
 
 
-def _write_alone(picture: Picture, outputs: Outputs) -> None:
-    files = [
-        folder / f"{picture.name}{suffix}"
-        for folder, suffix in ((outputs.svg, ".svg"), (outputs.png, ".png"))
-        if folder is not None
-    ]
-    if not files:
-        return
-    try:
-        for file in files:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        write_alone(picture, files)
-    except OSError as error:
-        raise _cannot_write(files[0].parent, error) from error
-
-
 @contextmanager
 def _written(file: Path) -> Iterator[Path]:
-    """Give a file beside the wanted one, which takes its place once it is whole."""
+    """Yield a temporary file beside the wanted one, which replaces it at the end."""
     try:
         handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     except OSError as error:
@@ -336,7 +296,7 @@ def _written(file: Path) -> Iterator[Path]:
     partial = Path(name)
     try:
         yield partial
-        # As any new file: mkstemp lets nobody else read it.
+        # The mode of any new file: mkstemp allows only the owner to read it.
         mask = os.umask(0)
         os.umask(mask)
         partial.chmod(0o666 & ~mask)

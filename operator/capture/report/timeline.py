@@ -25,7 +25,7 @@ from specdecode_operator.capture.report.drawing import (
 )
 
 _MOST_ROWS: Final = 60
-"""More requests in one picture are lines that nobody can follow: those around the busiest moment are drawn."""
+"""Requests in one picture, around the busiest moment; more rows could not be read."""
 
 _MOMENTS: Final = 400
 _ROUNDING_S: Final = 1e-6
@@ -57,10 +57,11 @@ def _timeline(each: Series, suffix: str) -> Picture | LeftOut:
     lower.set_ylabel(f"requests in order of arrival{whole}")
     legend_above(figure, upper, columns=4)
     span_s, preemptions = float(rows[:, 3].max() - rows[0, 0]), sum(each.capture.requests.preemptions)
+    waited, prefilled, decoded = (measured(float(each) * 1000) for each in np.diff(rows, axis=1).mean(axis=0))
     sentence = (
         f"{counted(len(rows), 'request')} in {measured(span_s)} s, at most {most:,} at a time; on average "
-        f"a request waited {measured(_mean_ms(rows, 0))} ms, was prefilled in {measured(_mean_ms(rows, 1))} ms and "
-        f"decoded for {measured(_mean_ms(rows, 2))} ms; {counted(preemptions, 'preemption')}."
+        f"a request waited {waited} ms, was prefilled in {prefilled} ms and "
+        f"decoded for {decoded} ms; {counted(preemptions, 'preemption')}."
     )
     return Picture(f"timeline{suffix}", title, (sentence,), figure, (each.capture,))
 
@@ -72,10 +73,6 @@ def moments(requests: RequestSums, zero_ms: float) -> Floats:
     scheduled = np.asarray(requests.scheduled_ms) - zero_ms
     scheduled = np.clip(np.where(np.isnan(scheduled), arrival, scheduled), arrival, first)
     return np.column_stack((arrival, scheduled, first, first + np.asarray(requests.decode_ms)))
-
-
-def _mean_ms(rows: Floats, state: int) -> float:
-    return float((rows[:, state + 1] - rows[:, state]).mean() * 1000)
 
 
 def _draw_states(axes: Axes, rows: Floats) -> int:
@@ -99,7 +96,7 @@ def _draw_states(axes: Axes, rows: Floats) -> int:
 
 def _in_flight(rows: Floats) -> Integers:
     """Return how many requests there were at each arrival, that one included; rows are in order of arrival."""
-    # A client that asks again at once does so in the moment in which it was answered, but for the rounding of sums.
+    # A client that sends its next request at once does so when its answer ended, up to the rounding of sums.
     ended = np.searchsorted(np.sort(rows[:, 3]) - _ROUNDING_S, rows[:, 0], side="right")
     return np.arange(1, len(rows) + 1) - ended
 
@@ -108,7 +105,7 @@ def _draw_rows(axes: Axes, rows: Floats) -> None:
     places = np.arange(len(rows))
     thick = max(0.8, min(6.0, 180 / len(rows)))
     for state, (_, colour, _) in enumerate(_STATES):
-        # Told apart by thickness in grey, too.
+        # The thickness distinguishes states in greyscale, too.
         width = thick * (0.5, 1.6, 1.0)[state]
         axes.hlines(places, rows[:, state], rows[:, state + 1], colors=colour, linewidth=width)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -117,10 +114,9 @@ def _draw_rows(axes: Axes, rows: Floats) -> None:
 
 
 _US: Final = 1000.0
-"""Microseconds in a millisecond: the format counts in them."""
+"""Microseconds, the unit of the format, in a millisecond."""
 
 _PERFETTO_STATES: Final = ("waiting", "prefill", "decode")
-_COUNTERS_LANE: Final = 0
 
 
 def write_perfetto(captures: Sequence[Capture], file: Path) -> None:
@@ -191,6 +187,6 @@ def _counters(capture: Capture, process: int) -> Iterator[dict[str, Any]]:
 
 def _counter(name: str, moment_ms: float, value: float, process: int) -> dict[str, Any]:
     return {
-        "ph": "C", "name": name, "ts": round(float(moment_ms) * _US, 1), "pid": process, "tid": _COUNTERS_LANE,
+        "ph": "C", "name": name, "ts": round(float(moment_ms) * _US, 1), "pid": process, "tid": 0,
         "args": {"value": round(float(value), 4)},
     }  # fmt: skip

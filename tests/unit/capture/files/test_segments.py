@@ -11,7 +11,6 @@ from specdecode_operator.capture.files.segments import (
     boots,
     current_start,
     first_header,
-    interrupted,
     last_closed,
     list_segments,
     off_reason,
@@ -116,7 +115,6 @@ class TestStarts:
         write(tmp_path, "c", header(0, 2, boot="c", monotonic_s=50.1), closed(0, 0))
         assert boots(current_start(tmp_path)) == {"c", "d"}
         assert recorders_closed(tmp_path)
-        assert [segment.header.boot for segment in interrupted(list_segments(tmp_path))] == ["a"]
 
     @pytest.mark.parametrize("old_server", [0, 1])
     def test_a_start_that_died_with_one_server_up_is_another_one(self, tmp_path: Path, old_server: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from devcluster.cluster.settings import free_ports
 from specdecode_operator.api.capture_status import CaptureSummary, ComparisonStatus
-from specdecode_operator.capture.comparison.compare_arms import read_comparison
+from specdecode_operator.capture.comparison.comparison_file import COMPARISON, Comparison
 from specdecode_operator.capture.files.formats import CaptureError, Checks
 from specdecode_operator.capture.files.publish import verify
 from specdecode_operator.capture.files.validate import validate_capture
@@ -81,7 +81,7 @@ class TestPublished:
 
         comparison = pod.job.compare()
         assert comparison is not None
-        assert read_comparison(folder) == comparison
+        assert msgspec.json.decode((folder / COMPARISON).read_bytes(), type=Comparison) == comparison
         message = success_message(published, comparison)
         assert len(message) <= 4096
         said = json.loads(message)
