@@ -24,10 +24,8 @@ class Knowledge(StrEnum):
 
     EXACT = "exact"
     """Sizing implements its class."""
-
     ESTIMATED = "estimated"
     """Read from config.json and safetensors headers; figures keep a wider margin."""
-
     ASSUMED = "assumed"
     """The user gives the numbers."""
 
@@ -37,12 +35,9 @@ class Objective(StrEnum):
 
     QUALITY = "Quality"
     """The least quantized target; the draft may be quantized harder, it cannot change the output."""
-
     CAPACITY = "Capacity"
     """The most KV cache tokens for each GPU."""
-
     COST = "Cost"
-    """The fewest GPUs."""
 
 
 class WorkloadKind(StrEnum):
@@ -62,10 +57,7 @@ class Slo(StrEnum):
 
     TTFT = "TTFT"
     """Time to the first token."""
-
     TPOT = "TPOT"
-    """Time for each further token."""
-
     THROUGHPUT = "Throughput"
 
 
@@ -99,7 +91,6 @@ METHODS_TAKING_DRAFT: Final = (*METHODS_WITH_DRAFT, Method.MTP)
 """Methods that may name a checkpoint to draft with: mtp drafts with layers of the target's own without one."""
 
 METHODS_NEEDING_DRAFT: Final = tuple(method for method in METHODS_WITH_DRAFT if method is not Method.DSPARK)
-"""Methods that must name one: without one dspark drafts with stages inside the target's checkpoint (DeepSeek V4)."""
 
 METHODS_WITH_HIDDEN_STATES: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
 """Methods whose draft reads the target's hidden states."""
@@ -115,7 +106,6 @@ class Dtype(StrEnum):
 
     AUTO = "auto"
     """That of the checkpoint; of one in float32 bfloat16 (config/model.py, _resolve_auto_dtype)."""
-
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
     FLOAT32 = "float32"
@@ -137,7 +127,6 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {
     Dtype.FLOAT16: SIXTEEN_BIT_BYTES,
     Dtype.FLOAT32: FLOAT32_BYTES,
 }
-"""Bytes of a number that is not quantized."""
 
 
 class KvCacheDtype(StrEnum):
@@ -176,11 +165,8 @@ class PolicyAction(StrEnum):
     KEEP = "Keep"
     CHANGE = "Change"
     """Speculate otherwise: another K, K by batch size, adaptive verification, another method."""
-
     TURN_OFF = "TurnOff"
     TRY_AGAIN = "TryAgain"
-    """Speculate again, after it was off."""
-
     RESTART = "Restart"
     """Start the engine anew whose acceptance decayed."""
 
@@ -196,7 +182,6 @@ class PolicyOutcome(StrEnum):
     ADVISED = "Advised"
     REFUSED = "Refused"
     """The API server did not let it happen; it is tried again."""
-
     DONE = "Done"
 
 
@@ -230,7 +215,6 @@ class RejectionSampling(StrEnum):
     STANDARD = "standard"
     BLOCK = "block"
     FLY = "fly"
-    """Alone loses what the target would have answered."""
 
 
 class Loss(StrEnum):

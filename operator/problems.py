@@ -16,7 +16,6 @@ _READS_AS_NO_TEXT: Final = re.compile(
     r"|~|null|true|false|[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?", re.IGNORECASE
 )
 MISSING: Final = "is missing"
-"""What stands in the place of a value that is not there."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        """One sentence that names field, value and fix."""
         return printable(sentence(self.field, self.value, self.message))
 
 

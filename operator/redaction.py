@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Final
 
 HIDDEN: Final = "(a secret)"
-"""Stands in the place of a secret."""
 
 _BOUND: Final = 65_536
 """Characters of a text that `clip` reads: several times the longest message that it returns."""
@@ -77,7 +76,6 @@ _IS: Final = r"\s{0,8}(?:=>|[=:]|%3[AaDd])\s{0,8}(?:[\[(](?=\\{0,4}[\"']))?"
 
 
 def _values(key: str, between: str, looks: str = "", least: int = 1) -> Iterator[str]:
-    """Return the patterns of a key with its value: in quotes, in quotes that are escaped, and without quotes."""
     start = rf"(?P<before>(?:{key})(?:\\{{0,4}}[\"'])?{between}"
     yield (
         rf"{start}(?P<quote>[\"']){_OPEN}){_NO_SECRET_IN_QUOTES}{looks}"
@@ -226,7 +224,6 @@ _short_redacted = lru_cache(maxsize=_SHORT_TEXTS_KEPT)(_redacted)
 
 
 def _without_ends_of_keys(text: str, hidden: str) -> str:
-    """Hide keys whose first lines somebody has cut off."""
     kept, begin = [], 0
     for end in _PEM_END.finditer(text):
         kept += [text[begin : end.start()].rstrip(_PEM_BODY), " ", hidden]
@@ -286,6 +283,5 @@ def before_cut(text: str) -> str:
 
 
 def _before_cut(text: str) -> str:
-    """Leave out the last word: without its end, a password in a URL or a token has no form."""
     space = max(text.rfind(each, len(text) - _LONGEST_WORD if len(text) > _LONGEST_WORD else 0) for each in " \n\t")
     return text[: space if space >= 0 else max(len(text) - _LONGEST_WORD, 0)]

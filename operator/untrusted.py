@@ -43,7 +43,6 @@ class UnreadableTextError(ValueError):
     """A text that is not what it should be, or is made to hurt: where, what, and what to do, in one line."""
 
     line: int | None = None
-    """Where that is one line of the text, from 1."""
 
 
 def check_size(text: str | bytes, most_bytes: int = MAX_BYTES) -> None:
@@ -233,7 +232,6 @@ class JsonLines:
     """Reads line after line. What lies in an object is one object for lines that say the same: do not change it."""
 
     def __init__(self, most_line_bytes: int) -> None:
-        """Remember nothing yet."""
         self._most_line_bytes = most_line_bytes
         self._split: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
         self._known: dict[bytes, Any] = {}
@@ -279,7 +277,6 @@ class JsonLines:
 
 
 def _joined(parts: list[tuple[str, bytes]], separator: bytes, form: bytes) -> bytes:
-    """Return the line that has each part once."""
     return b"{%b}" % separator.join([form % (key.encode(), text) for key, text in parts])
 
 
@@ -350,7 +347,6 @@ def _is_deep(text: bytes) -> bool:
 
 
 def _deep(text: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where objects and lists begin and end that lie in MAX_DEPTH others."""
     depth = start = 0
     for token in _TOKEN.finditer(text):
         match token[0]:
@@ -460,7 +456,6 @@ def _object(text: bytes) -> Any:
 
 
 def _stub(text: bytes) -> dict[str, Any]:
-    """Return who an object is and how it stood, and how large it is."""
     found = _decoded(text, _Object)
     metadata = found.metadata
     metadata.labels = dict(islice((metadata.labels or {}).items(), _MOST_LABELS))
@@ -476,7 +471,6 @@ def _stub(text: bytes) -> dict[str, Any]:
 
 
 def _may_be_too_large(text: bytes) -> bool:
-    """Whether a text is long enough for so many values: each takes two characters at least."""
     return len(text) > 2 * MOST_VALUES
 
 
@@ -485,7 +479,6 @@ def _is_too_large(text: bytes) -> bool:
 
 
 def _values(text: bytes) -> int:
-    """Return how many values a text has at most: each follows a comma, or is the first in an object or a list."""
     return text.count(b",") + text.count(b"{") + text.count(b"[")
 
 

@@ -75,8 +75,6 @@ def _checked_documents(text: str) -> Iterator[None]:
 
 
 class _Counts:
-    """What the events of a text come to, before a value is made of them."""
-
     def __init__(self, most_values: int) -> None:
         self._most_values = most_values
         self._values = 0
@@ -86,7 +84,6 @@ class _Counts:
         """Values that stand behind each anchor: an alias repeats all of them."""
 
     def add(self, event: yaml.Event) -> None:
-        """Count an event, and refuse what is too much."""
         match event:
             case yaml.DocumentStartEvent():
                 self._sizes = {}
@@ -140,7 +137,6 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         return str(key).lower() if isinstance(key, bool) else str(key)
 
     def number(self, node: yaml.ScalarNode) -> float:
-        """Return a number that a program can compute with, and .inf and .nan, which fields refuse by name."""
         if len(node.value) > MAX_DIGITS:
             raise _problem(
                 node, f"the number {clip(node.value, 20)} has {len(node.value):,} digits: write one with fewer"

@@ -130,20 +130,13 @@ class Migration:
     """A server as a SpecDecodeDeployment, with the report."""
 
     body: Body
-    """The object; incomplete if there are decisions."""
-
     settings: tuple[Setting, ...]
     decisions: tuple[Problem, ...]
-    """Problems that a person must solve before it is applied."""
-
     steps: tuple[Step, ...]
-    """How to move over without downtime."""
 
 
 @dataclass(frozen=True)
 class _Server:
-    """The container that runs vLLM."""
-
     where: str
     container: dict[str, Any]
     command: ServerCommand
@@ -201,7 +194,6 @@ def migrate_workload(
 
 
 def _needed_gpus(of_a_replica: int, spec: Object) -> int:
-    """Return the GPUs of all replicas: those of the old server or those of the fields, if more; 0 on CPU."""
     sizes = [mapping(spec, "parallelism").get(key) for key in ("tensor", "pipeline", "data")]
     by_fields = math.prod(size for size in sizes if isinstance(size, int))
     replicas = spec.get("replicas", 1)
@@ -218,7 +210,6 @@ def runs_server(workload: Workload) -> bool:
 
 
 def _find_server(workload: Workload) -> _Server:
-    """Return the one container that runs vLLM's server."""
     containers = workload.pod.get("containers")
     if not isinstance(containers, list) or not containers:
         shown = str(containers) if containers else MISSING
@@ -252,7 +243,6 @@ def _take_server(
     configs: Mapping[str, Object],
     builder: SpecBuilder,
 ) -> None:
-    """Take hardware, arguments, models, environment and the rest of the pod."""
     container, command, pod = server.container, server.command, workload.pod
     if server.platform is Platform.CPU:
         take_cpu(container, builder)
@@ -336,7 +326,6 @@ def _problems(builder: SpecBuilder) -> list[Problem]:
 
 
 def _ask_for_folders(builder: SpecBuilder) -> None:
-    """Ask for folders and volumes of a machine outside the cluster, which no node has."""
     held = [("spec.models.volume", builder.get("models.volume"))]
     volumes = builder.get("podTemplate.spec.volumes")
     held += [("spec.podTemplate.spec.volumes", each) for each in (volumes if isinstance(volumes, list) else [])]
@@ -367,7 +356,6 @@ def _new_name(workload: Workload, wanted: str | None, builder: SpecBuilder) -> s
 
 
 def _in_order(part: Object, model: type[BaseModel]) -> dict[str, Any]:
-    """Sort fields, nested ones too, in the order of the API."""
     kinds = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
     order = list(kinds)
     ordered: dict[str, Any] = {}

@@ -33,8 +33,6 @@ def _as_text(word: str) -> str:
 
 @dataclass
 class _Container:
-    """Container of docker so far, as a pod has it."""
-
     body: dict[str, Any] = field(default_factory=lambda: {"name": "vllm"})
     volumes: list[dict[str, Any]] = field(default_factory=list)
     remarks: Remarks = field(default_factory=Remarks)
@@ -53,7 +51,6 @@ class _Container:
             self.body.setdefault("env", []).append({"name": name, "value": _as_text(value)})
 
     def add_mount(self, source: str, target: str, *, read_only: bool) -> None:
-        """Mount a folder of the machine, or a volume by its name."""
         name = f"volume-{len(self.volumes)}"
         # docker keeps a named volume in a folder of its own.
         is_folder = source.startswith(("/", ".", "~", "$"))
@@ -63,7 +60,6 @@ class _Container:
         self.body.setdefault("volumeMounts", []).append(mount)
 
     def limit(self, resource: str, amount: str) -> None:
-        """Limit cores, GPUs, or memory in docker's units, such as 20g."""
         if resource == "memory":
             match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)\s?([bkmgt]?)i?b?", amount.lower())
             units = {"": "", "b": "", "k": "Ki", "m": "Mi", "g": "Gi", "t": "Ti"}
@@ -160,7 +156,6 @@ def read_docker_run(command: Command) -> Workload:
 
 
 def _image_options(words: Sequence[str]) -> Sequence[str] | None:
-    """Return the words after ``docker run``; None for another command."""
     rest = list(words)
     while rest and (rest[0] in {"sudo", "exec"} or re.fullmatch(r"[A-Za-z_]\w*=.*", rest[0])):
         rest.pop(0)
@@ -173,7 +168,6 @@ def _image_options(words: Sequence[str]) -> Sequence[str] | None:
 
 
 def _option(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Take one word of options off, with the next word if that is its value; yield each option and its value."""
     word = words.pop(0)
     if word.startswith("--"):
         name, equals, value = word.partition("=")
@@ -333,7 +327,6 @@ def _read(name: str, service: Object) -> Workload:
 
 
 def _words(value: Any, where: str) -> Iterator[str]:
-    """Yield the words of a text as compose splits it, or of a list; refuse words that compose fills in."""
     if isinstance(value, str):
         try:
             words = shlex.split(value)
@@ -350,7 +343,6 @@ def _words(value: Any, where: str) -> Iterator[str]:
 
 
 def _filled_in(text: str) -> str | None:
-    """Return the first variable that compose fills in."""
     found = re.search(r"\$(?:\{(\w+)[^}]*\}|(\w+))", text.replace("$$", ""))
     return (found[1] or found[2]) if found else None
 
@@ -388,7 +380,6 @@ def _take_volumes(service: Object, container: _Container) -> None:
 
 
 def _take_resources(service: Object, container: _Container, where: str) -> None:
-    """Take GPUs, cores and memory."""
     resources = mapping(mapping(service, "deploy"), "resources")
     limits = mapping(resources, "limits")
     if cpus := limits.get("cpus") or service.get("cpus"):

@@ -101,7 +101,6 @@ def _take_value(name: str, value: str | None, plain: dict[str, str], builder: Sp
 
 
 def _take_named(name: str, variable: Object, secrets: Object, builder: SpecBuilder) -> bool:
-    """Take a variable that has a field, or no place any more; return whether it is one."""
     what = f"env {name}"
     on_cpu = builder.get("accelerator.type") == "CPU"
     if name in {API_KEY_VARIABLE, *TOKEN_VARIABLES}:
@@ -140,7 +139,6 @@ def _take_named(name: str, variable: Object, secrets: Object, builder: SpecBuild
 def _take_older(
     name: str, values: Mapping[str, str | None], plain: dict[str, str], builder: SpecBuilder, profile: EngineProfile
 ) -> bool:
-    """Replace a variable that the version does not read, or ask; return whether it is one."""
     older = older_variable(name, profile.version, profile.variables)
     if older is None:
         return False
@@ -332,13 +330,11 @@ def note_user(builder: SpecBuilder) -> None:
 
 
 def _amounts(container: Object) -> dict[str, Any]:
-    """Return the limits of each resource; its request if it has no limit."""
     resources = mapping(container, "resources")
     return {**mapping(resources, "requests"), **mapping(resources, "limits")}
 
 
 def _newer(image: str, repository: str, version: str, platform: Platform, builder: SpecBuilder) -> EngineProfile:
-    """Replace a vLLM that is too old to launch with the newest known one."""
     profile = find_profile(_NEWEST)
     if repository.endswith("vllm/vllm-openai") and platform in profile.images:
         reason = f"vLLM {version} is older than what the operator launches: {profile.images[platform]} takes its place"

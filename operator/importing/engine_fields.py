@@ -52,7 +52,6 @@ def take_rope_scaling(given: Argument, model: str, builder: SpecBuilder) -> bool
 
 
 def _scaling(said: Object, config: Object) -> dict[str, Any] | None:
-    """Return the field for an override; None if the override says more, or something else."""
     rope = next((said[key] for key in sorted(_ROPE) if key in said), None)
     if not isinstance(rope, dict) or not said.keys() <= {*_ROPE, _LONGEST}:
         return None
@@ -86,7 +85,6 @@ _COMPILATION_FIELDS: Final[dict[str, str]] = {
     "cudagraph_mode": "serving.cudagraphMode",
     "max_cudagraph_capture_size": "serving.maxCudagraphCaptureSize",
 }
-"""Keys of --compilation-config with a field."""
 
 _CERTIFICATE_FILES: Final = {"--ssl-certfile": "tls.crt", "--ssl-keyfile": "tls.key"}
 """Flags with the keys of a Secret of type kubernetes.io/tls."""
@@ -188,7 +186,6 @@ def _keys(given: Argument) -> list[Argument]:
 
 
 def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> list[str]:
-    """Return what goes to extraArgs as it is; say of the rest why it does not."""
     if given.name in _SETTLED:
         builder.own(given.shown, _SETTLED[given.name])
     elif given.name.startswith(_SHAPE) and given.values == ("1",) and given.name.endswith(("-size", "--nnodes")):
@@ -212,7 +209,6 @@ def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> l
 
 
 def _take_plain(given: Argument, builder: SpecBuilder) -> None:
-    """Take a flag whose value is the field's: a number, a name, or a switch."""
     if given.negated:
         builder.own(given.text, HOLDS_ANYWAY)
     else:
@@ -332,7 +328,6 @@ def take_tls(
 
 
 def _secret_file(path: str, pod: Object, container: Object) -> tuple[str, str, str] | None:
-    """Return Secret, key and volume of a file; None if it is not from a Secret."""
     folder, _, file = path.rpartition("/")
     mounts = [each for each in objects(container, "volumeMounts") if str(each.get("mountPath")).rstrip("/") == folder]
     mount = mounts[0] if mounts else {}

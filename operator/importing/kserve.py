@@ -48,7 +48,6 @@ def stored(pod: Object, uri: str) -> dict[str, Any]:
 
 
 def _with_claim(pod: Object, place: str, name: str, path: str) -> dict[str, Any]:
-    """Return the pod with a claim, or a folder of it, mounted at a path."""
     claim, _, folder = place.partition("/")
     mount = {"name": name, "mountPath": path} | ({"subPath": folder.strip("/")} if folder.strip("/") else {})
     return _mounted(pod, mount, {"persistentVolumeClaim": {"claimName": claim}})
@@ -155,7 +154,6 @@ def _of_pods(spec: Object) -> dict[str, Any]:
 
 
 def _of_model(body: Object, predictor: Object, others: Sequence[Object], remarks: Remarks) -> dict[str, Any]:
-    """Return the pod of a model: its runtime's, with the model's own settings above."""
     model, where, name = mapping(predictor, "model"), f"{_PREDICTOR}.model", name_in(body)
     remarks.ask_for_rest(model, (*_MODEL_READ, *_OF_CONTAINERS), where)
     container, pod, arguments = _find_runtime(body, others, remarks)
@@ -178,7 +176,6 @@ def _of_model(body: Object, predictor: Object, others: Sequence[Object], remarks
 def _find_runtime(
     body: Object, others: Sequence[Object], remarks: Remarks
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Return container and pod of the runtime of a model, and the model's own arguments as that runtime reads them."""
     model = mapping(mapping(mapping(body, "spec"), "predictor"), "model")
     name, arguments = runtime_of(body), texts(model, "args")
     found = next((each for each in others if each.get("kind") in RUNTIMES and name_in(each) == name), None)
@@ -204,7 +201,6 @@ def _find_runtime(
 
 
 def _as_vllm(words: Sequence[str], remarks: Remarks) -> list[str]:
-    """Translate the arguments of KServe's own server to vLLM's."""
     found: list[str] = []
     rest = list(words)
     while rest:
@@ -222,7 +218,6 @@ def _as_vllm(words: Sequence[str], remarks: Remarks) -> list[str]:
 
 
 def _merged(below: Sequence[Object], above: Sequence[Object]) -> list[Object]:
-    """Merge two lists by name; an entry of ``above`` replaces its namesake."""
     names = {name_of(each) for each in above}
     return [*(each for each in below if name_of(each) not in names), *above]
 
@@ -309,7 +304,6 @@ def read_llm_inference_service(body: Object) -> Workload:
 
 
 def _containers(body: Object, spec: Object, speculation: Sequence[str], remarks: Remarks) -> list[Object]:
-    """Return the containers; the first is the one that the controller starts vLLM in."""
     given = objects(mapping(spec, "template"), "containers")
     main = next((each for each in given if name_of(each) == "main"), {"name": "main"})
     others = [each for each in given if each is not main]
@@ -327,7 +321,6 @@ def _containers(body: Object, spec: Object, speculation: Sequence[str], remarks:
 
 
 def _split(variable: Object, remarks: Remarks) -> list[str]:
-    """Return the arguments in a variable, which a shell of the controller appends to its own."""
     with suppress(ValueError):
         if "valueFrom" not in variable:
             return shlex.split(str(variable.get("value") or ""))
@@ -352,7 +345,6 @@ def _sizes(spec: Object, remarks: Remarks) -> Iterator[str]:
 
 
 def _nodes(spec: Object, remarks: Remarks) -> int:
-    """Return the number of pods of one server, as the controller counts them."""
     if not mapping(spec, "worker"):
         return 1
     parallelism = mapping(spec, "parallelism")

@@ -43,7 +43,6 @@ def read_stateful_set(body: Object) -> Workload:
 
 
 def _is_cache(claim: str, pod: Object) -> bool:
-    """Return whether a claim holds only the hub's cache."""
     mounts = [each for container in objects(pod, "containers") for each in objects(container, "volumeMounts")]
     paths = [str(each.get("mountPath")).rstrip("/") for each in mounts if name_of(each) == claim]
     return all(any(f"{cache}/".startswith(f"{path}/") for cache in USUAL_CACHES) for path in paths)
@@ -199,7 +198,6 @@ def _read(index: int, model: Object, common: Object) -> Workload:
 
 
 def _remarks(model: Object, common: Object, where: str) -> Remarks:
-    """Report values without a place in a pod, and ask for values that the chart alone knows."""
     remarks = Remarks()
     for key in model:
         if key in _OF_OPERATOR:
@@ -224,7 +222,6 @@ def _remarks(model: Object, common: Object, where: str) -> Remarks:
 
 
 def _pod(name: str, model: Object, common: Object) -> dict[str, Any]:
-    """Return the pod that the chart makes of a model."""
     env = [
         *_secret("HF_TOKEN", model.get("hf_token"), f"hf_token_{name}"),
         *_secret("VLLM_API_KEY", common.get("vllmApiKey"), "vllmApiKey"),
@@ -267,7 +264,6 @@ def _has_claim(model: Object) -> bool:
 
 
 def _secret(variable: str, given: Any, own_key: str) -> list[dict[str, Any]]:
-    """Return the variable of a token, or none; the chart puts a token in the values into its own Secret."""
     if isinstance(given, str) and given:
         secret, key = "RELEASE-secrets", own_key
     elif isinstance(given, dict) and given.get("secretName") and given.get("secretKey"):

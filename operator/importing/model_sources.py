@@ -29,7 +29,6 @@ _SPECULATORS_METHODS: Final = {"peagle": "eagle3", "dflash2": "dflash"}
 
 
 _SWITCHES: Final = frozenset({"--quiet", "--force-download", "--resume-download", "--dry-run"})
-"""Options of ``hf download`` without a value; the repository may follow them."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +37,13 @@ class Location:
 
     model: str
     """The name in the object: a hub id, or a path inside the volume."""
-
     claim: str | None = None
     host_path: str | None = None
     revision: str | None = None
-    """Revision of the hub repository, if a download names it."""
-
     volume: str | None = None
-    """Volume of the pod that held it."""
-
     download: str | None = None
-    """Container that fetched it."""
-
     token: dict[str, str] | None = None
-    """Key of the Secret that the download used."""
-
     problem: str | None = None
-    """Why the operator cannot take it from there."""
 
 
 def take_speculators(
@@ -179,7 +168,6 @@ def _take_target(given: Argument, flags: Sequence[Argument], location: Location,
 
 
 def _take_volume(locations: list[Location], builder: SpecBuilder) -> None:
-    """Take the one claim or folder of all models; ask if they are in several places."""
     sources: dict[str, dict[str, Any] | None] = {}
     for location in locations:
         if location.problem:
@@ -201,7 +189,6 @@ def _take_volume(locations: list[Location], builder: SpecBuilder) -> None:
 
 
 def _take_cache(env: Mapping[str, str], caches: set[str], pod: Object, container: Object, builder: SpecBuilder) -> None:
-    """Keep the claim of the hub's cache, which also holds compiled kernels."""
     home = env.get("HF_HOME", USUAL_CACHES[0]).rstrip("/")
     claims = {name_of(each): mapping(each, "persistentVolumeClaim") for each in objects(pod, "volumes")}
     for mount in objects(container, "volumeMounts"):
@@ -219,7 +206,6 @@ def _take_cache(env: Mapping[str, str], caches: set[str], pod: Object, container
 
 
 def _find_location(model: str, pod: Object, container: Object) -> Location:
-    """Return the location of a model by the name that the server is given."""
     copy = "copy it to a PersistentVolumeClaim and name that in spec.models, or use its hub id"
     if "://" in model:
         return Location(model, problem=f"lies at an address: {copy}")
@@ -251,7 +237,6 @@ def _find_location(model: str, pod: Object, container: Object) -> Location:
 
 
 def _download(path: str, containers: Iterable[Object]) -> Location | None:
-    """Return the hub repository that an init container, or the server's own script, fetches to a path."""
     for container in containers:
         name = name_of(container)
         token = next((key for each, key in secret_keys(container).items() if each in TOKEN_VARIABLES), None)
@@ -285,7 +270,6 @@ def _download(path: str, containers: Iterable[Object]) -> Location | None:
 
 
 def _downloaded(words: Sequence[str]) -> tuple[str, str, str | None] | None:
-    """Return repository, folder and revision of ``hf download``."""
     for index in range(len(words) - 1):
         if words[index].rpartition("/")[2] not in ("hf", "huggingface-cli") or words[index + 1] != "download":
             continue

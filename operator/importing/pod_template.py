@@ -51,7 +51,6 @@ _FILE: Final = re.compile(r"(?:/|\.{1,2}/|~)[^\s{}]+|[^\s{}:]+\.(?:jinja2?|j2|py
 """How files look in arguments: by their path, or by their ending."""
 
 _NO_FILES: Final = frozenset({"--root-path", "--disable-access-log-for-endpoints"})
-"""Flags whose values are paths of addresses."""
 
 _ADAPTERS: Final = "--lora-modules"
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -64,14 +63,8 @@ class Omitted:
     """Parts of a pod that the operator brings itself."""
 
     volumes: set[str]
-    """Volumes of models or certificates."""
-
     caches: set[str]
-    """Paths of the hub's cache."""
-
     init_containers: set[str]
-    """Init containers that fetch models."""
-
     arguments: list[str]
     """Arguments that are passed on: a mount that one of them names is kept."""
 
@@ -106,7 +99,6 @@ def ask_for_files(passed_on: Iterable[Argument], container: Object, builder: Spe
 
 
 def _files(given: Argument) -> Iterator[str]:
-    """Return the files that an argument names."""
     if given.path or given.name in _NO_FILES:
         return
     for value in given.values:
@@ -223,7 +215,6 @@ def take_pod(pod: Object, container: Object, env: list[dict[str, Any]], omitted:
 def _engine(
     container: Object, env: list[dict[str, Any]], omitted: Omitted, builder: SpecBuilder, *, on_gpu: bool
 ) -> dict[str, Any]:
-    """Return the overlay of the engine container."""
     engine: dict[str, Any] = {"name": ENGINE_CONTAINER}
     for key, value in container.items():
         if key in {"name", "image", "command", "args", "env", "resources", "volumeMounts"}:
@@ -248,13 +239,11 @@ def _engine(
 
 
 def _sources(container: Object) -> str:
-    """Return the names of the objects in envFrom."""
     sources = [(each, kind) for each in objects(container, "envFrom") for kind in each if kind != "prefix"]
     return ", ".join(name_of(mapping(each, kind)) for each, kind in sources) or "nothing"
 
 
 def _keeps(mount: Object, omitted: Omitted, builder: SpecBuilder) -> bool:
-    """Return whether to keep a mount of the engine; report why not."""
     path = str(mount.get("mountPath")).rstrip("/")
     if path in OWN_MOUNTS:
         builder.own(f"mount {path}", "the operator mounts its own there")
@@ -268,13 +257,11 @@ def _keeps(mount: Object, omitted: Omitted, builder: SpecBuilder) -> bool:
 
 
 def _with_own_volume(body: Object) -> dict[str, Any]:
-    """Rename a volume, or that of a mount, if the operator has one of that name."""
     name = name_of(body)
     return {**body, "name": f"{name}-volume" if name in OWN_VOLUMES else name}
 
 
 def _volumes(pod: Object, users: Iterable[Object]) -> list[dict[str, Any]]:
-    """Return the volumes that these containers use, and those that no container used before."""
     before = [*objects(pod, "containers"), *objects(pod, "initContainers")]
     mounted = {name_of(mount) for container in before for mount in objects(container, "volumeMounts")}
     used = {name_of(mount) for user in users for mount in objects(user, "volumeMounts")}

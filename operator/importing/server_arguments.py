@@ -20,25 +20,18 @@ class OlderSetting:
 
     now: str = ""
     """The flag, the key of its JSON value, or the variable that says the same."""
-
     gone: str = ""
     """Why nothing is lost without it."""
-
     ask: str = ""
     """What a person can write instead."""
-
     now_of_one: str = ""
     """The flag that says the same as a single value; ``now`` if this is empty."""
-
     value: str | None = None
     """The value of its successor; its own value if this is None."""
-
     takes: str = "1"
     """How many values follow a flag: 0, 1, ? (0 or 1) or +."""
-
     default: tuple[str, ...] = ()
     """Values that mean the same as leaving it out."""
-
     allowed: tuple[str, ...] = ()
     """Values that its successor takes; any if this is empty."""
 
@@ -148,7 +141,6 @@ FLAGS: Final[Mapping[str, OlderSetting]] = {
     "--use-gpu-for-pooling-score": _gone("is for models that pool, which do not draft", "0"),
     "--use-v2-block-manager": _gone("there is one block manager now", "0"),
 }  # fmt: skip
-"""Flags by their long names; flags that became a key of --speculative-config are in speculation.py."""
 
 _ATTENTION: Final = "--attention-config"
 _KERNELS: Final = (
@@ -194,7 +186,6 @@ VARIABLES: Final[Mapping[str, OlderSetting]] = {
     "VLLM_USE_V1": _gone("there is only one engine now"),
     "VLLM_V0_USE_OUTLINES_CACHE": OlderSetting(now="VLLM_V1_USE_OUTLINES_CACHE"),
 }  # fmt: skip
-"""Environment variables."""
 
 _OF_OTHERS: Final = ("VLLM_ROCM_", "VLLM_XPU_", "VLLM_TPU_", "VLLM_XLA_", "VLLM_HPU_", "VLLM_NEURON_")
 _READ_UNLISTED: Final = frozenset({"VLLM_CUSTOM_ALLREDUCE_ALGO", "VLLM_SNAPSHOT_TIMEOUT_S"})
@@ -220,7 +211,6 @@ _SEVERAL: Final = frozenset({"", "--model", "--middleware"})
 
 _OF_GROUPS: Final = frozenset({"--node-rank", "--master-addr", "--master-port"})
 _WORDS_OF_SWITCHES: Final = {"true": True, "false": False}
-"""Values that older versions took after some switches; newer ones have ``--no-…``."""
 
 
 @dataclass(frozen=True)
@@ -229,19 +219,12 @@ class Argument:
 
     name: str
     """Long name of the flag; as written if no known version has it, and empty for the model."""
-
     values: tuple[str, ...]
     words: tuple[str, ...]
-    """As it was written."""
-
     path: tuple[str, ...] = ()
-    """Keys of a dotted path into a JSON value."""
-
     negated: bool = False
     """Whether it was written as ``--no-…``, or as the ``--disable-…`` of an ``--enable-…``."""
-
     known: bool = True
-    """Whether the profile's version has the flag."""
 
     @property
     def text(self) -> str:
@@ -273,7 +256,6 @@ def read_arguments(words: Sequence[str], profile: EngineProfile) -> list[Argumen
 
 
 def _read(words: Sequence[str], profile: EngineProfile) -> tuple[Argument, int]:
-    """Return the first argument, and its number of words."""
     spelled, equals, value = words[0].partition("=")
     name, _, dotted = spelled.partition(".")
     if name.startswith("-O"):
@@ -305,7 +287,6 @@ def _switched(given: Argument, flag: Flag) -> Argument:
 
 
 def _flag(name: str, profile: EngineProfile) -> Flag | None:
-    """Return the flag of a name or of its only completion; None for a flag of older versions."""
     # From 0.33 on, --disable-log-requests is a spelling of the default.
     known = profile.flags.get(name)
     if known and not (name in FLAGS and known.is_undone_by(name)):
@@ -415,13 +396,11 @@ def last_of_each(arguments: Sequence[Argument], builder: SpecBuilder) -> list[Ar
 
 
 def _spelled(given: Argument) -> str:
-    """Return the flag of an argument as vLLM's parser tells spellings apart."""
     spelled = given.words[0].partition("=")[0].partition(".")[0]
     return spelled.replace("_", "-") if spelled.startswith("--") else spelled
 
 
 def _replaced(whole: Argument, spelled: str, arguments: Iterable[Argument]) -> str:
-    """Return why a whole JSON value does not count, and which of its keys are lost."""
     why = f"vLLM takes {spelled}.… in its place, wherever they stand"
     again = {given.path[0] for given in arguments if given.path and given.name == whole.name}
     try:

@@ -31,23 +31,15 @@ class ServerCommand:
     """How a container starts vLLM's server."""
 
     arguments: list[str]
-    """Words after ``vllm serve``, or after the module of the server."""
-
     env: dict[str, str | None] = field(default_factory=dict)
     """Variables that the script sets for it; None for a value that only the running container knows."""
-
     program: str | None = None
-    """Path of vLLM in the image, if the command has one."""
-
     unknown: frozenset[str] = frozenset()
     """Arguments with values that only the running container knows."""
-
     used_variables: set[str] = field(default_factory=set)
     """Variables of the container that the command line names."""
-
     harmless: list[str] = field(default_factory=list)
     """Commands beside it that are left out, such as ``ulimit``, as `shown` prints them."""
-
     others: list[str] = field(default_factory=list)
     """Commands beside it that may matter, as `shown` prints them."""
 
@@ -154,8 +146,6 @@ def _words(container: Object, key: str, where: str) -> list[str]:
 
 
 def _by_kubelet(text: str, env: Mapping[str, str | None], *, unknown: str) -> str:
-    """Return a word after the kubelet; ``unknown`` is how a variable is written whose value is not in the object."""
-
     def value_of(found: re.Match[str]) -> str:
         if found[0] == "$$":
             return "$"
@@ -180,7 +170,6 @@ def _has_vllm_image(container: Object) -> bool:
 
 
 def _server_of(command: Command) -> ServerCommand | None:
-    """Return the server that one command starts, also behind exec and env."""
     words, env = list(command.words), dict(command.env)
     while words and PurePosixPath(words[0]).name in {"exec", "env"}:
         words.pop(0)
@@ -201,7 +190,6 @@ def _server_of(command: Command) -> ServerCommand | None:
 
 
 def _of_python(words: Sequence[str]) -> list[str] | None:
-    """Return the words after the server's module or file; None for another program."""
     for index, word in enumerate(words):
         if word == "-m":
             module = words[index + 1 : index + 2]

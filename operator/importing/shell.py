@@ -42,7 +42,6 @@ _BEYOND: Final = {
     "a function, an array or a subshell": re.compile(r"[()]|(?m:(?:^|;)[ \t]*function\s)"),
     "a pattern or a group": re.compile(rf"[*?]|(?<![${KUBELET_DOLLAR}])\{{"),
 }
-"""Syntax that a plain script does not have."""
 
 MAX_CHARACTERS: Final = 65_536
 _PRINTING: Final = frozenset({"echo", "printf", "export", "readonly", "declare", "local", "read"})
@@ -67,7 +66,6 @@ class Command:
     words: tuple[str, ...]
     env: Mapping[str, str | None] = field(default_factory=dict)
     """Variables that the script sets for it; None for a value that only the running container knows."""
-
     unknown: frozenset[str] = frozenset()
     """Words with values that only the running container knows."""
 

@@ -36,7 +36,6 @@ GROUPS: Final[Mapping[str, str]] = {
     "ServingRuntime": "serving.kserve.io",
     "ClusterServingRuntime": "serving.kserve.io",
 }
-"""API groups of the kinds that are read."""
 
 _CREATES: Final[Mapping[tuple[str | None, str], tuple[str, str]]] = {
     ("inference.llmkube.dev", "InferenceService"): ("Deployment", "deployment"),
@@ -127,7 +126,6 @@ def _runs_vllm(container: Object) -> bool:
 def _resolved(
     container: Object, maps: Mapping[str, Object], secrets: Mapping[str, Object], used: set[str]
 ) -> dict[str, Any]:
-    """Return a container with the variables of ConfigMaps and Secrets written out; add the ConfigMaps to ``used``."""
     from_all: list[dict[str, Any]] = []
     unread = []
     sources = container.get("envFrom")
@@ -146,7 +144,6 @@ def _resolved(
 def _of_source(
     source: Object, maps: Mapping[str, Object], secrets: Mapping[str, Object], used: set[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the variables of one envFrom, if its object is beside the server."""
     prefix = str(source.get("prefix") or "")
     config, secret = name_of(mapping(source, "configMapRef")), name_of(mapping(source, "secretRef"))
     if "configMapRef" in source and config in maps:
@@ -233,7 +230,6 @@ def read_words(words: Sequence[str]) -> Workload:
 
 
 def _without_log(line: str) -> str:
-    """Remove from the end of a line the redirections of the log, and the ``&`` of the background."""
     kept = line.rstrip(" \t")
     if kept.endswith("&") and not kept.endswith("&&"):
         kept = kept[:-1].rstrip(" \t")
@@ -256,13 +252,11 @@ _OF_KINDS: Final[Mapping[str, Callable[[Object], Workload]]] = {
     "LLMInferenceService": read_llm_inference_service,
 }
 KINDS: Final = (*_OF_KINDS, "InferenceService")
-"""Kinds of Kubernetes that can be imported."""
 
 READABLE: Final = (
     f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, docker compose, values of the production-stack chart,"
     " or a vllm serve or docker run command line"
 )
-"""Sources that can be imported, as text."""
 
 
 def read_workloads(body: Object, others: Sequence[Object] = ()) -> list[Workload]:

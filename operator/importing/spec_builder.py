@@ -62,7 +62,6 @@ def withhold_secrets(builder: "SpecBuilder") -> None:
 
 
 def _without(value: Any, path: str, builder: "SpecBuilder", flag: Any = None) -> Any:
-    """Return a value without secrets; ``flag`` is the word before it in a list."""
     if isinstance(value, dict):
         return {key: _without(part, f"{path}.{key}", builder) for key, part in value.items()}
     if isinstance(value, list):
@@ -91,7 +90,6 @@ UNDOES: Final = "it could undo what the operator sets: name its variables one by
 
 
 Object = Mapping[str, Any]
-"""Object of a manifest, with values of any kind."""
 
 
 class MigrationError(Exception):
@@ -120,9 +118,7 @@ class Setting:
     outcome: Outcome
     name: str
     """As the source has it; never the value of a secret."""
-
     result: str
-    """Field and value that it became, or why it has none."""
 
 
 _WRITERS: Final = ("deployment.kubernetes.io/", "kubectl.kubernetes.io/", "field.cattle.io/")

@@ -69,13 +69,11 @@ _GONE: Final = {
     "disable_logprobs": "log probabilities come with drafted tokens, too",
     "disable_mqa_scorer": "drafted tokens are scored in one step in any case",
 }
-"""Keys of older versions without which nothing is lost."""
 
 _SAMPLING: Final = {
     "draft_sample_method": ("speculation.draftSampling", tuple(DraftSampling)),
     "rejection_sample_method": ("speculation.rejectionSampling", tuple(RejectionSampling)),
 }
-"""Keys with their field and its values."""
 
 _LAST: Final = frozenset(
     {
@@ -92,7 +90,6 @@ class SpeculativeConfig:
 
     config: dict[str, Any] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
-    """How each key was written."""
 
     @property
     def draft(self) -> str | None:
@@ -173,7 +170,6 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
 
 
 def _method(config: dict[str, Any], profile: EngineProfile) -> str:
-    """Return the method as the engine finds it: named, by the draft's path, or a draft model."""
     named, model = str(config.get("method") or ""), str(config.get("model") or "").lower()
     if named in {"", Method.DRAFT_MODEL.value}:
         markers = {**profile.draft_path_markers, **({} if named else _HINTS)}
@@ -183,7 +179,6 @@ def _method(config: dict[str, Any], profile: EngineProfile) -> str:
 
 
 def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
-    """Take one key; if it has no field, report why, or ask if it changes how the engine drafts."""
     if key == "parallel_drafting" and isinstance(value, bool):
         builder.own(f"{what} {shown(value)}", "the operator says so of each draft whose config.json does")
     elif key == "parallel_drafting" and value is not None:
@@ -205,7 +200,6 @@ def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: Engine
 
 
 def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
-    """Pass on a key without a field if the version has it; otherwise report why not."""
     if key in _SAMPLING:
         path, words = _SAMPLING[key]
         builder.decide(f"spec.{path}", f"{what}: {shown(value)}", f"must be one of {', '.join(words)}")
@@ -229,7 +223,6 @@ def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, p
 
 
 def _of_none(profile: EngineProfile) -> str:
-    """Name the version that lacks something; for an unknown version, also the known one that it is taken for."""
     version = f"vLLM {profile.version}"
     return version if profile.tested else f"{version} is newer than all that are known, and {profile.known_as}"
 
@@ -245,7 +238,6 @@ def _take_quantization(what: str, value: Any, builder: SpecBuilder) -> None:
 
 
 def _take_draft_split(what: str, value: Any, builder: SpecBuilder) -> None:
-    """The target's own needs no field; 1 is passed on as it is, and anything else no vLLM takes."""
     if value == (builder.get("parallelism.tensor") or 1):
         builder.own(f"{what} {shown(value)}", "the draft is split as the target is")
     else:
@@ -253,7 +245,6 @@ def _take_draft_split(what: str, value: Any, builder: SpecBuilder) -> None:
 
 
 def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
-    """Take ranges without gaps: in vLLM, a range goes on until the next begins."""
     try:
         given = sorted((int(first), int(last), int(tokens)) for first, last, tokens in value)
     except (TypeError, ValueError, OverflowError):
@@ -291,7 +282,6 @@ def _take_limit(what: str, value: Any, builder: SpecBuilder) -> None:
 
 
 def _own_window(builder: SpecBuilder) -> float:
-    """Return vLLM's default of fly_window_size, which is less for few tokens."""
     tokens = builder.get("speculation.numSpeculativeTokens")
     return min(_FLY["fly_window_size"], tokens - 1) if isinstance(tokens, int) else _FLY["fly_window_size"]
 
@@ -315,7 +305,6 @@ def _json(given: Argument, builder: SpecBuilder) -> dict[str, Any]:
 
 
 def _scalar(text: str) -> Any:
-    """Return the value of a flag: a number, JSON, or text."""
     number = read_number(text)
     if number is not None:
         return number
@@ -331,7 +320,6 @@ _TAKERS: Final[Mapping[str, Callable[[str, Any, SpecBuilder], None]]] = {
     "num_speculative_tokens_per_batch_size": _take_schedule,
     "disable_by_batch_size": _take_limit,
 }
-"""Keys whose value does not simply become a field's."""
 
 _FLY: Final = {"fly_window_size": 6, "fly_entropy_threshold": 0.3, "fly_entropy_top_k": 3}
 """Parameters of rejection_sample_method fly, with vLLM's defaults (config/speculative.py)."""

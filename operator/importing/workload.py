@@ -13,40 +13,22 @@ class Workload:
     """A server: its containers, volumes and resources as a pod has them, its replicas, and how to end it."""
 
     kind: str
-    """Common name of the source, such as StatefulSet or docker run."""
-
     name: str
     pod: Object
-    """The pod's spec; of a source outside Kubernetes, the equivalent."""
-
     where: str
-    """Path of the containers in the source, for messages."""
-
     metadata: Object = field(default_factory=dict)
-    """Labels and annotations of the pods."""
-
     namespace: str | None = None
     match_labels: Object = field(default_factory=dict)
-    """Labels that the source selects its pods by."""
-
     spec: Object = field(default_factory=dict)
     """Replicas and rollout, by the names of a Deployment."""
-
     nodes: int = 1
-    """Pods of one replica."""
-
     says_gpus: bool = True
     """Whether the source says how many GPUs there are; if not, the parallelism of the server does."""
-
     outside: bool = False
     """Whether it runs outside Kubernetes, so that folders of its machine are on no node."""
-
     end: str = ""
-    """Command that ends the old server."""
-
     remove: str = ""
     """Command that removes what ``end`` leaves as a way back; empty if it leaves nothing."""
-
     remarks: Remarks = field(default_factory=Remarks)
 
 

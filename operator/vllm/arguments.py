@@ -9,13 +9,10 @@ from specdecode_operator.vllm.settings import EngineSettings, NodeGroup, Platfor
 from specdecode_operator.vllm.speculative_config import speculative_config
 
 TLS_PATH = "/etc/specdecode-tls"
-"""Where the engine finds its certificate and key in its pod."""
 
 COMPILATION_CONFIG = "--compilation-config"
-"""The flag whose JSON value says how vLLM compiles the model."""
 
 HF_OVERRIDES = "--hf-overrides"
-"""The flag whose JSON value takes the place of keys of the target's config.json."""
 
 Values = tuple[str, ...] | None
 """What follows a flag: nothing is ``()``, and None leaves the flag out."""
@@ -27,19 +24,16 @@ class Argument:
 
     flag: str
     field: str | None
-    """Field of the SpecDecodeDeployment that decides it; None: no field does."""
     values: Callable[[EngineSettings, EngineProfile], Values]
     says_more: bool = False
     """Whether it says more than the field does, so that users may write it where the field is absent."""
 
 
 def _one(value: str | float | None) -> Values:
-    """Return a single value, or None when there is none."""
     return None if value is None else (str(value),)
 
 
 def _several(ranks: int) -> Values:
-    """Return a number of ranks; one is what every version has by itself."""
     return _one(ranks) if ranks > 1 else None
 
 
@@ -50,7 +44,6 @@ def _executor(settings: EngineSettings) -> Values:
 
 
 def _in_group(value: Callable[[NodeGroup], Values]) -> Callable[[EngineSettings, EngineProfile], Values]:
-    """Return the values of an argument that only engines on several nodes get."""
     return lambda settings, _: None if settings.group is None else value(settings.group)
 
 

@@ -54,7 +54,6 @@ class Exposition:
 
     samples: list[Sample]
     gauges: frozenset[str]
-    """Names that it declares as gauges, with a sample or without."""
 
 
 def read_exposition(text: str, names: Collection[str]) -> Exposition:
@@ -76,7 +75,6 @@ def read_exposition(text: str, names: Collection[str]) -> Exposition:
 
 
 def _asked(text: str, names: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Yield the lines of some names, each with its name."""
     if text.count("\n") > _MOST_LINES:
         raise ExpositionError("more is said than an engine has to say: this is not vLLM")
     lines = characters = 0
@@ -124,11 +122,8 @@ class SpeculationReading:
     """Speculation counters since the engine started, over all its ranks."""
 
     drafts: int
-    """Proposals verified."""
     draft_tokens: int
-    """Tokens in them."""
     accepted_tokens: int
-    """Those of them that the target accepted."""
     accepted_per_position: tuple[int, ...]
     """The same by place in the proposal, first place first; K long."""
 
@@ -270,7 +265,6 @@ def names_read(profile: EngineProfile) -> frozenset[str]:
 
 
 def _by_name(page: Exposition, profile: EngineProfile) -> _Samples:
-    """Return the samples of the names read; a gauge of requests that is declared and has none is there, too."""
     names, asked = profile.metrics, names_read(profile)
     declared = page.gauges & {names.requests_running, names.requests_waiting}
     samples: defaultdict[str, list[Sample]] = defaultdict(list, {name: [] for name in declared})
@@ -300,7 +294,6 @@ def _per_position(samples: _Samples, names: MetricNames) -> tuple[int, ...]:
 
 
 def _changed_settings(samples: _Samples) -> frozenset[str] | None:
-    """Return what a page says was changed; names that nobody knows are nobody's to repeat."""
     if METRIC not in samples:
         return None
     said = {sample.labels.get(LABEL) for sample in samples[METRIC] if sample.value}
@@ -308,7 +301,6 @@ def _changed_settings(samples: _Samples) -> frozenset[str] | None:
 
 
 def _speculation_settings(samples: _Samples) -> dict[str, str]:
-    """Return what a page says of the known keys; where ranks differ, all that they say."""
     said: defaultdict[str, set[str]] = defaultdict(set)
     for sample in samples.get(SPECULATION, []):
         key, value = sample.labels.get(KEY, ""), sample.labels.get(VALUE, "")
@@ -337,7 +329,6 @@ def _total(samples: _Samples, name: str) -> int:
 
 
 def _seconds(samples: _Samples, name: str) -> float | None:
-    """Return the sum over ranks; None where the engine does not say."""
     if not samples.get(name):
         return None
     return _checked(name, sum(_checked(name, sample.value) for sample in samples[name]))
@@ -348,7 +339,6 @@ def _count(sample: Sample) -> int:
 
 
 def _smallest_label(samples: _Samples, names: MetricNames, label: str) -> float | None:
-    """Return a number that stands in a label of the cache's info metric, smallest rank's."""
     texts = [sample.labels.get(label, _UNSET) for sample in samples.get(names.cache_config, [])]
     return min((_number(label, text) for text in texts if text != _UNSET), default=None)
 

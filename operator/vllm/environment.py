@@ -39,7 +39,6 @@ the device has as much free memory as then. Each rank decides that for itself, a
 the others waiting for its part in it (vllm/v1/worker/startup_plan.py, gpu_worker.py)."""
 
 ALLOW_LONG_VARIABLE = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-"""Variable by which vLLM starts with a longer max_model_len than the model's (vllm/envs.py)."""
 
 _OWNED = {
     "HF_HUB_OFFLINE": "remove it; serving pods never download, spec.models says where models come from",

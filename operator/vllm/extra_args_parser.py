@@ -35,12 +35,10 @@ class Option:
     """One flag as it was given, with its value."""
 
     index: int
-    """Where it stands in the list."""
     flag: Flag
     spelled: str
     """Its name as written, with dashes."""
     path: str
-    """The dotted path into a JSON value that follows the name; empty without."""
     value: str
     """Its first value; empty without."""
 
@@ -62,12 +60,8 @@ class Option:
 
 @dataclass(frozen=True)
 class _Token:
-    """One argument that looks like an option."""
-
     name: str
-    """With dashes, without value and path. Only this is ever shown: the value may be a secret."""
     has_value: bool
-    """Whether a value is part of the same argument."""
     path: str
 
 
@@ -158,7 +152,6 @@ def json_or_text(text: str) -> Any:
 
 
 def _read(extra_args: Sequence[str], index: int, profile: EngineProfile, *, hints: bool) -> tuple[str | None, str, int]:
-    """Return what is wrong at ``index``, how to show it, and how many arguments it takes."""
     if not _is_option(extra_args[index]):
         return "belongs to no flag; vLLM takes no further positional argument", extra_args[index], 1
     following = _count_values(extra_args[index + 1 :])
@@ -183,7 +176,6 @@ def _read(extra_args: Sequence[str], index: int, profile: EngineProfile, *, hint
 
 
 def _read_optimization_level(extra_args: Sequence[str], index: int, following: int) -> tuple[str | None, str, int]:
-    """Read ``-O3``, ``-O=3`` or ``-O 3``, which vLLM turns into ``--optimization-level``."""
     if extra_args[index] != _OPTIMIZATION_LEVEL:
         return None, extra_args[index], 1
     if following and extra_args[index + 1] in _OPTIMIZATION_LEVELS:
@@ -199,7 +191,6 @@ def _is_option(argument: str) -> bool:
 
 
 def _count_values(arguments: Sequence[str]) -> int:
-    """Return how many arguments follow before the next option."""
     for count, argument in enumerate(arguments):
         if _is_option(argument):
             return count
@@ -219,7 +210,6 @@ def _tokenize(argument: str, profile: EngineProfile) -> _Token:
 
 
 def _find(name: str, profile: EngineProfile) -> Flag | None:
-    """Return the flag that a name stands for; None where it stands for none, or for several."""
     if name in profile.flags:
         return profile.flags[name]
     candidates = _candidates(name, profile)
@@ -227,12 +217,10 @@ def _find(name: str, profile: EngineProfile) -> Flag | None:
 
 
 def _candidates(name: str, profile: EngineProfile) -> list[str]:
-    """Return the flags that a name may be short for."""
     return [known for known in profile.flags if known.startswith(name)]
 
 
 def _why_unknown(name: str, profile: EngineProfile, *, hints: bool) -> str | None:
-    """Return what is wrong with a name that stands for no flag, or for several; None where it may be a newer one's."""
     if name == "--":
         return "ends the flags, and vLLM takes no further positional argument; remove it"
     if name in profile.removed_flags:
@@ -249,7 +237,6 @@ def _why_unknown(name: str, profile: EngineProfile, *, hints: bool) -> str | Non
 
 
 def _take_values(token: _Token, flag: Flag, following: int, remaining: int) -> tuple[str | None, int]:
-    """Return what is wrong with a flag's values, and how many arguments flag and values take."""
     if token.path and not token.has_value:
         # vLLM takes the next argument as the value, whatever it looks like.
         return (None, 2) if remaining else ("needs a value", 1)

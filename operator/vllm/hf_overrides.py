@@ -35,11 +35,9 @@ class ConfigOverrides:
     """What a spec says of the target's config.json; either of the two."""
 
     field: str
-    """Where it says so."""
     shown: str
     scaling: RopeScaling | None
     given: Mapping[str, Any]
-    """Of further arguments."""
 
     def keys(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the keys that take the place of those of a config.json.
@@ -121,7 +119,6 @@ def _refusal(field: str, shown: str, message: str) -> InvalidSpecError:
 
 
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part about the language model."""
     inner = config.get(_TEXT)
     return inner if isinstance(inner, Mapping) else config
 
@@ -138,5 +135,4 @@ def positions_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_nested(rope: Mapping[str, Any]) -> bool:
-    """Whether each type of layers has parameters of its own."""
     return any(isinstance(value, Mapping) for value in rope.values())

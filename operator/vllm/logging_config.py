@@ -41,7 +41,6 @@ CHANGED_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "draft_graphs": r"^%s draft attention \(%s\) does not support full CUDA graphs",
     }
 )
-"""Regular expressions that find the template of a log record, by our name for what is changed."""
 
 
 LOGGING_CONFIG_VARIABLE: Final = "VLLM_LOGGING_CONFIG_PATH"
@@ -49,11 +48,9 @@ LOGGING_LEVEL_VARIABLE: Final = "VLLM_LOGGING_LEVEL"
 ENGINE_CONFIG_PATH: Final = "/etc/specdecode"
 LOGGING_FILE: Final = "logging.json"
 LOGGING_CONFIG_PATH: Final = f"{ENGINE_CONFIG_PATH}/{LOGGING_FILE}"
-"""Where the engine finds the configuration in its pod."""
 
 WATCH_FILE: Final = "settings_watch.py"
 WATCH: Final = Path(settings_watch.__file__).read_text(encoding="utf-8")
-"""The script that the configuration runs from beside it."""
 
 _NOTED: Final = "/tmp/specdecode-changed-settings"  # noqa: S108  the pod's own
 _WATCHED_LEVELS: Final = ("DEBUG", "INFO", "WARNING")
@@ -109,12 +106,10 @@ def logging_config(
 
 
 def _written_to(termination_log: str, level: str) -> Mapping[str, object]:
-    """Return a handler for last words, which opens no file before the first of them."""
     handler = {"class": "logging.FileHandler", "formatter": "lastWords", "level": level}
     return {**handler, "filename": termination_log, "delay": True}
 
 
 def _watch(noted: str) -> Mapping[str, object]:
-    """Return the handler that notes what vLLM changes, and how it speculates."""
     made_by = f"{settings_watch.MODULE}.{settings_watch.Watch.__name__}"
     return {"settingsWatch": {"()": made_by, "changes": dict(CHANGED_SETTINGS), "keys": SPOKEN_KEYS, "path": noted}}

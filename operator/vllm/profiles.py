@@ -13,7 +13,6 @@ from specdecode_operator.vllm.settings import OnlineQuantization, Platform
 from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, release, version_facts
 
 KNOWN_VERSIONS = LAUNCHED_VERSIONS
-"""Versions with a profile, oldest first."""
 
 _Value = TypeVar("_Value")
 _OPPOSITES = (("--enable-", "--disable-"), ("--disable-", "--enable-"))
@@ -33,11 +32,9 @@ class Flag:
     """One option of the engine's parser."""
 
     name: str
-    """The long name, by which everybody speaks of it."""
     values: str
     """How many values follow: "0", "1", "?" (0 or 1), "*" or "+" (1 or more)."""
     aliases: tuple[str, ...] = ()
-    """Other spellings: the negation, short names."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -135,13 +132,11 @@ class EngineProfile:
     images: Mapping[Platform, str]
     """Default image; a platform without one must be given an image."""
     flags: Mapping[str, Flag]
-    """Every accepted spelling of every option."""
     removed_flags: Mapping[str, str]
     """Options that only older versions have, with what to write instead."""
     later_flags: Mapping[str, str]
     """Options that only later versions have, with the first of them."""
     speculative_keys: frozenset[str]
-    """Keys that ``--speculative-config`` may have."""
     later_speculative_keys: Mapping[str, str]
     """Keys that only later versions have, with the first of them."""
     variables: frozenset[str]
@@ -151,15 +146,12 @@ class EngineProfile:
     cache_follows_dtype: bool
     """Whether a KV cache of 16-bit floats must be of the model's own type."""
     ends_with_draft: bool
-    """Whether model runner V2 serves no longer requests than the draft reads."""
     ended_methods: Mapping[str, str]
     """Methods that only older versions have, by vLLM's names, with the one that now does best in their place."""
     flags_to_v1: frozenset[str]
-    """Flags that make model runner V1 serve what V2 would."""
     async_scheduling: Mapping[Method, bool]
     """Whether the scheduler may run ahead of the workers."""
     drafts_over_stages: Mapping[Method, bool]
-    """Whether a draft works where the target is cut into pipeline stages."""
     shortens_drafts_on_v2: frozenset[Method]
     """Methods whose draft on model runner V2 proposes fewer tokens where fewer are asked for."""
     drafts_blocks_over_copies: bool
@@ -173,7 +165,6 @@ class EngineProfile:
     default_block_sizes: Mapping[Platform, int]
     """Tokens in one KV cache block where nobody says."""
     block_size_multiples: Mapping[Platform, int]
-    """Block sizes must be multiples of this."""
     draft_path_markers: Mapping[str, str]
     """Parts of a draft's path that flip the method, with the method they flip to."""
     extra_draft_slots: Mapping[Method, DraftSlots]
@@ -223,7 +214,6 @@ def _unknown(version: str, message: str) -> UnknownEngineVersionError:
 
 @cache
 def _profile(version: str) -> EngineProfile:
-    """Return the profile that the table of versions holds for a known version."""
     facts = version_facts(version)
     percent = facts["default_memory_utilization_percent"]
     return EngineProfile(
@@ -274,7 +264,6 @@ def _flags(facts: Mapping[str, Any]) -> Mapping[str, Flag]:
 
 
 def _later_flags(version: str) -> Mapping[str, str]:
-    """Return the spellings that a version lacks and a later one has, with the first that has them."""
     flags, later = _flags(version_facts(version)), dict[str, str]()
     for known in KNOWN_VERSIONS[KNOWN_VERSIONS.index(version) + 1 :]:
         for spelling in _flags(version_facts(known)):

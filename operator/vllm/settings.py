@@ -36,7 +36,6 @@ class CpuSettings:
 
     kv_cache_gib: int
     cores: int
-    """Of the container."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,9 @@ class SpeculationSettings:
     """How the engine speculates; an engine that does not has None in its place."""
 
     method: Method
-    """Who proposes tokens; never ``Method.NONE``."""
     num_speculative_tokens: int
     schedule: tuple[ScheduleRange, ...] = ()
-    """K by the number of running requests; K above holds elsewhere."""
     draft_model: str | None = None
-    """Hub id or path as the engine sees it, for methods with a checkpoint of their own."""
     draft_is_head: bool = False
     """Whether it is made for one target, as opposed to a model of its own."""
     drafts_in_parallel: bool = False
@@ -76,16 +72,13 @@ class SpeculationSettings:
     maps_vocabulary: bool = False
     """Whether its tokens are mapped to the target's, for method draft_model."""
     draft_online_quantization: OnlineQuantization | None = None
-    """For method draft_model."""
     draft_max_model_len: int | None = None
-    """For methods with a checkpoint of their own."""
     draft_tensor_parallel_size: int | None = None
     """What to say of the draft's split; None: the target's."""
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     """Longest n-gram looked up, as the shortest for methods ngram and ngram_gpu."""
     suffix: SuffixSettings | None = None
-    """For method suffix."""
     # None: as the engine does.
     rejection_sampling: RejectionSampling | None = None
     loss_accepted: bool = False
@@ -110,12 +103,10 @@ class NodeGroup:
 
     nodes: int
     rank: str
-    """Which one this is; 0 leads."""
     leader_address: str
     leads: bool
     """Whether this one answers clients; the others only compute."""
     meeting_timeout_s: int
-    """How long they wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +131,6 @@ class EngineSettings:
     tensor_parallel_size: int
     port: int
     shutdown_timeout_s: int
-    """How long open requests may go on after TERM."""
     tls: bool = False
     """Whether it serves HTTPS, with the files of TLS_PATH."""
     pipeline_parallel_size: int = 1
@@ -158,7 +148,6 @@ class EngineSettings:
     speculation: SpeculationSettings | None = None
     cpu: CpuSettings | None = None
     extra_args: tuple[str, ...] = ()
-    """Passed as they are, after everything else."""
     group: NodeGroup | None = None
     target_on_v1: bool = False
     """Whether the version serves this target, with this method, on model runner V1 even of a GPU."""

@@ -75,7 +75,6 @@ def read_lax(key: str, value: Any) -> Any:
 
 
 Value = Callable[[EngineSettings, SpeculationSettings, EngineProfile], Any]
-"""What a key says for given settings; None leaves it out."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,6 @@ class SpeculativeKey:
 
     key: str
     field: str
-    """Field of the SpecDecodeDeployment that decides it."""
     value: Value
 
 
@@ -103,14 +101,12 @@ def _draft_quantization(_: EngineSettings, speculation: SpeculationSettings, pro
 def _draft_tensor_parallel_size(
     settings: EngineSettings, speculation: SpeculationSettings, _: EngineProfile
 ) -> int | None:
-    """Return what is asked for, or the target's; nothing for methods whose draft has no layers."""
     if speculation.method not in METHODS_WITH_LAYERS:
         return None
     return speculation.draft_tensor_parallel_size or settings.tensor_parallel_size
 
 
 def _suffix(name: str) -> Value:
-    """Return how a key reads a whole number of method suffix."""
     return lambda _s, d, _p: None if d.suffix is None else getattr(d.suffix, name)
 
 
@@ -180,7 +176,6 @@ SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
     ),
     SpeculativeKey(XPRESS_KEY, f"{_SPECULATION}.xpressTopC", lambda _s, d, _p: d.xpress_top_c),
 )
-"""Every key that the operator writes."""
 
 SPOKEN_KEYS: Final = tuple(key.key for key in SPECULATIVE_KEYS if key.key != "model")
 """Those that an engine says at /metrics: where its files lie is nobody's business."""

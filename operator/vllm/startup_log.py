@@ -87,7 +87,6 @@ class LoggedSettings:
     draft_quantization: str | None
     kv_cache_dtype: str | None
     dtype: str | None = None
-    """Of what is not quantized, as torch calls it."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,6 @@ class LoggedMemory:
     """
 
     total_bytes: int | None
-    """As CUDA reports it."""
     requested_bytes: int | None
     """The share that the engine may use."""
     model_load_bytes: int | None
@@ -120,9 +118,7 @@ class StartupLog:
     """What the log of one start says."""
 
     version: str | None
-    """Major and minor version of vLLM."""
     runner: str | None
-    """V1 or V2."""
     settings: LoggedSettings
     memory: LoggedMemory
 
@@ -169,7 +165,6 @@ def _memory(text: str) -> LoggedMemory:
 
 
 def _settings(text: str) -> LoggedSettings:
-    """From the arguments that were given, else from the configuration that came of them."""
     arguments = _given_arguments(text)
     config = _ENGINE_CONFIG.search(text)
     resolved = config[1] if config else ""
@@ -210,20 +205,16 @@ def _settings(text: str) -> LoggedSettings:
 
 @dataclass(frozen=True)
 class _Arguments:
-    """Arguments that a line of the log shows as a dictionary, read with their types checked."""
-
     values: Mapping[str, Any]
     line: int
 
     def text(self, key: str) -> str | None:
-        """Return a string; None if the key is absent."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, str):
             raise MalformedLogError(self.line, key, value, "must be a string")
         return value
 
     def whole(self, key: str) -> int | None:
-        """Return a whole number; None if the key is absent."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -233,7 +224,6 @@ class _Arguments:
         return number
 
     def decimal(self, key: str) -> float | None:
-        """Return a number; None if the key is absent."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -243,7 +233,6 @@ class _Arguments:
 
 
 def _given_arguments(text: str) -> _Arguments:
-    """Return the arguments that differ from their defaults; none if they are cut off or hold objects."""
     found = _NON_DEFAULT_ARGS.search(text)
     if not found:
         return _Arguments({}, 0)
@@ -271,7 +260,6 @@ def _speculation(arguments: _Arguments, resolved: str) -> _Arguments:
 
 
 def _value(config: str, key: str) -> str | None:
-    """The value of ``key=value`` in the configuration as vLLM prints it."""
     found = re.search(rf"(?:^|, ){key}=(?:'([^']*)'|([^,]*))", config)
     return (found[1] or found[2]) if found else None
 
@@ -281,7 +269,6 @@ def _named(value: object) -> str | None:
 
 
 def _bytes(pattern: re.Pattern[str], text: str, choose: Callable[[list[int]], int], group: int = 1) -> int | None:
-    """The size that a pattern finds, chosen among those of all ranks."""
     found = [round(_decimal(match, group, "size in GiB") * _GIB) for match in pattern.finditer(text)]
     return choose(found) if found else None
 
@@ -301,7 +288,6 @@ def _decimal(match: re.Match[str], group: int, what: str) -> float:
 
 
 def _line(match: re.Match[str], group: int) -> int:
-    """Return the number of the line in which a group begins."""
     return match.string.count("\n", 0, match.start(group)) + 1
 
 
