@@ -73,7 +73,7 @@ def _excluded(settings: EngineSettings, method: Method, profile: EngineProfile) 
         )
     if (without := _no_whole_graphs(settings, profile)) is not None:
         yield f"weighs the costs of whole CUDA graphs, which {without} leaves out; remove one of the two"
-    for flag in sorted(profile.adaptive_verification.refused_flags):
+    for flag in sorted(profile.adaptive_verification.rejected_flags):
         option = last_option(flag, settings.extra_args, profile)
         if option is not None and not option.negated:
             yield f"vLLM {version} does not combine it with engine.extraArgs {option.name}; remove one of the two"
