@@ -8,7 +8,7 @@ from typing import Any, Final
 from specdecode_operator.api.deployment import Serving
 from specdecode_operator.enums import DraftSampling, Method, RejectionSampling
 from specdecode_operator.importing.engine_fields import OF_CHECKPOINTS, OF_MODELS, read_json, read_number
-from specdecode_operator.importing.server_arguments import TYPICAL, Argument
+from specdecode_operator.importing.server_arguments import FLAGS, Argument
 from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, SpecBuilder
 from specdecode_operator.problems import MISSING, shown
 from specdecode_operator.vllm.profiles import EngineProfile
@@ -61,10 +61,11 @@ _INHERITED: Final = frozenset({"enforce_eager", "index_share_for_mtp_iteration"}
 """Switches whose absence is not false: vLLM takes the target's setting, or the checkpoint's."""
 
 
+_TYPICAL: Final = FLAGS["--spec-decoding-acceptance-method"].gone
 _GONE: Final = {
-    "acceptance_method": TYPICAL,
-    "posterior_alpha": TYPICAL,
-    "posterior_threshold": TYPICAL,
+    "acceptance_method": _TYPICAL,
+    "posterior_alpha": _TYPICAL,
+    "posterior_threshold": _TYPICAL,
     "disable_log_stats": "statistics stay on: they show whether the engine drafts",
     "disable_logprobs": "log probabilities come with drafted tokens, too",
     "disable_mqa_scorer": "drafted tokens are scored in one step in any case",

@@ -260,7 +260,8 @@ def _profile(version: str) -> EngineProfile:
         **{name: frozenset(map(Method, facts[name])) for name in _METHODS},
         **{name: frozenset(facts[name]) for name in _TEXTS},
     }
-    return EngineProfile(**other, **{name: MappingProxyType(table) for name, table in tables.items()})
+    other |= {name: MappingProxyType(table) for name, table in tables.items()}
+    return EngineProfile(**other)
 
 
 def _flags(facts: Mapping[str, Any]) -> Mapping[str, Flag]:
