@@ -84,19 +84,14 @@ def _size_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator
     in_pieces = settings.cudagraph_mode not in (None, *_WHOLE_GRAPHS) or settings.enforce_eager
     if largest is None or speculation is None or in_pieces or settings.platform is Platform.CPU:
         return
-    needed = _next_size(speculation.num_speculative_tokens + 1)
+    tokens = speculation.num_speculative_tokens + 1
+    needed = next((size for size in _SMALL_SIZES if size >= tokens), -(-tokens // _SIZES_APART) * _SIZES_APART)
     # Lengths that change leave pieces only.
     if largest < needed and not speculation.schedule and runs_on_v1(settings, profile):
         message = (
-            f"must be at least {needed}, the first size that takes the {speculation.num_speculative_tokens + 1} tokens "
-            "that one request has verified"
+            f"must be at least {needed}, the first size that takes the {tokens} tokens that one request has verified"
         )
         yield Problem(_LARGEST, str(largest), message)
-
-
-def _next_size(tokens: int) -> int:
-    """Return the first size, no smaller than so many tokens, that vLLM captures (vllm/config/vllm.py)."""
-    return next((size for size in _SMALL_SIZES if size >= tokens), -(-tokens // _SIZES_APART) * _SIZES_APART)
 
 
 def _schedule_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
@@ -170,16 +165,10 @@ def combination_problems(settings: EngineSettings, profile: EngineProfile) -> li
     return [
         *_combinations_size_problems(settings, profile),
         *_expert_problems(settings, on),
-        *_limit_problems(settings, on),
-        *_trace_problems(on),
-        *_prefill_problems(settings, given),
-        *_microbatch_problems(on),
-        *_shard_problems(settings, profile, on),
-        *_replay_problems(settings, profile, on),
-        *_stage_problems(settings, profile, on),
-        *_runner_problems(on),
-        *_tool_problems(on),
-        *(_metrics_problems(on) if speculation is None else _drafting_problems(settings, speculation, profile, on)),
+        *_limit_problems(settings, given),
+        *_runner_problems(settings, profile, on),
+        *_serving_problems(settings, on),
+        *([] if speculation is None else _drafting_problems(settings, speculation, profile, on)),
     ]
 
 
@@ -203,29 +192,24 @@ def _expert_problems(settings: EngineSettings, on: dict[str, Option]) -> Iterato
         yield _problem(option, message)
 
 
-def _limit_problems(settings: EngineSettings, on: dict[str, Option]) -> Iterator[Problem]:
+def _limit_problems(settings: EngineSettings, given: dict[str, Option]) -> Iterator[Problem]:
     """vllm/config/scheduler.py, verify_max_model_len; vllm/config/lora.py, _validate_lora_config."""
+    on = {name: option for name, option in given.items() if not option.negated}
     limits = {
         "--max-num-active-seqs": ("serving.maxNumSeqs", settings.max_num_seqs),
         "--long-prefill-token-threshold": ("serving.maxModelLen", settings.max_model_len),
     }
     for name, (field, most) in limits.items():
-        if (given := _number(on.get(name))) is not None and given > most:
+        if (value := _number(on.get(name))) is not None and value > most:
             yield _problem(on[name], f"must not be above {field}, {most}; lower it, or raise that")
     adapters, on_host = _number(on.get("--max-loras")) or 1, _number(on.get("--max-cpu-loras"))
     if "--enable-lora" in on and on_host is not None and on_host < adapters:
         yield _problem(on["--max-cpu-loras"], f"must be at least --max-loras, {adapters}; raise it, or lower that")
-
-
-def _trace_problems(on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/observability.py, _validate_tracing_config: detailed traces go to an endpoint."""
+    # vllm/config/observability.py, _validate_tracing_config: detailed traces go to an endpoint.
     option = on.get("--collect-detailed-traces")
     if option is not None and "--otlp-traces-endpoint" not in on:
         yield _problem(option, "needs --otlp-traces-endpoint URL, where traces go; add it, or remove this")
-
-
-def _prefill_problems(settings: EngineSettings, given: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/scheduler.py, verify_max_model_len: without chunks a prompt goes through one step."""
+    # vllm/config/scheduler.py, verify_max_model_len: without chunks a prompt goes through one step.
     option = given.get("--enable-chunked-prefill")
     if option is not None and option.negated and settings.max_num_batched_tokens < settings.max_model_len:
         message = (
@@ -233,64 +217,45 @@ def _prefill_problems(settings: EngineSettings, given: dict[str, Option]) -> Ite
             f"or remove {option.name}"
         )
         yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
-
-
-def _microbatch_problems(on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/vllm.py, __post_init__: microbatching only supports some all-to-all backends."""
+    # vllm/config/vllm.py, __post_init__: microbatching only supports some all-to-all backends.
     option, backend = on.get("--enable-dbo"), on.get("--all2all-backend")
     if option is not None and (backend is None or backend.value not in _MICROBATCH_BACKENDS):
         known = ", ".join(_MICROBATCH_BACKENDS)
         yield _problem(option, f"needs --all2all-backend with one of {known}; add it, or remove this")
 
 
-def _shard_problems(settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _validate_batch_sharded_sampling, and what model runner V1 does not have."""
-    option, tensor = on.get("--enable-batch-sharded-sampling"), settings.tensor_parallel_size
-    if option is None:
-        return
-    if tensor == 1:
-        yield _problem(
-            option, "shares sampling among tensor-parallel GPUs; set parallelism.tensor above 1, or remove it"
-        )
-    elif settings.max_num_seqs < tensor:
-        yield _problem(option, f"needs serving.maxNumSeqs of {tensor} or more, a request for each GPU; raise it")
-    elif runs_on_v1(settings, profile):
+def _runner_problems(settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]) -> Iterator[Problem]:
+    on_v1, tensor = runs_on_v1(settings, profile), settings.tensor_parallel_size
+    # vllm/config/vllm.py, _validate_batch_sharded_sampling, and what model runner V1 does not have.
+    if (option := on.get("--enable-batch-sharded-sampling")) is not None:
+        if tensor == 1:
+            message = "shares sampling among tensor-parallel GPUs; set parallelism.tensor above 1, or remove it"
+            yield _problem(option, message)
+        elif settings.max_num_seqs < tensor:
+            yield _problem(option, f"needs serving.maxNumSeqs of {tensor} or more, a request for each GPU; raise it")
+        elif on_v1:
+            yield _problem(option, "needs vLLM's model runner V2, and V1 serves this; remove it")
+    # vllm/config/vllm.py, _verify_trace_replay_config: trace replay requires model runner V2.
+    if (option := on.get("--enable-trace-replay")) is not None and on_v1:
         yield _problem(option, "needs vLLM's model runner V2, and V1 serves this; remove it")
-
-
-def _replay_problems(settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _verify_trace_replay_config: trace replay requires model runner V2."""
-    option = on.get("--enable-trace-replay")
-    if option is not None and runs_on_v1(settings, profile):
-        yield _problem(option, "needs vLLM's model runner V2, and V1 serves this; remove it")
-
-
-def _stage_problems(settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/vllm.py, __post_init__: pipeline parallelism with async scheduling, on model runner V1."""
-    option = on.get("--async-scheduling")
+    # vllm/config/vllm.py, __post_init__: pipeline parallelism with async scheduling, on model runner V1.
     waits = settings.pipeline_parallel_size > 1 and not profile.asynchronous_over_stages_on_v1
-    if option is not None and waits and runs_on_v1(settings, profile):
+    if (option := on.get("--async-scheduling")) is not None and waits and on_v1:
         yield _problem(option, "needs vLLM's model runner V2 over pipeline stages, and V1 serves this; remove it")
 
 
-def _runner_problems(on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/model.py: a pooling model answers no completion."""
+def _serving_problems(settings: EngineSettings, on: dict[str, Option]) -> Iterator[Problem]:
+    # vllm/config/model.py: a pooling model answers no completion.
     option = on.get("--runner")
     if option is not None and option.value not in _GENERATES:
         yield _problem(option, "turns generation off, which all else here is about; remove it")
-
-
-def _tool_problems(on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/entrypoints/launchers/cli_args.py, validate_parsed_serve_args: it takes a parser."""
+    # vllm/entrypoints/launchers/cli_args.py, validate_parsed_serve_args: it takes a parser.
     option = on.get("--enable-auto-tool-choice")
     if option is not None and "--tool-call-parser" not in on:
         yield _problem(option, "needs --tool-call-parser NAME, the form of the model's calls; add it, or remove this")
-
-
-def _metrics_problems(on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/vllm.py: per_request_spec_decode_metrics requires speculation, but for the value none."""
+    # vllm/config/vllm.py: per_request_spec_decode_metrics requires speculation, but for the value none.
     option = on.get("--per-request-spec-decode-metrics")
-    if option is not None and option.value != "none":
+    if settings.speculation is None and option is not None and option.value != "none":
         yield _problem(option, "there is no speculation to measure; remove it, or set spec.speculation")
 
 
@@ -368,12 +333,9 @@ def _problem(option: Option, message: str) -> Problem:
 
 
 def serving_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
-    """Return what the engine would refuse about model, batch, KV cache and CUDA graphs."""
+    """Return the settings of model, batch, KV cache and CUDA graphs that the engine would reject or change."""
     return [
-        *_name_problems(settings),
-        *_batch_problems(settings),
-        *_block_problems(settings, profile),
-        *_cache_problems(settings, profile),
+        *_basic_problems(settings, profile),
         *graph_problems(settings, profile),
         *combination_problems(settings, profile),
     ]
@@ -390,8 +352,7 @@ def image_problems(image: str | None, platform: Platform, profile: EngineProfile
     return [Problem("spec.engine.image", "absent", message)]
 
 
-def _name_problems(settings: EngineSettings) -> Iterator[Problem]:
-    """A value that starts with a dash would be read as a flag."""
+def _basic_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
     named = [
         ("spec.target.model", settings.model),
         *((f"spec.serving.servedModelNames[{i}]", name) for i, name in enumerate(settings.served_model_names)),
@@ -399,26 +360,17 @@ def _name_problems(settings: EngineSettings) -> Iterator[Problem]:
     for field, value in named:
         if value.startswith("-"):
             yield Problem(field, value, "must not start with a dash; vLLM would take it for a flag")
-
-
-def _batch_problems(settings: EngineSettings) -> Iterator[Problem]:
-    """vllm/config/scheduler.py: max_num_batched_tokens is at least max_num_seqs."""
+    # vllm/config/scheduler.py: max_num_batched_tokens is at least max_num_seqs.
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         message = f"must be at least serving.maxNumSeqs, {settings.max_num_seqs}: a token for each running request"
         yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
-
-
-def _cache_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _reject_mismatched_float_kv_cache."""
-    known = settings.dtype in (Dtype.FLOAT16, Dtype.FLOAT32)
-    if profile.cache_follows_dtype and known and settings.kv_cache_dtype == KvCacheDtype.BFLOAT16:
-        message = f"vLLM {profile.version} takes it with serving.dtype bfloat16 only, which is {settings.dtype} here"
-        yield Problem("spec.serving.kvCacheDtype", settings.kv_cache_dtype, f"{message}: write auto")
-
-
-def _block_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """The attention backends have no kernel for other block sizes and say so only after loading."""
+    # The attention backends have no kernel for other block sizes, and fail only after loading.
     multiple, usual = profile.block_size_multiples[settings.platform], profile.default_block_sizes[settings.platform]
     if settings.block_size % multiple:
         message = f"must be a multiple of {multiple} for accelerator type {settings.platform.upper()}, such as {usual}"
         yield Problem("spec.serving.blockSize", str(settings.block_size), message)
+    # vllm/config/vllm.py, _reject_mismatched_float_kv_cache.
+    known = settings.dtype in (Dtype.FLOAT16, Dtype.FLOAT32)
+    if profile.cache_follows_dtype and known and settings.kv_cache_dtype == KvCacheDtype.BFLOAT16:
+        message = f"vLLM {profile.version} takes it with serving.dtype bfloat16 only, which is {settings.dtype} here"
+        yield Problem("spec.serving.kvCacheDtype", settings.kv_cache_dtype, f"{message}: write auto")
