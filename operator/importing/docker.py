@@ -41,14 +41,12 @@ class _Container:
 
     def add_variable(self, name: str, value: str | None) -> None:
         """Add a variable; None is a value that only the machine has that runs it."""
-        if value is None and name in {API_KEY_VARIABLE, *TOKEN_VARIABLES}:
-            # It belongs into a Secret, wherever it comes from.
-            value = ""
-        if value is None:
+        if value is None and name not in {API_KEY_VARIABLE, *TOKEN_VARIABLES}:
             message = "has its value only on the machine that runs it: write NAME=VALUE, and import again"
             self.remarks.decide("spec.engine.env", name, message)
         else:
-            self.body.setdefault("env", []).append({"name": name, "value": _as_text(value)})
+            # A token belongs into a Secret, wherever its value comes from.
+            self.body.setdefault("env", []).append({"name": name, "value": _as_text(value or "")})
 
     def add_mount(self, source: str, target: str, *, read_only: bool) -> None:
         name = f"volume-{len(self.volumes)}"
@@ -58,6 +56,16 @@ class _Container:
         self.volumes.append({"name": name, "hostPath": {"path": path}})
         mount = {"name": name, "mountPath": target} | ({"readOnly": True} if read_only else {})
         self.body.setdefault("volumeMounts", []).append(mount)
+
+    def add_volume(self, text: str) -> None:
+        """Add a volume that is written as SOURCE:TARGET or SOURCE:TARGET:ro."""
+        source, _, rest = text.partition(":")
+        if "${" in source:
+            # A default of a variable holds a colon, too.
+            source, _, rest = text.rpartition(":/")
+            rest = f"/{rest}"
+        if target := rest.partition(":")[0]:
+            self.add_mount(source, target, read_only=rest.endswith(":ro"))
 
     def limit(self, resource: str, amount: str) -> None:
         if resource == "memory":
@@ -113,12 +121,12 @@ _DOCKER_RUN_HARMLESS: Final = frozenset(
 
 
 def is_docker_run(words: Sequence[str]) -> bool:
-    """Return whether a command starts a container."""
+    """Test whether a command starts a container."""
     return _image_options(words) is not None
 
 
 def is_of_docker(words: Sequence[str]) -> bool:
-    """Return whether a command is one of docker's own, such as docker pull."""
+    """Test whether a command is one of docker's, such as docker pull."""
     return any(PurePosixPath(word).name in _PROGRAMS for word in words[:2])
 
 
@@ -205,22 +213,6 @@ def _take(name: str, value: str, run: _Container, unknown: frozenset[str]) -> No
         run.remarks.decide("spec.podTemplate", name, message)
 
 
-def _take_env(value: str, run: _Container) -> None:
-    name, equals, text = value.partition("=")
-    run.add_variable(name, text if equals else None)
-
-
-def _take_env_file(value: str, run: _Container) -> None:
-    message = "holds variables that are not read here: write them as --env NAME=VALUE, and import again"
-    run.remarks.decide("spec.engine.env", f"--env-file {value}", message)
-
-
-def _take_volume(value: str, run: _Container) -> None:
-    source, _, rest = value.partition(":")
-    if target := rest.partition(":")[0]:
-        run.add_mount(source, target, read_only=rest.endswith(":ro"))
-
-
 def _take_mount(value: str, run: _Container) -> None:
     parts = dict(part.partition("=")[::2] for part in value.split(","))
     target = parts.get("target") or parts.get("destination") or parts.get("dst")
@@ -238,11 +230,12 @@ def _take_user(value: str, run: _Container) -> None:
         run.remarks.decide("spec.podTemplate", f"--user {value}", "a pod takes a user by number: write --user UID:GID")
 
 
+_ENV_FILE: Final = "holds variables that are not read here: write them as --env NAME=VALUE, and import again"
 _TAKERS: Final[Mapping[str, Callable[[str, _Container], None]]] = {
     "--gpus": lambda value, run: setattr(run, "gpus", gpus_of_devices(value)),
-    "--env": _take_env,
-    "--env-file": _take_env_file,
-    "--volume": _take_volume,
+    "--env": lambda value, run: run.add_variable(*(value.split("=", 1) if "=" in value else (value, None))),
+    "--env-file": lambda value, run: run.remarks.decide("spec.engine.env", f"--env-file {value}", _ENV_FILE),
+    "--volume": lambda value, run: run.add_volume(value),
     "--mount": _take_mount,
     "--memory": lambda value, run: run.limit("memory", value),
     "--cpus": lambda value, run: run.limit("cpu", value),
@@ -276,7 +269,7 @@ _READ: Final = (
 
 
 def is_compose(body: Object) -> bool:
-    """Return whether an object is a file of compose."""
+    """Test whether an object is a compose file."""
     return "kind" not in body and isinstance(body.get("services"), dict)
 
 
@@ -365,18 +358,11 @@ def _take_variables(service: Object, container: _Container, where: str) -> None:
 def _take_volumes(service: Object, container: _Container) -> None:
     given = service.get("volumes")
     for each in given if isinstance(given, list) else []:
-        if isinstance(each, dict):
-            if each.get("type") != "tmpfs" and each.get("target"):
-                source, read_only = str(each.get("source") or ""), each.get("read_only") is True
-                container.add_mount(source, str(each["target"]), read_only=read_only)
-            continue
-        source, colon, rest = str(each).partition(":")
-        if "${" in source:
-            # A default of a variable holds a colon, too.
-            source, _, rest = str(each).rpartition(":/")
-            rest = f"/{rest}"
-        if colon:
-            container.add_mount(source, rest.partition(":")[0], read_only=rest.endswith(":ro"))
+        if not isinstance(each, dict):
+            container.add_volume(str(each))
+        elif each.get("type") != "tmpfs" and each.get("target"):
+            source, read_only = str(each.get("source") or ""), each.get("read_only") is True
+            container.add_mount(source, str(each["target"]), read_only=read_only)
 
 
 def _take_resources(service: Object, container: _Container, where: str) -> None:
