@@ -35,17 +35,14 @@ def read_stateful_set(body: Object) -> Workload:
     if spec.get("updateStrategy"):
         remarks.own("updateStrategy", ROLLS_OUT)
     claims = [name_in(each) for each in objects(spec, "volumeClaimTemplates")]
+    containers = objects(mapping(mapping(spec, "template"), "spec"), "containers")
+    mounts = [each for container in containers for each in objects(container, "volumeMounts")]
     message = "gives each pod a claim of its own: name one that all replicas can read in spec.models, or use the hub"
     for claim in claims:
-        if not _is_cache(claim, mapping(mapping(spec, "template"), "spec")):
+        paths = [str(each.get("mountPath")).rstrip("/") for each in mounts if name_of(each) == claim]
+        if not all(any(f"{cache}/".startswith(f"{path}/") for cache in USUAL_CACHES) for path in paths):
             remarks.decide("spec.models", f"volumeClaimTemplates {claim}", message)
     return _of_template(body, spec, remarks, [{"name": claim, "emptyDir": {}} for claim in claims])
-
-
-def _is_cache(claim: str, pod: Object) -> bool:
-    mounts = [each for container in objects(pod, "containers") for each in objects(container, "volumeMounts")]
-    paths = [str(each.get("mountPath")).rstrip("/") for each in mounts if name_of(each) == claim]
-    return all(any(f"{cache}/".startswith(f"{path}/") for cache in USUAL_CACHES) for path in paths)
 
 
 def read_pod(body: Object) -> Workload:
@@ -171,30 +168,26 @@ def is_production_stack(body: Object) -> bool:
 
 def read_production_stack(body: Object) -> list[Workload]:
     """Return the server of each model that is not turned off."""
-    common = mapping(body, _SECTION)
-    return [
-        _read(index, model, common)
-        for index, model in enumerate(objects(common, "modelSpec"))
-        if model.get("enabled") is not False
-    ]
-
-
-def _read(index: int, model: Object, common: Object) -> Workload:
-    where = f"{_SECTION}.modelSpec[{index}]"
-    name = str(model.get("name") or "vllm")
-    deployment = f"deployment/{shlex.quote(f'RELEASE-{name}-deployment-vllm')}"
-    return Workload(
-        kind="production-stack model",
-        name=name,
-        pod=_pod(name, model, common),
-        where=where,
-        metadata={"labels": mapping(common, "labels"), "annotations": mapping(model, "podAnnotations")},
-        match_labels=mapping(common, "labels"),
-        spec={"strategy": mapping(common, "strategy"), "replicas": model.get("replicaCount", 1)},
-        end=f"kubectl scale {deployment} --replicas=0",
-        remove=f"helm upgrade RELEASE CHART -f VALUES, without {where}",
-        remarks=_remarks(model, common, where),
-    )
+    common, found = mapping(body, _SECTION), []
+    for index, model in enumerate(objects(common, "modelSpec")):
+        if model.get("enabled") is False:
+            continue
+        where, name = f"{_SECTION}.modelSpec[{index}]", str(model.get("name") or "vllm")
+        deployment = f"deployment/{shlex.quote(f'RELEASE-{name}-deployment-vllm')}"
+        workload = Workload(
+            kind="production-stack model",
+            name=name,
+            pod=_pod(name, model, common),
+            where=where,
+            metadata={"labels": mapping(common, "labels"), "annotations": mapping(model, "podAnnotations")},
+            match_labels=mapping(common, "labels"),
+            spec={"strategy": mapping(common, "strategy"), "replicas": model.get("replicaCount", 1)},
+            end=f"kubectl scale {deployment} --replicas=0",
+            remove=f"helm upgrade RELEASE CHART -f VALUES, without {where}",
+            remarks=_remarks(model, common, where),
+        )
+        found.append(workload)
+    return found
 
 
 def _remarks(model: Object, common: Object, where: str) -> Remarks:
@@ -228,6 +221,14 @@ def _pod(name: str, model: Object, common: Object) -> dict[str, Any]:
         *objects(common, "env"),
         *objects(model, "env"),
     ]
+    resources = {}
+    for kind, word in (("requests", "request"), ("limits", "limit")):
+        keys = {"cpu": f"{word}CPU", "memory": f"{word}Memory"}
+        amounts = {resource: plain_text(model[key]) for resource, key in keys.items() if model.get(key)}
+        if model.get("requestGPU"):
+            amounts[str(model.get("requestGPUType") or GPU_RESOURCE)] = plain_text(model["requestGPU"])
+        if amounts:
+            resources[kind] = amounts
     mounts, volumes = objects(model, "extraVolumeMounts"), objects(model, "extraVolumes")
     if _has_claim(model):
         claim = model.get("pvcExistingClaimName") or f"RELEASE-{name}-storage-claim"
@@ -240,7 +241,7 @@ def _pod(name: str, model: Object, common: Object) -> dict[str, Any]:
         "command": ["vllm", "serve"],
         "args": list(_arguments(model, common)),
         "env": env,
-        "resources": mapping(model, "resources") or _resources(model),
+        "resources": mapping(model, "resources") or resources,
         "volumeMounts": mounts,
         "securityContext": mapping(common, "containerSecurityContext"),
     }
@@ -294,15 +295,3 @@ def _arguments(model: Object, common: Object) -> Iterator[str]:
     yield from texts(config, "extraArgs")
     if model.get("modelRevision"):
         yield from ("--revision", str(model["modelRevision"]))
-
-
-def _resources(model: Object) -> dict[str, Any]:
-    found = {}
-    for kind, word in (("requests", "request"), ("limits", "limit")):
-        keys = {"cpu": f"{word}CPU", "memory": f"{word}Memory"}
-        amounts = {name: plain_text(model[key]) for name, key in keys.items() if model.get(key)}
-        if model.get("requestGPU"):
-            amounts[str(model.get("requestGPUType") or GPU_RESOURCE)] = plain_text(model["requestGPU"])
-        if amounts:
-            found[kind] = amounts
-    return found

@@ -135,17 +135,13 @@ def _read(words: Sequence[str], profile: EngineProfile) -> tuple[Argument, int]:
     if flag is None:
         return Argument(name, values, written, path, known=False), len(written)
     given = Argument(flag.name, values, written, path, flag.is_undone_by(name))
-    return (_switched(given, flag) if flag.values == "0" and values and not path else given), len(written)
-
-
-def _switched(given: Argument, flag: Flag) -> Argument:
-    """Rewrite a switch that has a word for on or off."""
-    on = _WORDS_OF_SWITCHES.get(given.value.lower())
-    if on is None:
-        return given
-    # Without a name for off, off has no words.
-    off = tuple(name for name in flag.aliases if flag.is_undone_by(name))[:1]
-    return replace(given, values=(), words=(flag.name,) if on != given.negated else off, negated=on == given.negated)
+    on = _WORDS_OF_SWITCHES.get(given.value.lower()) if flag.values == "0" and not path else None
+    if on is not None:
+        # A switch with a word for on or off. Without a name for off, off has no words.
+        off = tuple(name for name in flag.aliases if flag.is_undone_by(name))[:1]
+        said = (flag.name,) if on != given.negated else off
+        given = replace(given, values=(), words=said, negated=on == given.negated)
+    return given, len(written)
 
 
 def _flag(name: str, profile: EngineProfile) -> Flag | None:

@@ -104,12 +104,16 @@ def with_values(workload: Workload, others: Sequence[Object]) -> Workload:
     )
     if not maps and not secrets:
         return workload
+
+    def runs_vllm(container: Object) -> bool:
+        return any("vllm" in str(container.get(key)).lower() for key in ("image", "command", "args"))
+
     pod, used = dict(workload.pod), set[str]()
     for key in ("containers", "initContainers"):
         if isinstance(pod.get(key), list):
             pod[key] = [
                 _resolved(each, maps, secrets, used)
-                if isinstance(each, dict) and (key == "initContainers" or _runs_vllm(each))
+                if isinstance(each, dict) and (key == "initContainers" or runs_vllm(each))
                 else each
                 for each in pod[key]
             ]
@@ -119,22 +123,27 @@ def with_values(workload: Workload, others: Sequence[Object]) -> Workload:
     return replace(workload, pod=pod)
 
 
-def _runs_vllm(container: Object) -> bool:
-    return any("vllm" in str(container.get(key)).lower() for key in ("image", "command", "args"))
-
-
 def _resolved(
     container: Object, maps: Mapping[str, Object], secrets: Mapping[str, Object], used: set[str]
 ) -> dict[str, Any]:
     from_all: list[dict[str, Any]] = []
-    unread = []
+    unread, own = [], []
     sources = container.get("envFrom")
     for source in sources if isinstance(sources, list) else []:
         found = list(_of_source(source, maps, secrets, used)) if isinstance(source, dict) else []
         from_all += found
         if not found:
             unread.append(source)
-    own = [_of_variable(each, maps, used) for each in objects(container, "env")]
+    for each in objects(container, "env"):
+        reference = mapping(mapping(each, "valueFrom"), "configMapKeyRef")
+        name, key = name_of(reference), str(reference.get("key"))
+        values = mapping(maps.get(name, {}), "data") if reference else {}
+        if key in values:
+            used.add(name)
+            # The kubelet reads two dollars as one: a value of a ConfigMap is text.
+            own.append({"name": name_of(each), "value": str(values[key]).replace("$(", "$$(")})
+        else:
+            own.append(each)
     names = {name_of(each) for each in own}
     env = [*(each for each in from_all if each["name"] not in names), *own]
     rest = {key: value for key, value in container.items() if key not in ("env", "envFrom")}
@@ -153,17 +162,6 @@ def _of_source(
     elif "secretRef" in source and secret in secrets:
         for key in {**mapping(secrets[secret], "data"), **mapping(secrets[secret], "stringData")}:
             yield {"name": f"{prefix}{key}", "valueFrom": {"secretKeyRef": {"name": secret, "key": str(key)}}}
-
-
-def _of_variable(variable: dict[str, Any], maps: Mapping[str, Object], used: set[str]) -> dict[str, Any]:
-    reference = mapping(mapping(variable, "valueFrom"), "configMapKeyRef")
-    name, key = name_of(reference), str(reference.get("key"))
-    values = mapping(maps.get(name, {}), "data") if reference else {}
-    if key not in values:
-        return variable
-    used.add(name)
-    # The kubelet reads two dollars as one: a value of a ConfigMap is text.
-    return {"name": name_of(variable), "value": str(values[key]).replace("$(", "$$(")}
 
 
 _STARTS: Final = re.compile(

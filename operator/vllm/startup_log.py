@@ -8,6 +8,7 @@ printed in GiB with two decimals.
 import ast
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -205,6 +206,8 @@ def _settings(text: str) -> LoggedSettings:
 
 @dataclass(frozen=True)
 class _Arguments:
+    """Arguments that a line of the log shows as a dictionary; getters check types, and return None for absent keys."""
+
     values: Mapping[str, Any]
     line: int
 
@@ -216,10 +219,8 @@ class _Arguments:
 
     def whole(self, key: str) -> int | None:
         value = self.values.get(key)
-        if value is None:
-            return None
         number = whole_number(value)
-        if number is None:
+        if value is not None and number is None:
             raise MalformedLogError(self.line, key, value, f"must be a whole number of at most {MOST_DIGITS} digits")
         return number
 
@@ -233,30 +234,26 @@ class _Arguments:
 
 
 def _given_arguments(text: str) -> _Arguments:
+    """Return the arguments that differ from their defaults; none if they are cut off or hold objects."""
     found = _NON_DEFAULT_ARGS.search(text)
-    if not found:
-        return _Arguments({}, 0)
-    line = _line(found, 1)
-    try:
-        given = ast.literal_eval(found[1])
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return _Arguments({}, line)
-    return _Arguments(given if isinstance(given, dict) else {}, line)
+    given: Any = None
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        given = ast.literal_eval(found[1]) if found else None
+    return _Arguments(given if isinstance(given, dict) else {}, _line(found, 1) if found else 0)
 
 
 def _speculation(arguments: _Arguments, resolved: str) -> _Arguments:
     config = arguments.values.get("speculative_config")
     if config is not None and not isinstance(config, dict):
         raise MalformedLogError(arguments.line, "speculative_config", config, "must be a dictionary")
-    asked: Mapping[str, Any] = config or {}
-    found = _SPECULATIVE_CONFIG.search(resolved)
-    if found:
+    values: Mapping[str, Any] = {"method": "none"} if "speculative_config=None" in resolved else {}
+    if found := _SPECULATIVE_CONFIG.search(resolved):
         draft = None if found["method"] in {"ngram", "ngram_gpu", "suffix"} else found["model"]
         read = {"method": found["method"], "model": draft, "num_speculative_tokens": found["tokens"]}
-        return replace(arguments, values={**asked, **read})
-    if asked:
-        return replace(arguments, values={"method": "draft_model", **asked})
-    return replace(arguments, values={"method": "none"} if "speculative_config=None" in resolved else {})
+        values = {**(config or {}), **read}
+    elif config:
+        values = {"method": "draft_model", **config}
+    return replace(arguments, values=values)
 
 
 def _value(config: str, key: str) -> str | None:
