@@ -10,8 +10,15 @@ from typing import Any, Final
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
 from specdecode_operator.importing.engine_container import TOKEN_VARIABLES
 from specdecode_operator.importing.shell import Command
-from specdecode_operator.importing.spec_builder import OWN_GRACE, OWN_PROBES, MigrationError, Object, Remarks
-from specdecode_operator.importing.workload import Workload, operand, plain_text
+from specdecode_operator.importing.spec_builder import (
+    SOURCE_KEYS,
+    MigrationError,
+    Object,
+    Remarks,
+    Workload,
+    operand,
+    plain_text,
+)
 from specdecode_operator.untrusted import mapping, objects, texts, whole_number
 from specdecode_operator.vllm.environment import API_KEY_VARIABLE
 
@@ -19,11 +26,6 @@ _MOST_USER_ID: Final = 2**31 - 1
 """Largest runAsUser and runAsGroup that Kubernetes takes (IsValidUserID of k8s.io/apimachinery)."""
 
 _OF_MACHINE: Final = "is for the machine that runs it: a pod has its own"
-_SHARED_MEMORY: Final = "the operator mounts shared memory itself"
-_RESTART: Final = "the kubelet starts an engine again that ends"
-_RUNTIME: Final = "pods get their GPUs from the device plugin"
-_PORTS: Final = "the one port is spec.serving.port, behind a Service"
-_NAME: Final = "the object has a name of its own"
 
 
 def _as_text(word: str) -> str:
@@ -87,37 +89,7 @@ def gpus_of_devices(value: str) -> int | None:
 
 
 _PROGRAMS: Final = frozenset({"docker", "podman", "nerdctl"})
-_SWITCHES: Final = frozenset(
-    {
-        "--detach", "--disable-content-trust", "--help", "--init", "--interactive", "--no-healthcheck",
-        "--oom-kill-disable", "--privileged", "--publish-all", "--quiet", "--read-only", "--replace", "--rm",
-        "--sig-proxy", "--tty",
-    }
-)  # fmt: skip
-_LETTERS: Final = {
-    "a": "--attach", "c": "--cpu-shares", "d": "--detach", "e": "--env", "h": "--hostname", "i": "--interactive",
-    "l": "--label", "m": "--memory", "P": "--publish-all", "p": "--publish", "q": "--quiet", "t": "--tty",
-    "u": "--user", "v": "--volume", "w": "--workdir",
-}  # fmt: skip
-_OF_OPERATOR: Final = {
-    "--shm-size": _SHARED_MEMORY,
-    "--ipc": _SHARED_MEMORY,
-    "--restart": _RESTART,
-    "--runtime": _RUNTIME,
-    "--publish": _PORTS,
-    "--name": _NAME,
-    "--health-cmd": OWN_PROBES,
-    "--stop-timeout": OWN_GRACE,
-}
-_DOCKER_RUN_HARMLESS: Final = frozenset(
-    {
-        "--add-host", "--attach", "--cpu-shares", "--detach", "--disable-content-trust", "--dns", "--expose",
-        "--health-interval", "--health-retries", "--health-start-period", "--health-timeout", "--hostname", "--init",
-        "--interactive", "--label", "--log-driver", "--log-opt", "--memory-swap", "--net", "--network",
-        "--no-healthcheck", "--platform", "--publish-all", "--pull", "--quiet", "--replace", "--rm", "--sig-proxy",
-        "--tty", "--ulimit",
-    }
-)  # fmt: skip
+_RUN: Final = SOURCE_KEYS["docker run"]
 
 
 def is_docker_run(words: Sequence[str]) -> bool:
@@ -179,14 +151,14 @@ def _option(words: list[str]) -> Iterator[tuple[str, str]]:
     word = words.pop(0)
     if word.startswith("--"):
         name, equals, value = word.partition("=")
-        if not equals and name not in _SWITCHES and words:
+        if not equals and name not in _RUN["switches"] and words:
             value = words.pop(0)
         yield name, value
         return
     letters = word[1:]
     while letters:
-        name, letters = _LETTERS.get(letters[0], f"-{letters[0]}"), letters[1:]
-        if name in _SWITCHES:
+        name, letters = _RUN["letters"].get(letters[0], f"-{letters[0]}"), letters[1:]
+        if name in _RUN["switches"]:
             yield name, ""
             continue
         # The rest is the letter's value; an unknown letter takes no further word.
@@ -201,12 +173,12 @@ def _take(name: str, value: str, run: _Container, unknown: frozenset[str]) -> No
         run.add_variable(value.partition("=")[0], None)
     elif is_unknown and name != "--volume":
         run.remarks.decide("command line", name, "has its value only where it runs: write it out, and import again")
-    elif name in _TAKERS or name in _OF_OPERATOR:
+    elif name in _TAKERS or name in _RUN["own"]:
         if name in _TAKERS:
             _TAKERS[name](value, run)
-        if name in _OF_OPERATOR:
-            run.remarks.own(name, _OF_OPERATOR[name])
-    elif name in _DOCKER_RUN_HARMLESS:
+        if name in _RUN["own"]:
+            run.remarks.own(name, _RUN["own"][name])
+    elif name in _RUN["dropped"]:
         run.remarks.drop(name, _OF_MACHINE)
     else:
         message = "gives the container what a pod of the operator has not: say it in podTemplate, or remove it"
@@ -247,25 +219,7 @@ _TAKERS: Final[Mapping[str, Callable[[str, _Container], None]]] = {
 
 
 _RESOLVE: Final = "docker compose config writes it out: import what that prints"
-_COMPOSE_OF_OPERATOR: Final = {
-    "container_name": _NAME,
-    "depends_on": "an engine waits for nothing but its models",
-    "healthcheck": OWN_PROBES,
-    "ipc": _SHARED_MEMORY,
-    "ports": _PORTS,
-    "restart": _RESTART,
-    "runtime": _RUNTIME,
-    "shm_size": _SHARED_MEMORY,
-    "stop_grace_period": OWN_GRACE,
-}
-_HARMLESS: Final = (
-    "dns", "expose", "extra_hosts", "hostname", "init", "labels", "logging", "network_mode", "networks", "platform",
-    "profiles", "pull_policy", "stdin_open", "stop_signal", "tty", "ulimits",
-)  # fmt: skip
-_READ: Final = (
-    "command", "cpus", "deploy", "entrypoint", "env_file", "environment", "gpus", "image", "mem_limit", "scale",
-    "user", "volumes", "working_dir",
-)  # fmt: skip
+_COMPOSE: Final = SOURCE_KEYS["docker compose"]
 
 
 def is_compose(body: Object) -> bool:
@@ -300,11 +254,11 @@ def _read(name: str, service: Object) -> Workload:
         remarks.decide("spec.podTemplate", f"{where}.user", "a pod takes a user by number: write it so")
     _take_resources(service, container, where)
     for key in service:
-        if key in _COMPOSE_OF_OPERATOR:
-            remarks.own(f"{where}.{key}", _COMPOSE_OF_OPERATOR[key])
-        elif key in _HARMLESS:
+        if key in _COMPOSE["own"]:
+            remarks.own(f"{where}.{key}", _COMPOSE["own"][key])
+        elif key in _COMPOSE["dropped"]:
             remarks.drop(f"{where}.{key}", _OF_MACHINE)
-    remarks.ask_for_rest(service, (*_READ, *_COMPOSE_OF_OPERATOR, *_HARMLESS), where)
+    remarks.ask_for_rest(service, (*_COMPOSE["read"], *_COMPOSE["own"], *_COMPOSE["dropped"]), where)
     replicas = mapping(service, "deploy").get("replicas", service.get("scale"))
     return Workload(
         kind="docker compose",

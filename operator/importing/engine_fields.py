@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from decimal import ROUND_FLOOR, Decimal
 from typing import Any, Final
 
@@ -126,7 +127,7 @@ _JSON_LEVELS: Final = 16
 def take_flags(
     flags: list[Argument], builder: SpecBuilder, profile: EngineProfile, secrets: Mapping[str, dict[str, str]]
 ) -> list[Argument]:
-    """Take each flag to its place; return those of model and speculation, which belong together.
+    """Take each flag to its place; return the flags of model and speculation, which belong together.
 
     ``secrets`` are the keys of Secrets by the variable that holds them.
     """
@@ -151,7 +152,12 @@ def take_flags(
         elif take_rope_scaling(given, model, builder):
             continue
         elif given.known and not given.path and given.name in _FIELDS:
-            _take_plain(given, builder)
+            number = read_number(given.value)
+            value = True if not given.values else given.value if number is None else number
+            if given.negated:
+                builder.own(given.text, HOLDS_ANYWAY)
+            else:
+                builder.take(given.text, _FIELDS[given.name].removeprefix("spec."), value)
         else:
             extra += _pass_on(given, builder, profile)
     if extra:
@@ -165,24 +171,19 @@ def _key_by_key(flags: list[Argument]) -> list[Argument]:
     This applies only if a key has a field: the operator then writes that key
     itself, and of two spellings vLLM would keep one (vllm/serving_rules.py).
     """
-    apart = [each for flag in flags for each in _keys(flag)]
+    apart = []
+    for given in flags:
+        values: Any = None
+        if given.name == COMPILATION_CONFIG and given.known and given.values:
+            with suppress(ValueError):
+                values = {".".join(given.path): given.value} if given.path else read_json(given.value)
+        if not isinstance(values, dict):
+            apart.append(given)
+            continue
+        for key, value in values.items():
+            name, text = f"{COMPILATION_CONFIG}.{key}", value if isinstance(value, str) else json.dumps(value)
+            apart.append(Argument(COMPILATION_CONFIG, (text,), (name, text), tuple(key.split("."))))
     return apart if any(each.path and each.path[0] in _COMPILATION_FIELDS for each in apart) else flags
-
-
-def _keys(given: Argument) -> list[Argument]:
-    if given.name != COMPILATION_CONFIG or not given.known or not given.values:
-        return [given]
-    try:
-        values = {".".join(given.path): given.value} if given.path else read_json(given.value)
-    except ValueError:
-        return [given]
-    if not isinstance(values, dict):
-        return [given]
-    keys = []
-    for key, value in values.items():
-        name, text = f"{COMPILATION_CONFIG}.{key}", value if isinstance(value, str) else json.dumps(value)
-        keys.append(Argument(COMPILATION_CONFIG, (text,), (name, text), tuple(key.split("."))))
-    return keys
 
 
 def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> list[str]:
@@ -206,15 +207,6 @@ def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> l
         builder.note(Outcome.EXTRA, given.text, "as it is")
         return list(given.words)
     return []
-
-
-def _take_plain(given: Argument, builder: SpecBuilder) -> None:
-    if given.negated:
-        builder.own(given.text, HOLDS_ANYWAY)
-    else:
-        number = read_number(given.value)
-        value = True if not given.values else given.value if number is None else number
-        builder.take(given.text, _FIELDS[given.name].removeprefix("spec."), value)
 
 
 def read_number(text: str) -> int | None:
@@ -261,14 +253,12 @@ def _take_special(given: Argument, builder: SpecBuilder) -> bool:
         case "--kv-cache-dtype", dtype if dtype not in set(KvCacheDtype):
             message = f"cannot be sized: choose one of {', '.join(KvCacheDtype)}"
             builder.decide("spec.serving.kvCacheDtype", what, message)
-        case "--dtype" | "--quantization", _:
-            _take_precision(given, builder)
         case _:
-            return False
+            return _take_precision(given, builder)
     return True
 
 
-def _take_precision(given: Argument, builder: SpecBuilder) -> None:
+def _take_precision(given: Argument, builder: SpecBuilder) -> bool:
     what = given.text
     match given.name, given.value:
         case "--dtype", "auto":
@@ -283,6 +273,9 @@ def _take_precision(given: Argument, builder: SpecBuilder) -> None:
         case "--quantization", _:
             message = "the operator quantizes while loading to FP8 only: name an INT4 checkpoint, or --quantization fp8"
             builder.decide("spec.target.quantization", what, message)
+        case _:
+            return False
+    return True
 
 
 def _take_utilization(what: str, text: str, builder: SpecBuilder) -> None:

@@ -7,13 +7,19 @@ from typing import Any, Final
 
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
 from specdecode_operator.importing.model_sources import USUAL_CACHES
-from specdecode_operator.importing.spec_builder import ROLLS_OUT, UNDOES, MigrationError, Object, Remarks, required
-from specdecode_operator.importing.workload import (
+from specdecode_operator.importing.spec_builder import (
+    ROLLS_OUT,
+    SOURCE_KEYS,
+    UNDOES,
+    MigrationError,
+    Object,
+    Remarks,
     Workload,
     kubectl,
     name_in,
     namespace_of,
     plain_text,
+    required,
 )
 from specdecode_operator.untrusted import mapping, name_of, objects, texts
 
@@ -123,42 +129,7 @@ def read_leader_worker_set(body: Object) -> Workload:
 
 _SECTION: Final = "servingEngineSpec"
 _RENDER: Final = "helm template RELEASE CHART -f VALUES writes it out: import what that prints"
-_CONFIG_FLAGS: Final = {
-    "maxModelLen": "--max-model-len",
-    "dtype": "--dtype",
-    "tensorParallelSize": "--tensor-parallel-size",
-    "maxNumSeqs": "--max-num-seqs",
-    "gpuMemoryUtilization": "--gpu-memory-utilization",
-    "maxLoras": "--max-loras",
-    "runner": "--runner",
-    "convert": "--convert",
-}
-_CONFIG_READ: Final = (
-    *_CONFIG_FLAGS, "enableChunkedPrefill", "enablePrefixCaching", "extraArgs", "v0", "prometheusMultiprocDir",
-)  # fmt: skip
-_OF_POD: Final = ("serviceAccountName", "priorityClassName", "runtimeClassName", "affinity", "nodeName")
-_OF_OPERATOR: Final = {
-    "annotations": "a Deployment of the operator has its own",
-    "pvcAccessMode": "the claim stays as it is",
-    "pvcAnnotations": "the claim stays as it is",
-    "pvcLabels": "the claim stays as it is",
-    "pvcMatchLabels": "the claim stays as it is",
-    "storageClass": "the claim stays as it is",
-    "shmSize": "the operator mounts shared memory itself",
-}
-_READ: Final = (
-    "chatTemplate", "enabled", "enableLoRA", "enableTool", "env", "envFromSecret", "extraVolumeMounts", "extraVolumes",
-    "hf_token", "imagePullSecret", "limitCPU", "limitMemory", "lmcacheConfig", "modelRevision", "modelURL", "name",
-    "nodeSelectorTerms", "podAnnotations", "pvcExistingClaimName", "pvcStorage", "replicaCount", "repository",
-    "requestCPU", "requestGPU", "requestGPUType", "requestMemory", "resources", "tag", "tolerations",
-    "tolerationsPolicy", "toolCallParser", "vllmConfig",
-)  # fmt: skip
-_COMMON_READ: Final = (
-    "containerPort", "containerSecurityContext", "enableEngine", "env", "extraPorts", "imagePullPolicy", "labels",
-    "livenessProbe", "maxUnavailablePodDisruptionBudget", "modelSpec", "readinessProbe", "runtimeClassName",
-    "schedulerName", "securityContext", "servicePort", "sidecar", "startupProbe", "strategy", "tolerations",
-    "vllmApiKey",
-)  # fmt: skip
+_STACK: Final = SOURCE_KEYS["production-stack"]
 
 
 def is_production_stack(body: Object) -> bool:
@@ -192,12 +163,12 @@ def read_production_stack(body: Object) -> list[Workload]:
 
 def _remarks(model: Object, common: Object, where: str) -> Remarks:
     remarks = Remarks()
-    for key in model:
-        if key in _OF_OPERATOR:
-            remarks.own(f"{where}.{key}", _OF_OPERATOR[key])
-    remarks.ask_for_rest(model, (*_READ, *_OF_POD, *_OF_OPERATOR), where)
-    remarks.ask_for_rest(mapping(model, "vllmConfig"), _CONFIG_READ, f"{where}.vllmConfig")
-    remarks.ask_for_rest(common, _COMMON_READ, _SECTION)
+    remarks.own_keys(model, _STACK["own"], f"{where}.")
+    remarks.ask_for_rest(model, (*_STACK["read"], *_STACK["pod"], *_STACK["own"]), where)
+    remarks.ask_for_rest(
+        mapping(model, "vllmConfig"), (*_STACK["vllm_flags"], *_STACK["vllm_config"]), f"{where}.vllmConfig"
+    )
+    remarks.ask_for_rest(common, _STACK["common"], _SECTION)
     if model.get("envFromSecret"):
         remarks.decide(f"{where}.envFromSecret", str(mapping(model, "envFromSecret").get("name")), UNDOES)
     if mapping(model, "lmcacheConfig").get("enabled"):
@@ -245,7 +216,7 @@ def _pod(name: str, model: Object, common: Object) -> dict[str, Any]:
         "volumeMounts": mounts,
         "securityContext": mapping(common, "containerSecurityContext"),
     }
-    pod = {key: model[key] for key in _OF_POD if model.get(key)} | {"containers": [container], "volumes": volumes}
+    pod = {key: model[key] for key in _STACK["pod"] if model.get(key)} | {"containers": [container], "volumes": volumes}
     if model.get("imagePullSecret"):
         pod["imagePullSecrets"] = [{"name": str(model["imagePullSecret"])}]
     pod.setdefault("runtimeClassName", common.get("runtimeClassName"))
@@ -289,7 +260,7 @@ def _arguments(model: Object, common: Object) -> Iterator[str]:
     if config:
         # The chart turns it off unless it is turned on.
         yield "--enable-prefix-caching" if config.get("enablePrefixCaching") else "--no-enable-prefix-caching"
-    for key, flag in _CONFIG_FLAGS.items():
+    for key, flag in _STACK["vllm_flags"].items():
         if key in config:
             yield from (flag, plain_text(config[key]))
     yield from texts(config, "extraArgs")

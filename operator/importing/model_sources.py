@@ -52,9 +52,7 @@ def take_speculators(
     """Return the flags with the verifier as the model if the given model is a speculators checkpoint.
 
     The head goes to ``found``, with the method and the number of tokens of its config. Without a config, a draft head
-    as the model is a decision.
-
-    Source: vllm/transformers_utils/config.py, maybe_override_with_speculators.
+    as the model is a decision (vllm/transformers_utils/config.py, maybe_override_with_speculators).
 
     Raises MigrationError if ``configs`` has a model that the server is not given.
     """
@@ -70,7 +68,17 @@ def take_speculators(
     section = mapping(config, _SPECULATORS)
     verifier = mapping(section, "verifier").get("name_or_path")
     if not isinstance(verifier, str) or not verifier:
-        _ask_for_verifier(name, builder)
+        head = next((each for each in published_heads() if each.head == name), None)
+        if head is not None:
+            message = f"is a draft head: serve {head.targets[0]} with method {head.method} and this as its draft"
+            builder.decide("spec.target.model", name, message)
+        elif "speculator" in name.lower():
+            # Such checkpoints are named org/model-speculator.eagle3.
+            message = (
+                "is a speculators head by its name: vLLM serves the model that its config.json names as verifier; give"
+                f" the file by --model-config {name}=PATH, or name that model with this as its draft"
+            )
+            builder.decide("spec.target.model", name, message)
         return list(flags)
     for key in sorted(found.config.keys() & {"method", "model"}):
         builder.drop(found.written[key], f"vLLM goes by {_SPECULATORS} of {name}")
@@ -84,20 +92,6 @@ def take_speculators(
     if builder.get("serving.servedModelNames") is None:
         builder.take("the name that clients ask for", "serving.servedModelNames", [name])
     return [replace(each, values=(verifier,)) if each is model else each for each in flags]
-
-
-def _ask_for_verifier(name: str, builder: SpecBuilder) -> None:
-    head = next((each for each in published_heads() if each.head == name), None)
-    if head is not None:
-        message = f"is a draft head: serve {head.targets[0]} with method {head.method} and this as its draft"
-        builder.decide("spec.target.model", name, message)
-    elif "speculator" in name.lower():
-        # Such checkpoints are named org/model-speculator.eagle3.
-        message = (
-            "is a speculators head by its name: vLLM serves the model that its config.json names as verifier; give the"
-            f" file by --model-config {name}=PATH, or name that model with this as its draft"
-        )
-        builder.decide("spec.target.model", name, message)
 
 
 def take_models(

@@ -190,20 +190,26 @@ def take_pod(pod: Object, container: Object, env: list[dict[str, Any]], omitted:
             sidecars.append({**each, **name} | ({"volumeMounts": mounts} if mounts else {}))
     init = [each for each in objects(pod, "initContainers") if name_of(each) not in omitted.init_containers]
     containers = [*([engine] if len(engine) > 1 else []), *sidecars]
+    # The volumes that these containers use, and those that no container used before.
+    before = [*objects(pod, "containers"), *objects(pod, "initContainers")]
+    mounted = {name_of(mount) for each in before for mount in objects(each, "volumeMounts")}
+    used = {name_of(mount) for each in (*containers, *init) for mount in objects(each, "volumeMounts")}
+    volumes = [
+        renamed
+        for volume in objects(pod, "volumes")
+        if (renamed := _with_own_volume(volume))["name"] in used or name_of(volume) not in mounted
+    ]
     parts = {
         "nodeSelector": selector,
         "tolerations": tolerations,
         "containers": containers,
         "initContainers": init,
-        "volumes": _volumes(pod, [*containers, *init]),
+        "volumes": volumes,
     }
     template |= {key: part for key, part in parts.items() if part}
     for key, part in template.items():
-        named = (
-            [name_of(each) for each in part if isinstance(each, dict) and "name" in each]
-            if isinstance(part, list)
-            else []
-        )
+        listed = part if isinstance(part, list) else []
+        named = [name_of(each) for each in listed if isinstance(each, dict) and "name" in each]
         names = f" ({', '.join(named)})" if named else ""
         grants = ",".join(dict.fromkeys(needed_grants({"spec": {key: part}}).values()))
         remark = f", where the operator allows it: --allow-pod-template={grants}" if grants else ""
@@ -222,7 +228,9 @@ def _engine(
         if key in _OF_OPERATOR:
             builder.own(key, _OF_OPERATOR[key])
         elif key == "envFrom":
-            builder.decide(f"{_TEMPLATE}.containers[engine].envFrom", _sources(container), UNDOES)
+            sources = [(each, kind) for each in objects(container, "envFrom") for kind in each if kind != "prefix"]
+            names = ", ".join(name_of(mapping(each, kind)) for each, kind in sources)
+            builder.decide(f"{_TEMPLATE}.containers[engine].envFrom", names or "nothing", UNDOES)
         elif value not in _OF_ENGINE_ANYWAY.get(key, ()):
             engine[key] = value
     owned = {GPU_RESOURCE} if on_gpu else {"cpu", "memory"}
@@ -236,11 +244,6 @@ def _engine(
     ]
     parts = {"resources": resources, "volumeMounts": mounts, "env": env}
     return engine | {key: part for key, part in parts.items() if part}
-
-
-def _sources(container: Object) -> str:
-    sources = [(each, kind) for each in objects(container, "envFrom") for kind in each if kind != "prefix"]
-    return ", ".join(name_of(mapping(each, kind)) for each, kind in sources) or "nothing"
 
 
 def _keeps(mount: Object, omitted: Omitted, builder: SpecBuilder) -> bool:
@@ -259,14 +262,3 @@ def _keeps(mount: Object, omitted: Omitted, builder: SpecBuilder) -> bool:
 def _with_own_volume(body: Object) -> dict[str, Any]:
     name = name_of(body)
     return {**body, "name": f"{name}-volume" if name in OWN_VOLUMES else name}
-
-
-def _volumes(pod: Object, users: Iterable[Object]) -> list[dict[str, Any]]:
-    before = [*objects(pod, "containers"), *objects(pod, "initContainers")]
-    mounted = {name_of(mount) for container in before for mount in objects(container, "volumeMounts")}
-    used = {name_of(mount) for user in users for mount in objects(user, "volumeMounts")}
-    return [
-        renamed
-        for volume in objects(pod, "volumes")
-        if (renamed := _with_own_volume(volume))["name"] in used or name_of(volume) not in mounted
-    ]

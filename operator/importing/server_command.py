@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final
 
-from specdecode_operator.importing.shell import KUBELET_DOLLAR, Command, ScriptError, read_script, refuse_signs, shown
+from specdecode_operator.importing.shell import KUBELET_DOLLAR, Command, ScriptError, read_script, reject_signs, shown
 from specdecode_operator.importing.spec_builder import MigrationError, Object
 from specdecode_operator.untrusted import name_of, objects
 
@@ -96,7 +96,7 @@ def container_commands(container: Object, where: str) -> list[Command]:
     written = [*command, *args]
     script_at = script_index(written)
     if script_at is not None:
-        refuse_signs(written[script_at], *(value for value in env.values() if value is not None))
+        reject_signs(written[script_at], *(value for value in env.values() if value is not None))
         return read_script(_by_kubelet(written[script_at], env, unknown=f"{KUBELET_DOLLAR}{{%s}}"), env)
     words = tuple(_by_kubelet(word, env, unknown="$(%s)") for word in written)
     unknown = [

@@ -78,8 +78,16 @@ def read_script(text: str, env: Mapping[str, str | None]) -> list[Command]:
 
     Raises ScriptError if it is more than plain commands.
     """
-    _refuse_length(text)
-    _refuse_beyond(text)
+    _reject_length(text)
+    with_double = _PART.sub(lambda found: _blank(found, keep_double=True), text)
+    plain = _PART.sub(lambda found: _blank(found, keep_double=False), text)
+    for what, pattern in _BEYOND.items():
+        # Double quotes keep a shell from all but substitutions.
+        found = pattern.search(with_double if pattern is _SUBSTITUTION else plain)
+        if found is not None:
+            sign = found[0].strip("; \t\n")
+            line = text.count("\n", 0, found.end() - len(found[0].lstrip())) + 1
+            raise ScriptError(f"line {line}, {sign}", what)
     variables, exported = dict(env), set[str]()
     commands = []
     for words in _split(text):
@@ -90,7 +98,11 @@ def read_script(text: str, env: Mapping[str, str | None]) -> list[Command]:
             # A variable that the container has is exported already.
             exported |= {name for name in assigned if exports or name in env}
             continue
-        expanded = [_expand(word, variables) for word in rest]
+        expanded = []
+        for word in rest:
+            value, known = _substitute(word, variables)
+            parts = [part for part in value.split(_BLANK) if part] if "$" in word else [value]
+            expanded.append(([part.replace(_EMPTY, "") for part in parts], known))
         command = tuple(word for part, _ in expanded for word in part)
         unknown = frozenset(word for part, known in expanded if not known for word in part)
         if command:
@@ -108,27 +120,15 @@ def shown(words: Sequence[str]) -> str:
     return f"{program} {words[1]}" if has_subcommand else program
 
 
-def refuse_signs(*texts: str) -> None:
+def reject_signs(*texts: str) -> None:
     """Raise ScriptError for the characters that stand for syntax here; no script has a use for them."""
     if any(sign in text for text in texts for sign in _SIGNS):
         raise ScriptError("the script", f"one of the private characters U+E000 to U+E00{len(_SIGNS) - 1}")
 
 
-def _refuse_length(text: str) -> None:
+def _reject_length(text: str) -> None:
     if len(text) > MAX_CHARACTERS:
         raise ScriptError(f"{len(text)} characters", f"more than {MAX_CHARACTERS} characters")
-
-
-def _refuse_beyond(text: str) -> None:
-    with_double = _PART.sub(lambda found: _blank(found, keep_double=True), text)
-    plain = _PART.sub(lambda found: _blank(found, keep_double=False), text)
-    for what, pattern in _BEYOND.items():
-        # Double quotes keep a shell from all but substitutions.
-        found = pattern.search(with_double if pattern is _SUBSTITUTION else plain)
-        if found is not None:
-            sign = found[0].strip("; \t\n")
-            line = text.count("\n", 0, found.end() - len(found[0].lstrip())) + 1
-            raise ScriptError(f"line {line}, {sign}", what)
 
 
 def _blank(found: re.Match[str], *, keep_double: bool) -> str:
@@ -188,20 +188,13 @@ def _assigned(
             known = variables if bare_names else {**variables, **assigned}
             text, is_known = _substitute(match[2].replace("$", _QUOTED), known)
             # Values that repeat themselves double with each assignment.
-            _refuse_length(text)
+            _reject_length(text)
             assigned[match[1]] = text.replace(_EMPTY, "") if is_known else None
         elif bare_names:
             assigned[word] = variables.get(word)
         else:
             return assigned, words[index:]
     return assigned, []
-
-
-def _expand(word: str, variables: Mapping[str, str | None]) -> tuple[list[str], bool]:
-    """Return the words that one word expands to, and whether all of its variables are known."""
-    text, known = _substitute(word, variables)
-    parts = [part for part in text.split(_BLANK) if part] if "$" in word else [text]
-    return [part.replace(_EMPTY, "") for part in parts], known
 
 
 def _substitute(word: str, variables: Mapping[str, str | None]) -> tuple[str, bool]:

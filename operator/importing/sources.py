@@ -22,8 +22,7 @@ from specdecode_operator.importing.kubernetes_workloads import (
 )
 from specdecode_operator.importing.server_command import is_harmless, script_index
 from specdecode_operator.importing.shell import MAX_CHARACTERS, ScriptError, read_script, shown
-from specdecode_operator.importing.spec_builder import MigrationError, Object
-from specdecode_operator.importing.workload import Workload, name_in, within
+from specdecode_operator.importing.spec_builder import MigrationError, Object, Workload, name_in, within
 from specdecode_operator.untrusted import mapping, name_of, objects
 
 GROUPS: Final[Mapping[str, str]] = {

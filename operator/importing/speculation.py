@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from specdecode_operator.importing.server_arguments import FLAGS, Argument
 from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, SpecBuilder
 from specdecode_operator.problems import MISSING, shown
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.speculative_config import read_lax, reserved_key_problem
+from specdecode_operator.vllm.speculative_config import SPECULATIVE_KEYS, read_lax, reserved_key_problem
 
 _CONFIG: Final = "--speculative-config"
 OLD_KEYS: Final = {
@@ -33,22 +34,16 @@ OLD_KEYS: Final = {
 _HINTS: Final = {"medusa": "medusa", "mlp-speculator": "mlp_speculator", "-mtp": "mtp", "-it-assistant": "mtp"}
 """Parts of a draft's name that tell its method, beside those that vLLM itself goes by."""
 
-_FIELDS: Final = {
-    "num_speculative_tokens": "speculation.numSpeculativeTokens",
-    "prompt_lookup_min": "speculation.ngram.promptLookupMin",
-    "prompt_lookup_max": "speculation.ngram.promptLookupMax",
-    "max_model_len": "speculation.draft.maxModelLen",
-    "revision": "speculation.draft.revision",
-    "suffix_decoding_max_tree_depth": "speculation.suffix.maxTreeDepth",
-    "suffix_decoding_max_cached_requests": "speculation.suffix.maxCachedRequests",
-    "use_heterogeneous_vocab": "speculation.useHeterogeneousVocab",
-    "draft_lm_head_quantization": "speculation.draftLmHeadQuantization",
-    "enable_adaptive_verification": "speculation.adaptiveVerification",
-    "xpress_topc": "speculation.xpressTopC",
-}
 _PERCENT_FIELDS: Final = {
-    "suffix_decoding_max_spec_factor": "speculation.suffix.maxSpecFactorPercent",
-    "suffix_decoding_min_token_prob": "speculation.suffix.minTokenProbabilityPercent",
+    key.key: key.field.removeprefix("spec.") for key in SPECULATIVE_KEYS if key.field.endswith("Percent")
+}
+_CONVERTED: Final = frozenset(
+    {"method", "model", "parallel_drafting", "quantization", "draft_tensor_parallel_size", "draft_sample_method"}
+    | {"rejection_sample_method", "num_speculative_tokens_per_batch_size", *_PERCENT_FIELDS}
+)
+"""Keys whose value does not simply become that of their field."""
+_FIELDS: Final = {"revision": "speculation.draft.revision"} | {
+    key.key: key.field.removeprefix("spec.") for key in SPECULATIVE_KEYS if key.key not in _CONVERTED
 }
 _OF_DRAFT: Final = frozenset(
     {"model", "max_model_len", "revision", "quantization", "draft_tensor_parallel_size", "parallel_drafting"}
@@ -125,7 +120,12 @@ def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: E
                 found.add(key, value, f"{_CONFIG} {key}", builder)
         elif given.name == _CONFIG or given.name in OLD_KEYS:
             key = given.path[0] if given.path else OLD_KEYS[given.name]
-            found.add(key, _scalar(given.value), given.shown, builder, given.path[1:])
+            value: Any = read_number(given.value)
+            if value is None:
+                value = given.value
+                with suppress(ValueError):
+                    value = read_json(given.value)
+            found.add(key, value, given.shown, builder, given.path[1:])
         elif given.name not in OF_MODELS:
             message = f"{_of_none(profile)} has no such flag: say it in --speculative-config, and import again"
             builder.decide("spec.speculation", given.shown, message)
@@ -205,7 +205,9 @@ def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, p
         path, words = _SAMPLING[key]
         builder.decide(f"spec.{path}", f"{what}: {shown(value)}", f"must be one of {', '.join(words)}")
     elif key in _FLY:
-        default = _FLY[key] if key != "fly_window_size" else _own_window(builder)
+        tokens, default = builder.get("speculation.numSpeculativeTokens"), _FLY[key]
+        if key == "fly_window_size" and isinstance(tokens, int):
+            default = min(default, tokens - 1)
         if builder.get("speculation.rejectionSampling") != RejectionSampling.FLY.value:
             builder.drop(f"{what} {shown(value)}", "is of rejection_sample_method fly alone")
         elif value == default:
@@ -282,37 +284,21 @@ def _take_limit(what: str, value: Any, builder: SpecBuilder) -> None:
     builder.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
 
 
-def _own_window(builder: SpecBuilder) -> float:
-    tokens = builder.get("speculation.numSpeculativeTokens")
-    return min(_FLY["fly_window_size"], tokens - 1) if isinstance(tokens, int) else _FLY["fly_window_size"]
-
-
 def _most_requests(builder: SpecBuilder) -> int:
     given = builder.get("serving.maxNumSeqs")
     return given if isinstance(given, int) else Serving().max_num_seqs
 
 
 def _json(given: Argument, builder: SpecBuilder) -> dict[str, Any]:
-    text = given.value
+    problem = "must be one JSON object"
     try:
-        found = read_json(text)
+        found = read_json(given.value)
     except ValueError as error:
-        builder.decide("spec.speculation", f"{_CONFIG} {text}", f"is no JSON ({error}): write one JSON object")
-        return {}
-    if not isinstance(found, dict):
-        builder.decide("spec.speculation", f"{_CONFIG} {text}", "must be one JSON object")
-        return {}
-    return {str(key).replace("-", "_"): value for key, value in found.items()}
-
-
-def _scalar(text: str) -> Any:
-    number = read_number(text)
-    if number is not None:
-        return number
-    try:
-        return read_json(text)
-    except ValueError:
-        return text
+        found, problem = None, f"is no JSON ({error}): write one JSON object"
+    if isinstance(found, dict):
+        return {str(key).replace("-", "_"): value for key, value in found.items()}
+    builder.decide("spec.speculation", f"{_CONFIG} {given.value}", problem)
+    return {}
 
 
 _TAKERS: Final[Mapping[str, Callable[[str, Any, SpecBuilder], None]]] = {
