@@ -23,9 +23,7 @@ class Knowledge(StrEnum):
     """How well sizing knows a model."""
 
     EXACT = "exact"
-    """Sizing implements its class."""
     ESTIMATED = "estimated"
-    """Read from config.json and safetensors headers; figures keep a wider margin."""
     ASSUMED = "assumed"
     """The user gives the numbers."""
 
@@ -36,7 +34,6 @@ class Objective(StrEnum):
     QUALITY = "Quality"
     """The least quantized target; the draft may be quantized harder, it cannot change the output."""
     CAPACITY = "Capacity"
-    """The most KV cache tokens for each GPU."""
     COST = "Cost"
 
 
@@ -56,7 +53,6 @@ class Slo(StrEnum):
     """What the service promises first of all."""
 
     TTFT = "TTFT"
-    """Time to the first token."""
     TPOT = "TPOT"
     THROUGHPUT = "Throughput"
 
@@ -78,12 +74,8 @@ class Method(StrEnum):
 
 
 METHODS_WITH_DRAFT: Final = (
-    Method.DRAFT_MODEL,
-    Method.EAGLE,
-    Method.EAGLE3,
-    Method.MEDUSA,
-    Method.DFLASH,
-    Method.DSPARK,
+    *(Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3),
+    *(Method.MEDUSA, Method.DFLASH, Method.DSPARK),
 )
 """Methods whose draft is a checkpoint of its own: a model that drafts, or a head that was trained for the target."""
 
@@ -93,7 +85,6 @@ METHODS_TAKING_DRAFT: Final = (*METHODS_WITH_DRAFT, Method.MTP)
 METHODS_NEEDING_DRAFT: Final = tuple(method for method in METHODS_WITH_DRAFT if method is not Method.DSPARK)
 
 METHODS_WITH_HIDDEN_STATES: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
-"""Methods whose draft reads the target's hidden states."""
 
 METHODS_OF_BLOCKS: Final = (Method.DFLASH, Method.DSPARK)
 """Methods whose draft proposes all tokens of a block in one pass."""
@@ -168,7 +159,6 @@ class PolicyAction(StrEnum):
     TURN_OFF = "TurnOff"
     TRY_AGAIN = "TryAgain"
     RESTART = "Restart"
-    """Start the engine anew whose acceptance decayed."""
 
 
 class PolicyOutcome(StrEnum):
@@ -197,10 +187,8 @@ class Quantization(StrEnum):
 
 
 METHODS_WITH_LAYERS = (*METHODS_WITH_DRAFT, Method.MTP)
-"""Methods whose draft has layers, which are split over GPUs."""
 
 METHODS_WITH_LOOKUP = (Method.NGRAM, Method.NGRAM_GPU)
-"""Methods that look the proposal up in the prompt."""
 
 METHODS_OF_FREE_LENGTH = (*METHODS_WITH_LOOKUP, Method.SUFFIX)
 """Methods that propose as many tokens as they find, in some steps none."""

@@ -114,10 +114,7 @@ def parse_json(text: str | bytes, most_bytes: int = MAX_BYTES) -> Any:
 def parse_json_values(text: str | bytes, most_bytes: int = MAX_BYTES) -> Iterator[Any]:
     """Yield the concatenated values of a text, as kubectl accepts them.
 
-    Raises
-    ------
-    UnreadableTextError
-        If one is not JSON, or is larger or deeper than allowed.
+    Raises UnreadableTextError if one is not JSON, or is larger or deeper than allowed.
     """
     check_size(text, most_bytes)
     if isinstance(text, bytes):

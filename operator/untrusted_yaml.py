@@ -43,10 +43,7 @@ _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def parse_yaml(text: str) -> Iterator[Any]:
     """Yield the documents of a text.
 
-    Raises
-    ------
-    UnreadableTextError
-        If one is not YAML, has values that JSON does not have, or is larger or deeper than allowed.
+    Raises UnreadableTextError if one is not YAML, cannot be written as JSON, or is larger or deeper than allowed.
     """
     check_size(text)
     if len(re.findall(r"^%TAG", text, flags=re.MULTILINE)) > _MAX_TAG_DIRECTIVES:

@@ -66,7 +66,6 @@ def older_variable(name: str, version: str, known: frozenset[str]) -> OlderSetti
 
 
 SECRET_FLAGS: Final = frozenset({"--api-key", "--hf-token"})
-"""Flags whose value belongs into a Secret."""
 
 _SEVERAL: Final = frozenset({"", "--model", "--middleware"})
 """Flags that may be repeated, and the model, for which vLLM has its own order."""
@@ -85,7 +84,6 @@ class Argument:
     words: tuple[str, ...]
     path: tuple[str, ...] = ()
     negated: bool = False
-    """Whether it was written as ``--no-…``, or as the ``--disable-…`` of an ``--enable-…``."""
     known: bool = True
 
     @property

@@ -37,7 +37,6 @@ class ServerCommand:
     unknown: frozenset[str] = frozenset()
     """Arguments with values that only the running container knows."""
     used_variables: set[str] = field(default_factory=set)
-    """Variables of the container that the command line names."""
     harmless: list[str] = field(default_factory=list)
     """Commands beside it that are left out, such as ``ulimit``, as `shown` prints them."""
     others: list[str] = field(default_factory=list)

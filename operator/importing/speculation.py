@@ -29,7 +29,6 @@ OLD_KEYS: Final = {
     "--ngram-prompt-lookup-max": "prompt_lookup_max",
     "--ngram-prompt-lookup-min": "prompt_lookup_min",
 }
-"""Flags that say one thing each, with the key of --speculative-config that says it now."""
 
 _HINTS: Final = {"medusa": "medusa", "mlp-speculator": "mlp_speculator", "-mtp": "mtp", "-it-assistant": "mtp"}
 """Parts of a draft's name that tell its method, beside those that vLLM itself goes by."""

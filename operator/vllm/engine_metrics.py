@@ -33,7 +33,6 @@ _MAX_SETTING_VALUES: Final = 3
 """Of one setting: the ranks of an engine are configured alike, and a hostile pod may report any number."""
 
 _UNSET: Final = "None"
-"""Label value of a setting without a value."""
 _WORD: Final = re.compile(r"[\w.+-]{1,64}", re.ASCII)
 _LABEL: Final = r'[a-zA-Z_]\w*+="[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _SAMPLE: Final = re.compile(
@@ -73,10 +72,7 @@ class Exposition:
 def read_exposition(text: str, names: Collection[str]) -> Exposition:
     """Return the samples of these names.
 
-    Raises
-    ------
-    ExpositionError
-        If one of their lines is not in Prometheus format, or the page is larger than an engine's.
+    Raises ExpositionError if one of their lines is not in Prometheus format, or the page is larger than an engine's.
     """
     if text.count("\n") > _MAX_LINES:
         raise ExpositionError(_TOO_LARGE)
@@ -176,13 +172,11 @@ class EngineReading:
     speculation: SpeculationReading | None
     """None without speculation: the engine then has no such counters."""
     generation_tokens: int
-    """Since the engine started."""
     requests_running: int
     requests_waiting: int
     changed_settings: frozenset[str] | None = None
     """Settings that the engine changed at its start, by the names in `CHANGED_SETTINGS`."""
     version: str | None = None
-    """From /version."""
     decode_steps: int | None = None
     """Steps of single requests after their first token."""
     decode_seconds: float | None = None
@@ -215,10 +209,7 @@ def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
 def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
     """Return the values of a page that was read with `names_read`, and maybe further names.
 
-    Raises
-    ------
-    UnreadableMetricsError
-        If the page is not an engine's, or holds an impossible number.
+    Raises UnreadableMetricsError if the page is not an engine's, or holds an impossible number.
     """
     names, asked = profile.metrics, names_read(profile)
     declared = page.gauges & {names.requests_running, names.requests_waiting}

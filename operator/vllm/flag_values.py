@@ -29,29 +29,17 @@ _ENV: Final = "env."
 
 @dataclass(frozen=True)
 class FlagCheck:
-    """One check that vLLM makes of a flag's value.
-
-    Attributes
-    ----------
-    source
-        File and line of the ``raise`` in vLLM 0.33, below ``vllm/``.
-    name
-        Flag, JSON key, variable or extraConfig key that the problem is reported for, as in `Given`.
-    when
-        Test of each name in `Given`: vLLM rejects what passes all of them.
-    fix
-        What is wrong and how to fix it.
-    words
-        Part of vLLM's message that no other check has; empty if the message names the flag, but not this check.
-    since
-        First vLLM version with the check.
-    """
+    """One check that vLLM makes of a flag's value."""
 
     source: str
+    """File and line of the ``raise`` in vLLM 0.33, below ``vllm/``."""
     name: str
+    """Flag, JSON key, variable or extraConfig key that the problem is reported for, as in `Given`."""
     when: Mapping[str, Any]
+    """Test of each name in `Given`: vLLM rejects values that pass all of them."""
     fix: str
     words: str = ""
+    """Part of vLLM's message that no other check has; empty if the message names the flag, but not this check."""
     since: str = KNOWN_VERSIONS[0]
     note: str = ""
 

@@ -32,7 +32,7 @@ _KEPT: Final = (_THETA, "partial_rotary_factor", "mrope_section", "mrope_interle
 
 @dataclass(frozen=True)
 class ConfigOverrides:
-    """What a spec says of the target's config.json; either of the two."""
+    """Overrides of the target's config.json: a scaling, or the JSON in further arguments."""
 
     field: str
     shown: str
@@ -42,10 +42,7 @@ class ConfigOverrides:
     def keys(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the keys that take the place of those of a config.json.
 
-        Raises
-        ------
-        InvalidSpecError
-            When the model is none that they could be said of.
+        Raises InvalidSpecError if the model is none that they could be said of.
         """
         if self.scaling is not None:
             return self._scaled(config, self.scaling)
@@ -96,10 +93,7 @@ def config_overrides(
 ) -> ConfigOverrides | None:
     """Return what a spec says of the target's config.json; None where it says nothing.
 
-    Raises
-    ------
-    InvalidSpecError
-        When it says so twice, or further arguments are no JSON object.
+    Raises InvalidSpecError if it says so twice, or further arguments are no JSON object.
     """
     given = [option for option in options(extra_args, profile) if option.flag.name == HF_OVERRIDES]
     if not given:

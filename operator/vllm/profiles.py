@@ -67,7 +67,6 @@ class MetricNames:
     finished_requests: str
     finished_reason_label: str
     time_to_first_token: str
-    """A histogram in seconds, as the next one."""
     time_per_output_token: str
     prefix_cache_queries: str
     prefix_cache_hits: str
@@ -106,7 +105,6 @@ class TargetLimits:
     with_hidden_states_over_stages: frozenset[str]
     """Alone hand them out over pipeline stages."""
     without_stages: frozenset[str]
-    """Cannot be cut into pipeline stages."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +113,7 @@ class AdaptiveVerification:
 
     methods: frozenset[Method]
     later_methods: Mapping[str, str]
-    """Methods of which only a later version can, with the first that does."""
     rejected_flags: frozenset[str]
-    """Flags that it does not go with."""
 
 
 @dataclass(frozen=True)
@@ -129,19 +125,14 @@ class EngineProfile:
     tested: bool
     """False: newer than any version we know, and the newest known profile stands in for it."""
     images: Mapping[Platform, str]
-    """Default image; a platform without one must be given an image."""
     flags: Mapping[str, Flag]
     removed_flags: Mapping[str, str]
     """Options that only older versions have, with what to write instead."""
     later_flags: Mapping[str, str]
-    """Options that only later versions have, with the first of them."""
     speculative_keys: frozenset[str]
     later_speculative_keys: Mapping[str, str]
-    """Keys that only later versions have, with the first of them."""
     variables: frozenset[str]
-    """Environment variables that it reads, by its own list of them."""
     runners: Mapping[Method, str]
-    """Model runner that speculates so on GPUs, V1 or V2."""
     cache_follows_dtype: bool
     """Whether a KV cache of 16-bit floats must be of the model's own type."""
     ends_with_draft: bool
@@ -156,20 +147,16 @@ class EngineProfile:
     drafts_blocks_over_copies: bool
     """Whether dflash and dspark start with data-parallel copies of a mixture of experts."""
     watermarked_methods: frozenset[Method]
-    """Methods whose drafted tokens may carry a watermark."""
     defaults: Mapping[str, str]
     """What an H100 or H200 gets where a flag is left out."""
     online_quantization: Mapping[OnlineQuantization, str]
-    """Value of ``--quantization`` that makes a precision while loading."""
     default_block_sizes: Mapping[Platform, int]
-    """Tokens in one KV cache block where nobody says."""
     block_size_multiples: Mapping[Platform, int]
     draft_path_markers: Mapping[str, str]
     """Parts of a draft's path that flip the method, with the method they flip to."""
     extra_draft_slots: Mapping[Method, DraftSlots]
     """Token slots a request that drafting adds to a step."""
     parallel_draft_slots: Mapping[Method, DraftSlots]
-    """The same where the draft proposes all tokens in one pass."""
     asynchronous_over_stages_on_v1: bool
     """Whether model runner V1 prepares a step while pipeline stages run another."""
     maps_vocabularies: bool
@@ -191,10 +178,7 @@ def find_profile(version: str) -> EngineProfile:
 
     A version newer than all known ones gets the newest profile, marked as not tested and without default images.
 
-    Raises
-    ------
-    UnknownEngineVersionError
-        The version is malformed or older than the oldest known one.
+    Raises UnknownEngineVersionError if the version is malformed or older than the oldest known one.
     """
     if not _VERSION.fullmatch(version):
         raise _unknown(version, "is not a vLLM version; write major and minor, such as 0.32")

@@ -68,16 +68,12 @@ class SpeculationSettings:
     draft_is_head: bool = False
     """Whether it is made for one target, as opposed to a model of its own."""
     drafts_in_parallel: bool = False
-    """Whether it proposes all tokens in one pass, as it was trained to."""
     maps_vocabulary: bool = False
-    """Whether its tokens are mapped to the target's, for method draft_model."""
     draft_online_quantization: OnlineQuantization | None = None
     draft_max_model_len: int | None = None
     draft_tensor_parallel_size: int | None = None
-    """What to say of the draft's split; None: the target's."""
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
-    """Longest n-gram looked up, as the shortest for methods ngram and ngram_gpu."""
     suffix: SuffixSettings | None = None
     # None: as the engine does.
     rejection_sampling: RejectionSampling | None = None
@@ -88,7 +84,6 @@ class SpeculationSettings:
     draft_head_quantization: DraftHeadQuantization | None = None
     xpress_top_c: int | None = None
     extra_config: str | None = None
-    """Further keys of --speculative-config, as one JSON object."""
 
 
 class ContainerVariable(str):
@@ -105,7 +100,6 @@ class NodeGroup:
     rank: str
     leader_address: str
     leads: bool
-    """Whether this one answers clients; the others only compute."""
     meeting_timeout_s: int
 
 
@@ -119,7 +113,6 @@ class EngineSettings:
     model: str
     """Hub id or path as the engine sees it."""
     served_model_names: tuple[str, ...]
-    """Names that clients may ask for; at least one."""
     # As in ``spec.serving``, with the model's own length filled in.
     max_model_len: int
     max_num_seqs: int
@@ -132,19 +125,15 @@ class EngineSettings:
     port: int
     shutdown_timeout_s: int
     tls: bool = False
-    """Whether it serves HTTPS, with the files of TLS_PATH."""
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     expert_parallel: bool = False
-    """Whether whole experts are spread over the GPUs of a stage."""
     hf_overrides: str | None = None
-    """What it is told of the target's config.json, as JSON; None: nothing."""
     dtype: Dtype = Dtype.AUTO
     online_quantization: OnlineQuantization | None = None
     enforce_eager: bool = False
     cudagraph_mode: CudagraphMode | None = None
     max_cudagraph_capture_size: int | None = None
-    """In tokens; None, as for the mode: the engine's own."""
     speculation: SpeculationSettings | None = None
     cpu: CpuSettings | None = None
     extra_args: tuple[str, ...] = ()

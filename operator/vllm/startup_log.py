@@ -100,7 +100,6 @@ class LoggedMemory:
 
     total_bytes: int | None
     requested_bytes: int | None
-    """The share that the engine may use."""
     model_load_bytes: int | None
     """Weights of target and draft, and the buffers loaded with them."""
     non_model_bytes: int | None
@@ -127,10 +126,7 @@ class StartupLog:
 def read_startup_log(text: str) -> StartupLog:
     """Return the settings and the memory in a log; every part may be missing.
 
-    Raises
-    ------
-    MalformedLogError
-        If a line that vLLM writes holds a value that vLLM cannot have written.
+    Raises MalformedLogError if a line that vLLM writes holds a value that vLLM cannot have written.
     """
     text = _COLOUR.sub("", text)
     versions = filter(None, (pattern.search(text) for pattern in _VERSIONS))
