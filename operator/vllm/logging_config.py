@@ -71,7 +71,11 @@ def logging_config(
     noted: str = _NOTED,
 ) -> str:
     """Return the content of the file that VLLM_LOGGING_CONFIG_PATH names, with the format of vllm/logger.py."""
-    watch_handler = _watch(noted) if level in _WATCHED_LEVELS else {}
+    made_by = f"{settings_watch.MODULE}.{settings_watch.Watch.__name__}"
+    handler = {"()": made_by, "changes": dict(CHANGED_SETTINGS), "keys": SPOKEN_KEYS, "path": noted}
+    watch_handler = {"settingsWatch": handler} if level in _WATCHED_LEVELS else {}
+    # With delay, the file is opened for the first record only.
+    last_words = {"class": "logging.FileHandler", "formatter": "lastWords", "filename": termination_log, "delay": True}
     config = {
         "version": 1,
         "disable_existing_loggers": False,
@@ -90,8 +94,8 @@ def logging_config(
                 "level": level,
                 "stream": "ext://sys.stdout",
             },
-            "lastWords": _written_to(termination_log, "ERROR"),
-            "coreDeath": _written_to(termination_log, "WARNING"),
+            "lastWords": last_words | {"level": "ERROR"},
+            "coreDeath": last_words | {"level": "WARNING"},
             **watch_handler,
         },
         # Not a filter: what makes filters is called first, so that the handler's class is there.
@@ -103,13 +107,3 @@ def logging_config(
         },
     }
     return json.dumps(config, sort_keys=True)
-
-
-def _written_to(termination_log: str, level: str) -> Mapping[str, object]:
-    handler = {"class": "logging.FileHandler", "formatter": "lastWords", "level": level}
-    return {**handler, "filename": termination_log, "delay": True}
-
-
-def _watch(noted: str) -> Mapping[str, object]:
-    made_by = f"{settings_watch.MODULE}.{settings_watch.Watch.__name__}"
-    return {"settingsWatch": {"()": made_by, "changes": dict(CHANGED_SETTINGS), "keys": SPOKEN_KEYS, "path": noted}}

@@ -5,7 +5,8 @@ vLLM would not start or would reject requests.
 """
 
 from collections.abc import Iterator
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final
 
 from specdecode_operator.enums import (
     METHODS_WITH_HIDDEN_STATES,
@@ -48,7 +49,7 @@ _SMALL_SIZES, _SIZES_APART = (1, 2, 4), 8
 
 
 def graph_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
-    """Return what the engine would refuse, or silently change, about CUDA graphs."""
+    """Return the settings of CUDA graphs that the engine would reject, or silently change."""
     return [
         *_needless_problems(settings),
         *_size_problems(settings, profile),
@@ -125,9 +126,8 @@ def _compilation_problems(settings: EngineSettings, profile: EngineProfile) -> I
 def _option_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
     """Whole JSON values with keys that have a field, and spellings that undo one.
 
-    vllm/utils/argparse_utils.py gathers dotted paths by the spelling of the
-    flag and passes each gathering on as a flag of its own, of which the last
-    counts: ``-cc.mode=3`` would undo what stands under the long name.
+    vllm/utils/argparse_utils.py merges dotted paths by the spelling of the flag, and the last spelling counts:
+    ``-cc.mode=3`` would undo the keys under the long name.
     """
     for option in options(settings.extra_args, profile):
         if option.flag.name != COMPILATION_CONFIG:
@@ -313,18 +313,15 @@ def _unmarked(given: list[Option], speculation: SpeculationSettings, profile: En
 
 
 def _least_probability(option: Option) -> float:
-    """Return the min_p that an option sets; 0 where it sets none, or what vLLM's parser will refuse."""
-    try:
+    value: Any = None
+    with suppress(ValueError):
         value = parse_json(option.value)
-    except ValueError:
-        return 0
     config = {option.path: value} if option.path else value
     found = config.get("min_p") if isinstance(config, dict) else None
     return found if isinstance(found, int | float) else 0
 
 
 def _number(option: Option | None) -> int | None:
-    """Return the number that an option gives; None where it gives none, or what vLLM's parser will refuse."""
     return int(option.value) if option is not None and option.value.isdecimal() else None
 
 

@@ -102,18 +102,14 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
     return [
         *_schedule(speculation),
         *_shortening(settings, speculation, profile),
-        *_parallel(speculation),
         *_vocabulary(settings, speculation, profile),
         *_head(settings, speculation, profile),
-        *_refiner(speculation, profile),
         *_draft(settings, speculation),
         *_path(settings, speculation, profile),
         *_lookup(speculation),
         *_sampling(settings, speculation, profile),
-        *_loss(settings, speculation, profile),
         *_split(settings, speculation, profile),
         *_slot(settings, speculation, profile),
-        *_asynchrony(settings, speculation, profile),
         *adaptive_problems(settings, profile),
     ]
 
@@ -163,8 +159,20 @@ def _schedule(speculation: SpeculationSettings) -> Iterator[Problem]:
             yield Problem(f"{_SCHEDULE}[{index}].from", str(part.first), message)
 
 
-def _parallel(speculation: SpeculationSettings) -> Iterator[Problem]:
-    """vllm/v1/spec_decode/llm_base_proposer.py, propose: K rows a request are read as rows of the shorter length."""
+def _shortening(
+    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
+) -> Iterator[Problem]:
+    """vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_v1 as of 0.33.
+
+    In earlier versions an assertion ends the engine at the first step with another number of tokens.
+    """
+    if speculation.schedule and speculation.method in _OF_ONE_LENGTH and runs_on_v1(settings, profile):
+        message = (
+            f"model runner V1, which runs method {speculation.method} here, cannot shorten its drafts: as of 0.33 vLLM"
+            " ignores this, and earlier versions fail at run time; remove it, or use another method"
+        )
+        yield Problem(_SCHEDULE, f"{len(speculation.schedule)} ranges", message)
+    # vllm/v1/spec_decode/llm_base_proposer.py, propose: K rows a request are read as rows of the shorter length.
     for index, part in enumerate(speculation.schedule if speculation.drafts_in_parallel else ()):
         if 0 < part.num_speculative_tokens < speculation.num_speculative_tokens:
             message = (
@@ -173,21 +181,6 @@ def _parallel(speculation: SpeculationSettings) -> Iterator[Problem]:
             )
             field = f"{_SCHEDULE}[{index}].numSpeculativeTokens"
             yield Problem(field, str(part.num_speculative_tokens), message)
-
-
-def _shortening(
-    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
-) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_v1 as of 0.33; before, nothing stood between.
-
-    An assertion then ends the engine at the first step with another number of tokens.
-    """
-    if speculation.schedule and speculation.method in _OF_ONE_LENGTH and runs_on_v1(settings, profile):
-        message = (
-            f"model runner V1, which runs method {speculation.method} here, cannot shorten its drafts: as of 0.33 vLLM"
-            " ignores this, and earlier versions fail at run time; remove it, or use another method"
-        )
-        yield Problem(_SCHEDULE, f"{len(speculation.schedule)} ranges", message)
 
 
 def _vocabulary(
@@ -214,32 +207,24 @@ def _vocabulary(
         yield Problem(field, "true", message)
 
 
-def _refiner(speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """Whether the version has it; whether the head has a refiner, the pair's rules say."""
-    if speculation.xpress_top_c is not None and XPRESS_KEY not in profile.speculative_keys:
-        message = f"vLLM {profile.version} does not have it; remove it, or set engine.version 0.33 or later"
-        yield Problem(f"{_SPECULATION}.xpressTopC", str(speculation.xpress_top_c), message)
-
-
 def _head(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
     """vllm/config/speculative.py, _verify_args; and for eagle3 spec_decode/eagle/utils.py, load_eagle_model."""
-    asked, method = speculation.draft_head_quantization, speculation.method
-    if asked is None:
-        return
-    field = f"{_SPECULATION}.draftLmHeadQuantization"
+    asked, method, message = speculation.draft_head_quantization, speculation.method, ""
+    missing = f"vLLM {profile.version} does not have it; remove it, or set engine.version 0.33 or later"
     if method not in METHODS_WITH_TARGETS_HEAD:
         message = f"method {method} has no copy of the target's output head; remove it, or use method eagle or mtp"
-        yield Problem(field, asked, message)
     elif DRAFT_HEAD_KEY not in profile.speculative_keys:
-        message = f"vLLM {profile.version} does not have it; remove it, or set engine.version 0.33 or later"
-        yield Problem(field, asked, message)
+        message = missing
     elif runs_on_v1(settings, profile):
         message = "needs vLLM's model runner V2, and V1 serves the engine here; remove it"
-        yield Problem(field, asked, message)
     elif settings.dtype is Dtype.FLOAT32:
         # layers/quantization/online/lm_head.py, _quantize_copy, after loading.
         message = "vLLM makes it of an output head of 16 bits, and serving.dtype is float32; remove one of the two"
-        yield Problem(field, asked, message)
+    if asked is not None and message:
+        yield Problem(f"{_SPECULATION}.draftLmHeadQuantization", asked, message)
+    # The pair's rules check whether the head has a refiner.
+    if speculation.xpress_top_c is not None and XPRESS_KEY not in profile.speculative_keys:
+        yield Problem(f"{_SPECULATION}.xpressTopC", str(speculation.xpress_top_c), missing)
 
 
 def _draft(settings: EngineSettings, speculation: SpeculationSettings) -> Iterator[Problem]:
@@ -315,10 +300,7 @@ def _sampling(settings: EngineSettings, speculation: SpeculationSettings, profil
     if samples and speculation.method not in METHODS_WITH_SAMPLING:
         message = f"method {speculation.method} has no draft that could sample; remove it"
         yield Problem(f"{_SPECULATION}.draftSampling", DraftSampling.PROBABILISTIC, message)
-
-
-def _loss(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """vllm/config/speculative.py, _verify_args; on the CPU vllm/v1/sample/rejection_sampler.py, __init__."""
+    # vllm/config/speculative.py, _verify_args; on the CPU vllm/v1/sample/rejection_sampler.py, __init__.
     field, asked = f"{_SPECULATION}.rejectionSampling", RejectionSampling.FLY
     if speculation.rejection_sampling is not RejectionSampling.FLY:
         if speculation.loss_accepted:
@@ -392,20 +374,15 @@ def _slot(settings: EngineSettings, speculation: SpeculationSettings, profile: E
     if settings.max_num_batched_tokens < needed:
         message = f"must be at least {needed} to verify {speculation.num_speculative_tokens} drafted tokens in one step"
         yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
+    # vllm/config/vllm.py: asked for explicitly, asynchronous scheduling fails with what drafts on the host.
+    given = last_option(_ASYNCHRONOUS, settings.extra_args, profile)
+    waits = waits_for_steps(speculation.method, profile, on_v1=runs_on_v1(settings, profile))
+    if given is not None and not given.negated and waits:
+        message = f"vLLM {profile.version} does not combine it with method {speculation.method}; remove it"
+        yield Problem(f"spec.engine.extraArgs[{given.index}]", given.name, message)
 
 
 def draft_slots(speculation: SpeculationSettings, profile: EngineProfile) -> int:
     """Return the token slots a request that drafting adds to a step."""
     slots = profile.parallel_draft_slots if speculation.drafts_in_parallel else profile.extra_draft_slots
     return slots[speculation.method].at(speculation.num_speculative_tokens)
-
-
-def _asynchrony(
-    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
-) -> Iterator[Problem]:
-    """vllm/config/vllm.py: asked for explicitly, asynchronous scheduling fails with what drafts on the host."""
-    given = last_option(_ASYNCHRONOUS, settings.extra_args, profile)
-    waits = waits_for_steps(speculation.method, profile, on_v1=runs_on_v1(settings, profile))
-    if given is not None and not given.negated and waits:
-        message = f"vLLM {profile.version} does not combine it with method {speculation.method}; remove it"
-        yield Problem(f"spec.engine.extraArgs[{given.index}]", given.name, message)
