@@ -304,8 +304,8 @@ def _without_deep(text: bytes) -> bytes:
 TOO_LARGE: Final = "tooLarge"
 """Key in the spec of an object that is not read in full; no kind has such a field. Its value is the object's size."""
 
-_MAX_LABELS: Final = 64
-_MAX_OWNERS: Final = 16
+_MOST_LABELS: Final = 64
+_MOST_OWNERS: Final = 16
 _EMPTY: Final = msgspec.Raw(b"{}")
 
 _Kind = TypeVar("_Kind", bound=msgspec.Struct)
@@ -387,8 +387,8 @@ def _stub(text: bytes) -> dict[str, Any]:
     """Return identity, status and size of an object."""
     found = _decoded(text, _Object)
     metadata = found.metadata
-    metadata.labels = dict(islice((metadata.labels or {}).items(), _MAX_LABELS))
-    metadata.owner_references = (metadata.owner_references or [])[:_MAX_OWNERS]
+    metadata.labels = dict(islice((metadata.labels or {}).items(), _MOST_LABELS))
+    metadata.owner_references = (metadata.owner_references or [])[:_MOST_OWNERS]
     status = bytes(found.status)
     return {
         "apiVersion": found.api_version,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
 from specdecode_operator.importing.engine_container import TOKEN_VARIABLES
-from specdecode_operator.importing.shell import Command
+from specdecode_operator.importing.server_command import Command
 from specdecode_operator.importing.spec_builder import (
     SOURCE_KEYS,
     MigrationError,

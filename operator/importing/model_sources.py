@@ -9,8 +9,7 @@ from specdecode_operator.enums import METHODS_WITH_DRAFT, Method
 from specdecode_operator.importing.engine_container import CACHE_VARIABLES, TOKEN_VARIABLES, secret_keys
 from specdecode_operator.importing.pod_template import Omitted, mount_of
 from specdecode_operator.importing.server_arguments import Argument
-from specdecode_operator.importing.server_command import container_commands, plain_environment
-from specdecode_operator.importing.shell import ScriptError
+from specdecode_operator.importing.server_command import ScriptError, container_commands, plain_environment
 from specdecode_operator.importing.spec_builder import MigrationError, Object, SpecBuilder
 from specdecode_operator.importing.speculation import SpeculativeConfig
 from specdecode_operator.problems import MISSING

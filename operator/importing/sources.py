@@ -20,8 +20,14 @@ from specdecode_operator.importing.kubernetes_workloads import (
     read_production_stack,
     read_stateful_set,
 )
-from specdecode_operator.importing.server_command import is_harmless, script_index
-from specdecode_operator.importing.shell import MAX_CHARACTERS, ScriptError, read_script, shown
+from specdecode_operator.importing.server_command import (
+    MAX_CHARACTERS,
+    ScriptError,
+    is_harmless,
+    read_script,
+    script_index,
+    shown,
+)
 from specdecode_operator.importing.spec_builder import MigrationError, Object, Workload, name_in, within
 from specdecode_operator.untrusted import mapping, name_of, objects
 

@@ -29,7 +29,7 @@ _MAX_LINE_CHARACTERS: Final = 8 * 1024
 """In a requested line: that of the cache's configuration has 1,100."""
 _MAX_COUNTER: Final = 2**53
 """Beyond it a floating-point counter no longer counts, and the API server rejects such numbers."""
-_MAX_SETTING_VALUES: Final = 3
+_MOST_SETTING_VALUES: Final = 3
 """Of one setting: the ranks of an engine are configured alike, and a hostile pod may report any number."""
 
 _UNSET: Final = "None"
@@ -249,7 +249,7 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
             frozenset(name for name in CHANGED_SETTINGS if name in changed) if METRIC in samples else None
         ),
         decode_steps=_total(samples, names.decode_steps) if samples.get(names.decode_steps) else None,
-        decode_seconds=_sum(names.decode_seconds, seconds) if seconds else None,
+        decode_seconds=_sum(names.decode_seconds, (sample.value for sample in seconds)) if seconds else None,
         first_tokens=_total(samples, names.first_tokens) if samples.get(names.first_tokens) else None,
         speculation_settings=_speculation_settings(samples.get(SPECULATION, [])),
     )
@@ -272,7 +272,7 @@ def _speculation_settings(samples: Iterable[Sample]) -> dict[str, str]:
         key, value = sample.labels.get(KEY, ""), sample.labels.get(VALUE, "")
         if key in SPOKEN_KEYS and sample.value and _WORD.fullmatch(value):
             values[key].add(value)
-    return {key: " or ".join(sorted(each)[:_MAX_SETTING_VALUES]) for key, each in values.items()}
+    return {key: " or ".join(sorted(each)[:_MOST_SETTING_VALUES]) for key, each in values.items()}
 
 
 def _requests(samples: _Samples, name: str, generated: int) -> int:
@@ -288,11 +288,11 @@ def _total(samples: _Samples, name: str) -> int:
     """Return the sum over ranks; an absent metric is an error, because 0 would be a claim."""
     if not samples.get(name):
         raise UnreadableMetricsError(f"{name} is missing")
-    return int(_checked(name, sum(int(_checked(name, sample.value)) for sample in samples[name])))
+    return int(_sum(name, (int(_checked(name, sample.value)) for sample in samples[name])))
 
 
-def _sum(name: str, samples: Iterable[Sample]) -> float:
-    return _checked(name, sum(_checked(name, sample.value) for sample in samples))
+def _sum(name: str, values: Iterable[float]) -> float:
+    return _checked(name, sum(_checked(name, value) for value in values))
 
 
 def _smallest(samples: Iterable[Sample], label: str) -> float | None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
@@ -194,13 +194,6 @@ def _unknown(version: str, message: str) -> UnknownEngineVersionError:
     return UnknownEngineVersionError(Problem("spec.engine.version", version, message))
 
 
-_PLAIN: Final = (
-    "cache_follows_dtype",
-    "ends_with_draft",
-    "drafts_blocks_over_copies",
-    "asynchronous_over_stages_on_v1",
-    "maps_vocabularies",
-)
 _BY_METHOD: Final = ("async_scheduling", "drafts_over_stages", "method_packages")
 _BY_PLATFORM: Final = ("images", "default_block_sizes", "block_size_multiples")
 _METHODS: Final = ("shortens_drafts_on_v2", "watermarked_methods")
@@ -240,12 +233,12 @@ def _profile(version: str) -> EngineProfile:
             rejected_flags=frozenset(adaptive["refused_flags"]),
         ),
         "metrics": MetricNames(**facts["metrics"]),
-        **{name: facts[name] for name in _PLAIN},
         **{name: frozenset(map(Method, facts[name])) for name in _METHODS},
         **{name: frozenset(facts[name]) for name in _TEXTS},
     }
     other |= {name: MappingProxyType(table) for name, table in tables.items()}
-    return EngineProfile(**other)
+    plain = {field.name: facts[field.name] for field in fields(EngineProfile) if field.name not in other}
+    return EngineProfile(**other, **plain)
 
 
 def _flags(facts: Mapping[str, Any]) -> Mapping[str, Flag]:
