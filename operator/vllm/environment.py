@@ -39,17 +39,16 @@ the others waiting for its part in it (vllm/v1/worker/startup_plan.py, gpu_worke
 
 ALLOW_LONG_VARIABLE = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
+_NO_DOWNLOADS = "remove it; serving pods never download, spec.models says where models come from"
+_NO_REPORTS = "remove it; the operator turns usage reports off"
+_HUB = "use spec.models.hubTokenSecret, which keeps the token out of this object and the engine"
 _OWNED = {
-    "HF_HUB_OFFLINE": "remove it; serving pods never download, spec.models says where models come from",
-    "TRANSFORMERS_OFFLINE": "remove it; serving pods never download, spec.models says where models come from",
-    "VLLM_NO_USAGE_STATS": "remove it; the operator turns usage reports off",
-    "DO_NOT_TRACK": "remove it; the operator turns usage reports off",
-    "VLLM_DO_NOT_TRACK": "remove it; the operator turns usage reports off",
+    **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), _NO_DOWNLOADS),
+    **dict.fromkeys(("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "VLLM_DO_NOT_TRACK"), _NO_REPORTS),
+    **dict.fromkeys(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), _HUB),
     "VLLM_CPU_KVCACHE_SPACE": "use spec.accelerator.kvCacheGiB",
     API_KEY_VARIABLE: "use spec.serving.apiKeySecret, which keeps the key out of this object",
     HOST_ADDRESS_VARIABLE: "remove it; engines on several nodes get their pod's address, others need none",
-    "HF_TOKEN": "use spec.models.hubTokenSecret, which keeps the token out of this object and the engine",
-    "HUGGING_FACE_HUB_TOKEN": "use spec.models.hubTokenSecret, which keeps the token out of this object and the engine",
     "VLLM_USE_V2_MODEL_RUNNER": "remove it; the plan counts with the model runner that vLLM itself chooses",
     "VLLM_SERVER_DEV_MODE": "remove it; it opens /sleep, /collective_rpc and more to every client",
 }

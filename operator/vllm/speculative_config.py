@@ -21,35 +21,21 @@ from specdecode_operator.vllm.versions import FLY_KEY
 
 WHOLE_KEYS: Final = frozenset(
     {
-        "draft_tensor_parallel_size",
-        "dspark_draft_topk",
-        "fly_entropy_top_k",
-        "fly_window_size",
-        "max_model_len",
-        "num_speculative_tokens",
-        "prompt_lookup_max",
-        "prompt_lookup_min",
-        "suffix_decoding_max_cached_requests",
-        "suffix_decoding_max_tree_depth",
-        "xpress_topc",
+        "draft_tensor_parallel_size", "dspark_draft_topk", "fly_entropy_top_k", "fly_window_size", "max_model_len",
+        "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_cached_requests",
+        "suffix_decoding_max_tree_depth", "xpress_topc",
     }
-)
+)  # fmt: skip
 REAL_KEYS: Final = frozenset(
     {"fly_entropy_threshold", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"}
 )
 SWITCH_KEYS: Final = frozenset(
     {
-        "disable_eagle_block_drop",
-        "disable_lookahead_block_hashes",
-        "disable_padded_drafter_batch",
-        "enable_adaptive_verification",
-        "enforce_eager",
-        "index_share_for_mtp_iteration",
-        "parallel_drafting",
-        "use_heterogeneous_vocab",
-        "use_local_argmax_reduction",
+        "disable_eagle_block_drop", "disable_lookahead_block_hashes", "disable_padded_drafter_batch",
+        "enable_adaptive_verification", "enforce_eager", "index_share_for_mtp_iteration", "parallel_drafting",
+        "use_heterogeneous_vocab", "use_local_argmax_reduction",
     }
-)
+)  # fmt: skip
 _ON: Final = frozenset({"1", "on", "t", "true", "y", "yes"})
 _OFF: Final = frozenset({"0", "off", "f", "false", "n", "no"})
 _NUMBER: Final = re.compile(r"\s*([+-]?\d{1,18})(?:\.0{1,18})?\s*")

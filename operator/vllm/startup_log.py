@@ -142,15 +142,14 @@ def _memory(text: str) -> LoggedMemory:
     loaded = _bytes(_LOADED, text, max)
     consumed = _bytes(_CONSUMED, text, max) or _bytes(_CONSUMED_DEBUG, text, max)
     non_model = consumed - loaded if consumed is not None and loaded is not None else None
-    if non_model is None:
-        non_model = _first_known(_bytes(_NON_TORCH, text, max), _bytes(_NON_TORCH_DEBUG, text, max))
+    for pattern in (_NON_TORCH, _NON_TORCH_DEBUG):
+        non_model = _bytes(pattern, text, max) if non_model is None else non_model
+    requested = _bytes(_ON_STARTUP, text, min, group=4)
     tokens = [_whole(found, 1, "KV cache size") for found in _TOKENS.finditer(text)]
     concurrency = [_decimal(found, 2, "Maximum concurrency") for found in _CONCURRENCY.finditer(text)]
     return LoggedMemory(
         total_bytes=_bytes(_ON_STARTUP, text, min, group=2),
-        requested_bytes=_first_known(
-            _bytes(_ON_STARTUP, text, min, group=4), _bytes(_REQUESTED_DEBUG, text, min, group=2)
-        ),
+        requested_bytes=_bytes(_REQUESTED_DEBUG, text, min, group=2) if requested is None else requested,
         model_load_bytes=loaded,
         non_model_bytes=non_model,
         graphs_estimated_bytes=_bytes(_GRAPHS_ESTIMATED, text, max),
@@ -282,7 +281,3 @@ def _decimal(match: re.Match[str], group: int, what: str) -> float:
 
 def _line(match: re.Match[str], group: int) -> int:
     return match.string.count("\n", 0, match.start(group)) + 1
-
-
-def _first_known(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
