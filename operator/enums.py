@@ -113,9 +113,7 @@ SIXTEEN_BIT_BYTES: Final = 2
 FLOAT32_BYTES: Final = 4
 
 DTYPE_BYTES: Final[Mapping[str, int]] = {
-    Dtype.AUTO: SIXTEEN_BIT_BYTES,
-    Dtype.BFLOAT16: SIXTEEN_BIT_BYTES,
-    Dtype.FLOAT16: SIXTEEN_BIT_BYTES,
+    **dict.fromkeys((Dtype.AUTO, Dtype.BFLOAT16, Dtype.FLOAT16), SIXTEEN_BIT_BYTES),
     Dtype.FLOAT32: FLOAT32_BYTES,
 }
 
@@ -135,9 +133,7 @@ FP8_ELEMENT_BYTES: Final = 1
 KV_ELEMENT_BYTES: Final[Mapping[str, int | None]] = {
     KvCacheDtype.AUTO: None,
     KvCacheDtype.BFLOAT16: 2,
-    KvCacheDtype.FP8: FP8_ELEMENT_BYTES,
-    KvCacheDtype.FP8_E4M3: FP8_ELEMENT_BYTES,
-    KvCacheDtype.FP8_E5M2: FP8_ELEMENT_BYTES,
+    **dict.fromkeys((KvCacheDtype.FP8, KvCacheDtype.FP8_E4M3, KvCacheDtype.FP8_E5M2), FP8_ELEMENT_BYTES),
 }
 """Bytes of a number in the KV cache; None is what the checkpoint asks for, or else the model's own type."""
 
@@ -162,7 +158,7 @@ class PolicyAction(StrEnum):
 
 
 class PolicyOutcome(StrEnum):
-    """What became of an action."""
+    """Outcome of an action."""
 
     KEPT = "Kept"
     PAUSED = "Paused"

@@ -1,13 +1,9 @@
 """Strict parsers for untrusted JSON, API server responses, numbers and objects, with shared bounds.
 
-JSON is rejected for duplicate keys, NaN, deep nesting and trailing values. `JsonLines` parses repeated values of
-JSON lines only once. The typed getters (`mapping`, `objects`, `texts`) read fields of objects that may hold any
-value.
-
 Responses of the API server are never rejected, because a parser that fails on one object would hide the rest of the
-list. An object of 1.5 MB (etcd's limit) made of empty lists takes 40 MB of memory, and the cache keeps all objects
-of a cluster. Objects with more than `MOST_VALUES` values are therefore reduced to identity and status. Values
-nested too deeply become null, and invalid Unicode becomes U+FFFD.
+list. An object of 1.5 MB (etcd's limit) made of empty lists takes 40 MB of memory, and the cache keeps all objects of
+a cluster. So objects with more than `MOST_VALUES` values are reduced to identity and status, values that are nested
+too deeply become null, and invalid Unicode becomes U+FFFD.
 """
 
 import json

@@ -145,12 +145,11 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         return value
 
 
-def _without(resolvers: dict[str, list[tuple[str, Any]]], *tags: str) -> dict[str, list[tuple[str, Any]]]:
-    left_out = {f"{_TAG}{name}" for name in tags}
-    return {first: [each for each in known if each[0] not in left_out] for first, known in resolvers.items()}
-
-
-_Loader.yaml_implicit_resolvers = _without(_Loader.yaml_implicit_resolvers, "int", "float", "timestamp", "value")
+_REPLACED: Final = [f"{_TAG}{name}" for name in ("int", "float", "timestamp", "value")]
+_Loader.yaml_implicit_resolvers = {
+    first: [each for each in known if each[0] not in _REPLACED]
+    for first, known in _Loader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(f"{_TAG}int", re.compile(f"^(?:{_INT.pattern})$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(f"{_TAG}float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+0123456789."))
 for _name in ("int", "float"):

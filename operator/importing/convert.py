@@ -72,16 +72,6 @@ class Step:
     command: str
 
 
-def selecting(services: Iterable[Object], labels: Object) -> list[Object]:
-    """Return the Services that select pods with these labels."""
-    found = []
-    for service in services:
-        selector = mapping(mapping(service, "spec"), "selector")
-        if selector and all(labels.get(key) == value for key, value in selector.items()):
-            found.append(service)
-    return found
-
-
 def migration_steps(workload: Workload, new: str, services: Sequence[Object], gpus: int) -> list[Step]:
     """Return the steps, first to last, that replace a server without downtime."""
     within = in_namespace(workload.namespace)
@@ -152,8 +142,12 @@ def migrate_workload(
     builder = SpecBuilder(settings=[*workload.remarks.settings], decisions=[*workload.remarks.decisions])
     platform, gpus = _take_server(workload, engine_version, configs, builder)
     new = _new_name(workload, name, builder)
-    selected_by = selecting(services, mapping(workload.metadata, "labels"))
-    selectors = [*(mapping(mapping(each, "spec"), "selector") for each in selected_by), workload.match_labels]
+    labels, by_service = mapping(workload.metadata, "labels"), list[tuple[Object, Object]]()
+    for service in services:
+        selector = mapping(mapping(service, "spec"), "selector")
+        if selector and all(labels.get(key) == value for key, value in selector.items()):
+            by_service.append((service, selector))
+    selectors = [*(selector for _, selector in by_service), workload.match_labels]
     take_metadata(workload.metadata, selectors, builder)
     note_selecting(workload.pod, selectors, builder)
     _take_rollout(workload.spec, builder)
@@ -180,7 +174,7 @@ def migrate_workload(
     replicas = spec.get("replicas", 1)
     # The GPUs of the old server, or those of the fields, if more; 0 on CPU.
     needed = (max(gpus, by_fields) if gpus else 0) * (replicas if isinstance(replicas, int) else 1)
-    steps = migration_steps(workload, new, selected_by, needed)
+    steps = migration_steps(workload, new, [service for service, _ in by_service], needed)
     return Migration(made, tuple(builder.settings), tuple(builder.decisions), tuple(steps))
 
 

@@ -187,9 +187,7 @@ def find_platform(
 ) -> tuple[Platform, int]:
     """Return the platform of the server and its number of GPUs, 0 if its source does not say it.
 
-    ``env`` are the variables that its own command sets.
-
-    Raises MigrationError if the operator cannot plan for its hardware.
+    ``env`` are the variables that its own command sets. Raises MigrationError for hardware that cannot be planned.
     """
     amounts = _amounts(container)
     place = f"{where}.resources.limits"
@@ -295,10 +293,7 @@ def note_defaults(builder: SpecBuilder, platform: Platform) -> None:
 
 
 def take_whole_prompts(builder: SpecBuilder, profile: EngineProfile) -> None:
-    """Set the batched tokens that vLLM derives if prompts are not cut into chunks and no flag gives the tokens.
-
-    Source: vllm/engine/arg_utils.py, _set_default_max_num_seqs_and_batched_tokens_args.
-    """
+    """Set the batched tokens that vLLM derives without chunked prefill (vllm/engine/arg_utils.py)."""
     option = last_option("--enable-chunked-prefill", builder.get("engine.extraArgs") or [], profile)
     field = "serving.maxNumBatchedTokens"
     if option is None or not option.negated or builder.get(field) is not None:

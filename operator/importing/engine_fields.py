@@ -166,10 +166,9 @@ def take_flags(
 
 
 def _key_by_key(flags: list[Argument]) -> list[Argument]:
-    """Return the flags with ``--compilation-config`` split into one flag per key, all under one name.
+    """Split ``--compilation-config`` into one flag per key if a key has a field.
 
-    This applies only if a key has a field: the operator then writes that key
-    itself, and of two spellings vLLM would keep one (vllm/serving_rules.py).
+    The operator then writes that key itself, and of two spellings vLLM would keep one (vllm/serving_rules.py).
     """
     apart = []
     for given in flags:
@@ -218,10 +217,7 @@ def read_number(text: str) -> int | None:
 
 
 def read_json(text: str) -> Any:
-    """Return the value of a flag that takes JSON.
-
-    Raises ValueError if it is not JSON, or nested deeper than any setting of vLLM.
-    """
+    """Return the JSON value of a flag; raise ValueError if it is nested deeper than any setting of vLLM."""
     too_deep = f"nested more than {_JSON_LEVELS} levels deep"
     try:
         found = json.loads(text)

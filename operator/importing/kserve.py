@@ -89,10 +89,7 @@ _KEYS: Final = SOURCE_KEYS["InferenceService"]
 
 
 def read_inference_service(body: Object, others: Sequence[Object]) -> Workload:
-    """Return the server of a predictor; ``others`` are the objects beside it, which may hold its runtime.
-
-    Raises MigrationError if it has neither containers nor a model.
-    """
+    """Return the server of a predictor; ``others`` are the objects beside it, which may hold its runtime."""
     predictor, remarks = required(body, _PREDICTOR), Remarks()
     for key in ("transformer", "explainer"):
         if mapping(body, "spec").get(key):
@@ -261,15 +258,22 @@ def read_llm_inference_service(body: Object) -> Workload:
     pod = {**mapping(spec, "template"), "containers": _containers(body, spec, speculation, remarks)}
     if draft and draft.startswith("pvc://"):
         pod = _with_claim(pod, draft.removeprefix("pvc://"), "kserve-speculator", _DRAFT_PATH)
+    pod = with_token(stored(pod, str(model["uri"])), body, remarks)
+    nodes, parallelism = 1, mapping(spec, "parallelism")
+    pipeline = parallelism.get("pipeline")
+    if mapping(spec, "worker") and (parallelism.get("data") is not None or "pipeline" not in parallelism):
+        remarks.decide("spec.worker", "is set", "which GPUs its pods lend to one server is not read here: " + _KEEP)
+    elif mapping(spec, "worker") and isinstance(pipeline, int) and pipeline > 0:
+        nodes = pipeline
     return Workload(
         kind="LLMInferenceService",
         name=name_in(body),
-        pod=with_token(stored(pod, str(model["uri"])), body, remarks),
+        pod=pod,
         where="spec.template.containers",
         metadata={key: mapping(spec, key) for key in ("labels", "annotations")},
         namespace=namespace_of(body),
         spec={"replicas": spec["replicas"]} if spec.get("replicas") is not None else {},
-        nodes=_nodes(spec, remarks),
+        nodes=nodes,
         end=kubectl("delete", body),
         remarks=remarks,
     )
@@ -312,14 +316,3 @@ def _sizes(spec: Object, remarks: Remarks) -> Iterator[str]:
         yield "--enable-expert-parallel"
     if spec.get("trustRemoteCode") is True:
         yield "--trust-remote-code"
-
-
-def _nodes(spec: Object, remarks: Remarks) -> int:
-    if not mapping(spec, "worker"):
-        return 1
-    parallelism = mapping(spec, "parallelism")
-    if parallelism.get("data") is not None or "pipeline" not in parallelism:
-        remarks.decide("spec.worker", "is set", "which GPUs its pods lend to one server is not read here: " + _KEEP)
-        return 1
-    pipeline = parallelism["pipeline"]
-    return pipeline if isinstance(pipeline, int) and pipeline > 0 else 1

@@ -88,10 +88,7 @@ _OWN_KEYS: Final = ("rolloutStrategy", "startupPolicy", "networkConfig")
 
 
 def read_leader_worker_set(body: Object) -> Workload:
-    """Return the server that the leaders start; the workers only lend it their GPUs.
-
-    Raises MigrationError if the size of a group is not a number.
-    """
+    """Return the server that the leaders start; the workers only lend it their GPUs."""
     template, spec, remarks = required(body, _TEMPLATE), mapping(body, "spec"), Remarks()
     size = template.get("size", 1)
     if not isinstance(size, int) or not 0 < size <= 1024:  # noqa: PLR2004  more pods than any server has

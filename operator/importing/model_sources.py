@@ -52,8 +52,6 @@ def take_speculators(
 
     The head goes to ``found``, with the method and the number of tokens of its config. Without a config, a draft head
     as the model is a decision (vllm/transformers_utils/config.py, maybe_override_with_speculators).
-
-    Raises MigrationError if ``configs`` has a model that the server is not given.
     """
     model = next((each for each in flags if not each.name), None)
     model = model or next((each for each in reversed(flags) if each.name == "--model" and each.values), None)

@@ -45,10 +45,12 @@ class OlderSetting:
         return [self.now_of_one if self.now_of_one and len(given) == 1 else self.now, *given]
 
 
-_TABLES: Final = json.loads(Path(__file__).with_name("older_settings.json").read_text(encoding="utf-8"))
-FLAGS: Final[Mapping[str, OlderSetting]] = {name: OlderSetting(**row) for name, row in _TABLES["flags"].items()}
+OLDER_SETTINGS: Final = json.loads(Path(__file__).with_name("older_settings.json").read_text(encoding="utf-8"))
+FLAGS: Final[Mapping[str, OlderSetting]] = {name: OlderSetting(**row) for name, row in OLDER_SETTINGS["flags"].items()}
 """Flags by their long names; flags that became a key of --speculative-config are in speculation.py."""
-VARIABLES: Final[Mapping[str, OlderSetting]] = {name: OlderSetting(**row) for name, row in _TABLES["variables"].items()}
+VARIABLES: Final[Mapping[str, OlderSetting]] = {
+    name: OlderSetting(**row) for name, row in OLDER_SETTINGS["variables"].items()
+}
 
 _OF_OTHERS: Final = ("VLLM_ROCM_", "VLLM_XPU_", "VLLM_TPU_", "VLLM_XLA_", "VLLM_HPU_", "VLLM_NEURON_")
 _READ_UNLISTED: Final = frozenset({"VLLM_CUSTOM_ALLREDUCE_ALGO", "VLLM_SNAPSHOT_TIMEOUT_S"})

@@ -78,12 +78,9 @@ class Command:
 
 
 def read_script(text: str, env: Mapping[str, str | None]) -> list[Command]:
-    """Return the commands of a script, with its assignments as their variables.
+    """Return the commands of a script, with its assignments as their variables; raise ScriptError for other syntax.
 
-    ``env`` are the container's variables; None is a value that the object does
-    not hold.
-
-    Raises ScriptError if it is more than plain commands.
+    ``env`` are the container's variables; None is a value that the object does not hold.
     """
     _reject_length(text)
     with_double = _PART.sub(lambda found: _blank(found, keep_double=True), text)
@@ -252,10 +249,7 @@ class ServerCommand:
 
 
 def find_server_command(container: Object, where: str) -> ServerCommand | None:
-    """Return how a container starts vLLM's server; None if it starts something else.
-
-    Raises MigrationError if command or args are not lists of text, or the script is more than plain commands.
-    """
+    """Return the command of vLLM's server in a container; None if it starts something else."""
     written = " ".join(_words(container, "command", where) + _words(container, "args", where))
     try:
         commands = container_commands(container, where)
@@ -289,10 +283,7 @@ def is_harmless(command: Command) -> bool:
 
 
 def container_commands(container: Object, where: str) -> list[Command]:
-    """Return the commands that a container runs, as its kubelet and its shell read them.
-
-    Raises MigrationError if command or args are not lists of text, ScriptError if a script is more than plain commands.
-    """
+    """Return the commands that a container runs; raise ScriptError if a script is more than plain commands."""
     command, args = _words(container, "command", where), _words(container, "args", where)
     if not command:
         if not _has_vllm_image(container):

@@ -28,7 +28,14 @@ from specdecode_operator.importing.server_command import (
     script_index,
     shown,
 )
-from specdecode_operator.importing.spec_builder import MigrationError, Object, Workload, name_in, within
+from specdecode_operator.importing.spec_builder import (
+    MigrationError,
+    Object,
+    Workload,
+    in_namespace,
+    name_in,
+    namespace_of,
+)
 from specdecode_operator.untrusted import mapping, name_of, objects
 
 GROUPS: Final[Mapping[str, str]] = {
@@ -61,7 +68,7 @@ def is_of_its_group(body: Object) -> bool:
 def import_instead(body: Object) -> str | None:
     """Return what to import instead of an object of another project; None for an unknown kind."""
     kind, group = str(body.get("kind")), _group(body)
-    name, where = name_in(body), within(body)
+    name, where = name_in(body), in_namespace(namespace_of(body))
     shown = f"{kind} of {body.get('apiVersion')} is not read"
     if kind == "DynamoGraphDeployment":
         # Dynamo names a Deployment GRAPH-SERVICE, in lower case.
@@ -190,10 +197,7 @@ def is_command_text(text: str) -> bool:
 
 
 def read_command_text(text: str) -> Workload:
-    """Return the server that a command line or a script starts, in a container or not.
-
-    Raises MigrationError if the script is more than plain commands, or starts several containers.
-    """
+    """Return the server that a command line or a script starts; raise MigrationError for several containers."""
     text = "\n".join(map(_without_log, _NOHUP.sub(r"\1", _PROMPT.sub("", text)).split("\n")))
     try:
         commands = read_script(text, {})
@@ -263,10 +267,7 @@ READABLE: Final = (
 
 
 def read_workloads(body: Object, others: Sequence[Object] = ()) -> list[Workload]:
-    """Return the servers of one object, none for an unknown kind; ``others`` are the objects beside it.
-
-    Raises MigrationError if it belongs to a SpecDecodeDeployment, or lacks a part that its kind must have.
-    """
+    """Return the servers of one object, none for an unknown kind; ``others`` are the objects beside it."""
     for owner in objects(mapping(body, "metadata"), "ownerReferences"):
         if owner.get("kind") == KIND:
             fix = f"it belongs to {KIND} {owner.get('name')} already: nothing is to be imported"

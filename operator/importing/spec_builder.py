@@ -271,11 +271,6 @@ def namespace_of(body: Object) -> str | None:
     return str(found) if found else None
 
 
-def within(body: Object) -> str:
-    """Return the option of kubectl that names an object's namespace."""
-    return in_namespace(namespace_of(body))
-
-
 def in_namespace(namespace: str | None) -> str:
     """Return the option of kubectl that names a namespace."""
     return f" -n {shlex.quote(namespace)}" if namespace else ""
@@ -284,7 +279,7 @@ def in_namespace(namespace: str | None) -> str:
 def kubectl(verb: str, body: Object, options: str = "") -> str:
     """Return a kubectl command for an object, with its name quoted: the command is copied into a shell."""
     kind = str(body.get("kind")).lower()
-    return f"kubectl {verb} {kind}/{shlex.quote(name_in(body))}{options}{within(body)}"
+    return f"kubectl {verb} {kind}/{shlex.quote(name_in(body))}{options}{in_namespace(namespace_of(body))}"
 
 
 def operand(name: str) -> str:

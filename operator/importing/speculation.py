@@ -9,26 +9,15 @@ from typing import Any, Final
 from specdecode_operator.api.deployment import Serving
 from specdecode_operator.enums import DraftSampling, Method, RejectionSampling
 from specdecode_operator.importing.engine_fields import OF_CHECKPOINTS, OF_MODELS, read_json, read_number
-from specdecode_operator.importing.server_arguments import FLAGS, Argument
+from specdecode_operator.importing.server_arguments import OLDER_SETTINGS, Argument
 from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, SpecBuilder
 from specdecode_operator.problems import MISSING, shown
 from specdecode_operator.vllm.profiles import EngineProfile
 from specdecode_operator.vllm.speculative_config import SPECULATIVE_KEYS, read_lax, reserved_key_problem
 
 _CONFIG: Final = "--speculative-config"
-OLD_KEYS: Final = {
-    "--spec-method": "method",
-    "--spec-model": "model",
-    "--spec-tokens": "num_speculative_tokens",
-    "--speculative-model": "model",
-    "--num-speculative-tokens": "num_speculative_tokens",
-    "--speculative-draft-tensor-parallel-size": "draft_tensor_parallel_size",
-    "--speculative-model-quantization": "quantization",
-    "--speculative-max-model-len": "max_model_len",
-    "--speculative-disable-by-batch-size": "disable_by_batch_size",
-    "--ngram-prompt-lookup-max": "prompt_lookup_max",
-    "--ngram-prompt-lookup-min": "prompt_lookup_min",
-}
+OLD_KEYS: Final[Mapping[str, str]] = OLDER_SETTINGS["speculation_flags"]
+"""Flags with one key of --speculative-config each."""
 
 _HINTS: Final = {"medusa": "medusa", "mlp-speculator": "mlp_speculator", "-mtp": "mtp", "-it-assistant": "mtp"}
 """Parts of a draft's name that tell its method, beside those that vLLM itself goes by."""
@@ -54,16 +43,6 @@ _WITHOUT_DRAFT: Final = frozenset({Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX
 _INHERITED: Final = frozenset({"enforce_eager", "index_share_for_mtp_iteration"})
 """Switches whose absence is not false: vLLM takes the target's setting, or the checkpoint's."""
 
-
-_TYPICAL: Final = FLAGS["--spec-decoding-acceptance-method"].gone
-_GONE: Final = {
-    "acceptance_method": _TYPICAL,
-    "posterior_alpha": _TYPICAL,
-    "posterior_threshold": _TYPICAL,
-    "disable_log_stats": "statistics stay on: they show whether the engine drafts",
-    "disable_logprobs": "log probabilities come with drafted tokens, too",
-    "disable_mqa_scorer": "drafted tokens are scored in one step in any case",
-}
 
 _SAMPLING: Final = {
     "draft_sample_method": ("speculation.draftSampling", tuple(DraftSampling)),
@@ -217,8 +196,8 @@ def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, p
         builder.decide("spec.speculation", f"{what}: {shown(value)}", advice)
     elif key in profile.speculative_keys:
         builder.take(what, f"speculation.extraConfig.{key}", value)
-    elif key in _GONE:
-        builder.drop(f"{what}: {shown(value)}", _GONE[key])
+    elif key in OLDER_SETTINGS["speculation_keys_gone"]:
+        builder.drop(f"{what}: {shown(value)}", OLDER_SETTINGS["speculation_keys_gone"][key])
     else:
         message = f"{_of_none(profile)} has no such key: remove it from the Deployment, or write the one that is meant"
         builder.decide("spec.speculation", f"{what}: {shown(value)}", message)
@@ -260,7 +239,7 @@ def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
     ranges = [
         {
             "from": first,
-            # vLLM refuses ranges that overlap: they stay as they are, to be refused here too.
+            # vLLM rejects overlapping ranges, and so do the checks of the spec.
             "to": min(max(last, end), most),
             "numSpeculativeTokens": min(tokens, general) if isinstance(general, int) else tokens,
         }
@@ -271,10 +250,7 @@ def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
 
 
 def _take_limit(what: str, value: Any, builder: SpecBuilder) -> None:
-    """Write a range for the number of requests from which older vLLM stopped drafting.
-
-    vllm/spec_decode/spec_decode_worker.py of 0.6: running_queue_size >= disable_by_batch_size.
-    """
+    """Older vLLM stops drafting for running_queue_size >= the limit (0.6, vllm/spec_decode/spec_decode_worker.py)."""
     most = _most_requests(builder)
     if not isinstance(value, int) or not 0 < value <= most:
         builder.drop(f"{what}: {shown(value)}", f"is above spec.serving.maxNumSeqs, {most}: it would never count")

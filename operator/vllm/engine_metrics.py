@@ -41,12 +41,12 @@ _SAMPLE: Final = re.compile(
 _NAMED_LABEL: Final = re.compile(r'(\w+)="([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.ASCII)
 
 
-class ExpositionError(ValueError):
-    """The text is not an engine's /metrics page."""
-
-
 class UnreadableMetricsError(ValueError):
     """The text is not an engine's /metrics page, or holds an impossible number."""
+
+
+class ExpositionError(UnreadableMetricsError):
+    """The text is not in Prometheus format, or larger than an engine's page."""
 
 
 @dataclass(frozen=True)
@@ -136,25 +136,17 @@ class SpeculationReading:
     @property
     def acceptance_percent(self) -> int | None:
         """Accepted share of the drafted tokens; None before the first draft."""
-        if self.draft_tokens == 0:
-            return None
-        # Counters of a hostile engine need not fit each other, and the API server takes no number of any size.
-        return min(100, round(100 * self.accepted_tokens / self.draft_tokens))
+        # Counters of a hostile engine may contradict each other.
+        return min(100, round(100 * self.accepted_tokens / self.draft_tokens)) if self.draft_tokens else None
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """Tokens emitted a verification on average; None before the first.
-
-        1 + accepted / drafts, the 1 being the target's own token
-        (vllm/v1/spec_decode/metrics.py SpecDecodingProm).
-        """
-        if self.drafts == 0:
-            return None
-        return 1 + self.accepted_tokens / self.drafts
+        """Mean tokens per verification, the target's included (vllm/v1/spec_decode/metrics.py, SpecDecodingProm)."""
+        return 1 + self.accepted_tokens / self.drafts if self.drafts else None
 
     @property
     def mean_draft_length(self) -> float | None:
-        """Tokens of a draft on average; None before the first."""
+        """Mean tokens per draft; None before the first."""
         return self.draft_tokens / self.drafts if self.drafts else None
 
 
@@ -199,11 +191,7 @@ Reading = EngineReading | Unreachable
 
 def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
     """Return the values of an engine's /metrics page; raise UnreadableMetricsError if it cannot be one."""
-    try:
-        page = read_exposition(text, names_read(profile))
-    except ExpositionError as error:
-        raise UnreadableMetricsError(str(error)) from error
-    return reading_of(page, profile)
+    return reading_of(read_exposition(text, names_read(profile)), profile)
 
 
 def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:

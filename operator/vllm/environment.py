@@ -10,8 +10,7 @@ API_KEY_VARIABLE = "VLLM_API_KEY"
 """Variable from which the engine takes the clients' key; set it by secret reference."""
 
 HOST_ADDRESS_VARIABLE = "VLLM_HOST_IP"
-"""The pod's own address, where an engine on several nodes listens: a pod may have several networks, and ZeroMQ listens
-at no name."""
+"""Address where an engine on several nodes listens: a pod may have several networks, and ZeroMQ needs an address."""
 
 ENGINE_READY_TIMEOUT_S = 14_400
 """Time that the API server waits for the engine core.

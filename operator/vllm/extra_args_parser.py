@@ -59,7 +59,7 @@ class Option:
 
 
 def extra_args_problems(extra_args: Sequence[str], profile: EngineProfile) -> list[Problem]:
-    """Return what the engine would refuse, and what would undo a field of the spec."""
+    """Return the arguments that the engine would reject, or that would undo a field of the spec."""
     problems: list[Problem] = []
     index = 0
     while index < len(extra_args):
@@ -106,10 +106,7 @@ def last_option(name: str, extra_args: Sequence[str], profile: EngineProfile) ->
 
 
 def json_value(given: Sequence[Option]) -> Mapping[str, Any] | None:
-    """Return what options of one JSON value say together; None where that is no object.
-
-    Of two spellings vLLM's parser keeps the dotted (utils/argparse_utils.py).
-    """
+    """Merge options of one JSON value as utils/argparse_utils.py, which prefers dotted paths; None if not an object."""
     dotted: dict[str, Any] = {}
     whole: Any = {}
     for option in given:
@@ -192,12 +189,8 @@ def _split(argument: str, profile: EngineProfile) -> tuple[str, str, bool]:
 def _find(name: str, profile: EngineProfile) -> Flag | None:
     if name in profile.flags:
         return profile.flags[name]
-    candidates = _candidates(name, profile)
+    candidates = [known for known in profile.flags if known.startswith(name)]
     return profile.flags[candidates[0]] if len(candidates) == 1 and name not in profile.removed_flags else None
-
-
-def _candidates(name: str, profile: EngineProfile) -> list[str]:
-    return [known for known in profile.flags if known.startswith(name)]
 
 
 def _why_unknown(name: str, profile: EngineProfile, *, hints: bool) -> str | None:
@@ -207,7 +200,7 @@ def _why_unknown(name: str, profile: EngineProfile, *, hints: bool) -> str | Non
         return f"vLLM {profile.version} no longer has this flag; {profile.removed_flags[name]}"
     if name in profile.later_flags:
         return f"vLLM {profile.version} does not have this flag yet; it came with {profile.later_flags[name]}"
-    if candidates := _candidates(name, profile):
+    if candidates := [known for known in profile.flags if known.startswith(name)]:
         return f"is short for several flags: {some_of(sorted(candidates))}; write one in full"
     if not profile.tested and name.startswith("--"):
         return None

@@ -292,9 +292,7 @@ _DERIVED: Final[Mapping[str, Callable[[Given], Any]]] = {
     "kv.connectors": _connectors,
     "mamba.backend": lambda given: str(given["--mamba-backend"] or "cpu").lower(),
     "numa.descends": _descends,
-    "numa.malformed": lambda given: (
-        bool(cpus := _text_of(given, "--numa-bind-cpus")) and _CPU_LIST.fullmatch(cpus) is None
-    ),
+    "numa.malformed": lambda given: _CPU_LIST.fullmatch(_text_of(given, "--numa-bind-cpus") or "0") is None,
     "offload.exceeds_group": lambda given: (
         _number(given["--offload-num-in-group"], 1) > _number(given["--offload-group-size"], 0)
     ),

@@ -1,9 +1,8 @@
 """Build the engine's logging configuration, and match log lines that report changed settings.
 
-The kubelet keeps the last 2048 bytes of a failed container's log. When vLLM's engine core fails, the API server's
-traceback is longer than that and hides the cause. So errors of the core and its workers also go to the termination
-log, which keeps 4096 bytes. A killed core cannot log: the API server logs one warning and exits with code 0.
-https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/
+The kubelet keeps the last 2048 bytes of a failed container's log, and the API server's traceback is longer. So errors
+of the engine core and its workers also go to the termination log, which keeps 4096 bytes. A killed core cannot log:
+the API server logs one warning and exits with code 0.
 
 Patterns in `CHANGED_SETTINGS` come from vLLM 0.28 to 0.33, vllm/config/vllm.py unless a comment names another file.
 They match the template of a log record, not its arguments, which requests and models can influence.

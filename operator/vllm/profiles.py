@@ -101,9 +101,8 @@ class TargetLimits:
     """Architectures of targets with a limit, as ``architectures`` in config.json names them."""
 
     without_hidden_states: frozenset[str]
-    """Do not hand out hidden states of inner layers, which eagle3, dflash and dspark read."""
+    """Do not expose hidden states of inner layers, which eagle3, dflash and dspark read."""
     with_hidden_states_over_stages: frozenset[str]
-    """Alone hand them out over pipeline stages."""
     without_stages: frozenset[str]
 
 
@@ -180,18 +179,16 @@ def find_profile(version: str) -> EngineProfile:
 
     Raises UnknownEngineVersionError if the version is malformed or older than the oldest known one.
     """
-    if not _VERSION.fullmatch(version):
-        raise _unknown(version, "is not a vLLM version; write major and minor, such as 0.32")
     if version in KNOWN_VERSIONS:
         return _profile(version)
-    oldest, newest = KNOWN_VERSIONS[0], KNOWN_VERSIONS[-1]
-    if release(version) < release(oldest):
-        raise _unknown(version, f"is a vLLM version that this operator does not know; write {oldest} or newer")
+    oldest, newest, problem = KNOWN_VERSIONS[0], KNOWN_VERSIONS[-1], ""
+    if not _VERSION.fullmatch(version):
+        problem = "is not a vLLM version; write major and minor, such as 0.32"
+    elif release(version) < release(oldest):
+        problem = f"is a vLLM version that this operator does not know; write {oldest} or newer"
+    if problem:
+        raise UnknownEngineVersionError(Problem("spec.engine.version", version, problem))
     return replace(_profile(newest), version=version, tested=False, images=MappingProxyType({}))
-
-
-def _unknown(version: str, message: str) -> UnknownEngineVersionError:
-    return UnknownEngineVersionError(Problem("spec.engine.version", version, message))
 
 
 _BY_METHOD: Final = ("async_scheduling", "drafts_over_stages", "method_packages")

@@ -33,7 +33,6 @@ _FIELD_OF_KEY = {"cudagraph_mode": _MODE, "max_cudagraph_capture_size": _LARGEST
 _WHOLE_GRAPHS = (CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY, CudagraphMode.FULL_AND_PIECEWISE)
 """Modes with a graph of a whole step, whose tokens a request may not change (vLLM, has_full_cudagraphs)."""
 
-
 _WITHOUT_PIECES = {
     CudagraphMode.PIECEWISE: CudagraphMode.NONE,
     CudagraphMode.FULL_AND_PIECEWISE: CudagraphMode.FULL_DECODE_ONLY,
@@ -42,7 +41,6 @@ _WITHOUT_PIECES = {
 
 _IN_PIECES = ("3", "VLLM_COMPILE")
 """The one mode of compilation that cuts a model into pieces (CompilationMode)."""
-
 
 _SMALL_SIZES, _SIZES_APART = (1, 2, 4), 8
 """The sizes of graphs in tokens: some, then every so many, up to 256 (vllm/config/vllm.py, _set_cudagraph_sizes)."""
@@ -53,8 +51,7 @@ def graph_problems(settings: EngineSettings, profile: EngineProfile) -> list[Pro
     return [
         *_needless_problems(settings),
         *_size_problems(settings, profile),
-        *_schedule_problems(settings, profile),
-        *_compilation_problems(settings, profile),
+        *_mode_problems(settings, profile),
         *_option_problems(settings, profile),
     ]
 
@@ -62,15 +59,11 @@ def graph_problems(settings: EngineSettings, profile: EngineProfile) -> list[Pro
 def _needless_problems(settings: EngineSettings) -> Iterator[Problem]:
     """Where there are no graphs at all (vllm/platforms/cpu.py; vllm/config/vllm.py, __post_init__)."""
     mode, largest = settings.cudagraph_mode, settings.max_cudagraph_capture_size
-    given = {_MODE: mode, _LARGEST: largest}
-    for field, value in given.items():
-        if value is None:
-            continue
-        if settings.platform is Platform.CPU:
-            yield Problem(field, str(value), "there are no CUDA graphs on the CPU; remove it")
-        elif settings.enforce_eager:
-            message = "there are no CUDA graphs with serving.enforceEager; remove one of the two"
-            yield Problem(field, str(value), message)
+    without = "with serving.enforceEager; remove one of the two" if settings.enforce_eager else ""
+    without = "on the CPU; remove it" if settings.platform is Platform.CPU else without
+    for field, value in {_MODE: mode, _LARGEST: largest}.items():
+        if value is not None and without:
+            yield Problem(field, str(value), f"there are no CUDA graphs {without}")
     if mode is CudagraphMode.NONE and largest is not None:
         message = "there are no CUDA graphs with serving.cudagraphMode NONE; remove one of the two"
         yield Problem(_LARGEST, str(largest), message)
@@ -95,28 +88,20 @@ def _size_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator
         yield Problem(_LARGEST, str(largest), message)
 
 
-def _schedule_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode: V1 goes over to PIECEWISE and only logs it."""
+def _mode_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
     mode, speculation = settings.cudagraph_mode, settings.speculation
-    if speculation is None or not speculation.schedule or mode not in _WHOLE_GRAPHS:
-        return
-    if runs_on_v1(settings, profile):
+    # vllm/config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode: V1 changes to PIECEWISE and only logs it.
+    if speculation is not None and speculation.schedule and mode in _WHOLE_GRAPHS and runs_on_v1(settings, profile):
         message = (
             f"with numSpeculativeTokensByBatchSize and method {speculation.method} vLLM {profile.version} captures in"
             " pieces only; write PIECEWISE, or remove it"
         )
         yield Problem(_MODE, str(mode), message)
-
-
-def _compilation_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _normalize_piecewise_cudagraph_mode: the pieces are those of its compilation."""
-    mode = settings.cudagraph_mode
-    if mode not in _WITHOUT_PIECES:
-        return
+    # vllm/config/vllm.py, _normalize_piecewise_cudagraph_mode: the pieces are those of its compilation.
     given = {(option.flag.name, option.path): option.value.upper() for option in options(settings.extra_args, profile)}
     level = given.get(("--optimization-level", ""))
     compiled = given.get((COMPILATION_CONFIG, "mode"), "NONE" if level == "0" else "VLLM_COMPILE")
-    if compiled not in _IN_PIECES:
+    if mode in _WITHOUT_PIECES and compiled not in _IN_PIECES:
         message = (
             f"extraArgs turn off the compilation that makes the pieces; write {_WITHOUT_PIECES[mode]}, or leave it on"
         )
@@ -163,8 +148,7 @@ def combination_problems(settings: EngineSettings, profile: EngineProfile) -> li
     on = {name: option for name, option in given.items() if not option.negated}
     speculation = settings.speculation
     return [
-        *_combinations_size_problems(settings, profile),
-        *_expert_problems(settings, on),
+        *_size_and_expert_problems(settings, profile, on),
         *_limit_problems(settings, given),
         *_runner_problems(settings, profile, on),
         *_serving_problems(settings, on),
@@ -172,24 +156,21 @@ def combination_problems(settings: EngineSettings, profile: EngineProfile) -> li
     ]
 
 
-def _combinations_size_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _set_cudagraph_sizes: a largest size must be the largest of the sizes that are named."""
-    if settings.max_cudagraph_capture_size is None:
-        return
-    for option in options(settings.extra_args, profile):
+def _size_and_expert_problems(
+    settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]
+) -> Iterator[Problem]:
+    # vllm/config/vllm.py, _set_cudagraph_sizes: a largest size must be the largest of the sizes that are named.
+    for option in options(settings.extra_args, profile) if settings.max_cudagraph_capture_size is not None else ():
         named = (option.flag.name, option.path)
         if named in {("--cudagraph-capture-sizes", ""), (COMPILATION_CONFIG, "cudagraph_capture_sizes")}:
             yield _problem(option, "names the sizes beside serving.maxCudagraphCaptureSize; remove one of the two")
-
-
-def _expert_problems(settings: EngineSettings, on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/parallel.py: enable_expert_parallel must be True to use EPLB."""
-    option = on.get("--enable-eplb")
-    if option is not None and not settings.expert_parallel:
-        yield _problem(option, "moves whole experts between GPUs; set parallelism.expert, or remove it")
-    elif option is not None and settings.tensor_parallel_size * settings.data_parallel_size == 1:
+    # vllm/config/parallel.py: enable_expert_parallel must be True to use EPLB.
+    balanced = on.get("--enable-eplb")
+    if balanced is not None and not settings.expert_parallel:
+        yield _problem(balanced, "moves whole experts between GPUs; set parallelism.expert, or remove it")
+    elif balanced is not None and settings.tensor_parallel_size * settings.data_parallel_size == 1:
         message = "moves experts between the GPUs of a stage; set parallelism.tensor or data above 1, or remove it"
-        yield _problem(option, message)
+        yield _problem(balanced, message)
 
 
 def _limit_problems(settings: EngineSettings, given: dict[str, Option]) -> Iterator[Problem]:
@@ -275,12 +256,12 @@ def _drafting_problems(
     option = on.get("--kv-sharing-fast-prefill")
     if option is not None and speculation.method in METHODS_WITH_HIDDEN_STATES:
         yield _problem(option, f"method {speculation.method} reads hidden states that it leaves out; remove it")
-    # vllm/v1/sample/logits_processor/__init__.py: model runner V1 refuses them with speculation.
+    # vllm/v1/sample/logits_processor/__init__.py: model runner V1 rejects them with speculation.
     option = on.get("--logits-processors")
     if option is not None and runs_on_v1(settings, profile):
         message = f"vLLM {profile.version} has no logits processors of one's own with method {speculation.method}"
         yield _problem(option, f"{message}; remove it")
-    # vllm/sampling_params.py _validate_spec_decode: every request without a min_p of its own would be refused.
+    # vllm/sampling_params.py _validate_spec_decode: vLLM would reject each request without its own min_p.
     for option in options(settings.extra_args, profile):
         if option.flag.name == "--override-generation-config" and _least_probability(option) > _NO_PROBABILITY:
             message = "vLLM refuses requests with min_p while it speculates, so all would fail; leave min_p out"

@@ -21,11 +21,7 @@ class Platform(StrEnum):
 
 
 class OnlineQuantization(StrEnum):
-    """Precision that the engine itself makes of a 16-bit checkpoint while loading it.
-
-    A checkpoint that is already quantized says so in its own config and needs
-    nothing on the command line.
-    """
+    """Precision to which the engine quantizes a 16-bit checkpoint while loading it."""
 
     FP8 = "FP8"
 

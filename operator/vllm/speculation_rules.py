@@ -93,7 +93,7 @@ _OF_ONE_LENGTH = (Method.NGRAM_GPU, Method.SUFFIX, Method.MEDUSA)
 
 
 def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
-    """Return what the engine would refuse, or silently change, about speculation."""
+    """Return the settings of speculation that the engine would reject, or silently change."""
     speculation = settings.speculation
     if speculation is None:
         return []
@@ -101,13 +101,13 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
         return problems
     return [
         *_schedule(speculation),
-        *_shortening(settings, speculation, profile),
-        *_vocabulary(settings, speculation, profile),
+        *_shorten(settings, speculation, profile),
+        *_vocab(settings, speculation, profile),
         *_head(settings, speculation, profile),
         *_draft(settings, speculation),
         *_path(settings, speculation, profile),
         *_lookup(speculation),
-        *_sampling(settings, speculation, profile),
+        *_sample(settings, speculation, profile),
         *_split(settings, speculation, profile),
         *_slot(settings, speculation, profile),
         *adaptive_problems(settings, profile),
@@ -159,9 +159,7 @@ def _schedule(speculation: SpeculationSettings) -> Iterator[Problem]:
             yield Problem(f"{_SCHEDULE}[{index}].from", str(part.first), message)
 
 
-def _shortening(
-    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
-) -> Iterator[Problem]:
+def _shorten(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
     """vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_v1 as of 0.33.
 
     In earlier versions an assertion ends the engine at the first step with another number of tokens.
@@ -183,9 +181,7 @@ def _shortening(
             yield Problem(field, str(part.num_speculative_tokens), message)
 
 
-def _vocabulary(
-    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
-) -> Iterator[Problem]:
+def _vocab(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
     """vllm/config/speculative.py, _verify_args; and V2's draft model, which maps nothing where it serves one."""
     if not speculation.maps_vocabulary:
         return
@@ -288,7 +284,7 @@ def _lookup(speculation: SpeculationSettings) -> Iterator[Problem]:
         yield Problem(f"{_SPECULATION}.ngram.promptLookupMin", str(shortest), message)
 
 
-def _sampling(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
+def _sample(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
     """What model runner V1 would pass over (vllm/v1/sample/rejection_sampler.py), and drafts without a distribution.
 
     Only the speculators of vllm/v1/worker/gpu/spec_decode/speculator.py, and on V1 those with layers, sample.
@@ -335,7 +331,7 @@ def _split(settings: EngineSettings, speculation: SpeculationSettings, profile: 
         message = "looks the prompt up on a GPU, and the engine runs on the CPU; use method ngram"
         yield Problem(f"{_SPECULATION}.method", speculation.method, message)
     if settings.pipeline_parallel_size > 1 and speculation.method is Method.DRAFT_MODEL:
-        # vllm/v1/spec_decode/draft_model.py, vllm/v1/worker/gpu/spec_decode/standalone_ar: nothing refuses it.
+        # vllm/v1/spec_decode/draft_model.py, vllm/v1/worker/gpu/spec_decode/standalone_ar: vLLM does not reject it.
         message = "with method draft_model vLLM would build the draft from the layers of one stage; use 1, or a head"
         yield Problem("spec.parallelism.pipeline", str(settings.pipeline_parallel_size), message)
     elif settings.pipeline_parallel_size > 1 and not profile.drafts_over_stages[speculation.method]:
@@ -363,9 +359,7 @@ def _split(settings: EngineSettings, speculation: SpeculationSettings, profile: 
 def _slot(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
     """One request must get through a step: K drafted tokens, its own, and the method's extra slots.
 
-    vllm/config/vllm.py _set_max_num_scheduled_tokens refuses only what leaves
-    no slot at all; with fewer than K + 1 + extra the engine would start and
-    never verify a whole draft (vllm/v1/core/sched/scheduler.py schedule).
+    With fewer, the engine would start and never verify a whole draft (vllm/v1/core/sched/scheduler.py, schedule).
     """
     needed = speculation.num_speculative_tokens + 1 + draft_slots(speculation, profile)
     if speculation.method in METHODS_OF_BLOCKS:

@@ -42,10 +42,7 @@ _NUMBER: Final = re.compile(r"\s*([+-]?\d{1,18})(?:\.0{1,18})?\s*")
 
 
 def read_lax(key: str, value: Any) -> Any:
-    """Return the value of a key as vLLM reads it; what vLLM would refuse, unchanged.
-
-    Source: vllm/config/speculative.py, SpeculativeConfig, a pydantic dataclass without strict mode.
-    """
+    """Return a value as vLLM's SpeculativeConfig, a pydantic dataclass, reads it; unchanged if vLLM would reject it."""
     text = str(value).strip()
     if key in WHOLE_KEYS and isinstance(value, str | float):
         match = _NUMBER.fullmatch(text)
@@ -202,8 +199,17 @@ def extra_config_problems(
         if key in _REJECTED:
             yield Problem(field, shown(value), f"is not for extraConfig: {_REJECTED[key]}")
         elif key not in profile.speculative_keys:
-            if profile.tested:
-                yield Problem(field, shown(value), _why_unknown(key, profile))
+            if not profile.tested:
+                continue
+            nearest, later = (
+                get_close_matches(key, profile.speculative_keys, n=1),
+                profile.later_speculative_keys.get(key),
+            )
+            hint = f"did you mean {nearest[0]}?" if nearest else "remove it, or correct its name"
+            message = f"has no such key in --speculative-config; {hint}"
+            if later:
+                message = f"does not have this key yet; it came with {later}"
+            yield Problem(field, shown(value), f"vLLM {profile.version} {message}")
         elif key in _FLY and not checks_by_entropy:
             yield Problem(field, shown(value), "is read with rejectionSampling: fly only; remove it")
         elif key in _KINDS and (read := read_lax(key, value)) is not None:
@@ -221,11 +227,3 @@ def unknown_keys(config: Mapping[str, Any], profile: EngineProfile) -> list[str]
 def reserved_key_problem(key: str) -> str | None:
     """Return what to write instead of a key of --speculative-config in extraConfig; None if extraConfig may have it."""
     return _REJECTED.get(key)
-
-
-def _why_unknown(key: str, profile: EngineProfile) -> str:
-    if key in profile.later_speculative_keys:
-        return f"vLLM {profile.version} does not have this key yet; it came with {profile.later_speculative_keys[key]}"
-    nearest = get_close_matches(key, profile.speculative_keys, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else "remove it, or correct its name"
-    return f"vLLM {profile.version} has no such key in --speculative-config; {hint}"

@@ -51,19 +51,14 @@ _NON_TORCH_DEBUG: Final = re.compile(rf"non-torch forward increase memory: {_SIZ
 _GRAPHS_ESTIMATED: Final = re.compile(rf"Estimated CUDA graph memory: {_SIZE} total")
 _GRAPHS_REAL: Final = re.compile(rf"Graph capturing finished in \d+ secs, took {_SIZE}")
 _REQUESTED_DEBUG: Final = re.compile(rf"Requested memory: ([\d.]+) \(util\), {_SIZE}")
-
-
 _DECIMAL: Final = re.compile(rf"-?\d{{1,{MOST_DIGITS}}}(?:\.\d{{1,{MOST_DIGITS}}})?", re.ASCII)
-
-_SHOWN: Final = 40
-"""Characters of a wrong value that a message quotes."""
 
 
 class MalformedLogError(ValueError):
     """A line of a log whose value cannot be what vLLM prints."""
 
     def __init__(self, line: int, what: str, value: object, expected: str) -> None:
-        super().__init__(f"line {line}: {what}: {shown(value, _SHOWN)}: {expected}; give the log as vLLM wrote it")
+        super().__init__(f"line {line}: {what}: {shown(value, 40)}: {expected}; give the log as vLLM wrote it")
 
 
 @dataclass(frozen=True)
