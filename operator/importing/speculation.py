@@ -98,12 +98,12 @@ def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: E
                 found.add(key, value, f"{_CONFIG} {key}", builder)
         elif given.name == _CONFIG or given.name in OLD_KEYS:
             key = given.path[0] if given.path else OLD_KEYS[given.name]
-            value: Any = read_number(given.value)
-            if value is None:
-                value = given.value
+            parsed: Any = read_number(given.value)
+            if parsed is None:
+                parsed = given.value
                 with suppress(ValueError):
-                    value = read_json(given.value)
-            found.add(key, value, given.shown, builder, given.path[1:])
+                    parsed = read_json(given.value)
+            found.add(key, parsed, given.shown, builder, given.path[1:])
         elif given.name not in OF_MODELS:
             message = f"{_of_none(profile)} has no such flag: say it in --speculative-config, and import again"
             builder.decide("spec.speculation", given.shown, message)
