@@ -23,11 +23,7 @@ class Knowledge(StrEnum):
     """How well sizing knows a model."""
 
     EXACT = "exact"
-    """Sizing implements its class."""
-
     ESTIMATED = "estimated"
-    """Read from config.json and safetensors headers; figures keep a wider margin."""
-
     ASSUMED = "assumed"
     """The user gives the numbers."""
 
@@ -37,12 +33,8 @@ class Objective(StrEnum):
 
     QUALITY = "Quality"
     """The least quantized target; the draft may be quantized harder, it cannot change the output."""
-
     CAPACITY = "Capacity"
-    """The most KV cache tokens for each GPU."""
-
     COST = "Cost"
-    """The fewest GPUs."""
 
 
 class WorkloadKind(StrEnum):
@@ -61,11 +53,7 @@ class Slo(StrEnum):
     """What the service promises first of all."""
 
     TTFT = "TTFT"
-    """Time to the first token."""
-
     TPOT = "TPOT"
-    """Time for each further token."""
-
     THROUGHPUT = "Throughput"
 
 
@@ -86,12 +74,8 @@ class Method(StrEnum):
 
 
 METHODS_WITH_DRAFT: Final = (
-    Method.DRAFT_MODEL,
-    Method.EAGLE,
-    Method.EAGLE3,
-    Method.MEDUSA,
-    Method.DFLASH,
-    Method.DSPARK,
+    *(Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3),
+    *(Method.MEDUSA, Method.DFLASH, Method.DSPARK),
 )
 """Methods whose draft is a checkpoint of its own: a model that drafts, or a head that was trained for the target."""
 
@@ -99,10 +83,8 @@ METHODS_TAKING_DRAFT: Final = (*METHODS_WITH_DRAFT, Method.MTP)
 """Methods that may name a checkpoint to draft with: mtp drafts with layers of the target's own without one."""
 
 METHODS_NEEDING_DRAFT: Final = tuple(method for method in METHODS_WITH_DRAFT if method is not Method.DSPARK)
-"""Methods that must name one: without one dspark drafts with stages inside the target's checkpoint (DeepSeek V4)."""
 
 METHODS_WITH_HIDDEN_STATES: Final = (Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DFLASH, Method.DSPARK)
-"""Methods whose draft reads the target's hidden states."""
 
 METHODS_OF_BLOCKS: Final = (Method.DFLASH, Method.DSPARK)
 """Methods whose draft proposes all tokens of a block in one pass."""
@@ -115,7 +97,6 @@ class Dtype(StrEnum):
 
     AUTO = "auto"
     """That of the checkpoint; of one in float32 bfloat16 (config/model.py, _resolve_auto_dtype)."""
-
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
     FLOAT32 = "float32"
@@ -132,12 +113,9 @@ SIXTEEN_BIT_BYTES: Final = 2
 FLOAT32_BYTES: Final = 4
 
 DTYPE_BYTES: Final[Mapping[str, int]] = {
-    Dtype.AUTO: SIXTEEN_BIT_BYTES,
-    Dtype.BFLOAT16: SIXTEEN_BIT_BYTES,
-    Dtype.FLOAT16: SIXTEEN_BIT_BYTES,
+    **dict.fromkeys((Dtype.AUTO, Dtype.BFLOAT16, Dtype.FLOAT16), SIXTEEN_BIT_BYTES),
     Dtype.FLOAT32: FLOAT32_BYTES,
 }
-"""Bytes of a number that is not quantized."""
 
 
 class KvCacheDtype(StrEnum):
@@ -155,9 +133,7 @@ FP8_ELEMENT_BYTES: Final = 1
 KV_ELEMENT_BYTES: Final[Mapping[str, int | None]] = {
     KvCacheDtype.AUTO: None,
     KvCacheDtype.BFLOAT16: 2,
-    KvCacheDtype.FP8: FP8_ELEMENT_BYTES,
-    KvCacheDtype.FP8_E4M3: FP8_ELEMENT_BYTES,
-    KvCacheDtype.FP8_E5M2: FP8_ELEMENT_BYTES,
+    **dict.fromkeys((KvCacheDtype.FP8, KvCacheDtype.FP8_E4M3, KvCacheDtype.FP8_E5M2), FP8_ELEMENT_BYTES),
 }
 """Bytes of a number in the KV cache; None is what the checkpoint asks for, or else the model's own type."""
 
@@ -176,17 +152,13 @@ class PolicyAction(StrEnum):
     KEEP = "Keep"
     CHANGE = "Change"
     """Speculate otherwise: another K, K by batch size, adaptive verification, another method."""
-
     TURN_OFF = "TurnOff"
     TRY_AGAIN = "TryAgain"
-    """Speculate again, after it was off."""
-
     RESTART = "Restart"
-    """Start the engine anew whose acceptance decayed."""
 
 
 class PolicyOutcome(StrEnum):
-    """What became of an action."""
+    """Outcome of an action."""
 
     KEPT = "Kept"
     PAUSED = "Paused"
@@ -196,7 +168,6 @@ class PolicyOutcome(StrEnum):
     ADVISED = "Advised"
     REFUSED = "Refused"
     """The API server did not let it happen; it is tried again."""
-
     DONE = "Done"
 
 
@@ -212,10 +183,8 @@ class Quantization(StrEnum):
 
 
 METHODS_WITH_LAYERS = (*METHODS_WITH_DRAFT, Method.MTP)
-"""Methods whose draft has layers, which are split over GPUs."""
 
 METHODS_WITH_LOOKUP = (Method.NGRAM, Method.NGRAM_GPU)
-"""Methods that look the proposal up in the prompt."""
 
 METHODS_OF_FREE_LENGTH = (*METHODS_WITH_LOOKUP, Method.SUFFIX)
 """Methods that propose as many tokens as they find, in some steps none."""
@@ -230,7 +199,6 @@ class RejectionSampling(StrEnum):
     STANDARD = "standard"
     BLOCK = "block"
     FLY = "fly"
-    """Alone loses what the target would have answered."""
 
 
 class Loss(StrEnum):

@@ -16,29 +16,18 @@ _READS_AS_NO_TEXT: Final = re.compile(
     r"|~|null|true|false|[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?", re.IGNORECASE
 )
 MISSING: Final = "is missing"
-"""What stands in the place of a value that is not there."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that the user must change.
-
-    Attributes
-    ----------
-    field
-        Path in the object, such as ``spec.parallelism.tensor``.
-    value
-        What stands there, as text.
-    message
-        What is wrong with it and what to write instead.
-    """
+    """A value that the user must change, with the path of its field, such as ``spec.parallelism.tensor``."""
 
     field: str
     value: str
     message: str
+    """What is wrong and what to write instead."""
 
     def __str__(self) -> str:
-        """One sentence that names field, value and fix."""
         return printable(sentence(self.field, self.value, self.message))
 
 
@@ -52,10 +41,10 @@ class InvalidSpecError(Exception):
 
 
 def printable(text: str) -> str:
-    """Return a text that others wrote as one line that is safe in a message, a log, an Event or a terminal.
+    """Return an untrusted text as one line that is safe in a message, a log, an Event or a terminal.
 
-    Line ends, NUL, escape sequences and marks that turn the direction of writing are shown, not done. Secrets are
-    masked: the last words of a program may hold what it was given. Shorten the text with `clip`, not with a slice.
+    Line ends, NUL, escape sequences and bidirectional marks are escaped, and secrets masked. Shorten the text with
+    `clip`, not with a slice.
     """
     text = redact(text)
     if text.isprintable():
@@ -64,44 +53,37 @@ def printable(text: str) -> str:
 
 
 def shown(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
-    """Return a value in the words of YAML and JSON, short enough for a message.
-
-    Text has no quotes but where it would read as something else: "4096" is text, 4096 is not.
-    """
+    """Return a value as YAML or JSON, short enough for a message; quote text only if it reads as another type."""
     if isinstance(value, float) and not math.isfinite(value):
         text = str(value)
     elif not isinstance(value, str):
-        text = _as_json(value)
+        try:
+            text = json.dumps(value, ensure_ascii=False, default=str)
+        except (TypeError, ValueError, RecursionError):
+            # Keys that are not text, or a number of more than 4,300 digits, which Python does not print.
+            text = f"a {type(value).__name__} that is not JSON"
     else:
-        # An enumeration's member stands for its value.
+        # The value of an enumeration's member.
         text = str.__str__(value)
         if text != text.strip() or _READS_AS_NO_TEXT.fullmatch(text):
             text = json.dumps(text, ensure_ascii=False)
     return clip(printable(clip(text, limit)), limit)
 
 
-def _as_json(value: object) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError):
-        # Keys that are not text, or a number of more than 4,300 digits, which Python does not print.
-        return f"a {type(value).__name__} that is not JSON"
-
-
 def shown_or_missing(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
-    """Return the value of a field that need not be there, as `shown`."""
+    """Return the value of an optional field, as `shown`."""
     return MISSING if value is None else shown(value, limit)
 
 
 def some_of(names: Iterable[str], most: int = 6) -> str:
-    """Return names as a message lists them: the first ones, and how many more there are."""
+    """Return the first names and the number of the others."""
     listed = list(names)
     more = len(listed) - most
     return ", ".join(listed) if more <= 1 else f"{', '.join(listed[:most])} and {more} more"
 
 
 def sentence(field: str, value: str, message: str) -> str:
-    """Return field, value and what to do; what is missing is said once, whoever says it."""
+    """Join field, value and fix, without repeating that the value is missing."""
     return f"{field}: {message}" if message.startswith(value) and value == MISSING else f"{field}: {value}: {message}"
 
 
@@ -112,10 +94,10 @@ class OneLine(logging.Filter):
         """Rewrite the record in place, and let every record pass."""
         try:
             record.msg, record.args = printable(record.getMessage()), None
-        except Exception:  # noqa: BLE001  a library's slip: the handler tells of it, and whoever logged goes on
+        except Exception:  # noqa: BLE001  a library's mistake: the handler reports it
             return True
         if record.exc_info and not record.exc_text:
-            # A private key has several lines: it is masked before the lines are taken apart.
+            # A private key has several lines: mask it before splitting them.
             lines = redact("".join(traceback.format_exception(*record.exc_info))).splitlines()
             record.exc_text = "\n".join(f"  {printable(line)}" for line in lines)
         return True

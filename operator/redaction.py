@@ -2,12 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 HIDDEN: Final = "(a secret)"
-"""Stands in the place of a secret."""
 
 _BOUND: Final = 65_536
 """Characters of a text that `clip` reads: several times the longest message that it returns."""
@@ -77,7 +75,6 @@ _IS: Final = r"\s{0,8}(?:=>|[=:]|%3[AaDd])\s{0,8}(?:[\[(](?=\\{0,4}[\"']))?"
 
 
 def _values(key: str, between: str, looks: str = "", least: int = 1) -> Iterator[str]:
-    """Return the patterns of a key with its value: in quotes, in quotes that are escaped, and without quotes."""
     start = rf"(?P<before>(?:{key})(?:\\{{0,4}}[\"'])?{between}"
     yield (
         rf"{start}(?P<quote>[\"']){_OPEN}){_NO_SECRET_IN_QUOTES}{looks}"
@@ -89,23 +86,16 @@ def _values(key: str, between: str, looks: str = "", least: int = 1) -> Iterator
     yield rf"{start}{_OPEN}){_NO_SECRET}{looks}[^\s\"'\\]{more}"
 
 
-@dataclass(frozen=True)
-class _Form:
-    """One form of secrets. What the group ``before`` matches stays.
-
-    A text is searched only if it has one of the ``marks`` and, if there is a ``gate``, matches it. Both are in small
-    letters, and save time: most messages have no secret.
-    All patterns take linear time: no two repetitions beside each other match the same characters.
-    """
-
-    marks: frozenset[str]
-    patterns: tuple[re.Pattern[str], ...]
-    gate: re.Pattern[str] | None = None
+_Form = tuple[frozenset[str], tuple[re.Pattern[str], ...], re.Pattern[str] | None]
 
 
 def _form(marks: str, *patterns: str, gate: str | None = None) -> _Form:
-    compiled = tuple(map(re.compile, patterns))
-    return _Form(frozenset(marks.split()), compiled, None if gate is None else re.compile(gate))
+    """Return one form of secrets; the group ``before`` of a pattern is kept.
+
+    A text is searched only if it has one of the ``marks`` and matches the ``gate``. Both are in lower case, and save
+    time: most messages have no secret. All patterns take linear time: adjacent repetitions match different characters.
+    """
+    return frozenset(marks.split()), tuple(map(re.compile, patterns)), None if gate is None else re.compile(gate)
 
 
 _KEY_MARKS: Final = "pass pwd key secret token signature credential"
@@ -183,7 +173,7 @@ _FORMS: Final = (
     # Registries, in a Docker configuration.
     _form("auth", r"(?P<before>\\{0,4}\"auth\\{0,4}\"\s{0,8}:\s{0,8}\\{0,4}\")[A-Za-z0-9+/=]{6,}"),
 )
-_MARKS: Final = tuple({mark for form in _FORMS for mark in form.marks})
+_MARKS: Final = tuple({mark for marks, _, _ in _FORMS for mark in marks})
 
 _PEM_END: Final = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _PEM_BODY: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=\\ \r\n\t"
@@ -195,8 +185,8 @@ _COLOURS: Final = re.compile(r"\x1b\[[0-9;]{0,32}[A-Za-z]")
 
 
 def redact(text: str, hidden: str = HIDDEN) -> str:
-    """Return a text in which everything that has the form of a secret is replaced."""
-    # Names, numbers and settled messages come again at every look at every object.
+    """Replace everything that has the form of a secret."""
+    # Names, numbers and repeated messages come again with every reconcile of every object.
     return _short_redacted(text, hidden) if len(text) <= _SHORT_CHARACTERS else _redacted(text, hidden)
 
 
@@ -212,38 +202,31 @@ def _redacted(text: str, hidden: str) -> str:
 
 def _masked(text: str, hidden: str) -> str:
     small = text.lower()
-    marks = [mark for mark in _MARKS if mark in small]
-    for form in _FORMS if marks else ():
-        if not form.marks.isdisjoint(marks) and (form.gate is None or form.gate.search(small)):
-            for pattern in form.patterns:
+    present = [mark for mark in _MARKS if mark in small]
+    for marks, patterns, gate in _FORMS if present else ():
+        if not marks.isdisjoint(present) and (gate is None or gate.search(small)):
+            for pattern in patterns:
                 text = pattern.sub(lambda found: f"{found['before']}{hidden}", text)
     if "-----end" in small:
-        text = _without_ends_of_keys(text, hidden)
+        # A key whose first lines were cut off.
+        kept, begin = [], 0
+        for end in _PEM_END.finditer(text):
+            kept += [text[begin : end.start()].rstrip(_PEM_BODY), " ", hidden]
+            begin = end.end()
+        text = "".join([*kept, text[begin:]]).lstrip() if kept else text
     return _CUT_INPUT.sub(_ELLIPSIS, text) if "input_value=" in small else text
 
 
 _short_redacted = lru_cache(maxsize=_SHORT_TEXTS_KEPT)(_redacted)
 
 
-def _without_ends_of_keys(text: str, hidden: str) -> str:
-    """Hide keys whose first lines somebody has cut off."""
-    kept, begin = [], 0
-    for end in _PEM_END.finditer(text):
-        kept += [text[begin : end.start()].rstrip(_PEM_BODY), " ", hidden]
-        begin = end.end()
-    return "".join([*kept, text[begin:]]).lstrip() if kept else text
-
-
 def is_secret_flag(word: str) -> bool:
-    """Return whether a word is an option whose value is a secret, such as ``--api-key``."""
+    """Test whether a word is an option with a secret as its value, such as ``--api-key``."""
     return re.fullmatch(_FLAG, word) is not None
 
 
 def clip(text: str, limit: int) -> str:
-    """Return a text without secrets and of at most ``limit`` characters, cut between two words where that is possible.
-
-    The order matters: secrets are masked in the whole text, and the masked text is shortened.
-    """
+    """Mask secrets in a text, then shorten it to at most ``limit`` characters, if possible between two words."""
     text = redact(text if len(text) <= _BOUND else _before_cut(text[:_BOUND]))
     if len(text) <= limit:
         return text
@@ -264,11 +247,10 @@ def clip_start(text: str, limit: int) -> str:
 
 
 def after_cut(text: str) -> str:
-    """Return a text whose beginning was cut off by someone else, from where it can be read safely.
+    """Return the safe part of a text whose beginning was cut off.
 
-    What begins within a secret has lost the key or the prefix by which the secret is recognized. So the first line is
-    left out. If there is only one line, as many words are left out as a key and its value take. Lines that look like
-    the middle of a private key are left out too.
+    A secret at the cut has lost the key or the prefix that identifies it. So the first line is left out; of a single
+    line, as many words as a key and its value take. Lines that look like the middle of a private key are left out too.
     """
     text = redact(text)
     _, newline, rest = text.partition("\n")
@@ -281,11 +263,10 @@ def after_cut(text: str) -> str:
 
 
 def before_cut(text: str) -> str:
-    """Return a text whose end was cut off by someone else, up to where it can be read safely: its last whole word."""
+    """Return the safe part of a text whose end was cut off, up to its last whole word."""
     return redact(_before_cut(text))
 
 
 def _before_cut(text: str) -> str:
-    """Leave out the last word: without its end, a password in a URL or a token has no form."""
     space = max(text.rfind(each, len(text) - _LONGEST_WORD if len(text) > _LONGEST_WORD else 0) for each in " \n\t")
     return text[: space if space >= 0 else max(len(text) - _LONGEST_WORD, 0)]

@@ -1,13 +1,9 @@
 """Strict parsers for untrusted JSON, API server responses, numbers and objects, with shared bounds.
 
-JSON is rejected for duplicate keys, NaN, deep nesting and trailing values. `JsonLines` parses repeated values of
-JSON lines only once. The typed getters (`mapping`, `objects`, `texts`) read fields of objects that may hold any
-value.
-
 Responses of the API server are never rejected, because a parser that fails on one object would hide the rest of the
-list. An object of 1.5 MB (etcd's limit) made of empty lists takes 40 MB of memory, and the cache keeps all objects
-of a cluster. Objects with more than `MOST_VALUES` values are therefore reduced to identity and status. Values
-nested too deeply become null, and invalid Unicode becomes U+FFFD.
+list. An object of 1.5 MB (etcd's limit) made of empty lists takes 40 MB of memory, and the cache keeps all objects of
+a cluster. So objects with more than `MOST_VALUES` values are reduced to identity and status, values that are nested
+too deeply become null, and invalid Unicode becomes U+FFFD.
 """
 
 import json
@@ -23,58 +19,49 @@ from specdecode_operator.problems import shown
 from specdecode_operator.redaction import clip
 
 MAX_BYTES: Final = 32 * 2**20
-"""Of a text: a list of a thousand nodes as kubectl prints it has 15 MB; one object has 1.5 MB at most, says etcd."""
-
+"""Size of a text. A list of 1,000 nodes from kubectl has 15 MB, and etcd limits an object to 1.5 MB."""
 MAX_DEPTH: Final = 100
-"""Of objects and lists in one another: the deepest of published CRDs, a schema of pods, has 60."""
-
+"""Nesting of objects and lists. The deepest published CRD, a schema of pods, has 60 levels."""
 MAX_DIGITS: Final = 308
-"""Of a number: the largest that a program can compute with has so many."""
-
+"""Digits of a number: those of the largest float."""
 MANY_VALUES: Final = 50_000
-"""Values that a YAML text may have in any case: the largest CRDs in use have as many."""
-
+"""Values that any YAML text may have: those of the largest CRDs in use."""
 BYTES_PER_VALUE: Final = 12
-"""A larger YAML text may have a value in so many bytes; what kubectl prints has one in 25. Each takes 3 microseconds
-to read, so that what is made to take long ends within a third of a second for each megabyte."""
+"""A larger YAML text may have a value per 12 bytes; kubectl's output has one per 25. Each takes 3 microseconds to read,
+which bounds the time of a hostile text at a third of a second per megabyte."""
+MOST_DIGITS: Final = 15
+"""Digits of a quantity: more than the bytes of memory of any machine, and exact as a float."""
+MOST_VALUES: Final = 50_000
+"""Values of one API object: a large spec has 40,000, a pod with everything that is added to it has a few thousand."""
+
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
 class UnreadableTextError(ValueError):
-    """A text that is not what it should be, or is made to hurt: where, what, and what to do, in one line."""
+    """A text that is malformed or hostile; the message says where and how to fix it, in one line."""
 
     line: int | None = None
-    """Where that is one line of the text, from 1."""
 
 
 def check_size(text: str | bytes, most_bytes: int = MAX_BYTES) -> None:
-    """Refuse a text that is too large.
-
-    Raises
-    ------
-    UnreadableTextError
-        When it is.
-    """
+    """Raise UnreadableTextError for a text that is too large."""
     if len(text) > most_bytes:
         raise too_large(most_bytes)
 
 
 def too_large(most_bytes: int = MAX_BYTES) -> UnreadableTextError:
-    """Return what is said of a text that is too large."""
+    """Return the error for a text that is too large."""
     size = f"{most_bytes // 2**20} MiB" if most_bytes >= 2**20 else f"{most_bytes // 2**10} KiB"
     return UnreadableTextError(f"has more than {size}: write less, or split it")
 
 
 def inner_values(level: Iterable[Any]) -> list[Any]:
-    """Return what lies in objects and lists, one level deeper: what is nested deep must not be walked by recursion."""
+    """Return the values in objects and lists, one level deeper; recursion over deep nesting would fail."""
     return [
         inner
         for outer in level
         for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
     ]
-
-
-MOST_DIGITS: Final = 15
-"""Digits of the largest number that is read: more than the bytes of memory of any machine, and exact as a float."""
 
 
 def whole_number(text: object, most: int = 10**MOST_DIGITS - 1) -> int | None:
@@ -90,19 +77,19 @@ def whole_number(text: object, most: int = 10**MOST_DIGITS - 1) -> int | None:
 
 
 def objects(body: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return the objects of a list; none where there is no list."""
+    """Return the objects of a list; empty if there is no list."""
     found = body.get(key)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def mapping(body: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return an object inside another; empty where there is none."""
+    """Return an object inside another; empty if there is none."""
     found = body.get(key)
     return found if isinstance(found, dict) else {}
 
 
 def texts(body: Mapping[str, Any], key: str) -> list[str]:
-    """Return the entries of a list as text; none where there is no list."""
+    """Return the entries of a list as text; empty if there is no list."""
     found = body.get(key)
     return [str(each) for each in found] if isinstance(found, list) else []
 
@@ -112,17 +99,8 @@ def name_of(body: Mapping[str, Any]) -> str:
     return str(body.get("name"))
 
 
-_SPACE: Final = " \t\r\n"
-
-
 def parse_json(text: str | bytes, most_bytes: int = MAX_BYTES) -> Any:
-    """Return the one value of a text.
-
-    Raises
-    ------
-    UnreadableTextError
-        When it holds another number of values, is no JSON, or is larger or deeper than it may be.
-    """
+    """Return the one value of a text; raise UnreadableTextError as `parse_json_values`, and for any other number."""
     found = list(parse_json_values(text, most_bytes))
     if len(found) != 1:
         raise UnreadableTextError(f"holds {len(found)} values: write one" if found else "is empty: write JSON")
@@ -130,61 +108,42 @@ def parse_json(text: str | bytes, most_bytes: int = MAX_BYTES) -> Any:
 
 
 def parse_json_values(text: str | bytes, most_bytes: int = MAX_BYTES) -> Iterator[Any]:
-    """Return the values of a text one by one, as kubectl takes them: one after the other.
+    """Yield the concatenated values of a text, as kubectl accepts them.
 
-    Raises
-    ------
-    UnreadableTextError
-        When one is no JSON, or is larger or deeper than it may be.
+    Raises UnreadableTextError if one is not JSON, or is larger or deeper than allowed.
     """
     check_size(text, most_bytes)
     if isinstance(text, bytes):
-        text = _decoded_json(text)
+        try:
+            text = text.decode()
+        except UnicodeDecodeError as error:
+            raise UnreadableTextError("is not UTF-8 text: write JSON in UTF-8") from error
     text = text.removeprefix("\ufeff")
-    position = _next(text, 0)
+    too_deep = UnreadableTextError(f"is nested more than {MAX_DEPTH} deep, which no object is: name another file")
+    position = _after_space(text, 0)
     while position < len(text):
         try:
             value, end = _DECODER.raw_decode(text, position)
         except json.JSONDecodeError as error:
             place = f"line {error.lineno}, column {error.colno}" if "\n" in text.strip() else f"column {error.colno}"
-            unreadable = UnreadableTextError(f"is no JSON at {place}: {_lowered(error.msg).removesuffix(' at')}")
+            why = f"{error.msg[:1].lower()}{error.msg[1:]}".removesuffix(" at")
+            unreadable = UnreadableTextError(f"is no JSON at {place}: {why}")
             unreadable.line = error.lineno
             raise unreadable from error
         except RecursionError as error:
-            raise _too_deep() from error
-        _check_depth(value)
+            raise too_deep from error
+        level = [value]
+        for _ in range(MAX_DEPTH):
+            level = [inner for inner in inner_values(level) if isinstance(inner, dict | list)]
+        if level:
+            raise too_deep
         yield value
-        position = _next(text, end)
+        position = _after_space(text, end)
 
 
-def _decoded_json(text: bytes) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise UnreadableTextError("is not UTF-8 text: write JSON in UTF-8") from error
-
-
-def _next(text: str, position: int) -> int:
-    while position < len(text) and text[position] in _SPACE:
-        position += 1
-    return position
-
-
-def _check_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [inner for inner in inner_values(level) if isinstance(inner, dict | list)]
-        if not level:
-            return
-    raise _too_deep()
-
-
-def _too_deep() -> UnreadableTextError:
-    return UnreadableTextError(f"is nested more than {MAX_DEPTH} deep, which no object is: name another file")
-
-
-def _lowered(message: str) -> str:
-    return message[:1].lower() + message[1:]
+def _after_space(text: str, position: int) -> int:
+    found = _SPACE.match(text, position)
+    return found.end() if found else position
 
 
 def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -211,49 +170,38 @@ def _number(text: str) -> float:
 
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_json_object, parse_int=_whole_number, parse_float=_number)
 
-
-_MOST_REMEMBERED_BYTES: Final = 8 * 2**20
-"""Of text: as objects of Python it is ten times as large."""
-
-_EACH_BYTES: Final = 100
-"""What a value takes beside its text."""
-
-_WITH_BLANKS: Final = (b", ", b'"%b": %b')
-_WITHOUT: Final = (b",", b'"%b":%b')
-"""How programs write an object: as Python does, and the shortest way."""
+_CACHED_BYTES: Final = 8 * 2**20
+"""Text behind the values that `JsonLines` keeps; as Python objects it is ten times as large."""
+_ENTRY_BYTES: Final = 100
+"""Overhead of one kept value."""
+_USUAL_FORMS: Final = ((b", ", b'"%b": %b'), (b",", b'"%b":%b'))
+"""Separators of JSON that Python writes, and of compact JSON."""
 
 
 class SharedObject(dict[str, Any]):
-    """An object that many lines hold and nobody changes: the digest of its content is worked out once."""
+    """A read-only object that many lines share; the digest of its content is computed once."""
 
     digest: bytes | None = None
 
 
 class JsonLines:
-    """Reads line after line. What lies in an object is one object for lines that say the same: do not change it."""
+    """Parser of JSON lines whose inner objects are shared between lines with the same text: do not change them."""
 
     def __init__(self, most_line_bytes: int) -> None:
-        """Remember nothing yet."""
         self._most_line_bytes = most_line_bytes
         self._split: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
         self._known: dict[bytes, Any] = {}
         self._known_bytes = 0
 
     def parse(self, line: str | bytes) -> Any:
-        """Return the value of a line.
-
-        Raises
-        ------
-        UnreadableTextError
-            As `parse_json` does.
-        """
+        """Return the value of a line; raise UnreadableTextError as `parse_json`."""
         parts = self._parts(line.strip()) if isinstance(line, bytes) else None
         if parts is None:
             return parse_json(line, self._most_line_bytes)
         return {key: self._value(text) for key, text in parts}
 
     def _parts(self, line: bytes) -> list[tuple[str, bytes]] | None:
-        """Return keys and texts of an object; None where a line is anything else, has a key twice, or looks unusual."""
+        """Return keys and texts of an object; None for other values, duplicate keys and unusual formats."""
         if len(line) > self._most_line_bytes:
             return None
         try:
@@ -261,8 +209,12 @@ class JsonLines:
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return None
         parts = [(key, bytes(text)) for key, text in found.items()]
-        once = line == _joined(parts, *_WITH_BLANKS) or line == _joined(parts, *_WITHOUT)
-        return parts if once and "".join(found).isprintable() else None
+        # A line with a duplicate key does not consist of each part once.
+        usual = any(
+            line == b"{%b}" % separator.join([form % (key.encode(), text) for key, text in parts])
+            for separator, form in _USUAL_FORMS
+        )
+        return parts if usual and "".join(found).isprintable() else None
 
     def _value(self, text: bytes) -> Any:
         if text in self._known:
@@ -270,17 +222,12 @@ class JsonLines:
         value = parse_json(text, self._most_line_bytes)
         if isinstance(value, dict):
             value = SharedObject(value)
-        self._known_bytes += len(text) + _EACH_BYTES
-        if self._known_bytes > _MOST_REMEMBERED_BYTES:
+        self._known_bytes += len(text) + _ENTRY_BYTES
+        if self._known_bytes > _CACHED_BYTES:
             self._known.clear()
-            self._known_bytes = len(text) + _EACH_BYTES
+            self._known_bytes = len(text) + _ENTRY_BYTES
         self._known[text] = value
         return value
-
-
-def _joined(parts: list[tuple[str, bytes]], separator: bytes, form: bytes) -> bytes:
-    """Return the line that has each part once."""
-    return b"{%b}" % separator.join([form % (key.encode(), text) for key, text in parts])
 
 
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
@@ -294,24 +241,24 @@ _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def read_json(text: bytes) -> Any:
-    """Return a value, with null in place of objects and lists that lie in MAX_DEPTH others.
+    """Return a value, with null in place of objects and lists inside MAX_DEPTH others.
 
     Raises
     ------
     json.JSONDecodeError
-        When it is no JSON: what kopf expects of an answer in plain text, such as that there is no such kind.
+        If it is not JSON. kopf expects this error for a plain text answer, such as for an unknown kind.
     """
-    shallow = without_deep(text)
+    shallow = _without_deep(text)
     try:
         return msgspec.json.decode(shallow)
-    except msgspec.DecodeError:  # no JSON, or a number that is too large
+    except msgspec.DecodeError:  # not JSON, or a number that is too large
         return json.loads(shallow)
 
 
 def in_unicode(text: bytes) -> bytes:
-    """Return JSON with U+FFFD in place of bytes and escapes that are no character.
+    """Return JSON with U+FFFD in place of invalid bytes and escapes.
 
-    The API server keeps the managed fields of its own kinds byte for byte, whoever wrote them.
+    The API server keeps managedFields of its own kinds byte for byte, whoever wrote them.
     """
     if not text.isascii():
         try:
@@ -323,35 +270,16 @@ def in_unicode(text: bytes) -> bytes:
     return text
 
 
-def without_deep(text: bytes) -> bytes:
-    """Return JSON with null in place of objects and lists that lie in MAX_DEPTH others."""
-    if not _is_deep(text):
-        return text
-    kept, position = [], 0
-    for start, end in _deep(text):
-        kept.append(text[position:start])
-        position = end
-    return b"null".join([*kept, text[position:]])
-
-
-def without_strings(text: bytes) -> bytes:
-    """Return JSON without what stands in quotes."""
-    return _STRING.sub(b"", text)
-
-
-def _is_deep(text: bytes) -> bool:
-    """Take away what is innermost, again and again: much faster than counting, which nearly no text needs."""
-    brackets = without_strings(text).translate(None, _NO_BRACKETS)
+def _without_deep(text: bytes) -> bytes:
+    """Return JSON with null in place of objects and lists inside MAX_DEPTH others."""
+    # Removing the innermost pairs again and again is much faster than counting, which few texts need.
+    brackets = _STRING.sub(b"", text).translate(None, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):
-        if not brackets:
-            return False
         brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
-    return bool(brackets)
-
-
-def _deep(text: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where objects and lists begin and end that lie in MAX_DEPTH others."""
-    depth = start = 0
+    if not brackets:
+        return text
+    kept: list[bytes] = []
+    position = depth = start = 0
     for token in _TOKEN.finditer(text):
         match token[0]:
             case b"{" | b"[":
@@ -360,29 +288,28 @@ def _deep(text: bytes) -> Iterator[tuple[int, int]]:
                     start = token.start()
             case b"}" | b"]":
                 if depth == MAX_DEPTH + 1:
-                    yield start, token.end()
+                    kept.append(text[position:start])
+                    position = token.end()
                 depth -= 1
     if depth > MAX_DEPTH:
-        yield start, len(text)
+        kept.append(text[position:start])
+        position = len(text)
+    return b"null".join([*kept, text[position:]])
 
-
-MOST_VALUES: Final = 50_000
-"""Of one object: its spec may have some 40,000, a pod with all that the API server and others add has some thousand."""
 
 TOO_LARGE: Final = "tooLarge"
-"""The field in the spec of an object that says how large it is where the rest is not read; no kind has such a field."""
+"""Key in the spec of an object that is not read in full; no kind has such a field. Its value is the object's size."""
 
 _MOST_LABELS: Final = 64
 _MOST_OWNERS: Final = 16
-_NOTHING: Final = msgspec.Raw(b"{}")
-
+_EMPTY: Final = msgspec.Raw(b"{}")
 
 _Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 class _List(msgspec.Struct):
     items: list[msgspec.Raw] | msgspec.UnsetType = msgspec.UNSET
-    metadata: msgspec.Raw = _NOTHING
+    metadata: msgspec.Raw = _EMPTY
     kind: str = ""
     apiVersion: str = ""  # noqa: N815  as it is called there
 
@@ -415,52 +342,45 @@ class _Object(msgspec.Struct, rename="camel", omit_defaults=True):
     metadata: _Metadata
     kind: str = ""
     api_version: str = ""
-    status: msgspec.Raw = _NOTHING
+    status: msgspec.Raw = _EMPTY
 
 
 def read_answer(text: bytes, is_known: Callable[[dict[str, Any]], bool] | None = None) -> Any:
-    """Return an object, a list of objects, or whatever else the API server answers.
+    """Return an object, a list of objects, or any other response of the API server.
 
-    With ``is_known``, which is asked with name, UID, version and labels of each object of a list, the list has under
-    ``known`` the UIDs of those that are known, and in ``items`` only the others: all of an object takes far longer.
+    ``is_known`` gets name, UID, version and labels of each object of a list. The result then has the UIDs of known
+    objects in ``known``, and only the others in ``items``: parsing an object in full takes far longer.
 
-    Raises
-    ------
-    ValueError
-        When it is no JSON.
+    Raises ValueError if it is not JSON.
     """
     text = in_unicode(text)
     if is_known is None and not _may_be_too_large(text):
         return read_json(text)
     found = _decoded(text, _List)
     if found.items is msgspec.UNSET:
-        return _object(text)
+        return _stub(text) if _is_too_large(text) else read_json(text)
     items, known = [], []
     for item in map(bytes, found.items):
         if is_known is not None and is_known(who := msgspec.to_builtins(_decoded(item, _Identified))):
             known.append(who["metadata"]["uid"])
         else:
-            items.append(_object(item))
+            items.append(_stub(item) if _is_too_large(item) else read_json(item))
     read = {"kind": found.kind, "apiVersion": found.apiVersion, "metadata": read_json(bytes(found.metadata))}
     return {**read, "items": items, **({} if is_known is None else {"known": known})}
 
 
 def bounded_event(line: bytes) -> bytes:
-    """Return one line of a watch as anybody can read it."""
+    """Return one line of a watch, reduced so that any parser can read it."""
     line = in_unicode(line)
     if _may_be_too_large(line):
         event = _decoded(line, _Event)
         if _is_too_large(seen := bytes(event.object)):
             return msgspec.json.encode({"type": event.type, "object": _stub(seen)})
-    return without_deep(line)
-
-
-def _object(text: bytes) -> Any:
-    return _stub(text) if _is_too_large(text) else read_json(text)
+    return _without_deep(line)
 
 
 def _stub(text: bytes) -> dict[str, Any]:
-    """Return who an object is and how it stood, and how large it is."""
+    """Return identity, status and size of an object."""
     found = _decoded(text, _Object)
     metadata = found.metadata
     metadata.labels = dict(islice((metadata.labels or {}).items(), _MOST_LABELS))
@@ -476,16 +396,16 @@ def _stub(text: bytes) -> dict[str, Any]:
 
 
 def _may_be_too_large(text: bytes) -> bool:
-    """Whether a text is long enough for so many values: each takes two characters at least."""
+    # Each value takes at least two characters.
     return len(text) > 2 * MOST_VALUES
 
 
 def _is_too_large(text: bytes) -> bool:
-    return _may_be_too_large(text) and _values(text) > MOST_VALUES and _values(without_strings(text)) > MOST_VALUES
+    return _may_be_too_large(text) and _values(text) > MOST_VALUES and _values(_STRING.sub(b"", text)) > MOST_VALUES
 
 
 def _values(text: bytes) -> int:
-    """Return how many values a text has at most: each follows a comma, or is the first in an object or a list."""
+    # Each value follows a comma, or is the first in an object or a list.
     return text.count(b",") + text.count(b"{") + text.count(b"[")
 
 
@@ -494,6 +414,6 @@ def _decoded(text: bytes, kind: type[_Kind]) -> _Kind:
         try:
             return msgspec.json.decode(text, type=kind)
         except RecursionError:
-            return msgspec.json.decode(without_deep(text), type=kind)
+            return msgspec.json.decode(_without_deep(text), type=kind)
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from error

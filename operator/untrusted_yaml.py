@@ -31,62 +31,55 @@ _FLOAT: Final = re.compile(
     r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
 _INT: Final = re.compile(r"[-+]?(?:0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)")
-_MOST_TAG_DIRECTIVES: Final = 8
-"""No manifest has one, and each is compared with all before it."""
-
+_MAX_TAG_DIRECTIVES: Final = 8
+"""No manifest has one, and PyYAML compares each with all before it."""
 _VALUES_OF_DOCUMENT: Final = 3
-"""As which a document counts beside those in it: it takes as long to read."""
+"""Values that take as long to read as an empty document."""
 
 # The safe loader in C where there is one: folders of GitOps repositories are large.
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def parse_yaml(text: str) -> Iterator[Any]:
-    """Return the documents of a text one by one.
+    """Yield the documents of a text.
 
-    Raises
-    ------
-    UnreadableTextError
-        When one is no YAML, says what JSON cannot say, or is larger or deeper than it may be.
+    Raises UnreadableTextError if one is not YAML, cannot be written as JSON, or is larger or deeper than allowed.
     """
     check_size(text)
-    if len(re.findall(r"^%TAG", text, flags=re.MULTILINE)) > _MOST_TAG_DIRECTIVES:
-        raise UnreadableTextError(f"has more than {_MOST_TAG_DIRECTIVES} lines with %TAG: leave them out")
+    if len(re.findall(r"^%TAG", text, flags=re.MULTILINE)) > _MAX_TAG_DIRECTIVES:
+        raise UnreadableTextError(f"has more than {_MAX_TAG_DIRECTIVES} lines with %TAG: leave them out")
     loader = _Loader(text)
+    counts = _Counts(max(MANY_VALUES, len(text) // BYTES_PER_VALUE))
     try:
-        for _ in _checked_documents(text):
-            yield loader.get_data()
+        for event in yaml.parse(text, Loader=_Loader):
+            counts.add(event)
+            # All events of a document are counted before its values are constructed.
+            if isinstance(event, yaml.DocumentEndEvent):
+                yield loader.get_data()
     except yaml.YAMLError as error:
-        unreadable = UnreadableTextError(_why(error))
-        mark = getattr(error, "problem_mark", None)
+        mark, position = getattr(error, "problem_mark", None), getattr(error, "position", None)
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        place = place if position is None else f" at character {position + 1}"
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
+        unreadable = UnreadableTextError(f"is no YAML{place}: {problem}")
         unreadable.line = mark.line + 1 if mark is not None else None
         raise unreadable from error
     finally:
         loader.dispose()
 
 
-def _checked_documents(text: str) -> Iterator[None]:
-    """Come back after each document whose events may be made values of."""
-    counts = _Counts(max(MANY_VALUES, len(text) // BYTES_PER_VALUE))
-    for event in yaml.parse(text, Loader=_Loader):
-        counts.add(event)
-        if isinstance(event, yaml.DocumentEndEvent):
-            yield
-
-
 class _Counts:
-    """What the events of a text come to, before a value is made of them."""
+    """Number of values that the events of a text stand for."""
 
     def __init__(self, most_values: int) -> None:
         self._most_values = most_values
         self._values = 0
         self._open: list[tuple[str | None, int]] = []
-        """Anchor of each object and list that is not over, and the values before it."""
+        """Anchor of each open object and list, and the number of values before it."""
         self._sizes: dict[str, int] = {}
-        """Values that stand behind each anchor: an alias repeats all of them."""
+        """Values behind each anchor: an alias repeats all of them."""
 
     def add(self, event: yaml.Event) -> None:
-        """Count an event, and refuse what is too much."""
         match event:
             case yaml.DocumentStartEvent():
                 self._sizes = {}
@@ -109,10 +102,10 @@ class _Counts:
             raise _problem(event, f"the tag {shown(event.tag)} is nothing that Kubernetes knows: leave it out")
         if isinstance(event, yaml.CollectionStartEvent):
             self._open.append((event.anchor, self._values))
-            if len(self._open) > MAX_DEPTH:
-                raise _problem(event, f"is nested more than {MAX_DEPTH} deep, which no object is")
         elif event.anchor is not None:
             self._sizes[event.anchor] = 1
+        if len(self._open) > MAX_DEPTH:
+            raise _problem(event, f"is nested more than {MAX_DEPTH} deep, which no object is")
         self._values += 1
 
 
@@ -120,7 +113,7 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
     """Makes values as Kubernetes does: dates stay text, 1e6 is a number, keys are text, and none is there twice."""
 
     def construct_document(self, node: yaml.Node) -> object:
-        _refuse_repeated_keys(node)
+        _reject_repeated_keys(node)
         return super().construct_document(node)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
@@ -140,7 +133,6 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         return str(key).lower() if isinstance(key, bool) else str(key)
 
     def number(self, node: yaml.ScalarNode) -> float:
-        """Return a number that a program can compute with, and .inf and .nan, which fields refuse by name."""
         if len(node.value) > MAX_DIGITS:
             raise _problem(
                 node, f"the number {clip(node.value, 20)} has {len(node.value):,} digits: write one with fewer"
@@ -153,70 +145,51 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         return value
 
 
-def _without(resolvers: dict[str, list[tuple[str, Any]]], *tags: str) -> dict[str, list[tuple[str, Any]]]:
-    left_out = {f"{_TAG}{name}" for name in tags}
-    return {first: [each for each in known if each[0] not in left_out] for first, known in resolvers.items()}
-
-
-_Loader.yaml_implicit_resolvers = _without(_Loader.yaml_implicit_resolvers, "int", "float", "timestamp", "value")
+_REPLACED: Final = [f"{_TAG}{name}" for name in ("int", "float", "timestamp", "value")]
+_Loader.yaml_implicit_resolvers = {
+    first: [each for each in known if each[0] not in _REPLACED]
+    for first, known in _Loader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(f"{_TAG}int", re.compile(f"^(?:{_INT.pattern})$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(f"{_TAG}float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+0123456789."))
 for _name in ("int", "float"):
     _Loader.add_constructor(f"{_TAG}{_name}", _Loader.number)
 
 
-def _refuse_repeated_keys(document: yaml.Node) -> None:
-    """Look before anything is constructed: merging adds keys to mappings that override them."""
+def _reject_repeated_keys(document: yaml.Node) -> None:
+    """Check keys before construction, because merging adds keys to mappings that override them."""
     pending, seen = [document], {id(document)}
     while pending:
         node = pending.pop()
         inside: Iterable[yaml.Node] = node.value if isinstance(node, yaml.CollectionNode) else []
         if isinstance(node, yaml.MappingNode):
-            _refuse_repeated(node)
+            known = set()
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode) or key.value == _MERGE_KEY:
+                    continue
+                if key.value in known:
+                    problem = f"the key {shown(key.value)} is there twice: remove one, or write --- between two objects"
+                    raise _problem(key, problem)
+                known.add(key.value)
             inside = [value for _, value in node.value]
         for child in inside:
-            # Anchors may stand in many places.
+            # Aliases make a node appear in many places.
             if isinstance(child, yaml.CollectionNode) and id(child) not in seen:
                 seen.add(id(child))
                 pending.append(child)
-
-
-def _refuse_repeated(mapping: yaml.MappingNode) -> None:
-    keys = [key for key, _ in mapping.value if isinstance(key, yaml.ScalarNode) and key.value != _MERGE_KEY]
-    known = set()
-    for key in keys:
-        if key.value in known:
-            problem = f"the key {shown(key.value)} is there twice: remove one, or write --- between two objects"
-            raise _problem(key, problem)
-        known.add(key.value)
 
 
 def _problem(at: Any, message: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=message, problem_mark=at.start_mark)
 
 
-def _why(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-    position = getattr(error, "position", None)
-    if position is not None:
-        place = f" at character {position + 1}"
-    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
-    return f"is no YAML{place}: {problem}"
-
-
 _LOOKS_LIKE_JSON: Final = re.compile(r'\s*(\{\s*"|\[\s*[\[{"])')
 
 
 def parse_yaml_or_json(text: str, *, is_json: bool) -> Iterable[Any]:
-    """Return the documents of a text that is JSON or YAML.
+    """Return the documents of a text that is JSON or YAML; raise UnreadableTextError as the two parsers.
 
-    ``is_json`` says that the file's name ends with .json: then errors are those of JSON. YAML may begin as JSON does.
-
-    Raises
-    ------
-    UnreadableTextError
-        As parse_json_values and parse_yaml.
+    ``is_json`` is whether the file's name ends with .json, so that errors are those of JSON. YAML may begin like JSON.
     """
     named_json = is_json and "\n---" not in text
     if named_json or _LOOKS_LIKE_JSON.match(text):
@@ -225,7 +198,4 @@ def parse_yaml_or_json(text: str, *, is_json: bool) -> Iterable[Any]:
         except UnreadableTextError:
             if named_json:
                 raise
-    # PyYAML takes longer to load than JSON to be read.
-    from specdecode_operator.untrusted_yaml import parse_yaml  # noqa: PLC0415
-
     return parse_yaml(text)

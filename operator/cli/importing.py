@@ -25,8 +25,7 @@ from specdecode_operator.importing.sources import (
     read_words,
     read_workloads,
 )
-from specdecode_operator.importing.spec_builder import Outcome
-from specdecode_operator.importing.workload import Workload
+from specdecode_operator.importing.spec_builder import Outcome, Workload
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import mapping

@@ -52,10 +52,11 @@ from specdecode_operator.importing.spec_builder import (
     Outcome,
     Setting,
     SpecBuilder,
+    Workload,
+    in_namespace,
     withhold_secrets,
 )
 from specdecode_operator.importing.speculation import read_speculation, take_speculation
-from specdecode_operator.importing.workload import Workload, in_namespace
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem
 from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.settings import Platform
@@ -69,16 +70,6 @@ class Step:
 
     purpose: str
     command: str
-
-
-def selecting(services: Iterable[Object], labels: Object) -> list[Object]:
-    """Return the Services that select pods with these labels."""
-    found = []
-    for service in services:
-        selector = mapping(mapping(service, "spec"), "selector")
-        if selector and all(labels.get(key) == value for key, value in selector.items()):
-            found.append(service)
-    return found
 
 
 def migration_steps(workload: Workload, new: str, services: Sequence[Object], gpus: int) -> list[Step]:
@@ -130,25 +121,9 @@ class Migration:
     """A server as a SpecDecodeDeployment, with the report."""
 
     body: Body
-    """The object; incomplete if there are decisions."""
-
     settings: tuple[Setting, ...]
     decisions: tuple[Problem, ...]
-    """Problems that a person must solve before it is applied."""
-
     steps: tuple[Step, ...]
-    """How to move over without downtime."""
-
-
-@dataclass(frozen=True)
-class _Server:
-    """The container that runs vLLM."""
-
-    where: str
-    container: dict[str, Any]
-    command: ServerCommand
-    platform: Platform
-    gpus: int
 
 
 def migrate_workload(
@@ -159,35 +134,33 @@ def migrate_workload(
     engine_version: str | None = None,
     configs: Mapping[str, Object] = MappingProxyType({}),
 ) -> Migration:
-    """Return the object that means the same as a vLLM server.
+    """Return the object that means the same as a vLLM server; raise MigrationError if there is nothing to import.
 
-    Parameters
-    ----------
-    services
-        Services of the server's namespace. The steps move those that select its pods.
-    name
-        Name of the object; by default the server's with a suffix.
-    engine_version
-        vLLM version of an image whose tag does not tell.
-    configs
-        Contents of config.json by the model that the server is given.
-
-    Raises MigrationError if there is nothing to import.
+    The steps move those ``services`` of the server's namespace that select its pods. ``engine_version`` is for an
+    image whose tag does not tell it, ``configs`` are contents of config.json by the model that the server is given.
     """
-    server = _find_server(workload)
-    remarks = workload.remarks
-    builder = SpecBuilder(settings=[*remarks.settings], decisions=[*remarks.decisions])
-    _take_server(server, workload, engine_version, configs, builder)
+    builder = SpecBuilder(settings=[*workload.remarks.settings], decisions=[*workload.remarks.decisions])
+    platform, gpus = _take_server(workload, engine_version, configs, builder)
     new = _new_name(workload, name, builder)
-    selected_by = selecting(services, mapping(workload.metadata, "labels"))
-    selectors = [*(mapping(mapping(each, "spec"), "selector") for each in selected_by), workload.match_labels]
+    labels, by_service = mapping(workload.metadata, "labels"), list[tuple[Object, Object]]()
+    for service in services:
+        selector = mapping(mapping(service, "spec"), "selector")
+        if selector and all(labels.get(key) == value for key, value in selector.items()):
+            by_service.append((service, selector))
+    selectors = [*(selector for _, selector in by_service), workload.match_labels]
     take_metadata(workload.metadata, selectors, builder)
     note_selecting(workload.pod, selectors, builder)
     _take_rollout(workload.spec, builder)
-    note_defaults(builder, server.platform)
+    note_defaults(builder, platform)
     note_user(builder)
     if workload.outside:
-        _ask_for_folders(builder)
+        volumes = builder.get("podTemplate.spec.volumes")
+        held = [("spec.models.volume", builder.get("models.volume"))]
+        held += [("spec.podTemplate.spec.volumes", each) for each in (volumes if isinstance(volumes, list) else [])]
+        message = "is of the machine that runs it: copy it to a PersistentVolumeClaim and name that, or use a hub id"
+        for field, volume in held:
+            if path := mapping(volume or {}, "hostPath").get("path"):
+                builder.decide(field, str(path), message)
     withhold_secrets(builder)
     asked = {decision.field for decision in builder.decisions}
     for problem in _problems(builder):
@@ -196,29 +169,25 @@ def migrate_workload(
     metadata = {"name": new} | ({"namespace": workload.namespace} if workload.namespace else {})
     spec = _in_order(builder.spec, SpecDecodeDeploymentSpec)
     made = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
-    steps = migration_steps(workload, new, selected_by, _needed_gpus(server.gpus * workload.nodes, spec))
-    return Migration(made, tuple(builder.settings), tuple(builder.decisions), tuple(steps))
-
-
-def _needed_gpus(of_a_replica: int, spec: Object) -> int:
-    """Return the GPUs of all replicas: those of the old server or those of the fields, if more; 0 on CPU."""
     sizes = [mapping(spec, "parallelism").get(key) for key in ("tensor", "pipeline", "data")]
     by_fields = math.prod(size for size in sizes if isinstance(size, int))
     replicas = spec.get("replicas", 1)
-    a_replica = max(of_a_replica, by_fields) if of_a_replica else 0
-    return a_replica * (replicas if isinstance(replicas, int) else 1)
+    # The GPUs of the old server, or those of the fields, if more; 0 on CPU.
+    needed = (max(gpus, by_fields) if gpus else 0) * (replicas if isinstance(replicas, int) else 1)
+    steps = migration_steps(workload, new, [service for service, _ in by_service], needed)
+    return Migration(made, tuple(builder.settings), tuple(builder.decisions), tuple(steps))
 
 
 def runs_server(workload: Workload) -> bool:
-    """Return whether one of the containers starts vLLM; if its command cannot be read, assume so."""
+    """Test whether one of the containers starts vLLM; assume so if its command cannot be read."""
     try:
         return bool(_find_server(workload))
     except MigrationError as error:
         return "runs no vLLM server" not in error.problem.message
 
 
-def _find_server(workload: Workload) -> _Server:
-    """Return the one container that runs vLLM's server."""
+def _find_server(workload: Workload) -> tuple[str, dict[str, Any], ServerCommand]:
+    """Return path, container and command of the one server."""
     containers = workload.pod.get("containers")
     if not isinstance(containers, list) or not containers:
         shown = str(containers) if containers else MISSING
@@ -240,30 +209,25 @@ def _find_server(workload: Workload) -> _Server:
     if len(found) > 1:
         names = ", ".join(name_of(container) for _, container, _ in found)
         raise MigrationError(workload.where, names, "run vLLM each: split them, one server a pod")
-    where, container, command = found[0]
-    platform, gpus = find_platform(container, where, command.env, says_gpus=workload.says_gpus)
-    return _Server(where, container, command, platform, gpus)
+    return found[0]
 
 
 def _take_server(
-    server: _Server,
-    workload: Workload,
-    engine_version: str | None,
-    configs: Mapping[str, Object],
-    builder: SpecBuilder,
-) -> None:
-    """Take hardware, arguments, models, environment and the rest of the pod."""
-    container, command, pod = server.container, server.command, workload.pod
-    if server.platform is Platform.CPU:
+    workload: Workload, engine_version: str | None, configs: Mapping[str, Object], builder: SpecBuilder
+) -> tuple[Platform, int]:
+    """Take hardware, arguments, models, environment and the rest of the pod; return the platform and all GPUs."""
+    (where, container, command), pod = _find_server(workload), workload.pod
+    platform, gpus = find_platform(container, where, command.env, says_gpus=workload.says_gpus)
+    if platform is Platform.CPU:
         take_cpu(container, builder)
-    profile = take_image(str(container.get("image") or ""), server.platform, engine_version, builder)
+    profile = take_image(str(container.get("image") or ""), platform, engine_version, builder)
     if command.program is not None:
         builder.drop(f"program {command.program}", "the operator starts vllm, which must be on the image's PATH")
     for other in command.harmless:
         builder.drop(f"shell command {other}", "the operator starts vllm without a shell")
     if command.others:
         fix = "only the server is started: do it in the image or in an init container, remove it here, and import again"
-        builder.decide(f"{server.where}.args", "; ".join(command.others), fix)
+        builder.decide(f"{where}.args", "; ".join(command.others), fix)
     known = ask_for_unknown(command, read_arguments(command.arguments, profile), builder)
     known = without_group(last_of_each(say_as_now(known, builder, profile), builder), workload.nodes, builder)
     given, certificate_volumes = take_tls(known, pod, container, builder)
@@ -276,9 +240,10 @@ def _take_server(
     ask_for_files(read_arguments(omitted.arguments, profile), container, builder)
     env = take_variables(container, command, builder, profile)
     take_pod(pod, container, env, omitted, builder)
-    _take_split(server.gpus * workload.nodes, builder)
+    _take_split(gpus * workload.nodes, builder)
     take_product(pod, builder)
     take_whole_prompts(builder, profile)
+    return platform, gpus * workload.nodes
 
 
 def _take_split(gpus: int, builder: SpecBuilder) -> None:
@@ -335,19 +300,6 @@ def _problems(builder: SpecBuilder) -> list[Problem]:
     return []
 
 
-def _ask_for_folders(builder: SpecBuilder) -> None:
-    """Ask for folders and volumes of a machine outside the cluster, which no node has."""
-    held = [("spec.models.volume", builder.get("models.volume"))]
-    volumes = builder.get("podTemplate.spec.volumes")
-    held += [("spec.podTemplate.spec.volumes", each) for each in (volumes if isinstance(volumes, list) else [])]
-    for field, volume in held:
-        if path := mapping(volume or {}, "hostPath").get("path"):
-            message = (
-                "is of the machine that runs it: copy it to a PersistentVolumeClaim and name that, or use a hub id"
-            )
-            builder.decide(field, str(path), message)
-
-
 def _new_name(workload: Workload, wanted: str | None, builder: SpecBuilder) -> str:
     old = workload.name
     if wanted:
@@ -367,15 +319,10 @@ def _new_name(workload: Workload, wanted: str | None, builder: SpecBuilder) -> s
 
 
 def _in_order(part: Object, model: type[BaseModel]) -> dict[str, Any]:
-    """Sort fields, nested ones too, in the order of the API."""
     kinds = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
-    order = list(kinds)
     ordered: dict[str, Any] = {}
-    for key in sorted(part, key=lambda key: order.index(key) if key in kinds else len(order)):
-        inner = next((kind for kind in (kinds.get(key), *get_args(kinds.get(key))) if _is_model(kind)), None)
+    for key in [*(key for key in kinds if key in part), *(key for key in part if key not in kinds)]:
+        candidates = (kinds.get(key), *get_args(kinds.get(key)))
+        inner = next((kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
         ordered[key] = _in_order(part[key], inner) if inner and isinstance(part[key], dict) else part[key]
     return ordered
-
-
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -9,9 +9,16 @@ from typing import Any, Final
 
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
 from specdecode_operator.importing.engine_container import TOKEN_VARIABLES
-from specdecode_operator.importing.shell import Command
-from specdecode_operator.importing.spec_builder import OWN_GRACE, OWN_PROBES, MigrationError, Object, Remarks
-from specdecode_operator.importing.workload import Workload, operand, plain_text
+from specdecode_operator.importing.server_command import Command
+from specdecode_operator.importing.spec_builder import (
+    SOURCE_KEYS,
+    MigrationError,
+    Object,
+    Remarks,
+    Workload,
+    operand,
+    plain_text,
+)
 from specdecode_operator.untrusted import mapping, objects, texts, whole_number
 from specdecode_operator.vllm.environment import API_KEY_VARIABLE
 
@@ -19,11 +26,6 @@ _MOST_USER_ID: Final = 2**31 - 1
 """Largest runAsUser and runAsGroup that Kubernetes takes (IsValidUserID of k8s.io/apimachinery)."""
 
 _OF_MACHINE: Final = "is for the machine that runs it: a pod has its own"
-_SHARED_MEMORY: Final = "the operator mounts shared memory itself"
-_RESTART: Final = "the kubelet starts an engine again that ends"
-_RUNTIME: Final = "pods get their GPUs from the device plugin"
-_PORTS: Final = "the one port is spec.serving.port, behind a Service"
-_NAME: Final = "the object has a name of its own"
 
 
 def _as_text(word: str) -> str:
@@ -33,8 +35,6 @@ def _as_text(word: str) -> str:
 
 @dataclass
 class _Container:
-    """Container of docker so far, as a pod has it."""
-
     body: dict[str, Any] = field(default_factory=lambda: {"name": "vllm"})
     volumes: list[dict[str, Any]] = field(default_factory=list)
     remarks: Remarks = field(default_factory=Remarks)
@@ -43,17 +43,14 @@ class _Container:
 
     def add_variable(self, name: str, value: str | None) -> None:
         """Add a variable; None is a value that only the machine has that runs it."""
-        if value is None and name in {API_KEY_VARIABLE, *TOKEN_VARIABLES}:
-            # It belongs into a Secret, wherever it comes from.
-            value = ""
-        if value is None:
+        if value is None and name not in {API_KEY_VARIABLE, *TOKEN_VARIABLES}:
             message = "has its value only on the machine that runs it: write NAME=VALUE, and import again"
             self.remarks.decide("spec.engine.env", name, message)
         else:
-            self.body.setdefault("env", []).append({"name": name, "value": _as_text(value)})
+            # A token belongs into a Secret, wherever its value comes from.
+            self.body.setdefault("env", []).append({"name": name, "value": _as_text(value or "")})
 
     def add_mount(self, source: str, target: str, *, read_only: bool) -> None:
-        """Mount a folder of the machine, or a volume by its name."""
         name = f"volume-{len(self.volumes)}"
         # docker keeps a named volume in a folder of its own.
         is_folder = source.startswith(("/", ".", "~", "$"))
@@ -62,8 +59,17 @@ class _Container:
         mount = {"name": name, "mountPath": target} | ({"readOnly": True} if read_only else {})
         self.body.setdefault("volumeMounts", []).append(mount)
 
+    def add_volume(self, text: str) -> None:
+        """Add a volume that is written as SOURCE:TARGET or SOURCE:TARGET:ro."""
+        source, _, rest = text.partition(":")
+        if "${" in source:
+            # A default of a variable holds a colon, too.
+            source, _, rest = text.rpartition(":/")
+            rest = f"/{rest}"
+        if target := rest.partition(":")[0]:
+            self.add_mount(source, target, read_only=rest.endswith(":ro"))
+
     def limit(self, resource: str, amount: str) -> None:
-        """Limit cores, GPUs, or memory in docker's units, such as 20g."""
         if resource == "memory":
             match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)\s?([bkmgt]?)i?b?", amount.lower())
             units = {"": "", "b": "", "k": "Ki", "m": "Mi", "g": "Gi", "t": "Ti"}
@@ -83,46 +89,16 @@ def gpus_of_devices(value: str) -> int | None:
 
 
 _PROGRAMS: Final = frozenset({"docker", "podman", "nerdctl"})
-_SWITCHES: Final = frozenset(
-    {
-        "--detach", "--disable-content-trust", "--help", "--init", "--interactive", "--no-healthcheck",
-        "--oom-kill-disable", "--privileged", "--publish-all", "--quiet", "--read-only", "--replace", "--rm",
-        "--sig-proxy", "--tty",
-    }
-)  # fmt: skip
-_LETTERS: Final = {
-    "a": "--attach", "c": "--cpu-shares", "d": "--detach", "e": "--env", "h": "--hostname", "i": "--interactive",
-    "l": "--label", "m": "--memory", "P": "--publish-all", "p": "--publish", "q": "--quiet", "t": "--tty",
-    "u": "--user", "v": "--volume", "w": "--workdir",
-}  # fmt: skip
-_OF_OPERATOR: Final = {
-    "--shm-size": _SHARED_MEMORY,
-    "--ipc": _SHARED_MEMORY,
-    "--restart": _RESTART,
-    "--runtime": _RUNTIME,
-    "--publish": _PORTS,
-    "--name": _NAME,
-    "--health-cmd": OWN_PROBES,
-    "--stop-timeout": OWN_GRACE,
-}
-_DOCKER_RUN_HARMLESS: Final = frozenset(
-    {
-        "--add-host", "--attach", "--cpu-shares", "--detach", "--disable-content-trust", "--dns", "--expose",
-        "--health-interval", "--health-retries", "--health-start-period", "--health-timeout", "--hostname", "--init",
-        "--interactive", "--label", "--log-driver", "--log-opt", "--memory-swap", "--net", "--network",
-        "--no-healthcheck", "--platform", "--publish-all", "--pull", "--quiet", "--replace", "--rm", "--sig-proxy",
-        "--tty", "--ulimit",
-    }
-)  # fmt: skip
+_RUN: Final = SOURCE_KEYS["docker run"]
 
 
 def is_docker_run(words: Sequence[str]) -> bool:
-    """Return whether a command starts a container."""
+    """Test whether a command starts a container."""
     return _image_options(words) is not None
 
 
 def is_of_docker(words: Sequence[str]) -> bool:
-    """Return whether a command is one of docker's own, such as docker pull."""
+    """Test whether a command is one of docker's, such as docker pull."""
     return any(PurePosixPath(word).name in _PROGRAMS for word in words[:2])
 
 
@@ -160,7 +136,6 @@ def read_docker_run(command: Command) -> Workload:
 
 
 def _image_options(words: Sequence[str]) -> Sequence[str] | None:
-    """Return the words after ``docker run``; None for another command."""
     rest = list(words)
     while rest and (rest[0] in {"sudo", "exec"} or re.fullmatch(r"[A-Za-z_]\w*=.*", rest[0])):
         rest.pop(0)
@@ -173,18 +148,17 @@ def _image_options(words: Sequence[str]) -> Sequence[str] | None:
 
 
 def _option(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Take one word of options off, with the next word if that is its value; yield each option and its value."""
     word = words.pop(0)
     if word.startswith("--"):
         name, equals, value = word.partition("=")
-        if not equals and name not in _SWITCHES and words:
+        if not equals and name not in _RUN["switches"] and words:
             value = words.pop(0)
         yield name, value
         return
     letters = word[1:]
     while letters:
-        name, letters = _LETTERS.get(letters[0], f"-{letters[0]}"), letters[1:]
-        if name in _SWITCHES:
+        name, letters = _RUN["letters"].get(letters[0], f"-{letters[0]}"), letters[1:]
+        if name in _RUN["switches"]:
             yield name, ""
             continue
         # The rest is the letter's value; an unknown letter takes no further word.
@@ -199,32 +173,16 @@ def _take(name: str, value: str, run: _Container, unknown: frozenset[str]) -> No
         run.add_variable(value.partition("=")[0], None)
     elif is_unknown and name != "--volume":
         run.remarks.decide("command line", name, "has its value only where it runs: write it out, and import again")
-    elif name in _TAKERS or name in _OF_OPERATOR:
+    elif name in _TAKERS or name in _RUN["own"]:
         if name in _TAKERS:
             _TAKERS[name](value, run)
-        if name in _OF_OPERATOR:
-            run.remarks.own(name, _OF_OPERATOR[name])
-    elif name in _DOCKER_RUN_HARMLESS:
+        if name in _RUN["own"]:
+            run.remarks.own(name, _RUN["own"][name])
+    elif name in _RUN["dropped"]:
         run.remarks.drop(name, _OF_MACHINE)
     else:
         message = "gives the container what a pod of the operator has not: say it in podTemplate, or remove it"
         run.remarks.decide("spec.podTemplate", name, message)
-
-
-def _take_env(value: str, run: _Container) -> None:
-    name, equals, text = value.partition("=")
-    run.add_variable(name, text if equals else None)
-
-
-def _take_env_file(value: str, run: _Container) -> None:
-    message = "holds variables that are not read here: write them as --env NAME=VALUE, and import again"
-    run.remarks.decide("spec.engine.env", f"--env-file {value}", message)
-
-
-def _take_volume(value: str, run: _Container) -> None:
-    source, _, rest = value.partition(":")
-    if target := rest.partition(":")[0]:
-        run.add_mount(source, target, read_only=rest.endswith(":ro"))
 
 
 def _take_mount(value: str, run: _Container) -> None:
@@ -244,11 +202,12 @@ def _take_user(value: str, run: _Container) -> None:
         run.remarks.decide("spec.podTemplate", f"--user {value}", "a pod takes a user by number: write --user UID:GID")
 
 
+_ENV_FILE: Final = "holds variables that are not read here: write them as --env NAME=VALUE, and import again"
 _TAKERS: Final[Mapping[str, Callable[[str, _Container], None]]] = {
     "--gpus": lambda value, run: setattr(run, "gpus", gpus_of_devices(value)),
-    "--env": _take_env,
-    "--env-file": _take_env_file,
-    "--volume": _take_volume,
+    "--env": lambda value, run: run.add_variable(*(value.split("=", 1) if "=" in value else (value, None))),
+    "--env-file": lambda value, run: run.remarks.decide("spec.engine.env", f"--env-file {value}", _ENV_FILE),
+    "--volume": lambda value, run: run.add_volume(value),
     "--mount": _take_mount,
     "--memory": lambda value, run: run.limit("memory", value),
     "--cpus": lambda value, run: run.limit("cpu", value),
@@ -260,29 +219,11 @@ _TAKERS: Final[Mapping[str, Callable[[str, _Container], None]]] = {
 
 
 _RESOLVE: Final = "docker compose config writes it out: import what that prints"
-_COMPOSE_OF_OPERATOR: Final = {
-    "container_name": _NAME,
-    "depends_on": "an engine waits for nothing but its models",
-    "healthcheck": OWN_PROBES,
-    "ipc": _SHARED_MEMORY,
-    "ports": _PORTS,
-    "restart": _RESTART,
-    "runtime": _RUNTIME,
-    "shm_size": _SHARED_MEMORY,
-    "stop_grace_period": OWN_GRACE,
-}
-_HARMLESS: Final = (
-    "dns", "expose", "extra_hosts", "hostname", "init", "labels", "logging", "network_mode", "networks", "platform",
-    "profiles", "pull_policy", "stdin_open", "stop_signal", "tty", "ulimits",
-)  # fmt: skip
-_READ: Final = (
-    "command", "cpus", "deploy", "entrypoint", "env_file", "environment", "gpus", "image", "mem_limit", "scale",
-    "user", "volumes", "working_dir",
-)  # fmt: skip
+_COMPOSE: Final = SOURCE_KEYS["docker compose"]
 
 
 def is_compose(body: Object) -> bool:
-    """Return whether an object is a file of compose."""
+    """Test whether an object is a compose file."""
     return "kind" not in body and isinstance(body.get("services"), dict)
 
 
@@ -313,11 +254,11 @@ def _read(name: str, service: Object) -> Workload:
         remarks.decide("spec.podTemplate", f"{where}.user", "a pod takes a user by number: write it so")
     _take_resources(service, container, where)
     for key in service:
-        if key in _COMPOSE_OF_OPERATOR:
-            remarks.own(f"{where}.{key}", _COMPOSE_OF_OPERATOR[key])
-        elif key in _HARMLESS:
+        if key in _COMPOSE["own"]:
+            remarks.own(f"{where}.{key}", _COMPOSE["own"][key])
+        elif key in _COMPOSE["dropped"]:
             remarks.drop(f"{where}.{key}", _OF_MACHINE)
-    remarks.ask_for_rest(service, (*_READ, *_COMPOSE_OF_OPERATOR, *_HARMLESS), where)
+    remarks.ask_for_rest(service, (*_COMPOSE["read"], *_COMPOSE["own"], *_COMPOSE["dropped"]), where)
     replicas = mapping(service, "deploy").get("replicas", service.get("scale"))
     return Workload(
         kind="docker compose",
@@ -333,7 +274,6 @@ def _read(name: str, service: Object) -> Workload:
 
 
 def _words(value: Any, where: str) -> Iterator[str]:
-    """Yield the words of a text as compose splits it, or of a list; refuse words that compose fills in."""
     if isinstance(value, str):
         try:
             words = shlex.split(value)
@@ -350,7 +290,6 @@ def _words(value: Any, where: str) -> Iterator[str]:
 
 
 def _filled_in(text: str) -> str | None:
-    """Return the first variable that compose fills in."""
     found = re.search(r"\$(?:\{(\w+)[^}]*\}|(\w+))", text.replace("$$", ""))
     return (found[1] or found[2]) if found else None
 
@@ -373,22 +312,14 @@ def _take_variables(service: Object, container: _Container, where: str) -> None:
 def _take_volumes(service: Object, container: _Container) -> None:
     given = service.get("volumes")
     for each in given if isinstance(given, list) else []:
-        if isinstance(each, dict):
-            if each.get("type") != "tmpfs" and each.get("target"):
-                source, read_only = str(each.get("source") or ""), each.get("read_only") is True
-                container.add_mount(source, str(each["target"]), read_only=read_only)
-            continue
-        source, colon, rest = str(each).partition(":")
-        if "${" in source:
-            # A default of a variable holds a colon, too.
-            source, _, rest = str(each).rpartition(":/")
-            rest = f"/{rest}"
-        if colon:
-            container.add_mount(source, rest.partition(":")[0], read_only=rest.endswith(":ro"))
+        if not isinstance(each, dict):
+            container.add_volume(str(each))
+        elif each.get("type") != "tmpfs" and each.get("target"):
+            source, read_only = str(each.get("source") or ""), each.get("read_only") is True
+            container.add_mount(source, str(each["target"]), read_only=read_only)
 
 
 def _take_resources(service: Object, container: _Container, where: str) -> None:
-    """Take GPUs, cores and memory."""
     resources = mapping(mapping(service, "deploy"), "resources")
     limits = mapping(resources, "limits")
     if cpus := limits.get("cpus") or service.get("cpus"):

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from fractions import Fraction
 from typing import Any, Final
 
 from specdecode_operator.api.deployment import Engine, Serving
@@ -48,17 +49,17 @@ _CHANGES: Final = {
 
 def secret_keys(container: Object) -> dict[str, dict[str, str]]:
     """Return the key of the Secret behind each variable that has one."""
-    found = {}
-    for each in objects(container, "env"):
-        if reference := mapping(mapping(each, "valueFrom"), "secretKeyRef"):
-            found[name_of(each)] = {"name": name_of(reference), "key": str(reference.get("key"))}
-    return found
+    return {
+        name_of(each): {"name": name_of(reference), "key": str(reference.get("key"))}
+        for each in objects(container, "env")
+        if (reference := mapping(mapping(each, "valueFrom"), "secretKeyRef"))
+    }
 
 
 def take_variables(
     container: Object, command: ServerCommand, builder: SpecBuilder, profile: EngineProfile
 ) -> list[dict[str, Any]]:
-    """Take plain variables into ``spec.engine.env``; return those that only a podTemplate can hold."""
+    """Take plain variables into ``spec.engine.env``; return the variables that only a podTemplate can hold."""
     secrets, values = secret_keys(container), environment(container)
     plain: dict[str, str] = {}
     overlay: list[dict[str, Any]] = []
@@ -89,19 +90,17 @@ def take_variables(
 
 
 def _take_value(name: str, value: str | None, plain: dict[str, str], builder: SpecBuilder) -> None:
-    if value is None:
-        message = "holds a variable that only the running container knows: set it in spec.podTemplate"
-        builder.decide("spec.engine.env", name, message)
-    elif is_secret_variable(name, value):
-        message = "holds a secret as plain text: put it into a Secret, and name that by valueFrom in podTemplate"
-        builder.decide("spec.engine.env", name, message)
-    else:
+    if value is not None and not is_secret_variable(name, value):
         plain[name] = value
         builder.note(Outcome.FIELD, f"env {name}", "spec.engine.env")
+        return
+    message = "holds a secret as plain text: put it into a Secret, and name that by valueFrom in podTemplate"
+    if value is None:
+        message = "holds a variable that only the running container knows: set it in spec.podTemplate"
+    builder.decide("spec.engine.env", name, message)
 
 
 def _take_named(name: str, variable: Object, secrets: Object, builder: SpecBuilder) -> bool:
-    """Take a variable that has a field, or no place any more; return whether it is one."""
     what = f"env {name}"
     on_cpu = builder.get("accelerator.type") == "CPU"
     if name in {API_KEY_VARIABLE, *TOKEN_VARIABLES}:
@@ -140,7 +139,6 @@ def _take_named(name: str, variable: Object, secrets: Object, builder: SpecBuild
 def _take_older(
     name: str, values: Mapping[str, str | None], plain: dict[str, str], builder: SpecBuilder, profile: EngineProfile
 ) -> bool:
-    """Replace a variable that the version does not read, or ask; return whether it is one."""
     older = older_variable(name, profile.version, profile.variables)
     if older is None:
         return False
@@ -174,10 +172,12 @@ def take_secret(what: str, variable: str | None, path: str, secrets: Object, bui
 
 _ACCELERATOR: Final = re.compile(r"(nvidia|amd|habana\.ai|intel|aws\.amazon|google|huawei)\b.*/|.*/(gpu|tpu|npu|gaudi)")
 _NETWORK: Final = re.compile(r".*(rdma|hostdev|efa|sriov|infiniband)", re.IGNORECASE)
-_UNIT_BYTES: Final = {
-    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
-    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
-}  # fmt: skip
+_CORES: Final = {"": Fraction(1), "m": Fraction(1, 1000)}
+_UNIT_GIB: Final = {
+    "": Fraction(1, 2**30),
+    **{unit: Fraction(1000**power, 2**30) for power, unit in enumerate("kMGT", 1)},
+    **{f"{unit}i": Fraction(1024**power, 2**30) for power, unit in enumerate("KMGT", 1)},
+}
 
 _NEWEST: Final = KNOWN_VERSIONS[-1]
 
@@ -187,9 +187,7 @@ def find_platform(
 ) -> tuple[Platform, int]:
     """Return the platform of the server and its number of GPUs, 0 if its source does not say it.
 
-    ``env`` are the variables that its own command sets.
-
-    Raises MigrationError if the operator cannot plan for its hardware.
+    ``env`` are the variables that its own command sets. Raises MigrationError for hardware that cannot be planned.
     """
     amounts = _amounts(container)
     place = f"{where}.resources.limits"
@@ -215,34 +213,21 @@ def take_cpu(container: Object, builder: SpecBuilder) -> None:
     """Take cores and memory of a server without GPUs; ask for those that are missing."""
     amounts = _amounts(container)
     builder.set("accelerator.type", "CPU")
-    for field, resource, whole in (("cpuCores", "cpu", _cores), ("memoryGiB", "memory", _gib)):
-        value = whole(amounts.get(resource))
-        if value is None:
+    for field, resource, units in (("cpuCores", "cpu", _CORES), ("memoryGiB", "memory", _UNIT_GIB)):
+        match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([a-zA-Z]{0,2})", str(amounts.get(resource)))
+        if match is None or match[2] not in units:
             builder.decide(f"spec.accelerator.{field}", MISSING, f"say how much {resource} a replica has")
         else:
+            value = max(1, math.floor(Fraction(match[1]) * units[match[2]]))
             builder.take(f"resources {resource} {amounts[resource]}", f"accelerator.{field}", value)
     if "VLLM_CPU_KVCACHE_SPACE" not in plain_environment(container):
         builder.decide("spec.accelerator.kvCacheGiB", MISSING, "say how many GiB of the memory are KV cache")
 
 
-def _cores(amount: Any) -> int | None:
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)(m?)", str(amount))
-    return max(1, math.floor(float(match[1]) / (1000 if match[2] else 1))) if match else None
-
-
-def _gib(amount: Any) -> int | None:
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kMGT]?i?)", str(amount))
-    if match is None or match[2] not in _UNIT_BYTES:
-        return None
-    return max(1, math.floor(float(match[1]) * _UNIT_BYTES[match[2]] / 2**30))
-
-
 def take_image(image: str, platform: Platform, wanted: str | None, builder: SpecBuilder) -> EngineProfile:
-    """Put image and version into the spec; return the profile that the arguments are read with.
+    """Put image and version into the spec; return the profile for the arguments.
 
-    ``wanted`` is the version that the user gave, for images whose tag does not tell.
-
-    Raises MigrationError if the version that the user gave is unknown.
+    ``wanted`` is the version that the user gave, for images whose tag does not tell; MigrationError if it is unknown.
     """
     repository, tag = split_reference(image)
     version = wanted or version_of_image(image)
@@ -259,7 +244,16 @@ def take_image(image: str, platform: Platform, wanted: str | None, builder: Spec
     except UnknownEngineVersionError as error:
         if wanted:
             raise MigrationError("--engine-version", wanted, error.problem.message) from error
-        return _newer(image, repository, version, platform, builder)
+        profile = find_profile(_NEWEST)
+        if repository.endswith("vllm/vllm-openai") and platform in profile.images:
+            reason = (
+                f"vLLM {version} is older than what the operator launches: {profile.images[platform]} takes its place"
+            )
+            builder.drop(f"image {image}", f"{reason}; compare answers and speed before you move traffic")
+        else:
+            fix = f"holds vLLM {version}, which is older than what the operator launches: name an image of {_NEWEST}"
+            builder.decide("spec.engine.image", image, fix)
+        return profile
     own = profile.images.get(platform)
     if not image:
         builder.set("engine.version", version)
@@ -299,10 +293,7 @@ def note_defaults(builder: SpecBuilder, platform: Platform) -> None:
 
 
 def take_whole_prompts(builder: SpecBuilder, profile: EngineProfile) -> None:
-    """Set the batched tokens that vLLM derives if prompts are not cut into chunks and no flag gives the tokens.
-
-    Source: vllm/engine/arg_utils.py, _set_default_max_num_seqs_and_batched_tokens_args.
-    """
+    """Set the batched tokens that vLLM derives without chunked prefill (vllm/engine/arg_utils.py)."""
     option = last_option("--enable-chunked-prefill", builder.get("engine.extraArgs") or [], profile)
     field = "serving.maxNumBatchedTokens"
     if option is None or not option.negated or builder.get(field) is not None:
@@ -332,18 +323,5 @@ def note_user(builder: SpecBuilder) -> None:
 
 
 def _amounts(container: Object) -> dict[str, Any]:
-    """Return the limits of each resource; its request if it has no limit."""
     resources = mapping(container, "resources")
     return {**mapping(resources, "requests"), **mapping(resources, "limits")}
-
-
-def _newer(image: str, repository: str, version: str, platform: Platform, builder: SpecBuilder) -> EngineProfile:
-    """Replace a vLLM that is too old to launch with the newest known one."""
-    profile = find_profile(_NEWEST)
-    if repository.endswith("vllm/vllm-openai") and platform in profile.images:
-        reason = f"vLLM {version} is older than what the operator launches: {profile.images[platform]} takes its place"
-        builder.drop(f"image {image}", f"{reason}; compare answers and speed before you move traffic")
-    else:
-        fix = f"holds vLLM {version}, which is older than what the operator launches: name an image of {_NEWEST}"
-        builder.decide("spec.engine.image", image, fix)
-    return profile

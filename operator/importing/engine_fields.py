@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from decimal import ROUND_FLOOR, Decimal
 from typing import Any, Final
 
@@ -52,7 +53,6 @@ def take_rope_scaling(given: Argument, model: str, builder: SpecBuilder) -> bool
 
 
 def _scaling(said: Object, config: Object) -> dict[str, Any] | None:
-    """Return the field for an override; None if the override says more, or something else."""
     rope = next((said[key] for key in sorted(_ROPE) if key in said), None)
     if not isinstance(rope, dict) or not said.keys() <= {*_ROPE, _LONGEST}:
         return None
@@ -86,7 +86,6 @@ _COMPILATION_FIELDS: Final[dict[str, str]] = {
     "cudagraph_mode": "serving.cudagraphMode",
     "max_cudagraph_capture_size": "serving.maxCudagraphCaptureSize",
 }
-"""Keys of --compilation-config with a field."""
 
 _CERTIFICATE_FILES: Final = {"--ssl-certfile": "tls.crt", "--ssl-keyfile": "tls.key"}
 """Flags with the keys of a Secret of type kubernetes.io/tls."""
@@ -128,7 +127,7 @@ _JSON_LEVELS: Final = 16
 def take_flags(
     flags: list[Argument], builder: SpecBuilder, profile: EngineProfile, secrets: Mapping[str, dict[str, str]]
 ) -> list[Argument]:
-    """Take each flag to its place; return those of model and speculation, which belong together.
+    """Take each flag to its place; return the flags of model and speculation, which belong together.
 
     ``secrets`` are the keys of Secrets by the variable that holds them.
     """
@@ -153,7 +152,12 @@ def take_flags(
         elif take_rope_scaling(given, model, builder):
             continue
         elif given.known and not given.path and given.name in _FIELDS:
-            _take_plain(given, builder)
+            number = read_number(given.value)
+            value = True if not given.values else given.value if number is None else number
+            if given.negated:
+                builder.own(given.text, HOLDS_ANYWAY)
+            else:
+                builder.take(given.text, _FIELDS[given.name].removeprefix("spec."), value)
         else:
             extra += _pass_on(given, builder, profile)
     if extra:
@@ -162,33 +166,26 @@ def take_flags(
 
 
 def _key_by_key(flags: list[Argument]) -> list[Argument]:
-    """Return the flags with ``--compilation-config`` split into one flag per key, all under one name.
+    """Split ``--compilation-config`` into one flag per key if a key has a field.
 
-    This applies only if a key has a field: the operator then writes that key
-    itself, and of two spellings vLLM would keep one (vllm/serving_rules.py).
+    The operator then writes that key itself, and of two spellings vLLM would keep one (vllm/serving_rules.py).
     """
-    apart = [each for flag in flags for each in _keys(flag)]
+    apart = []
+    for given in flags:
+        values: Any = None
+        if given.name == COMPILATION_CONFIG and given.known and given.values:
+            with suppress(ValueError):
+                values = {".".join(given.path): given.value} if given.path else read_json(given.value)
+        if not isinstance(values, dict):
+            apart.append(given)
+            continue
+        for key, value in values.items():
+            name, text = f"{COMPILATION_CONFIG}.{key}", value if isinstance(value, str) else json.dumps(value)
+            apart.append(Argument(COMPILATION_CONFIG, (text,), (name, text), tuple(key.split("."))))
     return apart if any(each.path and each.path[0] in _COMPILATION_FIELDS for each in apart) else flags
 
 
-def _keys(given: Argument) -> list[Argument]:
-    if given.name != COMPILATION_CONFIG or not given.known or not given.values:
-        return [given]
-    try:
-        values = {".".join(given.path): given.value} if given.path else read_json(given.value)
-    except ValueError:
-        return [given]
-    if not isinstance(values, dict):
-        return [given]
-    keys = []
-    for key, value in values.items():
-        name, text = f"{COMPILATION_CONFIG}.{key}", value if isinstance(value, str) else json.dumps(value)
-        keys.append(Argument(COMPILATION_CONFIG, (text,), (name, text), tuple(key.split("."))))
-    return keys
-
-
 def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> list[str]:
-    """Return what goes to extraArgs as it is; say of the rest why it does not."""
     if given.name in _SETTLED:
         builder.own(given.shown, _SETTLED[given.name])
     elif given.name.startswith(_SHAPE) and given.values == ("1",) and given.name.endswith(("-size", "--nnodes")):
@@ -211,16 +208,6 @@ def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> l
     return []
 
 
-def _take_plain(given: Argument, builder: SpecBuilder) -> None:
-    """Take a flag whose value is the field's: a number, a name, or a switch."""
-    if given.negated:
-        builder.own(given.text, HOLDS_ANYWAY)
-    else:
-        number = read_number(given.value)
-        value = True if not given.values else given.value if number is None else number
-        builder.take(given.text, _FIELDS[given.name].removeprefix("spec."), value)
-
-
 def read_number(text: str) -> int | None:
     """Return a count as vLLM reads it, such as 8192, 8k (8000) or 8K (8192); None for any other text."""
     match = re.fullmatch(r"(-?\d{1,18}(?:\.\d{1,18})?)([kKmMgGtT]?)", text)
@@ -230,10 +217,7 @@ def read_number(text: str) -> int | None:
 
 
 def read_json(text: str) -> Any:
-    """Return the value of a flag that takes JSON.
-
-    Raises ValueError if it is not JSON, or nested deeper than any setting of vLLM.
-    """
+    """Return the JSON value of a flag; raise ValueError if it is nested deeper than any setting of vLLM."""
     too_deep = f"nested more than {_JSON_LEVELS} levels deep"
     try:
         found = json.loads(text)
@@ -265,14 +249,12 @@ def _take_special(given: Argument, builder: SpecBuilder) -> bool:
         case "--kv-cache-dtype", dtype if dtype not in set(KvCacheDtype):
             message = f"cannot be sized: choose one of {', '.join(KvCacheDtype)}"
             builder.decide("spec.serving.kvCacheDtype", what, message)
-        case "--dtype" | "--quantization", _:
-            _take_precision(given, builder)
         case _:
-            return False
+            return _take_precision(given, builder)
     return True
 
 
-def _take_precision(given: Argument, builder: SpecBuilder) -> None:
+def _take_precision(given: Argument, builder: SpecBuilder) -> bool:
     what = given.text
     match given.name, given.value:
         case "--dtype", "auto":
@@ -287,6 +269,9 @@ def _take_precision(given: Argument, builder: SpecBuilder) -> None:
         case "--quantization", _:
             message = "the operator quantizes while loading to FP8 only: name an INT4 checkpoint, or --quantization fp8"
             builder.decide("spec.target.quantization", what, message)
+        case _:
+            return False
+    return True
 
 
 def _take_utilization(what: str, text: str, builder: SpecBuilder) -> None:
@@ -332,7 +317,6 @@ def take_tls(
 
 
 def _secret_file(path: str, pod: Object, container: Object) -> tuple[str, str, str] | None:
-    """Return Secret, key and volume of a file; None if it is not from a Secret."""
     folder, _, file = path.rpartition("/")
     mounts = [each for each in objects(container, "volumeMounts") if str(each.get("mountPath")).rstrip("/") == folder]
     mount = mounts[0] if mounts else {}

@@ -4,12 +4,21 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from specdecode_operator.importing.spec_builder import ROLLS_OUT, MigrationError, Object, Remarks, required
-from specdecode_operator.importing.workload import Workload, kubectl, name_in, namespace_of
+from specdecode_operator.importing.spec_builder import (
+    ROLLS_OUT,
+    SOURCE_KEYS,
+    MigrationError,
+    Object,
+    Remarks,
+    Workload,
+    kubectl,
+    name_in,
+    namespace_of,
+    required,
+)
 from specdecode_operator.problems import MISSING, shown
 from specdecode_operator.untrusted import mapping, name_of, objects, texts
 
@@ -48,7 +57,6 @@ def stored(pod: Object, uri: str) -> dict[str, Any]:
 
 
 def _with_claim(pod: Object, place: str, name: str, path: str) -> dict[str, Any]:
-    """Return the pod with a claim, or a folder of it, mounted at a path."""
     claim, _, folder = place.partition("/")
     mount = {"name": name, "mountPath": path} | ({"subPath": folder.strip("/")} if folder.strip("/") else {})
     return _mounted(pod, mount, {"persistentVolumeClaim": {"claimName": claim}})
@@ -77,48 +85,18 @@ def with_token(pod: dict[str, Any], body: Object, remarks: Remarks) -> dict[str,
 RUNTIMES: Final = ("ServingRuntime", "ClusterServingRuntime")
 _PREDICTOR: Final = "spec.predictor"
 _CONTAINER: Final = "kserve-container"
-_OF_KSERVE: Final = {
-    "containerConcurrency": "vLLM queues what it does not run: spec.serving.maxNumSeqs",
-    "deploymentStrategy": ROLLS_OUT,
-    "timeout": "clients and gateways have their own",
-}
-_READ: Final = ("model", "containers", "minReplicas", "maxReplicas", "labels", "annotations", *_OF_KSERVE)
-_OF_PODS: Final = (
-    "affinity", "automountServiceAccountToken", "dnsConfig", "dnsPolicy", "hostAliases", "imagePullSecrets",
-    "initContainers", "nodeSelector", "priorityClassName", "runtimeClassName", "schedulerName", "securityContext",
-    "serviceAccountName", "terminationGracePeriodSeconds", "tolerations", "topologySpreadConstraints", "volumes",
-)  # fmt: skip
-_MODEL_READ: Final = ("args", "modelFormat", "name", "protocolVersion", "runtime", "storageUri", "storage")
-_OF_CONTAINERS: Final = (
-    "command", "env", "envFrom", "image", "imagePullPolicy", "lifecycle", "livenessProbe", "ports", "readinessProbe",
-    "resources", "securityContext", "startupProbe", "volumeMounts", "workingDir",
-)  # fmt: skip
-_HUGGINGFACE_FLAGS: Final = {
-    "--model-name": "--served-model-name",
-    "--model-id": "--model",
-    "--model-dir": "--model",
-    "--model-revision": "--revision",
-    "--max-length": "--max-model-len",
-}
-"""Flags of KServe's own server with vLLM's names; it passes others on (python/huggingfaceserver of KServe)."""
-
-_HUGGINGFACE_ONLY: Final = ("--backend", "--http-port", "--workers", "--enable-docs-url", "--max-threads")
+_KEYS: Final = SOURCE_KEYS["InferenceService"]
 
 
 def read_inference_service(body: Object, others: Sequence[Object]) -> Workload:
-    """Return the server of a predictor; ``others`` are the objects beside it, which may hold its runtime.
-
-    Raises MigrationError if it has neither containers nor a model.
-    """
+    """Return the server of a predictor; ``others`` are the objects beside it, which may hold its runtime."""
     predictor, remarks = required(body, _PREDICTOR), Remarks()
     for key in ("transformer", "explainer"):
         if mapping(body, "spec").get(key):
             message = "the operator serves the predictor alone: keep the InferenceService"
             remarks.decide(f"spec.{key}", "is set", message)
-    for key in predictor:
-        if key in _OF_KSERVE:
-            remarks.own(key, _OF_KSERVE[key])
-    remarks.ask_for_rest(predictor, (*_READ, *_OF_PODS), _PREDICTOR)
+    remarks.own_keys(predictor, _KEYS["own"])
+    remarks.ask_for_rest(predictor, (*_KEYS["read"], *_KEYS["own"], *_KEYS["pod"]), _PREDICTOR)
     remarks.drop_metadata(body, read=(SECRET_ANNOTATION,))
     if objects(predictor, "containers"):
         pod = _of_pods(predictor) | {"containers": objects(predictor, "containers")}
@@ -151,15 +129,14 @@ def runtime_of(body: Object) -> str | None:
 
 
 def _of_pods(spec: Object) -> dict[str, Any]:
-    return {key: spec[key] for key in _OF_PODS if key in spec}
+    return {key: spec[key] for key in _KEYS["pod"] if key in spec}
 
 
 def _of_model(body: Object, predictor: Object, others: Sequence[Object], remarks: Remarks) -> dict[str, Any]:
-    """Return the pod of a model: its runtime's, with the model's own settings above."""
     model, where, name = mapping(predictor, "model"), f"{_PREDICTOR}.model", name_in(body)
-    remarks.ask_for_rest(model, (*_MODEL_READ, *_OF_CONTAINERS), where)
+    remarks.ask_for_rest(model, (*_KEYS["model"], *_KEYS["container"]), where)
     container, pod, arguments = _find_runtime(body, others, remarks)
-    given: dict[str, Any] = {key: model[key] for key in _OF_CONTAINERS if key in model}
+    given: dict[str, Any] = {key: model[key] for key in _KEYS["container"] if key in model}
     merged: dict[str, Any] = {"command": ["vllm", "serve"], **container, **given, "name": _CONTAINER}
     for key in ("env", "volumeMounts"):
         merged[key] = _merged(objects(container, key), objects(given, key))
@@ -178,7 +155,6 @@ def _of_model(body: Object, predictor: Object, others: Sequence[Object], remarks
 def _find_runtime(
     body: Object, others: Sequence[Object], remarks: Remarks
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Return container and pod of the runtime of a model, and the model's own arguments as that runtime reads them."""
     model = mapping(mapping(mapping(body, "spec"), "predictor"), "model")
     name, arguments = runtime_of(body), texts(model, "args")
     found = next((each for each in others if each.get("kind") in RUNTIMES and name_in(each) == name), None)
@@ -204,25 +180,24 @@ def _find_runtime(
 
 
 def _as_vllm(words: Sequence[str], remarks: Remarks) -> list[str]:
-    """Translate the arguments of KServe's own server to vLLM's."""
     found: list[str] = []
     rest = list(words)
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
         flag = name.replace("_", "-") if name.startswith("--") else name
-        if flag in _HUGGINGFACE_ONLY:
+        if flag in _KEYS["server_flags"]:
             value = value if equals else rest.pop(0) if rest and not rest[0].startswith("-") else ""
             if (flag, value) == ("--backend", "huggingface"):
                 raise MigrationError(f"{_PREDICTOR}.model.args", "--backend=huggingface", "it does not run vLLM")
             remarks.drop(flag, "is for KServe's own server: vLLM is started without it")
         else:
-            found.append(_HUGGINGFACE_FLAGS[flag] + equals + value if flag in _HUGGINGFACE_FLAGS else word)
+            # The server passes other flags on to vLLM (python/huggingfaceserver of KServe).
+            found.append(_KEYS["vllm_flags"][flag] + equals + value if flag in _KEYS["vllm_flags"] else word)
     return found
 
 
 def _merged(below: Sequence[Object], above: Sequence[Object]) -> list[Object]:
-    """Merge two lists by name; an entry of ``above`` replaces its namesake."""
     names = {name_of(each) for each in above}
     return [*(each for each in below if name_of(each) not in names), *above]
 
@@ -258,18 +233,7 @@ def _snake(name: str) -> str:
 
 
 _KEEP: Final = "no field of the object means it: keep the LLMInferenceService"
-_LLM_READ: Final = (
-    "annotations", "labels", "model", "parallelism", "replicas", "rolloutStrategy", "router", "speculativeDecoding",
-    "speculator", "storageInitializer", "template", "trustRemoteCode",
-)  # fmt: skip
-_ASKED: Final = {
-    "baseRefs": "holds settings that are not read here: write them into the object, and import again",
-    "kvCacheOffloading": "no field means it: say it by --kv-transfer-config in extraArgs",
-    "prefill": _KEEP,
-    "runtime": "holds settings that are not read here: write image and arguments into template, and import again",
-    "scaling": "say in spec.replicas how many there are, and point an autoscaler at the new object",
-    "tracing": "say it by --otlp-traces-endpoint in extraArgs",
-}
+_LLM: Final = SOURCE_KEYS["LLMInferenceService"]
 _MORE: Final = "VLLM_ADDITIONAL_ARGS"
 
 
@@ -279,7 +243,7 @@ def read_llm_inference_service(body: Object) -> Workload:
     model = required(body, "spec.model")
     if not model.get("uri"):
         raise MigrationError("spec.model.uri", MISSING, "must name the model, such as hf://org/name")
-    for key, message in _ASKED.items():
+    for key, message in _LLM["asked"].items():
         if spec.get(key) is not None and spec[key] != []:
             remarks.decide(f"spec.{key}", "is set", message)
     if mapping(model, "lora"):
@@ -288,52 +252,55 @@ def read_llm_inference_service(body: Object) -> Workload:
         remarks.own("router", "routes and scheduler select pods: point them at the new Service")
     if spec.get("rolloutStrategy"):
         remarks.own("rolloutStrategy", ROLLS_OUT)
-    remarks.ask_for_rest(spec, (*_LLM_READ, *_ASKED, "worker"), "spec")
+    remarks.ask_for_rest(spec, (*_LLM["read"], *_LLM["asked"]), "spec")
     remarks.drop_metadata(body, read=(SECRET_ANNOTATION,))
     speculation, draft = _read_speculator(spec, remarks)
     pod = {**mapping(spec, "template"), "containers": _containers(body, spec, speculation, remarks)}
     if draft and draft.startswith("pvc://"):
         pod = _with_claim(pod, draft.removeprefix("pvc://"), "kserve-speculator", _DRAFT_PATH)
+    pod = with_token(stored(pod, str(model["uri"])), body, remarks)
+    nodes, parallelism = 1, mapping(spec, "parallelism")
+    pipeline = parallelism.get("pipeline")
+    if mapping(spec, "worker") and (parallelism.get("data") is not None or "pipeline" not in parallelism):
+        remarks.decide("spec.worker", "is set", "which GPUs its pods lend to one server is not read here: " + _KEEP)
+    elif mapping(spec, "worker") and isinstance(pipeline, int) and pipeline > 0:
+        nodes = pipeline
     return Workload(
         kind="LLMInferenceService",
         name=name_in(body),
-        pod=with_token(stored(pod, str(model["uri"])), body, remarks),
+        pod=pod,
         where="spec.template.containers",
         metadata={key: mapping(spec, key) for key in ("labels", "annotations")},
         namespace=namespace_of(body),
         spec={"replicas": spec["replicas"]} if spec.get("replicas") is not None else {},
-        nodes=_nodes(spec, remarks),
+        nodes=nodes,
         end=kubectl("delete", body),
         remarks=remarks,
     )
 
 
 def _containers(body: Object, spec: Object, speculation: Sequence[str], remarks: Remarks) -> list[Object]:
-    """Return the containers; the first is the one that the controller starts vLLM in."""
     given = objects(mapping(spec, "template"), "containers")
     main = next((each for each in given if name_of(each) == "main"), {"name": "main"})
     others = [each for each in given if each is not main]
     if main.get("command"):
         return [main, *others]
-    more: list[str] = []
+    more: list[str] | None = None
     for each in objects(main, "env"):
-        if name_of(each) == _MORE:
-            more = _split(each, remarks)
+        if name_of(each) != _MORE:
+            continue
+        try:
+            more = shlex.split(str(each.get("value") or "")) if "valueFrom" not in each else None
+        except ValueError:
+            more = None
+        if more is None:
+            message = "holds arguments that are not read here: write them into args, and import again"
+            remarks.decide("spec.template.containers[main].env", _MORE, message)
     served = str(mapping(spec, "model").get("name") or name_in(body))
-    args = [MODEL_PATH, "--served-model-name", served, "--port", "8000", *_sizes(spec, remarks), *speculation, *more]
-    args += [word for word in texts(main, "args") if word != "--"]
+    args = [MODEL_PATH, "--served-model-name", served, "--port", "8000", *_sizes(spec, remarks), *speculation]
+    args += [*(more or []), *(word for word in texts(main, "args") if word != "--")]
     env = [each for each in objects(main, "env") if name_of(each) != _MORE]
     return [{**main, "command": ["vllm", "serve"], "args": args, "env": env}, *others]
-
-
-def _split(variable: Object, remarks: Remarks) -> list[str]:
-    """Return the arguments in a variable, which a shell of the controller appends to its own."""
-    with suppress(ValueError):
-        if "valueFrom" not in variable:
-            return shlex.split(str(variable.get("value") or ""))
-    message = "holds arguments that are not read here: write them into args, and import again"
-    remarks.decide("spec.template.containers[main].env", _MORE, message)
-    return []
 
 
 def _sizes(spec: Object, remarks: Remarks) -> Iterator[str]:
@@ -349,15 +316,3 @@ def _sizes(spec: Object, remarks: Remarks) -> Iterator[str]:
         yield "--enable-expert-parallel"
     if spec.get("trustRemoteCode") is True:
         yield "--trust-remote-code"
-
-
-def _nodes(spec: Object, remarks: Remarks) -> int:
-    """Return the number of pods of one server, as the controller counts them."""
-    if not mapping(spec, "worker"):
-        return 1
-    parallelism = mapping(spec, "parallelism")
-    if parallelism.get("data") is not None or "pipeline" not in parallelism:
-        remarks.decide("spec.worker", "is set", "which GPUs its pods lend to one server is not read here: " + _KEEP)
-        return 1
-    pipeline = parallelism["pipeline"]
-    return pipeline if isinstance(pipeline, int) and pipeline > 0 else 1

@@ -7,13 +7,19 @@ from typing import Any, Final
 
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
 from specdecode_operator.importing.model_sources import USUAL_CACHES
-from specdecode_operator.importing.spec_builder import ROLLS_OUT, UNDOES, MigrationError, Object, Remarks, required
-from specdecode_operator.importing.workload import (
+from specdecode_operator.importing.spec_builder import (
+    ROLLS_OUT,
+    SOURCE_KEYS,
+    UNDOES,
+    MigrationError,
+    Object,
+    Remarks,
     Workload,
     kubectl,
     name_in,
     namespace_of,
     plain_text,
+    required,
 )
 from specdecode_operator.untrusted import mapping, name_of, objects, texts
 
@@ -35,18 +41,14 @@ def read_stateful_set(body: Object) -> Workload:
     if spec.get("updateStrategy"):
         remarks.own("updateStrategy", ROLLS_OUT)
     claims = [name_in(each) for each in objects(spec, "volumeClaimTemplates")]
+    containers = objects(mapping(mapping(spec, "template"), "spec"), "containers")
+    mounts = [each for container in containers for each in objects(container, "volumeMounts")]
     message = "gives each pod a claim of its own: name one that all replicas can read in spec.models, or use the hub"
     for claim in claims:
-        if not _is_cache(claim, mapping(mapping(spec, "template"), "spec")):
+        paths = [str(each.get("mountPath")).rstrip("/") for each in mounts if name_of(each) == claim]
+        if not all(any(f"{cache}/".startswith(f"{path}/") for cache in USUAL_CACHES) for path in paths):
             remarks.decide("spec.models", f"volumeClaimTemplates {claim}", message)
     return _of_template(body, spec, remarks, [{"name": claim, "emptyDir": {}} for claim in claims])
-
-
-def _is_cache(claim: str, pod: Object) -> bool:
-    """Return whether a claim holds only the hub's cache."""
-    mounts = [each for container in objects(pod, "containers") for each in objects(container, "volumeMounts")]
-    paths = [str(each.get("mountPath")).rstrip("/") for each in mounts if name_of(each) == claim]
-    return all(any(f"{cache}/".startswith(f"{path}/") for cache in USUAL_CACHES) for path in paths)
 
 
 def read_pod(body: Object) -> Workload:
@@ -86,10 +88,7 @@ _OWN_KEYS: Final = ("rolloutStrategy", "startupPolicy", "networkConfig")
 
 
 def read_leader_worker_set(body: Object) -> Workload:
-    """Return the server that the leaders start; the workers only lend it their GPUs.
-
-    Raises MigrationError if the size of a group is not a number.
-    """
+    """Return the server that the leaders start; the workers only lend it their GPUs."""
     template, spec, remarks = required(body, _TEMPLATE), mapping(body, "spec"), Remarks()
     size = template.get("size", 1)
     if not isinstance(size, int) or not 0 < size <= 1024:  # noqa: PLR2004  more pods than any server has
@@ -127,42 +126,7 @@ def read_leader_worker_set(body: Object) -> Workload:
 
 _SECTION: Final = "servingEngineSpec"
 _RENDER: Final = "helm template RELEASE CHART -f VALUES writes it out: import what that prints"
-_CONFIG_FLAGS: Final = {
-    "maxModelLen": "--max-model-len",
-    "dtype": "--dtype",
-    "tensorParallelSize": "--tensor-parallel-size",
-    "maxNumSeqs": "--max-num-seqs",
-    "gpuMemoryUtilization": "--gpu-memory-utilization",
-    "maxLoras": "--max-loras",
-    "runner": "--runner",
-    "convert": "--convert",
-}
-_CONFIG_READ: Final = (
-    *_CONFIG_FLAGS, "enableChunkedPrefill", "enablePrefixCaching", "extraArgs", "v0", "prometheusMultiprocDir",
-)  # fmt: skip
-_OF_POD: Final = ("serviceAccountName", "priorityClassName", "runtimeClassName", "affinity", "nodeName")
-_OF_OPERATOR: Final = {
-    "annotations": "a Deployment of the operator has its own",
-    "pvcAccessMode": "the claim stays as it is",
-    "pvcAnnotations": "the claim stays as it is",
-    "pvcLabels": "the claim stays as it is",
-    "pvcMatchLabels": "the claim stays as it is",
-    "storageClass": "the claim stays as it is",
-    "shmSize": "the operator mounts shared memory itself",
-}
-_READ: Final = (
-    "chatTemplate", "enabled", "enableLoRA", "enableTool", "env", "envFromSecret", "extraVolumeMounts", "extraVolumes",
-    "hf_token", "imagePullSecret", "limitCPU", "limitMemory", "lmcacheConfig", "modelRevision", "modelURL", "name",
-    "nodeSelectorTerms", "podAnnotations", "pvcExistingClaimName", "pvcStorage", "replicaCount", "repository",
-    "requestCPU", "requestGPU", "requestGPUType", "requestMemory", "resources", "tag", "tolerations",
-    "tolerationsPolicy", "toolCallParser", "vllmConfig",
-)  # fmt: skip
-_COMMON_READ: Final = (
-    "containerPort", "containerSecurityContext", "enableEngine", "env", "extraPorts", "imagePullPolicy", "labels",
-    "livenessProbe", "maxUnavailablePodDisruptionBudget", "modelSpec", "readinessProbe", "runtimeClassName",
-    "schedulerName", "securityContext", "servicePort", "sidecar", "startupProbe", "strategy", "tolerations",
-    "vllmApiKey",
-)  # fmt: skip
+_STACK: Final = SOURCE_KEYS["production-stack"]
 
 
 def is_production_stack(body: Object) -> bool:
@@ -172,41 +136,36 @@ def is_production_stack(body: Object) -> bool:
 
 def read_production_stack(body: Object) -> list[Workload]:
     """Return the server of each model that is not turned off."""
-    common = mapping(body, _SECTION)
-    return [
-        _read(index, model, common)
-        for index, model in enumerate(objects(common, "modelSpec"))
-        if model.get("enabled") is not False
-    ]
-
-
-def _read(index: int, model: Object, common: Object) -> Workload:
-    where = f"{_SECTION}.modelSpec[{index}]"
-    name = str(model.get("name") or "vllm")
-    deployment = f"deployment/{shlex.quote(f'RELEASE-{name}-deployment-vllm')}"
-    return Workload(
-        kind="production-stack model",
-        name=name,
-        pod=_pod(name, model, common),
-        where=where,
-        metadata={"labels": mapping(common, "labels"), "annotations": mapping(model, "podAnnotations")},
-        match_labels=mapping(common, "labels"),
-        spec={"strategy": mapping(common, "strategy"), "replicas": model.get("replicaCount", 1)},
-        end=f"kubectl scale {deployment} --replicas=0",
-        remove=f"helm upgrade RELEASE CHART -f VALUES, without {where}",
-        remarks=_remarks(model, common, where),
-    )
+    common, found = mapping(body, _SECTION), []
+    for index, model in enumerate(objects(common, "modelSpec")):
+        if model.get("enabled") is False:
+            continue
+        where, name = f"{_SECTION}.modelSpec[{index}]", str(model.get("name") or "vllm")
+        deployment = f"deployment/{shlex.quote(f'RELEASE-{name}-deployment-vllm')}"
+        workload = Workload(
+            kind="production-stack model",
+            name=name,
+            pod=_pod(name, model, common),
+            where=where,
+            metadata={"labels": mapping(common, "labels"), "annotations": mapping(model, "podAnnotations")},
+            match_labels=mapping(common, "labels"),
+            spec={"strategy": mapping(common, "strategy"), "replicas": model.get("replicaCount", 1)},
+            end=f"kubectl scale {deployment} --replicas=0",
+            remove=f"helm upgrade RELEASE CHART -f VALUES, without {where}",
+            remarks=_remarks(model, common, where),
+        )
+        found.append(workload)
+    return found
 
 
 def _remarks(model: Object, common: Object, where: str) -> Remarks:
-    """Report values without a place in a pod, and ask for values that the chart alone knows."""
     remarks = Remarks()
-    for key in model:
-        if key in _OF_OPERATOR:
-            remarks.own(f"{where}.{key}", _OF_OPERATOR[key])
-    remarks.ask_for_rest(model, (*_READ, *_OF_POD, *_OF_OPERATOR), where)
-    remarks.ask_for_rest(mapping(model, "vllmConfig"), _CONFIG_READ, f"{where}.vllmConfig")
-    remarks.ask_for_rest(common, _COMMON_READ, _SECTION)
+    remarks.own_keys(model, _STACK["own"], f"{where}.")
+    remarks.ask_for_rest(model, (*_STACK["read"], *_STACK["pod"], *_STACK["own"]), where)
+    remarks.ask_for_rest(
+        mapping(model, "vllmConfig"), (*_STACK["vllm_flags"], *_STACK["vllm_config"]), f"{where}.vllmConfig"
+    )
+    remarks.ask_for_rest(common, _STACK["common"], _SECTION)
     if model.get("envFromSecret"):
         remarks.decide(f"{where}.envFromSecret", str(mapping(model, "envFromSecret").get("name")), UNDOES)
     if mapping(model, "lmcacheConfig").get("enabled"):
@@ -224,13 +183,20 @@ def _remarks(model: Object, common: Object, where: str) -> Remarks:
 
 
 def _pod(name: str, model: Object, common: Object) -> dict[str, Any]:
-    """Return the pod that the chart makes of a model."""
     env = [
         *_secret("HF_TOKEN", model.get("hf_token"), f"hf_token_{name}"),
         *_secret("VLLM_API_KEY", common.get("vllmApiKey"), "vllmApiKey"),
         *objects(common, "env"),
         *objects(model, "env"),
     ]
+    resources = {}
+    for kind, word in (("requests", "request"), ("limits", "limit")):
+        keys = {"cpu": f"{word}CPU", "memory": f"{word}Memory"}
+        amounts = {resource: plain_text(model[key]) for resource, key in keys.items() if model.get(key)}
+        if model.get("requestGPU"):
+            amounts[str(model.get("requestGPUType") or GPU_RESOURCE)] = plain_text(model["requestGPU"])
+        if amounts:
+            resources[kind] = amounts
     mounts, volumes = objects(model, "extraVolumeMounts"), objects(model, "extraVolumes")
     if _has_claim(model):
         claim = model.get("pvcExistingClaimName") or f"RELEASE-{name}-storage-claim"
@@ -243,11 +209,11 @@ def _pod(name: str, model: Object, common: Object) -> dict[str, Any]:
         "command": ["vllm", "serve"],
         "args": list(_arguments(model, common)),
         "env": env,
-        "resources": mapping(model, "resources") or _resources(model),
+        "resources": mapping(model, "resources") or resources,
         "volumeMounts": mounts,
         "securityContext": mapping(common, "containerSecurityContext"),
     }
-    pod = {key: model[key] for key in _OF_POD if model.get(key)} | {"containers": [container], "volumes": volumes}
+    pod = {key: model[key] for key in _STACK["pod"] if model.get(key)} | {"containers": [container], "volumes": volumes}
     if model.get("imagePullSecret"):
         pod["imagePullSecrets"] = [{"name": str(model["imagePullSecret"])}]
     pod.setdefault("runtimeClassName", common.get("runtimeClassName"))
@@ -267,7 +233,6 @@ def _has_claim(model: Object) -> bool:
 
 
 def _secret(variable: str, given: Any, own_key: str) -> list[dict[str, Any]]:
-    """Return the variable of a token, or none; the chart puts a token in the values into its own Secret."""
     if isinstance(given, str) and given:
         secret, key = "RELEASE-secrets", own_key
     elif isinstance(given, dict) and given.get("secretName") and given.get("secretKey"):
@@ -292,21 +257,9 @@ def _arguments(model: Object, common: Object) -> Iterator[str]:
     if config:
         # The chart turns it off unless it is turned on.
         yield "--enable-prefix-caching" if config.get("enablePrefixCaching") else "--no-enable-prefix-caching"
-    for key, flag in _CONFIG_FLAGS.items():
+    for key, flag in _STACK["vllm_flags"].items():
         if key in config:
             yield from (flag, plain_text(config[key]))
     yield from texts(config, "extraArgs")
     if model.get("modelRevision"):
         yield from ("--revision", str(model["modelRevision"]))
-
-
-def _resources(model: Object) -> dict[str, Any]:
-    found = {}
-    for kind, word in (("requests", "request"), ("limits", "limit")):
-        keys = {"cpu": f"{word}CPU", "memory": f"{word}Memory"}
-        amounts = {name: plain_text(model[key]) for name, key in keys.items() if model.get(key)}
-        if model.get("requestGPU"):
-            amounts[str(model.get("requestGPUType") or GPU_RESOURCE)] = plain_text(model["requestGPU"])
-        if amounts:
-            found[kind] = amounts
-    return found

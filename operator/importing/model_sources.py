@@ -9,8 +9,7 @@ from specdecode_operator.enums import METHODS_WITH_DRAFT, Method
 from specdecode_operator.importing.engine_container import CACHE_VARIABLES, TOKEN_VARIABLES, secret_keys
 from specdecode_operator.importing.pod_template import Omitted, mount_of
 from specdecode_operator.importing.server_arguments import Argument
-from specdecode_operator.importing.server_command import container_commands, plain_environment
-from specdecode_operator.importing.shell import ScriptError
+from specdecode_operator.importing.server_command import ScriptError, container_commands, plain_environment
 from specdecode_operator.importing.spec_builder import MigrationError, Object, SpecBuilder
 from specdecode_operator.importing.speculation import SpeculativeConfig
 from specdecode_operator.problems import MISSING
@@ -29,7 +28,6 @@ _SPECULATORS_METHODS: Final = {"peagle": "eagle3", "dflash2": "dflash"}
 
 
 _SWITCHES: Final = frozenset({"--quiet", "--force-download", "--resume-download", "--dry-run"})
-"""Options of ``hf download`` without a value; the repository may follow them."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +36,13 @@ class Location:
 
     model: str
     """The name in the object: a hub id, or a path inside the volume."""
-
     claim: str | None = None
     host_path: str | None = None
     revision: str | None = None
-    """Revision of the hub repository, if a download names it."""
-
     volume: str | None = None
-    """Volume of the pod that held it."""
-
     download: str | None = None
-    """Container that fetched it."""
-
     token: dict[str, str] | None = None
-    """Key of the Secret that the download used."""
-
     problem: str | None = None
-    """Why the operator cannot take it from there."""
 
 
 def take_speculators(
@@ -63,11 +51,7 @@ def take_speculators(
     """Return the flags with the verifier as the model if the given model is a speculators checkpoint.
 
     The head goes to ``found``, with the method and the number of tokens of its config. Without a config, a draft head
-    as the model is a decision.
-
-    Source: vllm/transformers_utils/config.py, maybe_override_with_speculators.
-
-    Raises MigrationError if ``configs`` has a model that the server is not given.
+    as the model is a decision (vllm/transformers_utils/config.py, maybe_override_with_speculators).
     """
     model = next((each for each in flags if not each.name), None)
     model = model or next((each for each in reversed(flags) if each.name == "--model" and each.values), None)
@@ -81,7 +65,17 @@ def take_speculators(
     section = mapping(config, _SPECULATORS)
     verifier = mapping(section, "verifier").get("name_or_path")
     if not isinstance(verifier, str) or not verifier:
-        _ask_for_verifier(name, builder)
+        head = next((each for each in published_heads() if each.head == name), None)
+        if head is not None:
+            message = f"is a draft head: serve {head.targets[0]} with method {head.method} and this as its draft"
+            builder.decide("spec.target.model", name, message)
+        elif "speculator" in name.lower():
+            # Such checkpoints are named org/model-speculator.eagle3.
+            message = (
+                "is a speculators head by its name: vLLM serves the model that its config.json names as verifier; give"
+                f" the file by --model-config {name}=PATH, or name that model with this as its draft"
+            )
+            builder.decide("spec.target.model", name, message)
         return list(flags)
     for key in sorted(found.config.keys() & {"method", "model"}):
         builder.drop(found.written[key], f"vLLM goes by {_SPECULATORS} of {name}")
@@ -95,20 +89,6 @@ def take_speculators(
     if builder.get("serving.servedModelNames") is None:
         builder.take("the name that clients ask for", "serving.servedModelNames", [name])
     return [replace(each, values=(verifier,)) if each is model else each for each in flags]
-
-
-def _ask_for_verifier(name: str, builder: SpecBuilder) -> None:
-    head = next((each for each in published_heads() if each.head == name), None)
-    if head is not None:
-        message = f"is a draft head: serve {head.targets[0]} with method {head.method} and this as its draft"
-        builder.decide("spec.target.model", name, message)
-    elif "speculator" in name.lower():
-        # Such checkpoints are named org/model-speculator.eagle3.
-        message = (
-            "is a speculators head by its name: vLLM serves the model that its config.json names as verifier; give the"
-            f" file by --model-config {name}=PATH, or name that model with this as its draft"
-        )
-        builder.decide("spec.target.model", name, message)
 
 
 def take_models(
@@ -179,7 +159,6 @@ def _take_target(given: Argument, flags: Sequence[Argument], location: Location,
 
 
 def _take_volume(locations: list[Location], builder: SpecBuilder) -> None:
-    """Take the one claim or folder of all models; ask if they are in several places."""
     sources: dict[str, dict[str, Any] | None] = {}
     for location in locations:
         if location.problem:
@@ -201,7 +180,6 @@ def _take_volume(locations: list[Location], builder: SpecBuilder) -> None:
 
 
 def _take_cache(env: Mapping[str, str], caches: set[str], pod: Object, container: Object, builder: SpecBuilder) -> None:
-    """Keep the claim of the hub's cache, which also holds compiled kernels."""
     home = env.get("HF_HOME", USUAL_CACHES[0]).rstrip("/")
     claims = {name_of(each): mapping(each, "persistentVolumeClaim") for each in objects(pod, "volumes")}
     for mount in objects(container, "volumeMounts"):
@@ -219,7 +197,6 @@ def _take_cache(env: Mapping[str, str], caches: set[str], pod: Object, container
 
 
 def _find_location(model: str, pod: Object, container: Object) -> Location:
-    """Return the location of a model by the name that the server is given."""
     copy = "copy it to a PersistentVolumeClaim and name that in spec.models, or use its hub id"
     if "://" in model:
         return Location(model, problem=f"lies at an address: {copy}")
@@ -251,7 +228,6 @@ def _find_location(model: str, pod: Object, container: Object) -> Location:
 
 
 def _download(path: str, containers: Iterable[Object]) -> Location | None:
-    """Return the hub repository that an init container, or the server's own script, fetches to a path."""
     for container in containers:
         name = name_of(container)
         token = next((key for each, key in secret_keys(container).items() if each in TOKEN_VARIABLES), None)
@@ -285,7 +261,6 @@ def _download(path: str, containers: Iterable[Object]) -> Location | None:
 
 
 def _downloaded(words: Sequence[str]) -> tuple[str, str, str | None] | None:
-    """Return repository, folder and revision of ``hf download``."""
     for index in range(len(words) - 1):
         if words[index].rpartition("/")[2] not in ("hf", "huggingface-cli") or words[index + 1] != "download":
             continue

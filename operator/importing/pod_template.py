@@ -51,7 +51,6 @@ _FILE: Final = re.compile(r"(?:/|\.{1,2}/|~)[^\s{}]+|[^\s{}:]+\.(?:jinja2?|j2|py
 """How files look in arguments: by their path, or by their ending."""
 
 _NO_FILES: Final = frozenset({"--root-path", "--disable-access-log-for-endpoints"})
-"""Flags whose values are paths of addresses."""
 
 _ADAPTERS: Final = "--lora-modules"
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -64,14 +63,8 @@ class Omitted:
     """Parts of a pod that the operator brings itself."""
 
     volumes: set[str]
-    """Volumes of models or certificates."""
-
     caches: set[str]
-    """Paths of the hub's cache."""
-
     init_containers: set[str]
-    """Init containers that fetch models."""
-
     arguments: list[str]
     """Arguments that are passed on: a mount that one of them names is kept."""
 
@@ -106,7 +99,6 @@ def ask_for_files(passed_on: Iterable[Argument], container: Object, builder: Spe
 
 
 def _files(given: Argument) -> Iterator[str]:
-    """Return the files that an argument names."""
     if given.path or given.name in _NO_FILES:
         return
     for value in given.values:
@@ -198,20 +190,26 @@ def take_pod(pod: Object, container: Object, env: list[dict[str, Any]], omitted:
             sidecars.append({**each, **name} | ({"volumeMounts": mounts} if mounts else {}))
     init = [each for each in objects(pod, "initContainers") if name_of(each) not in omitted.init_containers]
     containers = [*([engine] if len(engine) > 1 else []), *sidecars]
+    # The volumes that these containers use, and those that no container used before.
+    before = [*objects(pod, "containers"), *objects(pod, "initContainers")]
+    mounted = {name_of(mount) for each in before for mount in objects(each, "volumeMounts")}
+    used = {name_of(mount) for each in (*containers, *init) for mount in objects(each, "volumeMounts")}
+    volumes = [
+        renamed
+        for volume in objects(pod, "volumes")
+        if (renamed := _with_own_volume(volume))["name"] in used or name_of(volume) not in mounted
+    ]
     parts = {
         "nodeSelector": selector,
         "tolerations": tolerations,
         "containers": containers,
         "initContainers": init,
-        "volumes": _volumes(pod, [*containers, *init]),
+        "volumes": volumes,
     }
     template |= {key: part for key, part in parts.items() if part}
     for key, part in template.items():
-        named = (
-            [name_of(each) for each in part if isinstance(each, dict) and "name" in each]
-            if isinstance(part, list)
-            else []
-        )
+        listed = part if isinstance(part, list) else []
+        named = [name_of(each) for each in listed if isinstance(each, dict) and "name" in each]
         names = f" ({', '.join(named)})" if named else ""
         grants = ",".join(dict.fromkeys(needed_grants({"spec": {key: part}}).values()))
         remark = f", where the operator allows it: --allow-pod-template={grants}" if grants else ""
@@ -223,7 +221,6 @@ def take_pod(pod: Object, container: Object, env: list[dict[str, Any]], omitted:
 def _engine(
     container: Object, env: list[dict[str, Any]], omitted: Omitted, builder: SpecBuilder, *, on_gpu: bool
 ) -> dict[str, Any]:
-    """Return the overlay of the engine container."""
     engine: dict[str, Any] = {"name": ENGINE_CONTAINER}
     for key, value in container.items():
         if key in {"name", "image", "command", "args", "env", "resources", "volumeMounts"}:
@@ -231,7 +228,9 @@ def _engine(
         if key in _OF_OPERATOR:
             builder.own(key, _OF_OPERATOR[key])
         elif key == "envFrom":
-            builder.decide(f"{_TEMPLATE}.containers[engine].envFrom", _sources(container), UNDOES)
+            sources = [(each, kind) for each in objects(container, "envFrom") for kind in each if kind != "prefix"]
+            names = ", ".join(name_of(mapping(each, kind)) for each, kind in sources)
+            builder.decide(f"{_TEMPLATE}.containers[engine].envFrom", names or "nothing", UNDOES)
         elif value not in _OF_ENGINE_ANYWAY.get(key, ()):
             engine[key] = value
     owned = {GPU_RESOURCE} if on_gpu else {"cpu", "memory"}
@@ -247,14 +246,7 @@ def _engine(
     return engine | {key: part for key, part in parts.items() if part}
 
 
-def _sources(container: Object) -> str:
-    """Return the names of the objects in envFrom."""
-    sources = [(each, kind) for each in objects(container, "envFrom") for kind in each if kind != "prefix"]
-    return ", ".join(name_of(mapping(each, kind)) for each, kind in sources) or "nothing"
-
-
 def _keeps(mount: Object, omitted: Omitted, builder: SpecBuilder) -> bool:
-    """Return whether to keep a mount of the engine; report why not."""
     path = str(mount.get("mountPath")).rstrip("/")
     if path in OWN_MOUNTS:
         builder.own(f"mount {path}", "the operator mounts its own there")
@@ -268,18 +260,5 @@ def _keeps(mount: Object, omitted: Omitted, builder: SpecBuilder) -> bool:
 
 
 def _with_own_volume(body: Object) -> dict[str, Any]:
-    """Rename a volume, or that of a mount, if the operator has one of that name."""
     name = name_of(body)
     return {**body, "name": f"{name}-volume" if name in OWN_VOLUMES else name}
-
-
-def _volumes(pod: Object, users: Iterable[Object]) -> list[dict[str, Any]]:
-    """Return the volumes that these containers use, and those that no container used before."""
-    before = [*objects(pod, "containers"), *objects(pod, "initContainers")]
-    mounted = {name_of(mount) for container in before for mount in objects(container, "volumeMounts")}
-    used = {name_of(mount) for user in users for mount in objects(user, "volumeMounts")}
-    return [
-        renamed
-        for volume in objects(pod, "volumes")
-        if (renamed := _with_own_volume(volume))["name"] in used or name_of(volume) not in mounted
-    ]

@@ -3,8 +3,10 @@
 Covers aliases, prefixes, underscores, `=` and dotted paths.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from specdecode_operator.importing.server_command import ServerCommand
@@ -16,30 +18,23 @@ from specdecode_operator.vllm.profiles import EngineProfile, Flag
 
 @dataclass(frozen=True)
 class OlderSetting:
-    """Successor of one setting: ``now``, or ``gone``; if neither is set, a person decides."""
+    """Successor of a setting of older versions: ``now``, or ``gone``; if neither is set, a person decides."""
 
     now: str = ""
     """The flag, the key of its JSON value, or the variable that says the same."""
-
     gone: str = ""
     """Why nothing is lost without it."""
-
     ask: str = ""
     """What a person can write instead."""
-
     now_of_one: str = ""
     """The flag that says the same as a single value; ``now`` if this is empty."""
-
     value: str | None = None
     """The value of its successor; its own value if this is None."""
-
     takes: str = "1"
-    """How many values follow a flag: 0, 1, ? (0 or 1) or +."""
-
-    default: tuple[str, ...] = ()
+    """Number of values that follow a flag: 0, 1, ? (0 or 1) or +."""
+    default: Sequence[str] = ()
     """Values that mean the same as leaving it out."""
-
-    allowed: tuple[str, ...] = ()
+    allowed: Sequence[str] = ()
     """Values that its successor takes; any if this is empty."""
 
     def said_now(self, values: Sequence[str]) -> list[str]:
@@ -50,151 +45,12 @@ class OlderSetting:
         return [self.now_of_one if self.now_of_one and len(given) == 1 else self.now, *given]
 
 
-def _gone(why: str, takes: str = "1") -> OlderSetting:
-    return OlderSetting(gone=why, takes=takes)
-
-
-def _ask(what: str, takes: str = "1", default: tuple[str, ...] = ()) -> OlderSetting:
-    return OlderSetting(ask=what, takes=takes, default=default)
-
-
-def _switch(now: str, value: str) -> OlderSetting:
-    return OlderSetting(now=now, value=value, takes="0")
-
-
-_BACKENDS: Final = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
-_SCHEDULER: Final = "the scheduler needs no such setting any more: answers stay the same"
-_RAY: Final = "the operator starts the processes of a replica without Ray"
-TYPICAL: Final = "typical acceptance is gone: rejection sampling keeps the target's own distribution"
-_LORA: Final = (
-    "no vLLM that the operator launches serves such adapters: make adapters without it, or keep the Deployment"
-)
-_SCALES: Final = "an FP8 KV cache has its scales from the checkpoint now, or 1.0: take one that has them, or remove it"
-_OTHER_HARDWARE: Final = "is for other hardware than NVIDIA GPUs and CPUs"
-
-FLAGS: Final[Mapping[str, OlderSetting]] = {
-    "--chat-template-text-format": OlderSetting(now="--chat-template-content-format"),
-    "--cuda-graph-sizes": OlderSetting(
-        now="--cudagraph-capture-sizes", now_of_one="--max-cudagraph-capture-size", takes="+"
-    ),
-    "--disable-mm-preprocessor-cache": _switch("--mm-processor-cache-gb", "0"),
-    "--enable-mamba-fine-grained-prefix-cache": OlderSetting(now="--enable-mamba-shared-prefix-checkpoint", takes="0"),
-    "--enable-multimodal-encoder-data-parallel": _switch("--mm-encoder-tp-mode", "data"),
-    "--eplb-log-balancedness": _switch("--eplb-config.log_balancedness", "true"),
-    "--eplb-step-interval": OlderSetting(now="--eplb-config.step_interval"),
-    "--eplb-window-size": OlderSetting(now="--eplb-config.window_size"),
-    "--guided-decoding-backend": OlderSetting(
-        now="--structured-outputs-config.backend", default=("auto",), allowed=_BACKENDS
-    ),
-    "--guided-decoding-disable-additional-properties": _switch(
-        "--structured-outputs-config.disable_additional_properties", "true"
-    ),
-    "--guided-decoding-disable-any-whitespace": _switch("--structured-outputs-config.disable_any_whitespace", "true"),
-    "--num-redundant-experts": OlderSetting(now="--eplb-config.num_redundant_experts"),
-    "--override-pooler-config": OlderSetting(now="--pooler-config"),
-    "--rope-scaling": OlderSetting(now="--hf-overrides.rope_parameters"),
-    "--calculate-kv-scales": _ask(_SCALES, "0"),
-    "--device": _ask("only NVIDIA GPUs and CPUs are planned for: keep the Deployment", default=("auto", "cuda", "cpu")),
-    "--enable-bf16x3-router-gemm": _ask(
-        "experts are chosen in another precision without it: accept that, and remove it", "0"
-    ),
-    **dict.fromkeys(("--enable-lora-bias", "--enable-prompt-adapter"), _ask(_LORA, "0")),
-    **dict.fromkeys(("--long-lora-scaling-factors", "--prompt-adapters"), _ask(_LORA, "+")),
-    **dict.fromkeys(("--max-prompt-adapter-token", "--max-prompt-adapters"), _ask(_LORA)),
-    "--lora-extra-vocab-size": _ask(_LORA, default=("0",)),
-    "--override-attention-dtype": _ask(
-        "attention is computed in the model's own precision: accept that, and remove it"
-    ),
-    "--quantization-param-path": _ask(_SCALES),
-    "--rope-theta": _ask(
-        "without it the model's answers are others: say the same by"
-        ' --hf-overrides \'{"rope_parameters": {"rope_theta": …}}\', and import again'
-    ),
-    "--task": _ask("say by --runner or --convert what it is for, and import again", default=("auto", "generate")),
-    "--disable-async-output-proc": _gone(_SCHEDULER, "0"),
-    "--disable-frontend-multiprocessing": _gone("the API server is a process of its own in any case", "0"),
-    "--disable-log-requests": _gone("requests are not logged unless --enable-log-requests is given", "0"),
-    "--disable-logprobs-during-spec-decoding": _gone("log probabilities come with drafted tokens, too", "?"),
-    "--enable-reasoning": _gone("--reasoning-parser alone turns reasoning on", "0"),
-    **dict.fromkeys(("--engine-use-ray", "--worker-use-ray"), _gone(_RAY, "0")),
-    "--guided-decoding-disable-fallback": _gone("a backend that is named stands alone", "0"),
-    **dict.fromkeys(
-        ("--max-context-len-to-capture", "--max-seq-len-to-capture"), _gone("CUDA graphs do not go by lengths any more")
-    ),
-    **dict.fromkeys(
-        (
-            "--max-long-partial-prefills", "--max-num-partial-prefills", "--num-scheduler-steps",
-            "--scheduler-delay-factor",
-        ),
-        _gone(_SCHEDULER),
-    ),
-    "--multi-step-stream-outputs": _gone(_SCHEDULER, "?"),
-    "--num-lookahead-slots": _gone("slots follow from the number of proposed tokens"),
-    "--override-neuron-config": _gone(_OTHER_HARDWARE),
-    "--preemption-mode": _gone("a request that had to wait is computed anew"),
-    **dict.fromkeys(
-        (
-            "--spec-decoding-acceptance-method", "--typical-acceptance-sampler-posterior-alpha",
-            "--typical-acceptance-sampler-posterior-threshold",
-        ),
-        _gone(TYPICAL),
-    ),
-    "--speculative-disable-mqa-scorer": _gone("drafted tokens are scored in one step in any case", "0"),
-    "--swap-space": _gone("a request that had to wait is computed anew: nothing is swapped"),
-    **dict.fromkeys(
-        ("--tokenizer-pool-extra-config", "--tokenizer-pool-size", "--tokenizer-pool-type"),
-        _gone("tokenizers run beside the engine now"),
-    ),
-    "--use-gpu-for-pooling-score": _gone("is for models that pool, which do not draft", "0"),
-    "--use-v2-block-manager": _gone("there is one block manager now", "0"),
-}  # fmt: skip
+OLDER_SETTINGS: Final = json.loads(Path(__file__).with_name("older_settings.json").read_text(encoding="utf-8"))
+FLAGS: Final[Mapping[str, OlderSetting]] = {name: OlderSetting(**row) for name, row in OLDER_SETTINGS["flags"].items()}
 """Flags by their long names; flags that became a key of --speculative-config are in speculation.py."""
-
-_ATTENTION: Final = "--attention-config"
-_KERNELS: Final = (
-    "vLLM chooses its kernels by itself: say by --moe-backend or --linear-backend which it shall take, or remove it"
-)
-
 VARIABLES: Final[Mapping[str, OlderSetting]] = {
-    "VLLM_ALL2ALL_BACKEND": OlderSetting(now="--all2all-backend"),
-    "VLLM_ATTENTION_BACKEND": OlderSetting(
-        now="--attention-backend",
-        ask="vLLM has the flag --attention-backend for it now, with other names: write that, or remove it",
-        allowed=(
-            "CUTLASS_MLA", "FLASHINFER", "FLASHINFER_MLA", "FLASHMLA", "FLASH_ATTN", "FLASH_ATTN_MLA",
-            "FLEX_ATTENTION", "TRITON_ATTN", "TRITON_MLA",
-        ),
-    ),
-    "VLLM_ENGINE_ITERATION_TIMEOUT_S": _gone("nothing in vLLM reads it any more"),
-    "VLLM_FLASHINFER_DISABLE_Q_QUANTIZATION": OlderSetting(now=f"{_ATTENTION}.disable_flashinfer_q_quantization"),
-    "VLLM_FLASH_ATTN_MAX_NUM_SPLITS_FOR_CUDA_GRAPH": OlderSetting(
-        now=f"{_ATTENTION}.flash_attn_max_num_splits_for_cuda_graph"
-    ),
-    "VLLM_FLASH_ATTN_VERSION": OlderSetting(now=f"{_ATTENTION}.flash_attn_version"),
-    "VLLM_KIMI_K3_GEMM_RS": OlderSetting(now="VLLM_ENABLE_GEMM_RS"),
-    "VLLM_LOGITS_PROCESSOR_THREADS": _gone(_SCHEDULER),
-    "VLLM_MM_HASHER_ALGORITHM": OlderSetting(now="--mm-hasher-algorithm"),
-    "VLLM_MM_INPUT_CACHE_GIB": OlderSetting(now="--mm-processor-cache-gb"),
-    "VLLM_NIXL_EP_MAX_NUM_RANKS": _ask("vLLM has --elastic-ep-max-dp-size for it now: write that, or remove it"),
-    "VLLM_NO_DEPRECATION_WARNING": _gone("it only kept a warning back"),
-    "VLLM_PLE_CPU_OFFLOAD": _ask("vLLM has the flag --engram-config for it now: write that, or remove it"),
-    "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": OlderSetting(now="--prefix-cache-retention-interval"),
-    "VLLM_RPC_TIMEOUT": _gone("there is no such limit any more"),
-    "VLLM_TEST_FORCE_FP8_MARLIN": _ask(_KERNELS, default=("0", "false")),
-    "VLLM_TORCH_PROFILER_DIR": _ask("vLLM has the flag --profiler-config for it now: write that, or remove it"),
-    "VLLM_TRITON_ATTN_USE_TD": OlderSetting(now="VLLM_TRITON_USE_TD"),
-    "VLLM_USE_RAY_COMPILED_DAG": _gone(_RAY),
-    "VLLM_USE_RAY_COMPILED_DAG_CHANNEL_TYPE": _gone(_RAY),
-    "VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM": _gone(_RAY),
-    "VLLM_USE_RAY_SPMD_WORKER": _gone(_RAY),
-    "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": _gone(_RAY),
-    "VLLM_USE_RAY_WRAPPED_PP_COMM": _gone(_RAY),
-    "VLLM_USE_TRITON_FLASH_ATTN": _gone(_OTHER_HARDWARE),
-    "VLLM_USE_TRTLLM_ATTENTION": OlderSetting(now=f"{_ATTENTION}.use_trtllm_attention"),
-    "VLLM_USE_V1": _gone("there is only one engine now"),
-    "VLLM_V0_USE_OUTLINES_CACHE": OlderSetting(now="VLLM_V1_USE_OUTLINES_CACHE"),
-}  # fmt: skip
-"""Environment variables."""
+    name: OlderSetting(**row) for name, row in OLDER_SETTINGS["variables"].items()
+}
 
 _OF_OTHERS: Final = ("VLLM_ROCM_", "VLLM_XPU_", "VLLM_TPU_", "VLLM_XLA_", "VLLM_HPU_", "VLLM_NEURON_")
 _READ_UNLISTED: Final = frozenset({"VLLM_CUSTOM_ALLREDUCE_ALGO", "VLLM_SNAPSHOT_TIMEOUT_S"})
@@ -206,21 +62,18 @@ def older_variable(name: str, version: str, known: frozenset[str]) -> OlderSetti
     if not name.startswith("VLLM_") or name in known or name in _READ_UNLISTED:
         return None
     if name.startswith(_OF_OTHERS):
-        return _gone(_OTHER_HARDWARE)
-    return VARIABLES.get(name) or _ask(
-        f"vLLM {version} does not read it: find out what says the same now, or remove it from the Deployment"
-    )
+        return OlderSetting(gone="is for other hardware than NVIDIA GPUs and CPUs")
+    ask = f"vLLM {version} does not read it: find out what says the same now, or remove it from the Deployment"
+    return VARIABLES.get(name) or OlderSetting(ask=ask)
 
 
 SECRET_FLAGS: Final = frozenset({"--api-key", "--hf-token"})
-"""Flags whose value belongs into a Secret."""
 
 _SEVERAL: Final = frozenset({"", "--model", "--middleware"})
 """Flags that may be repeated, and the model, for which vLLM has its own order."""
 
 _OF_GROUPS: Final = frozenset({"--node-rank", "--master-addr", "--master-port"})
 _WORDS_OF_SWITCHES: Final = {"true": True, "false": False}
-"""Values that older versions took after some switches; newer ones have ``--no-…``."""
 
 
 @dataclass(frozen=True)
@@ -229,19 +82,11 @@ class Argument:
 
     name: str
     """Long name of the flag; as written if no known version has it, and empty for the model."""
-
     values: tuple[str, ...]
     words: tuple[str, ...]
-    """As it was written."""
-
     path: tuple[str, ...] = ()
-    """Keys of a dotted path into a JSON value."""
-
     negated: bool = False
-    """Whether it was written as ``--no-…``, or as the ``--disable-…`` of an ``--enable-…``."""
-
     known: bool = True
-    """Whether the profile's version has the flag."""
 
     @property
     def text(self) -> str:
@@ -273,7 +118,6 @@ def read_arguments(words: Sequence[str], profile: EngineProfile) -> list[Argumen
 
 
 def _read(words: Sequence[str], profile: EngineProfile) -> tuple[Argument, int]:
-    """Return the first argument, and its number of words."""
     spelled, equals, value = words[0].partition("=")
     name, _, dotted = spelled.partition(".")
     if name.startswith("-O"):
@@ -291,21 +135,16 @@ def _read(words: Sequence[str], profile: EngineProfile) -> tuple[Argument, int]:
     if flag is None:
         return Argument(name, values, written, path, known=False), len(written)
     given = Argument(flag.name, values, written, path, flag.is_undone_by(name))
-    return (_switched(given, flag) if flag.values == "0" and values and not path else given), len(written)
-
-
-def _switched(given: Argument, flag: Flag) -> Argument:
-    """Rewrite a switch that has a word for on or off."""
-    on = _WORDS_OF_SWITCHES.get(given.value.lower())
-    if on is None:
-        return given
-    # Without a name for off, off has no words.
-    off = tuple(name for name in flag.aliases if flag.is_undone_by(name))[:1]
-    return replace(given, values=(), words=(flag.name,) if on != given.negated else off, negated=on == given.negated)
+    on = _WORDS_OF_SWITCHES.get(given.value.lower()) if flag.values == "0" and not path else None
+    if on is not None:
+        # A switch with a word for on or off. Without a name for off, off has no words.
+        off = tuple(name for name in flag.aliases if flag.is_undone_by(name))[:1]
+        said = (flag.name,) if on != given.negated else off
+        given = replace(given, values=(), words=said, negated=on == given.negated)
+    return given, len(written)
 
 
 def _flag(name: str, profile: EngineProfile) -> Flag | None:
-    """Return the flag of a name or of its only completion; None for a flag of older versions."""
     # From 0.33 on, --disable-log-requests is a spelling of the default.
     known = profile.flags.get(name)
     if known and not (name in FLAGS and known.is_undone_by(name)):
@@ -415,13 +254,11 @@ def last_of_each(arguments: Sequence[Argument], builder: SpecBuilder) -> list[Ar
 
 
 def _spelled(given: Argument) -> str:
-    """Return the flag of an argument as vLLM's parser tells spellings apart."""
     spelled = given.words[0].partition("=")[0].partition(".")[0]
     return spelled.replace("_", "-") if spelled.startswith("--") else spelled
 
 
 def _replaced(whole: Argument, spelled: str, arguments: Iterable[Argument]) -> str:
-    """Return why a whole JSON value does not count, and which of its keys are lost."""
     why = f"vLLM takes {spelled}.… in its place, wherever they stand"
     again = {given.path[0] for given in arguments if given.path and given.name == whole.name}
     try:

@@ -20,10 +20,22 @@ from specdecode_operator.importing.kubernetes_workloads import (
     read_production_stack,
     read_stateful_set,
 )
-from specdecode_operator.importing.server_command import is_harmless, script_index
-from specdecode_operator.importing.shell import MAX_CHARACTERS, ScriptError, read_script, shown
-from specdecode_operator.importing.spec_builder import MigrationError, Object
-from specdecode_operator.importing.workload import Workload, name_in, within
+from specdecode_operator.importing.server_command import (
+    MAX_CHARACTERS,
+    ScriptError,
+    is_harmless,
+    read_script,
+    script_index,
+    shown,
+)
+from specdecode_operator.importing.spec_builder import (
+    MigrationError,
+    Object,
+    Workload,
+    in_namespace,
+    name_in,
+    namespace_of,
+)
 from specdecode_operator.untrusted import mapping, name_of, objects
 
 GROUPS: Final[Mapping[str, str]] = {
@@ -36,7 +48,6 @@ GROUPS: Final[Mapping[str, str]] = {
     "ServingRuntime": "serving.kserve.io",
     "ClusterServingRuntime": "serving.kserve.io",
 }
-"""API groups of the kinds that are read."""
 
 _CREATES: Final[Mapping[tuple[str | None, str], tuple[str, str]]] = {
     ("inference.llmkube.dev", "InferenceService"): ("Deployment", "deployment"),
@@ -57,7 +68,7 @@ def is_of_its_group(body: Object) -> bool:
 def import_instead(body: Object) -> str | None:
     """Return what to import instead of an object of another project; None for an unknown kind."""
     kind, group = str(body.get("kind")), _group(body)
-    name, where = name_in(body), within(body)
+    name, where = name_in(body), in_namespace(namespace_of(body))
     shown = f"{kind} of {body.get('apiVersion')} is not read"
     if kind == "DynamoGraphDeployment":
         # Dynamo names a Deployment GRAPH-SERVICE, in lower case.
@@ -105,12 +116,16 @@ def with_values(workload: Workload, others: Sequence[Object]) -> Workload:
     )
     if not maps and not secrets:
         return workload
+
+    def runs_vllm(container: Object) -> bool:
+        return any("vllm" in str(container.get(key)).lower() for key in ("image", "command", "args"))
+
     pod, used = dict(workload.pod), set[str]()
     for key in ("containers", "initContainers"):
         if isinstance(pod.get(key), list):
             pod[key] = [
                 _resolved(each, maps, secrets, used)
-                if isinstance(each, dict) and (key == "initContainers" or _runs_vllm(each))
+                if isinstance(each, dict) and (key == "initContainers" or runs_vllm(each))
                 else each
                 for each in pod[key]
             ]
@@ -120,23 +135,27 @@ def with_values(workload: Workload, others: Sequence[Object]) -> Workload:
     return replace(workload, pod=pod)
 
 
-def _runs_vllm(container: Object) -> bool:
-    return any("vllm" in str(container.get(key)).lower() for key in ("image", "command", "args"))
-
-
 def _resolved(
     container: Object, maps: Mapping[str, Object], secrets: Mapping[str, Object], used: set[str]
 ) -> dict[str, Any]:
-    """Return a container with the variables of ConfigMaps and Secrets written out; add the ConfigMaps to ``used``."""
     from_all: list[dict[str, Any]] = []
-    unread = []
+    unread, own = [], []
     sources = container.get("envFrom")
     for source in sources if isinstance(sources, list) else []:
         found = list(_of_source(source, maps, secrets, used)) if isinstance(source, dict) else []
         from_all += found
         if not found:
             unread.append(source)
-    own = [_of_variable(each, maps, used) for each in objects(container, "env")]
+    for each in objects(container, "env"):
+        reference = mapping(mapping(each, "valueFrom"), "configMapKeyRef")
+        name, key = name_of(reference), str(reference.get("key"))
+        values = mapping(maps.get(name, {}), "data") if reference else {}
+        if key in values:
+            used.add(name)
+            # The kubelet reads two dollars as one: a value of a ConfigMap is text.
+            own.append({"name": name_of(each), "value": str(values[key]).replace("$(", "$$(")})
+        else:
+            own.append(each)
     names = {name_of(each) for each in own}
     env = [*(each for each in from_all if each["name"] not in names), *own]
     rest = {key: value for key, value in container.items() if key not in ("env", "envFrom")}
@@ -146,7 +165,6 @@ def _resolved(
 def _of_source(
     source: Object, maps: Mapping[str, Object], secrets: Mapping[str, Object], used: set[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the variables of one envFrom, if its object is beside the server."""
     prefix = str(source.get("prefix") or "")
     config, secret = name_of(mapping(source, "configMapRef")), name_of(mapping(source, "secretRef"))
     if "configMapRef" in source and config in maps:
@@ -156,17 +174,6 @@ def _of_source(
     elif "secretRef" in source and secret in secrets:
         for key in {**mapping(secrets[secret], "data"), **mapping(secrets[secret], "stringData")}:
             yield {"name": f"{prefix}{key}", "valueFrom": {"secretKeyRef": {"name": secret, "key": str(key)}}}
-
-
-def _of_variable(variable: dict[str, Any], maps: Mapping[str, Object], used: set[str]) -> dict[str, Any]:
-    reference = mapping(mapping(variable, "valueFrom"), "configMapKeyRef")
-    name, key = name_of(reference), str(reference.get("key"))
-    values = mapping(maps.get(name, {}), "data") if reference else {}
-    if key not in values:
-        return variable
-    used.add(name)
-    # The kubelet reads two dollars as one: a value of a ConfigMap is text.
-    return {"name": name_of(variable), "value": str(values[key]).replace("$(", "$$(")}
 
 
 _STARTS: Final = re.compile(
@@ -190,10 +197,7 @@ def is_command_text(text: str) -> bool:
 
 
 def read_command_text(text: str) -> Workload:
-    """Return the server that a command line or a script starts, in a container or not.
-
-    Raises MigrationError if the script is more than plain commands, or starts several containers.
-    """
+    """Return the server that a command line or a script starts; raise MigrationError for several containers."""
     text = "\n".join(map(_without_log, _NOHUP.sub(r"\1", _PROMPT.sub("", text)).split("\n")))
     try:
         commands = read_script(text, {})
@@ -233,7 +237,6 @@ def read_words(words: Sequence[str]) -> Workload:
 
 
 def _without_log(line: str) -> str:
-    """Remove from the end of a line the redirections of the log, and the ``&`` of the background."""
     kept = line.rstrip(" \t")
     if kept.endswith("&") and not kept.endswith("&&"):
         kept = kept[:-1].rstrip(" \t")
@@ -256,20 +259,15 @@ _OF_KINDS: Final[Mapping[str, Callable[[Object], Workload]]] = {
     "LLMInferenceService": read_llm_inference_service,
 }
 KINDS: Final = (*_OF_KINDS, "InferenceService")
-"""Kinds of Kubernetes that can be imported."""
 
 READABLE: Final = (
     f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, docker compose, values of the production-stack chart,"
     " or a vllm serve or docker run command line"
 )
-"""Sources that can be imported, as text."""
 
 
 def read_workloads(body: Object, others: Sequence[Object] = ()) -> list[Workload]:
-    """Return the servers of one object, none for an unknown kind; ``others`` are the objects beside it.
-
-    Raises MigrationError if it belongs to a SpecDecodeDeployment, or lacks a part that its kind must have.
-    """
+    """Return the servers of one object, none for an unknown kind; ``others`` are the objects beside it."""
     for owner in objects(mapping(body, "metadata"), "ownerReferences"):
         if owner.get("kind") == KIND:
             fix = f"it belongs to {KIND} {owner.get('name')} already: nothing is to be imported"

@@ -1,9 +1,12 @@
-"""Build the spec of an import: record what became of each setting, and withhold plain-text secrets."""
+"""A server as its source describes it, the spec and the report of its import, and secrets in plain text."""
 
+import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
 from specdecode_operator.problems import MISSING, Problem
@@ -62,7 +65,6 @@ def withhold_secrets(builder: "SpecBuilder") -> None:
 
 
 def _without(value: Any, path: str, builder: "SpecBuilder", flag: Any = None) -> Any:
-    """Return a value without secrets; ``flag`` is the word before it in a list."""
     if isinstance(value, dict):
         return {key: _without(part, f"{path}.{key}", builder) for key, part in value.items()}
     if isinstance(value, list):
@@ -90,8 +92,10 @@ ROLLS_OUT: Final = "an old engine ends before its successor starts"
 UNDOES: Final = "it could undo what the operator sets: name its variables one by one, and import again"
 
 
+SOURCE_KEYS: Final[Mapping[str, Any]] = json.loads(Path(__file__).with_name("source_keys.json").read_text("utf-8"))
+"""Keys and options of each source: those that are read, the operator's own with the reason, and dropped ones."""
+
 Object = Mapping[str, Any]
-"""Object of a manifest, with values of any kind."""
 
 
 class MigrationError(Exception):
@@ -120,9 +124,7 @@ class Setting:
     outcome: Outcome
     name: str
     """As the source has it; never the value of a secret."""
-
     result: str
-    """Field and value that it became, or why it has none."""
 
 
 _WRITERS: Final = ("deployment.kubernetes.io/", "kubectl.kubernetes.io/", "field.cattle.io/")
@@ -164,6 +166,12 @@ class Remarks:
                     why = "is the old object's own: add it to metadata of the new one if a tool or a policy reads it"
                 if key not in read:
                     self.drop(f"metadata.{kind} {key}", why)
+
+    def own_keys(self, body: Object, reasons: Mapping[str, str], prefix: str = "") -> None:
+        """Report the keys of a source that the operator decides itself, with the reason of each."""
+        for key in body:
+            if key in reasons:
+                self.own(f"{prefix}{key}", reasons[key])
 
     def ask_for_rest(self, body: Object, known: Sequence[str], where: str) -> None:
         """Ask for each key that is set but not known; its value may be a secret."""
@@ -226,3 +234,59 @@ def required(body: Object, where: str) -> dict[str, Any]:
             raise MigrationError(".".join(keys[:depth]), shown, "must be an object, as in any Deployment")
     found: dict[str, Any] = place
     return found
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A server: its containers, volumes and resources as a pod has them, its replicas, and how to end it."""
+
+    kind: str
+    name: str
+    pod: Object
+    where: str
+    metadata: Object = field(default_factory=dict)
+    namespace: str | None = None
+    match_labels: Object = field(default_factory=dict)
+    spec: Object = field(default_factory=dict)
+    """Replicas and rollout, by the names of a Deployment."""
+    nodes: int = 1
+    says_gpus: bool = True
+    """Whether the source says how many GPUs there are; if not, the parallelism of the server does."""
+    outside: bool = False
+    """Whether it runs outside Kubernetes, so that folders of its machine are on no node."""
+    end: str = ""
+    remove: str = ""
+    """Command that removes what ``end`` leaves as a way back; empty if it leaves nothing."""
+    remarks: Remarks = field(default_factory=Remarks)
+
+
+def name_in(body: Object) -> str:
+    """Return an object's name."""
+    return str(mapping(body, "metadata").get("name") or "vllm")
+
+
+def namespace_of(body: Object) -> str | None:
+    """Return an object's namespace."""
+    found = mapping(body, "metadata").get("namespace")
+    return str(found) if found else None
+
+
+def in_namespace(namespace: str | None) -> str:
+    """Return the option of kubectl that names a namespace."""
+    return f" -n {shlex.quote(namespace)}" if namespace else ""
+
+
+def kubectl(verb: str, body: Object, options: str = "") -> str:
+    """Return a kubectl command for an object, with its name quoted: the command is copied into a shell."""
+    kind = str(body.get("kind")).lower()
+    return f"kubectl {verb} {kind}/{shlex.quote(name_in(body))}{options}{in_namespace(namespace_of(body))}"
+
+
+def operand(name: str) -> str:
+    """Return a name as the last words of a docker command: a leading dash does not make it an option."""
+    return f"-- {shlex.quote(name)}" if name.startswith("-") else shlex.quote(name)
+
+
+def plain_text(value: Any) -> str:
+    """Return a YAML value as a command line has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,53 +2,36 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from specdecode_operator.api.deployment import Serving
 from specdecode_operator.enums import DraftSampling, Method, RejectionSampling
 from specdecode_operator.importing.engine_fields import OF_CHECKPOINTS, OF_MODELS, read_json, read_number
-from specdecode_operator.importing.server_arguments import TYPICAL, Argument
+from specdecode_operator.importing.server_arguments import OLDER_SETTINGS, Argument
 from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, SpecBuilder
 from specdecode_operator.problems import MISSING, shown
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.speculative_config import read_lax, reserved_key_problem
+from specdecode_operator.vllm.speculative_config import SPECULATIVE_KEYS, read_lax, reserved_key_problem
 
 _CONFIG: Final = "--speculative-config"
-OLD_KEYS: Final = {
-    "--spec-method": "method",
-    "--spec-model": "model",
-    "--spec-tokens": "num_speculative_tokens",
-    "--speculative-model": "model",
-    "--num-speculative-tokens": "num_speculative_tokens",
-    "--speculative-draft-tensor-parallel-size": "draft_tensor_parallel_size",
-    "--speculative-model-quantization": "quantization",
-    "--speculative-max-model-len": "max_model_len",
-    "--speculative-disable-by-batch-size": "disable_by_batch_size",
-    "--ngram-prompt-lookup-max": "prompt_lookup_max",
-    "--ngram-prompt-lookup-min": "prompt_lookup_min",
-}
-"""Flags that say one thing each, with the key of --speculative-config that says it now."""
+OLD_KEYS: Final[Mapping[str, str]] = OLDER_SETTINGS["speculation_flags"]
+"""Flags with one key of --speculative-config each."""
 
 _HINTS: Final = {"medusa": "medusa", "mlp-speculator": "mlp_speculator", "-mtp": "mtp", "-it-assistant": "mtp"}
 """Parts of a draft's name that tell its method, beside those that vLLM itself goes by."""
 
-_FIELDS: Final = {
-    "num_speculative_tokens": "speculation.numSpeculativeTokens",
-    "prompt_lookup_min": "speculation.ngram.promptLookupMin",
-    "prompt_lookup_max": "speculation.ngram.promptLookupMax",
-    "max_model_len": "speculation.draft.maxModelLen",
-    "revision": "speculation.draft.revision",
-    "suffix_decoding_max_tree_depth": "speculation.suffix.maxTreeDepth",
-    "suffix_decoding_max_cached_requests": "speculation.suffix.maxCachedRequests",
-    "use_heterogeneous_vocab": "speculation.useHeterogeneousVocab",
-    "draft_lm_head_quantization": "speculation.draftLmHeadQuantization",
-    "enable_adaptive_verification": "speculation.adaptiveVerification",
-    "xpress_topc": "speculation.xpressTopC",
-}
 _PERCENT_FIELDS: Final = {
-    "suffix_decoding_max_spec_factor": "speculation.suffix.maxSpecFactorPercent",
-    "suffix_decoding_min_token_prob": "speculation.suffix.minTokenProbabilityPercent",
+    key.key: key.field.removeprefix("spec.") for key in SPECULATIVE_KEYS if key.field.endswith("Percent")
+}
+_CONVERTED: Final = frozenset(
+    {"method", "model", "parallel_drafting", "quantization", "draft_tensor_parallel_size", "draft_sample_method"}
+    | {"rejection_sample_method", "num_speculative_tokens_per_batch_size", *_PERCENT_FIELDS}
+)
+"""Keys whose value does not simply become that of their field."""
+_FIELDS: Final = {"revision": "speculation.draft.revision"} | {
+    key.key: key.field.removeprefix("spec.") for key in SPECULATIVE_KEYS if key.key not in _CONVERTED
 }
 _OF_DRAFT: Final = frozenset(
     {"model", "max_model_len", "revision", "quantization", "draft_tensor_parallel_size", "parallel_drafting"}
@@ -61,21 +44,10 @@ _INHERITED: Final = frozenset({"enforce_eager", "index_share_for_mtp_iteration"}
 """Switches whose absence is not false: vLLM takes the target's setting, or the checkpoint's."""
 
 
-_GONE: Final = {
-    "acceptance_method": TYPICAL,
-    "posterior_alpha": TYPICAL,
-    "posterior_threshold": TYPICAL,
-    "disable_log_stats": "statistics stay on: they show whether the engine drafts",
-    "disable_logprobs": "log probabilities come with drafted tokens, too",
-    "disable_mqa_scorer": "drafted tokens are scored in one step in any case",
-}
-"""Keys of older versions without which nothing is lost."""
-
 _SAMPLING: Final = {
     "draft_sample_method": ("speculation.draftSampling", tuple(DraftSampling)),
     "rejection_sample_method": ("speculation.rejectionSampling", tuple(RejectionSampling)),
 }
-"""Keys with their field and its values."""
 
 _LAST: Final = frozenset(
     {
@@ -92,7 +64,6 @@ class SpeculativeConfig:
 
     config: dict[str, Any] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
-    """How each key was written."""
 
     @property
     def draft(self) -> str | None:
@@ -127,7 +98,12 @@ def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: E
                 found.add(key, value, f"{_CONFIG} {key}", builder)
         elif given.name == _CONFIG or given.name in OLD_KEYS:
             key = given.path[0] if given.path else OLD_KEYS[given.name]
-            found.add(key, _scalar(given.value), given.shown, builder, given.path[1:])
+            parsed: Any = read_number(given.value)
+            if parsed is None:
+                parsed = given.value
+                with suppress(ValueError):
+                    parsed = read_json(given.value)
+            found.add(key, parsed, given.shown, builder, given.path[1:])
         elif given.name not in OF_MODELS:
             message = f"{_of_none(profile)} has no such flag: say it in --speculative-config, and import again"
             builder.decide("spec.speculation", given.shown, message)
@@ -173,7 +149,6 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
 
 
 def _method(config: dict[str, Any], profile: EngineProfile) -> str:
-    """Return the method as the engine finds it: named, by the draft's path, or a draft model."""
     named, model = str(config.get("method") or ""), str(config.get("model") or "").lower()
     if named in {"", Method.DRAFT_MODEL.value}:
         markers = {**profile.draft_path_markers, **({} if named else _HINTS)}
@@ -183,7 +158,6 @@ def _method(config: dict[str, Any], profile: EngineProfile) -> str:
 
 
 def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
-    """Take one key; if it has no field, report why, or ask if it changes how the engine drafts."""
     if key == "parallel_drafting" and isinstance(value, bool):
         builder.own(f"{what} {shown(value)}", "the operator says so of each draft whose config.json does")
     elif key == "parallel_drafting" and value is not None:
@@ -205,12 +179,13 @@ def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: Engine
 
 
 def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
-    """Pass on a key without a field if the version has it; otherwise report why not."""
     if key in _SAMPLING:
         path, words = _SAMPLING[key]
         builder.decide(f"spec.{path}", f"{what}: {shown(value)}", f"must be one of {', '.join(words)}")
     elif key in _FLY:
-        default = _FLY[key] if key != "fly_window_size" else _own_window(builder)
+        tokens, default = builder.get("speculation.numSpeculativeTokens"), _FLY[key]
+        if key == "fly_window_size" and isinstance(tokens, int):
+            default = min(default, tokens - 1)
         if builder.get("speculation.rejectionSampling") != RejectionSampling.FLY.value:
             builder.drop(f"{what} {shown(value)}", "is of rejection_sample_method fly alone")
         elif value == default:
@@ -221,15 +196,14 @@ def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, p
         builder.decide("spec.speculation", f"{what}: {shown(value)}", advice)
     elif key in profile.speculative_keys:
         builder.take(what, f"speculation.extraConfig.{key}", value)
-    elif key in _GONE:
-        builder.drop(f"{what}: {shown(value)}", _GONE[key])
+    elif key in OLDER_SETTINGS["speculation_keys_gone"]:
+        builder.drop(f"{what}: {shown(value)}", OLDER_SETTINGS["speculation_keys_gone"][key])
     else:
         message = f"{_of_none(profile)} has no such key: remove it from the Deployment, or write the one that is meant"
         builder.decide("spec.speculation", f"{what}: {shown(value)}", message)
 
 
 def _of_none(profile: EngineProfile) -> str:
-    """Name the version that lacks something; for an unknown version, also the known one that it is taken for."""
     version = f"vLLM {profile.version}"
     return version if profile.tested else f"{version} is newer than all that are known, and {profile.known_as}"
 
@@ -245,7 +219,6 @@ def _take_quantization(what: str, value: Any, builder: SpecBuilder) -> None:
 
 
 def _take_draft_split(what: str, value: Any, builder: SpecBuilder) -> None:
-    """The target's own needs no field; 1 is passed on as it is, and anything else no vLLM takes."""
     if value == (builder.get("parallelism.tensor") or 1):
         builder.own(f"{what} {shown(value)}", "the draft is split as the target is")
     else:
@@ -253,7 +226,6 @@ def _take_draft_split(what: str, value: Any, builder: SpecBuilder) -> None:
 
 
 def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
-    """Take ranges without gaps: in vLLM, a range goes on until the next begins."""
     try:
         given = sorted((int(first), int(last), int(tokens)) for first, last, tokens in value)
     except (TypeError, ValueError, OverflowError):
@@ -267,7 +239,7 @@ def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
     ranges = [
         {
             "from": first,
-            # vLLM refuses ranges that overlap: they stay as they are, to be refused here too.
+            # vLLM rejects overlapping ranges, and so do the checks of the spec.
             "to": min(max(last, end), most),
             "numSpeculativeTokens": min(tokens, general) if isinstance(general, int) else tokens,
         }
@@ -278,10 +250,7 @@ def _take_schedule(what: str, value: Any, builder: SpecBuilder) -> None:
 
 
 def _take_limit(what: str, value: Any, builder: SpecBuilder) -> None:
-    """Write a range for the number of requests from which older vLLM stopped drafting.
-
-    vllm/spec_decode/spec_decode_worker.py of 0.6: running_queue_size >= disable_by_batch_size.
-    """
+    """Older vLLM stops drafting for running_queue_size >= the limit (0.6, vllm/spec_decode/spec_decode_worker.py)."""
     most = _most_requests(builder)
     if not isinstance(value, int) or not 0 < value <= most:
         builder.drop(f"{what}: {shown(value)}", f"is above spec.serving.maxNumSeqs, {most}: it would never count")
@@ -290,39 +259,21 @@ def _take_limit(what: str, value: Any, builder: SpecBuilder) -> None:
     builder.take(what, "speculation.numSpeculativeTokensByBatchSize", ranges)
 
 
-def _own_window(builder: SpecBuilder) -> float:
-    """Return vLLM's default of fly_window_size, which is less for few tokens."""
-    tokens = builder.get("speculation.numSpeculativeTokens")
-    return min(_FLY["fly_window_size"], tokens - 1) if isinstance(tokens, int) else _FLY["fly_window_size"]
-
-
 def _most_requests(builder: SpecBuilder) -> int:
     given = builder.get("serving.maxNumSeqs")
     return given if isinstance(given, int) else Serving().max_num_seqs
 
 
 def _json(given: Argument, builder: SpecBuilder) -> dict[str, Any]:
-    text = given.value
+    problem = "must be one JSON object"
     try:
-        found = read_json(text)
+        found = read_json(given.value)
     except ValueError as error:
-        builder.decide("spec.speculation", f"{_CONFIG} {text}", f"is no JSON ({error}): write one JSON object")
-        return {}
-    if not isinstance(found, dict):
-        builder.decide("spec.speculation", f"{_CONFIG} {text}", "must be one JSON object")
-        return {}
-    return {str(key).replace("-", "_"): value for key, value in found.items()}
-
-
-def _scalar(text: str) -> Any:
-    """Return the value of a flag: a number, JSON, or text."""
-    number = read_number(text)
-    if number is not None:
-        return number
-    try:
-        return read_json(text)
-    except ValueError:
-        return text
+        found, problem = None, f"is no JSON ({error}): write one JSON object"
+    if isinstance(found, dict):
+        return {str(key).replace("-", "_"): value for key, value in found.items()}
+    builder.decide("spec.speculation", f"{_CONFIG} {given.value}", problem)
+    return {}
 
 
 _TAKERS: Final[Mapping[str, Callable[[str, Any, SpecBuilder], None]]] = {
@@ -331,7 +282,6 @@ _TAKERS: Final[Mapping[str, Callable[[str, Any, SpecBuilder], None]]] = {
     "num_speculative_tokens_per_batch_size": _take_schedule,
     "disable_by_batch_size": _take_limit,
 }
-"""Keys whose value does not simply become a field's."""
 
 _FLY: Final = {"fly_window_size": 6, "fly_entropy_threshold": 0.3, "fly_entropy_top_k": 3}
 """Parameters of rejection_sample_method fly, with vLLM's defaults (config/speculative.py)."""

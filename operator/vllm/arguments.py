@@ -9,13 +9,10 @@ from specdecode_operator.vllm.settings import EngineSettings, NodeGroup, Platfor
 from specdecode_operator.vllm.speculative_config import speculative_config
 
 TLS_PATH = "/etc/specdecode-tls"
-"""Where the engine finds its certificate and key in its pod."""
 
 COMPILATION_CONFIG = "--compilation-config"
-"""The flag whose JSON value says how vLLM compiles the model."""
 
 HF_OVERRIDES = "--hf-overrides"
-"""The flag whose JSON value takes the place of keys of the target's config.json."""
 
 Values = tuple[str, ...] | None
 """What follows a flag: nothing is ``()``, and None leaves the flag out."""
@@ -27,48 +24,39 @@ class Argument:
 
     flag: str
     field: str | None
-    """Field of the SpecDecodeDeployment that decides it; None: no field does."""
     values: Callable[[EngineSettings, EngineProfile], Values]
     says_more: bool = False
     """Whether it says more than the field does, so that users may write it where the field is absent."""
 
 
 def _one(value: str | float | None) -> Values:
-    """Return a single value, or None when there is none."""
     return None if value is None else (str(value),)
 
 
 def _several(ranks: int) -> Values:
-    """Return a number of ranks; one is what every version has by itself."""
+    """Return a number of ranks; every version defaults to one."""
     return _one(ranks) if ranks > 1 else None
 
 
-def _executor(settings: EngineSettings) -> Values:
-    """Return processes of the engine's own, which Ray must not take over where an image holds it."""
-    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
-    return ("mp",) if ranks > 1 or settings.group is not None else None
-
-
 def _in_group(value: Callable[[NodeGroup], Values]) -> Callable[[EngineSettings, EngineProfile], Values]:
-    """Return the values of an argument that only engines on several nodes get."""
+    """Return the values of an argument that only engines on several nodes have."""
     return lambda settings, _: None if settings.group is None else value(settings.group)
 
 
-def _memory_utilization(settings: EngineSettings) -> Values:
-    """Return 92 percent as 0.92; the CPU backend is given its KV cache size instead."""
-    if settings.platform is Platform.CPU:
-        return None
-    return (str(Decimal(settings.memory_utilization_percent).scaleb(-2)),)
+def _memory_utilization(settings: EngineSettings, _: EngineProfile) -> Values:
+    """Return 92 percent as 0.92; the CPU backend has a KV cache size instead."""
+    share = Decimal(settings.memory_utilization_percent).scaleb(-2)
+    return None if settings.platform is Platform.CPU else (str(share),)
+
+
+def _executor(settings: EngineSettings, _: EngineProfile) -> Values:
+    """Return the engine's own processes, so that Ray does not take over in an image that has it."""
+    several = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1 or settings.group is not None
+    return ("mp",) if several else None
 
 
 def _tls_file(name: str) -> Callable[[EngineSettings, EngineProfile], Values]:
     return lambda settings, _: _one(f"{TLS_PATH}/{name}" if settings.tls else None)
-
-
-def _quantization(settings: EngineSettings, profile: EngineProfile) -> Values:
-    if settings.online_quantization is None:
-        return None
-    return (profile.online_quantization[settings.online_quantization],)
 
 
 ARGUMENTS: tuple[Argument, ...] = (
@@ -81,12 +69,16 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("--enable-ssl-refresh", "spec.serving.tlsSecret", lambda s, _: () if s.tls else None),
     Argument(HF_OVERRIDES, "spec.target.ropeScaling", lambda s, _: _one(s.hf_overrides), says_more=True),
     Argument("--dtype", "spec.serving.dtype", lambda s, _: _one(s.dtype)),
-    Argument("--quantization", "spec.target.quantization", _quantization),
+    Argument(
+        "--quantization",
+        "spec.target.quantization",
+        lambda s, p: _one(s.online_quantization and p.online_quantization[s.online_quantization]),
+    ),
     Argument("--tensor-parallel-size", "spec.parallelism.tensor", lambda s, _: _one(s.tensor_parallel_size)),
     Argument("--pipeline-parallel-size", "spec.parallelism.pipeline", lambda s, _: _several(s.pipeline_parallel_size)),
     Argument("--data-parallel-size", "spec.parallelism.data", lambda s, _: _several(s.data_parallel_size)),
     Argument("--enable-expert-parallel", "spec.parallelism.expert", lambda s, _: () if s.expert_parallel else None),
-    Argument("--distributed-executor-backend", None, lambda s, _: _executor(s)),
+    Argument("--distributed-executor-backend", None, _executor),
     # The ranks that each node takes, those of copies too, follow from its number.
     Argument("--nnodes", "spec.parallelism", _in_group(lambda group: _one(group.nodes))),
     Argument("--node-rank", None, _in_group(lambda group: (group.rank,))),
@@ -100,7 +92,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     ),
     Argument("--kv-cache-dtype", "spec.serving.kvCacheDtype", lambda s, _: _one(s.kv_cache_dtype)),
     Argument("--block-size", "spec.serving.blockSize", lambda s, _: _one(s.block_size)),
-    Argument("--gpu-memory-utilization", "spec.serving.memoryUtilizationPercent", lambda s, _: _memory_utilization(s)),
+    Argument("--gpu-memory-utilization", "spec.serving.memoryUtilizationPercent", _memory_utilization),
     Argument("--enforce-eager", "spec.serving.enforceEager", lambda s, _: () if s.enforce_eager else None),
     # One key of a JSON value: users may set others of it beside.
     Argument(f"{COMPILATION_CONFIG}.cudagraph_mode", "spec.serving.cudagraphMode", lambda s, _: _one(s.cudagraph_mode)),
@@ -112,25 +104,14 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("--speculative-config", "spec.speculation", lambda s, p: _one(speculative_config(s, p))),
     Argument("--shutdown-timeout", None, lambda s, _: _one(s.shutdown_timeout_s)),
 )
-"""Every flag that the operator writes, in the order in which it does.
-
-Defaults of vLLM move between versions and devices, so a flag is left out only
-where its absence means the same everywhere.
-"""
+"""Flags that the operator writes, in order; left out only if all versions and devices have the same default."""
 
 
 def command_line(settings: EngineSettings, profile: EngineProfile) -> list[str]:
-    """Return the full command of the engine container, program first.
-
-    ``settings.extra_args`` come last and as they are: `extra_args_problems`
-    has to be asked before.
-    """
-    line = ["vllm", "serve", settings.model]
-    for argument in ARGUMENTS:
-        values = argument.values(settings, profile)
-        if values is not None:
-            line += [argument.flag, *values]
-    return [*line, *settings.extra_args]
+    """Return the engine container's command; ``extra_args``, checked by `extra_args_problems`, come last."""
+    given = ((argument.flag, argument.values(settings, profile)) for argument in ARGUMENTS)
+    written = [word for flag, values in given if values is not None for word in (flag, *values)]
+    return ["vllm", "serve", settings.model, *written, *settings.extra_args]
 
 
 _SPLIT = "use spec.parallelism and spec.replicas; the plan counts the GPUs of a replica, and the nodes that they lie on"
@@ -138,7 +119,7 @@ _KV_CACHE = "use spec.serving.memoryUtilizationPercent, or spec.accelerator.kvCa
 _HTTP = "remove it; Service and probes speak HTTP on spec.serving.port"
 _CLIENT_CERTIFICATES = "remove it; the kubelet's probes bring no client certificate, so the engine would never be ready"
 
-_REFUSED = {
+_REJECTED = {
     "--model": "use spec.target.model",
     "--spec-method": "use spec.speculation.method",
     "--spec-model": "use spec.speculation.draft.model",
@@ -162,15 +143,11 @@ _REFUSED = {
     "--disable-log-stats": "remove it; without statistics nobody can see whether the engine drafts",
     "--help": "remove it; the engine would print its help and exit",
 }
-_REFUSED_FAMILIES = {"--data-parallel-": _SPLIT}
 
 
 def reserved_flag_problem(flag: str) -> str | None:
-    """Return what to do instead of passing a flag, or a key of its JSON value; None when it may be passed."""
+    """Return the alternative to a flag, or to a key of its JSON value, in extraArgs; None if extraArgs may have it."""
     for argument in ARGUMENTS:
         if argument.flag == flag and not argument.says_more:
             return "remove it; the operator sets it" if argument.field is None else f"use {argument.field}"
-    for prefix, advice in _REFUSED_FAMILIES.items():
-        if flag.startswith(prefix):
-            return advice
-    return _REFUSED.get(flag)
+    return _SPLIT if flag.startswith("--data-parallel-") else _REJECTED.get(flag)

@@ -6,7 +6,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import zip_longest
@@ -14,20 +14,26 @@ from typing import Final
 
 from specdecode_operator.problems import shown
 from specdecode_operator.vllm.logging_config import CHANGED_SETTINGS
-from specdecode_operator.vllm.profiles import EngineProfile, MetricNames
+from specdecode_operator.vllm.profiles import EngineProfile
 from specdecode_operator.vllm.settings_watch import KEY, LABEL, METRIC, SPECULATION, VALUE
 from specdecode_operator.vllm.speculative_config import SPOKEN_KEYS
 
-_MOST_LINES: Final = 40_000
-"""Of a page: with 64 data-parallel ranks, as many as are served, vLLM 0.33 has some 30,000 (378 series a rank, and
-when each was made)."""
-_MOST_READ_LINES: Final = 8_000
-"""Of these, with the names that are asked for: a rank has 66, and one for each of up to 32 draft positions."""
-_MOST_READ_CHARACTERS: Final = 2**20
-"""In these: 64 ranks have some 750,000."""
-_LONGEST_LINE: Final = 8 * 1024
-"""Of those that are read; that of the cache's configuration has 1,100."""
+_MAX_LINES: Final = 40_000
+"""In a page. With 64 data-parallel ranks, the most that are served, vLLM 0.33 has about 30,000 (378 series per rank,
+and their creation times)."""
+_MAX_READ_LINES: Final = 8_000
+"""With the requested names: a rank has 66, and one for each of up to 32 draft positions."""
+_MAX_READ_CHARACTERS: Final = 2**20
+"""In these lines: 64 ranks have about 750,000."""
+_MAX_LINE_CHARACTERS: Final = 8 * 1024
+"""In a requested line: that of the cache's configuration has 1,100."""
+_MAX_COUNTER: Final = 2**53
+"""Beyond it a floating-point counter no longer counts, and the API server rejects such numbers."""
+_MOST_SETTING_VALUES: Final = 3
+"""Of one setting: the ranks of an engine are configured alike, and a hostile pod may report any number."""
 
+_UNSET: Final = "None"
+_WORD: Final = re.compile(r"[\w.+-]{1,64}", re.ASCII)
 _LABEL: Final = r'[a-zA-Z_]\w*+="[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _SAMPLE: Final = re.compile(
     rf"[\w:]++[ \t]*+(?:\{{((?:{_LABEL}(?:,[ \t]*+|(?=\}})))*+)\}})?+[ \t]*+([^\s]++)(?:[ \t]++-?\d++)?+\s*+", re.ASCII
@@ -35,62 +41,62 @@ _SAMPLE: Final = re.compile(
 _NAMED_LABEL: Final = re.compile(r'(\w+)="([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.ASCII)
 
 
-class ExpositionError(ValueError):
-    """The text is not what an engine's /metrics says."""
+class UnreadableMetricsError(ValueError):
+    """The text is not an engine's /metrics page, or holds an impossible number."""
+
+
+class ExpositionError(UnreadableMetricsError):
+    """The text is not in Prometheus format, or larger than an engine's page."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One line; labels are as they stand there, nothing is unescaped."""
+    """One sample; label values are not unescaped."""
 
     name: str
     labels: Mapping[str, str]
     value: float
 
 
+_Samples = Mapping[str, list[Sample]]
+
+
 @dataclass(frozen=True)
 class Exposition:
-    """What a page says under the names that are asked for."""
+    """Samples of the requested names, and the names that the page declares as gauges, with or without a sample."""
 
     samples: list[Sample]
     gauges: frozenset[str]
-    """Names that it declares as gauges, with a sample or without."""
 
 
 def read_exposition(text: str, names: Collection[str]) -> Exposition:
     """Return the samples of these names.
 
-    Raises
-    ------
-    ExpositionError
-        A line of them is not in Prometheus format, or there is more than engines say.
+    Raises ExpositionError if one of their lines is not in Prometheus format, or the page is larger than an engine's.
     """
+    if text.count("\n") > _MAX_LINES:
+        raise ExpositionError(_TOO_LARGE)
     known = {name: name for name in names}
     samples, gauges = [], set()
-    for name, line in _asked(text, frozenset(known)) if known else ():
+    lines = characters = 0
+    for found in _lines_of(frozenset(known)).finditer(f"\n{text}") if known else ():
+        line, name = found[0][1:], known[found[1]]
+        lines, characters = lines + 1, characters + len(line)
+        if lines > _MAX_READ_LINES or characters > _MAX_READ_CHARACTERS or len(line) > _MAX_LINE_CHARACTERS:
+            raise ExpositionError(_TOO_LARGE)
         if not line.startswith("#"):
-            samples.append(_sample(known[name], line))
+            samples.append(_sample(name, line))
         elif line.split()[3:] == ["gauge"]:
-            gauges.add(known[name])
+            gauges.add(name)
     return Exposition(samples, frozenset(gauges))
 
 
-def _asked(text: str, names: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Yield the lines of some names, each with its name."""
-    if text.count("\n") > _MOST_LINES:
-        raise ExpositionError("more is said than an engine has to say: this is not vLLM")
-    lines = characters = 0
-    for found in _lines_of(names).finditer(f"\n{text}"):
-        line = found[0][1:]
-        lines, characters = lines + 1, characters + len(line)
-        if lines > _MOST_READ_LINES or characters > _MOST_READ_CHARACTERS or len(line) > _LONGEST_LINE:
-            raise ExpositionError("more is said than an engine has to say: this is not vLLM")
-        yield found[1], line
+_TOO_LARGE: Final = "more is said than an engine has to say: this is not vLLM"
 
 
 @lru_cache(maxsize=16)
 def _lines_of(names: frozenset[str]) -> re.Pattern[str]:
-    """Return what finds their lines: one search through a page takes less than half of the time of one a line."""
+    """Return a pattern for all lines: one search of a page takes less than half the time of a match per line."""
     return re.compile(rf"\n(?:# TYPE )?({'|'.join(map(re.escape, sorted(names)))})(?![\w:]).*", re.ASCII)
 
 
@@ -105,30 +111,13 @@ def _sample(name: str, line: str) -> Sample:
     return Sample(name, dict(_NAMED_LABEL.findall(found[1] or "")), value)
 
 
-_UNSET = "None"
-"""How vLLM writes a setting that has no value, as a label."""
-
-_WORD = re.compile(r"[\w.+-]{1,64}", re.ASCII)
-_MOST_VALUES = 3
-"""Of one setting: ranks of an engine are configured alike, and pods may say anything."""
-
-_Samples = Mapping[str, list[Sample]]
-
-
-class UnreadableMetricsError(ValueError):
-    """The text is not what an engine's /metrics says."""
-
-
 @dataclass(frozen=True)
 class SpeculationReading:
     """Speculation counters since the engine started, over all its ranks."""
 
     drafts: int
-    """Proposals verified."""
     draft_tokens: int
-    """Tokens in them."""
     accepted_tokens: int
-    """Those of them that the target accepted."""
     accepted_per_position: tuple[int, ...]
     """The same by place in the proposal, first place first; K long."""
 
@@ -147,59 +136,47 @@ class SpeculationReading:
     @property
     def acceptance_percent(self) -> int | None:
         """Accepted share of the drafted tokens; None before the first draft."""
-        if self.draft_tokens == 0:
-            return None
-        # Counters of a hostile engine need not fit each other, and the API server takes no number of any size.
-        return min(100, round(100 * self.accepted_tokens / self.draft_tokens))
+        # Counters of a hostile engine may contradict each other.
+        return min(100, round(100 * self.accepted_tokens / self.draft_tokens)) if self.draft_tokens else None
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """Tokens emitted a verification on average; None before the first.
-
-        1 + accepted / drafts, the 1 being the target's own token
-        (vllm/v1/spec_decode/metrics.py SpecDecodingProm).
-        """
-        if self.drafts == 0:
-            return None
-        return 1 + self.accepted_tokens / self.drafts
+        """Mean tokens per verification, the target's included (vllm/v1/spec_decode/metrics.py, SpecDecodingProm)."""
+        return 1 + self.accepted_tokens / self.drafts if self.drafts else None
 
     @property
     def mean_draft_length(self) -> float | None:
-        """Tokens of a draft on average; None before the first."""
+        """Mean tokens per draft; None before the first."""
         return self.draft_tokens / self.drafts if self.drafts else None
 
 
 @dataclass(frozen=True)
 class EngineReading:
-    """What one scrape of one engine says.
+    """Values of one scrape of one engine; None for each that the engine does not report.
 
-    With several data-parallel ranks behind one port, the KV cache is that of
-    the smallest rank, and the rest are sums.
+    With several data-parallel ranks behind one port, the KV cache is that of the smallest rank, and the rest are sums.
     """
 
-    # What the engine allocated; None where it does not say.
     num_gpu_blocks: int | None
     block_size: int | None
     kv_cache_tokens: int | None
     kv_cache_max_concurrency: float | None
     speculation: SpeculationReading | None
-    """None where the engine does not speculate: it then has no such counters."""
+    """None without speculation: the engine then has no such counters."""
     generation_tokens: int
-    """Since the engine started."""
     requests_running: int
     requests_waiting: int
     changed_settings: frozenset[str] | None = None
-    """What the engine changed by itself at its start, by the names that are known; None where it does not say."""
+    """Settings that the engine changed at its start, by the names in `CHANGED_SETTINGS`."""
     version: str | None = None
-    """As the engine says it at /version; None where it does not."""
     decode_steps: int | None = None
-    """Steps of single requests after their first token; None where the engine does not say."""
+    """Steps of single requests after their first token."""
     decode_seconds: float | None = None
-    """Time that these took, of all requests together."""
+    """Duration of these steps, over all requests."""
     first_tokens: int | None = None
-    """Of the generated tokens, those that were a request's first."""
+    """Generated tokens that were the first of a request."""
     speculation_settings: Mapping[str, str] = field(default_factory=dict)
-    """How the engine said at its start that it speculates, by vLLM's keys; empty where it does not say."""
+    """Speculative configuration that the engine logged at its start, by vLLM's keys."""
 
 
 @dataclass(frozen=True)
@@ -213,54 +190,61 @@ Reading = EngineReading | Unreachable
 
 
 def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
-    """Return what the text of an engine's /metrics says.
-
-    Raises
-    ------
-    UnreadableMetricsError
-        It is not in Prometheus format, not an engine's, or holds a number that cannot be.
-    """
-    try:
-        page = read_exposition(text, names_read(profile))
-    except ExpositionError as error:
-        raise UnreadableMetricsError(str(error)) from error
-    return reading_of(page, profile)
+    """Return the values of an engine's /metrics page; raise UnreadableMetricsError if it cannot be one."""
+    return reading_of(read_exposition(text, names_read(profile)), profile)
 
 
 def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
-    """Return what a page says that was read under `names_read`, and maybe under other names, too.
+    """Return the values of a page that was read with `names_read`, and maybe further names.
 
-    Raises
-    ------
-    UnreadableMetricsError
-        It is not an engine's, or holds a number that cannot be.
+    Raises UnreadableMetricsError if the page is not an engine's, or holds an impossible number.
     """
-    names = profile.metrics
-    samples = _by_name(page, profile)
+    names, asked = profile.metrics, names_read(profile)
+    declared = page.gauges & {names.requests_running, names.requests_waiting}
+    samples: defaultdict[str, list[Sample]] = defaultdict(list, {name: [] for name in declared})
+    for sample in page.samples:
+        if sample.name in asked:
+            samples[sample.name].append(sample)
     if not samples:
-        msg = f"{names.generation_tokens} and all like it are missing: this is not vLLM, or it has --disable-log-stats"
-        raise UnreadableMetricsError(msg)
-    concurrency = _smallest_label(samples, names, names.kv_cache_max_concurrency_label)
-    generated = _total(samples, names.generation_tokens)
+        raise UnreadableMetricsError(
+            f"{names.generation_tokens} and all like it are missing: this is not vLLM, or it has --disable-log-stats"
+        )
+    generated, speculation = _total(samples, names.generation_tokens), None
+    if names.drafts in samples:
+        accepted: defaultdict[int, int] = defaultdict(int)
+        for sample in samples.get(names.accepted_tokens_per_position, []):
+            position = int(_number(names.position_label, sample.labels.get(names.position_label, "")))
+            accepted[position] += int(_checked(sample.name, sample.value))
+        speculation = SpeculationReading(
+            drafts=_total(samples, names.drafts),
+            draft_tokens=_total(samples, names.draft_tokens),
+            accepted_tokens=_total(samples, names.accepted_tokens),
+            accepted_per_position=tuple(accepted[position] for position in sorted(accepted)),
+        )
+    cache = samples.get(names.cache_config, [])
+    changed = {sample.labels.get(LABEL) for sample in samples.get(METRIC, []) if sample.value}
+    seconds = samples.get(names.decode_seconds)
     return EngineReading(
-        num_gpu_blocks=_whole(_smallest_label(samples, names, names.num_gpu_blocks_label)),
-        block_size=_whole(_smallest_label(samples, names, names.block_size_label)),
-        kv_cache_tokens=_whole(_smallest_label(samples, names, names.kv_cache_tokens_label)),
-        kv_cache_max_concurrency=concurrency,
-        speculation=_speculation(samples, names),
+        num_gpu_blocks=_whole(_smallest(cache, names.num_gpu_blocks_label)),
+        block_size=_whole(_smallest(cache, names.block_size_label)),
+        kv_cache_tokens=_whole(_smallest(cache, names.kv_cache_tokens_label)),
+        kv_cache_max_concurrency=_smallest(cache, names.kv_cache_max_concurrency_label),
+        speculation=speculation,
         generation_tokens=generated,
         requests_running=_requests(samples, names.requests_running, generated),
         requests_waiting=_requests(samples, names.requests_waiting, generated),
-        changed_settings=_changed_settings(samples),
+        changed_settings=(
+            frozenset(name for name in CHANGED_SETTINGS if name in changed) if METRIC in samples else None
+        ),
         decode_steps=_total(samples, names.decode_steps) if samples.get(names.decode_steps) else None,
-        decode_seconds=_seconds(samples, names.decode_seconds),
+        decode_seconds=_sum(names.decode_seconds, (sample.value for sample in seconds)) if seconds else None,
         first_tokens=_total(samples, names.first_tokens) if samples.get(names.first_tokens) else None,
-        speculation_settings=_speculation_settings(samples),
+        speculation_settings=_speculation_settings(samples.get(SPECULATION, [])),
     )
 
 
 def names_read(profile: EngineProfile) -> frozenset[str]:
-    """Return the names under which a reading looks."""
+    """Return the metric names of a reading."""
     names = profile.metrics
     return frozenset((METRIC, SPECULATION)).union(
         (names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
@@ -269,87 +253,39 @@ def names_read(profile: EngineProfile) -> frozenset[str]:
     )
 
 
-def _by_name(page: Exposition, profile: EngineProfile) -> _Samples:
-    """Return the samples of the names read; a gauge of requests that is declared and has none is there, too."""
-    names, asked = profile.metrics, names_read(profile)
-    declared = page.gauges & {names.requests_running, names.requests_waiting}
-    samples: defaultdict[str, list[Sample]] = defaultdict(list, {name: [] for name in declared})
-    for sample in page.samples:
-        if sample.name in asked:
-            samples[sample.name].append(sample)
-    return samples
-
-
-def _speculation(samples: _Samples, names: MetricNames) -> SpeculationReading | None:
-    if names.drafts not in samples:
-        return None
-    return SpeculationReading(
-        drafts=_total(samples, names.drafts),
-        draft_tokens=_total(samples, names.draft_tokens),
-        accepted_tokens=_total(samples, names.accepted_tokens),
-        accepted_per_position=_per_position(samples, names),
-    )
-
-
-def _per_position(samples: _Samples, names: MetricNames) -> tuple[int, ...]:
-    accepted: defaultdict[int, int] = defaultdict(int)
-    for sample in samples.get(names.accepted_tokens_per_position, []):
-        position = _whole(_number(names.position_label, sample.labels.get(names.position_label, "")))
-        accepted[position or 0] += _count(sample)
-    return tuple(accepted[position] for position in sorted(accepted))
-
-
-def _changed_settings(samples: _Samples) -> frozenset[str] | None:
-    """Return what a page says was changed; names that nobody knows are nobody's to repeat."""
-    if METRIC not in samples:
-        return None
-    said = {sample.labels.get(LABEL) for sample in samples[METRIC] if sample.value}
-    return frozenset(name for name in CHANGED_SETTINGS if name in said)
-
-
-def _speculation_settings(samples: _Samples) -> dict[str, str]:
-    """Return what a page says of the known keys; where ranks differ, all that they say."""
-    said: defaultdict[str, set[str]] = defaultdict(set)
-    for sample in samples.get(SPECULATION, []):
+def _speculation_settings(samples: Iterable[Sample]) -> dict[str, str]:
+    """Return the values of known keys, joined where ranks differ."""
+    values: defaultdict[str, set[str]] = defaultdict(set)
+    for sample in samples:
         key, value = sample.labels.get(KEY, ""), sample.labels.get(VALUE, "")
         if key in SPOKEN_KEYS and sample.value and _WORD.fullmatch(value):
-            said[key].add(value)
-    return {key: " or ".join(sorted(values)[:_MOST_VALUES]) for key, values in said.items()}
+            values[key].add(value)
+    return {key: " or ".join(sorted(each)[:_MOST_SETTING_VALUES]) for key, each in values.items()}
 
 
 def _requests(samples: _Samples, name: str, generated: int) -> int:
     """Return the sum over ranks of a gauge of requests, which is 0 before the first of them.
 
     Several API servers count in files (vllm/v1/metrics/prometheus.py), and prometheus_client declares a gauge of such
-    files without a value until somebody sets it (MultiProcessCollector, mostrecent). vLLM does so with its first step.
+    files without a value until it is set (MultiProcessCollector, mostrecent). vLLM sets it with its first step.
     """
-    if name in samples and not samples[name] and generated == 0:
-        return 0
-    return _total(samples, name)
+    return 0 if name in samples and not samples[name] and generated == 0 else _total(samples, name)
 
 
 def _total(samples: _Samples, name: str) -> int:
     """Return the sum over ranks; an absent metric is an error, because 0 would be a claim."""
     if not samples.get(name):
-        msg = f"{name} is missing"
-        raise UnreadableMetricsError(msg)
-    return int(_checked(name, sum(_count(sample) for sample in samples[name])))
+        raise UnreadableMetricsError(f"{name} is missing")
+    return int(_sum(name, (int(_checked(name, sample.value)) for sample in samples[name])))
 
 
-def _seconds(samples: _Samples, name: str) -> float | None:
-    """Return the sum over ranks; None where the engine does not say."""
-    if not samples.get(name):
-        return None
-    return _checked(name, sum(_checked(name, sample.value) for sample in samples[name]))
+def _sum(name: str, values: Iterable[float]) -> float:
+    return _checked(name, sum(_checked(name, value) for value in values))
 
 
-def _count(sample: Sample) -> int:
-    return int(_checked(sample.name, sample.value))
-
-
-def _smallest_label(samples: _Samples, names: MetricNames, label: str) -> float | None:
-    """Return a number that stands in a label of the cache's info metric, smallest rank's."""
-    texts = [sample.labels.get(label, _UNSET) for sample in samples.get(names.cache_config, [])]
+def _smallest(samples: Iterable[Sample], label: str) -> float | None:
+    """Return the smallest rank's number in a label of the cache's info metric."""
+    texts = (sample.labels.get(label, _UNSET) for sample in samples)
     return min((_number(label, text) for text in texts if text != _UNSET), default=None)
 
 
@@ -357,19 +293,13 @@ def _number(label: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError as error:
-        msg = f"label {label} is {text!r}, not a number"
-        raise UnreadableMetricsError(msg) from error
+        raise UnreadableMetricsError(f"label {label} is {text!r}, not a number") from error
     return _checked(label, value)
 
 
-_LARGEST = 2**53
-"""Beyond it a floating-point counter no longer counts, and the API server takes no such number either."""
-
-
 def _checked(name: str, value: float) -> float:
-    if not 0 <= value <= _LARGEST:
-        msg = f"{name} is {value}, which cannot be"
-        raise UnreadableMetricsError(msg)
+    if not 0 <= value <= _MAX_COUNTER:
+        raise UnreadableMetricsError(f"{name} is {value}, which cannot be")
     return value
 
 

@@ -4,21 +4,19 @@ from collections.abc import Iterable
 
 from specdecode_operator.api.deployment import EnvVar
 from specdecode_operator.problems import Problem
-from specdecode_operator.vllm.settings import CpuSettings, EngineSettings
+from specdecode_operator.vllm.settings import EngineSettings
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
 """Variable from which the engine takes the clients' key; set it by secret reference."""
 
 HOST_ADDRESS_VARIABLE = "VLLM_HOST_IP"
-"""The pod's own address, where an engine on several nodes listens: a pod may have several networks, and ZeroMQ listens
-at no name."""
+"""Address where an engine on several nodes listens: a pod may have several networks, and ZeroMQ needs an address."""
 
 ENGINE_READY_TIMEOUT_S = 14_400
-"""How long the API server waits for the engine core.
+"""Time that the API server waits for the engine core.
 
-vLLM's own 600 s is too short for a cold start of a large model (545 to 600 s
-were seen for 120B). The startup probe is what ends a hopeless start, after a
-time that goes by the model's size; this one is above it for all known models.
+vLLM's 600 s is too short for a cold start of a large model (545 to 600 s measured for 120B). The startup probe ends a
+hopeless start earlier, after a time that depends on the model's size.
 """
 
 FIXED_VARIABLES = {
@@ -39,69 +37,56 @@ the device has as much free memory as then. Each rank decides that for itself, a
 the others waiting for its part in it (vllm/v1/worker/startup_plan.py, gpu_worker.py)."""
 
 ALLOW_LONG_VARIABLE = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-"""Variable by which vLLM starts with a longer max_model_len than the model's (vllm/envs.py)."""
 
+_NO_DOWNLOADS = "remove it; serving pods never download, spec.models says where models come from"
+_NO_REPORTS = "remove it; the operator turns usage reports off"
+_HUB = "use spec.models.hubTokenSecret, which keeps the token out of this object and the engine"
 _OWNED = {
-    "HF_HUB_OFFLINE": "remove it; serving pods never download, spec.models says where models come from",
-    "TRANSFORMERS_OFFLINE": "remove it; serving pods never download, spec.models says where models come from",
-    "VLLM_NO_USAGE_STATS": "remove it; the operator turns usage reports off",
-    "DO_NOT_TRACK": "remove it; the operator turns usage reports off",
-    "VLLM_DO_NOT_TRACK": "remove it; the operator turns usage reports off",
+    **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), _NO_DOWNLOADS),
+    **dict.fromkeys(("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "VLLM_DO_NOT_TRACK"), _NO_REPORTS),
+    **dict.fromkeys(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), _HUB),
     "VLLM_CPU_KVCACHE_SPACE": "use spec.accelerator.kvCacheGiB",
     API_KEY_VARIABLE: "use spec.serving.apiKeySecret, which keeps the key out of this object",
     HOST_ADDRESS_VARIABLE: "remove it; engines on several nodes get their pod's address, others need none",
-    "HF_TOKEN": "use spec.models.hubTokenSecret, which keeps the token out of this object and the engine",
-    "HUGGING_FACE_HUB_TOKEN": "use spec.models.hubTokenSecret, which keeps the token out of this object and the engine",
     "VLLM_USE_V2_MODEL_RUNNER": "remove it; the plan counts with the model runner that vLLM itself chooses",
     "VLLM_SERVER_DEV_MODE": "remove it; it opens /sleep, /collective_rpc and more to every client",
 }
 
 
 def environment(settings: EngineSettings) -> dict[str, str]:
-    """Return the variables that the operator sets in the engine container.
+    """Return the variables that the operator sets in the engine container, below those of ``spec.engine.env``.
 
-    Variables of ``spec.engine.env`` go on top; `env_problems` refuses those
-    that would undo one that must hold.
+    Left alone, vLLM pins a thread to every core that a container on the CPU sees: every core of the node, since a CPU
+    limit is a quota and not a set of cores. The engine would be throttled, beside others pinned to the same cores, and
+    two ranks on one NUMA node would not start at all. So threads are counted, not pinned. Users who know the cores of
+    a pod, as with the kubelet's static CPU policy, write them into spec.engine.env, a list for each rank: ``0-3|4-7``.
     """
     if settings.group is not None:
-        # The leader waits for the others too, who may come much later.
+        # The leader also waits for the other pods, which may start much later.
         waits_s = max(ENGINE_READY_TIMEOUT_S, settings.group.meeting_timeout_s)
         return FIXED_VARIABLES | {"VLLM_ENGINE_READY_TIMEOUT_S": str(waits_s)}
     if settings.cpu is None:
         return dict(FIXED_VARIABLES)
-    return FIXED_VARIABLES | _cpu_environment(settings.cpu, settings.tensor_parallel_size)
-
-
-def _cpu_environment(cpu: CpuSettings, tensor_parallel_size: int) -> dict[str, str]:
-    """Return what an engine on the CPU needs.
-
-    Left alone, vLLM pins a thread to every core that the container can see.
-    That is every core of the node, since a CPU limit is a quota and not a set
-    of cores: the engine would be throttled, beside others pinned to the same
-    cores, and two ranks on one NUMA node would not start at all. So threads
-    are counted, not pinned. Whoever knows the cores of a pod, as with the
-    kubelet's static CPU policy, writes them into spec.engine.env, a list for
-    each rank: ``0-3|4-7``.
-    """
-    return {
-        # vllm/v1/worker/cpu_worker.py: every rank takes so much.
-        "VLLM_CPU_KVCACHE_SPACE": str(cpu.kv_cache_gib // tensor_parallel_size),
+    ranks = settings.tensor_parallel_size
+    return FIXED_VARIABLES | {
+        # Per rank (vllm/v1/worker/cpu_worker.py).
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.cpu.kv_cache_gib // ranks),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(max(1, cpu.cores // tensor_parallel_size)),
+        "OMP_NUM_THREADS": str(max(1, settings.cpu.cores // ranks)),
     }
 
 
 def allows_longer(env: Iterable[EnvVar]) -> bool:
-    """Return whether vLLM only warns of a max_model_len beyond the model's own (config/model.py)."""
+    """Test whether vLLM only warns of a max_model_len beyond the model's (config/model.py)."""
     values = [variable.value for variable in env if variable.name == ALLOW_LONG_VARIABLE]
     return bool(values) and values[-1].strip().lower() in {"1", "true"}
 
 
 def env_problems(env: Iterable[EnvVar]) -> list[Problem]:
-    """Return the variables of ``spec.engine.env`` that the operator owns, each with what to do."""
+    """Return a problem for each variable of ``spec.engine.env`` that the operator owns."""
     return owned_variable_problems([variable.name for variable in env], "spec.engine.env")
 
 
 def owned_variable_problems(names: Iterable[str], field: str) -> list[Problem]:
-    """Return the variables in a list of a spec that the operator owns, each with what to do."""
+    """Return a problem for each variable in a list of a spec that the operator owns."""
     return [Problem(f"{field}[{index}].name", name, _OWNED[name]) for index, name in enumerate(names) if name in _OWNED]

@@ -35,12 +35,10 @@ class Option:
     """One flag as it was given, with its value."""
 
     index: int
-    """Where it stands in the list."""
     flag: Flag
     spelled: str
     """Its name as written, with dashes."""
     path: str
-    """The dotted path into a JSON value that follows the name; empty without."""
     value: str
     """Its first value; empty without."""
 
@@ -60,19 +58,8 @@ class Option:
         return self.flag.is_undone_by(self.name)
 
 
-@dataclass(frozen=True)
-class _Token:
-    """One argument that looks like an option."""
-
-    name: str
-    """With dashes, without value and path. Only this is ever shown: the value may be a secret."""
-    has_value: bool
-    """Whether a value is part of the same argument."""
-    path: str
-
-
 def extra_args_problems(extra_args: Sequence[str], profile: EngineProfile) -> list[Problem]:
-    """Return what the engine would refuse, and what would undo a field of the spec."""
+    """Return the arguments that the engine would reject, or that would undo a field of the spec."""
     problems: list[Problem] = []
     index = 0
     while index < len(extra_args):
@@ -96,19 +83,19 @@ def options(extra_args: Sequence[str], profile: EngineProfile) -> Iterator[Optio
                 level, taken = value, 2
             yield Option(index, profile.flags["--optimization-level"], _OPTIMIZATION_LEVEL, "", level)
         else:
-            token = _tokenize(argument, profile)
-            found = _find(token.name, profile) if _is_option(argument) else None
+            name, path, has_value = _split(argument, profile)
+            found = _find(name, profile) if _is_option(argument) else None
             taken = 1
             if found is not None:
-                _, taken = _take_values(token, found, following, len(extra_args) - index - 1)
-                yield Option(index, found, token.name, token.path, value if equals or taken > 1 else "")
+                _, taken = _take_values(found, following, len(extra_args) - index - 1, path=path, has_value=has_value)
+                yield Option(index, found, name, path, value if equals or taken > 1 else "")
         index += taken
 
 
 def unknown_flags(extra_args: Sequence[str], profile: EngineProfile) -> list[str]:
-    """Return the names of flags that no known version has, and that are handed on to one that nobody knows."""
-    tokens = [_tokenize(each, profile) for each in extra_args if _is_option(each) and not profile.tested]
-    named = [each.name for each in tokens if not each.name.startswith(_OPTIMIZATION_LEVEL)]
+    """Return the flags that no known version has, and that are passed on to an untested version."""
+    names = [_split(each, profile)[0] for each in extra_args if _is_option(each) and not profile.tested]
+    named = [name for name in names if not name.startswith(_OPTIMIZATION_LEVEL)]
     return [name for name in named if _find(name, profile) is None and _why_unknown(name, profile, hints=False) is None]
 
 
@@ -119,10 +106,7 @@ def last_option(name: str, extra_args: Sequence[str], profile: EngineProfile) ->
 
 
 def json_value(given: Sequence[Option]) -> Mapping[str, Any] | None:
-    """Return what options of one JSON value say together; None where that is no object.
-
-    Of two spellings vLLM's parser keeps the dotted (utils/argparse_utils.py).
-    """
+    """Merge options of one JSON value as utils/argparse_utils.py, which prefers dotted paths; None if not an object."""
     dotted: dict[str, Any] = {}
     whole: Any = {}
     for option in given:
@@ -158,37 +142,25 @@ def json_or_text(text: str) -> Any:
 
 
 def _read(extra_args: Sequence[str], index: int, profile: EngineProfile, *, hints: bool) -> tuple[str | None, str, int]:
-    """Return what is wrong at ``index``, how to show it, and how many arguments it takes."""
     if not _is_option(extra_args[index]):
         return "belongs to no flag; vLLM takes no further positional argument", extra_args[index], 1
     following = _count_values(extra_args[index + 1 :])
+    if extra_args[index] == _OPTIMIZATION_LEVEL and not (following and extra_args[index + 1] in _OPTIMIZATION_LEVELS):
+        return "needs a level: -O0, -O1, -O2 or -O3", extra_args[index], 1 + following
     if extra_args[index].startswith(_OPTIMIZATION_LEVEL):
-        return _read_optimization_level(extra_args, index, following)
-    token = _tokenize(extra_args[index], profile)
-    found = _find(token.name, profile)
+        return None, extra_args[index], 2 if extra_args[index] == _OPTIMIZATION_LEVEL else 1
+    name, path, has_value = _split(extra_args[index], profile)
+    found = _find(name, profile)
     if found is None:
-        return _why_unknown(token.name, profile, hints=hints), token.name, 1 + following
-    if token.path.count(".") >= _MOST_PARTS:
-        return (
-            f"has a dotted path of more than {_MOST_PARTS} parts, which nothing of use has: write fewer",
-            token.name,
-            1,
-        )
-    advice = reserved_flag_problem(found.name) or reserved_flag_problem(f"{found.name}.{token.path}")
-    problem, taken = _take_values(token, found, following, len(extra_args) - index - 1)
-    if advice is None:
-        return problem, token.name, taken
-    reads_as = "" if token.name in found.names else f"is short for {found.name}, which "
-    return f"{reads_as}is not for extraArgs; {advice}", token.name, taken
-
-
-def _read_optimization_level(extra_args: Sequence[str], index: int, following: int) -> tuple[str | None, str, int]:
-    """Read ``-O3``, ``-O=3`` or ``-O 3``, which vLLM turns into ``--optimization-level``."""
-    if extra_args[index] != _OPTIMIZATION_LEVEL:
-        return None, extra_args[index], 1
-    if following and extra_args[index + 1] in _OPTIMIZATION_LEVELS:
-        return None, extra_args[index], 2
-    return "needs a level: -O0, -O1, -O2 or -O3", extra_args[index], 1 + following
+        return _why_unknown(name, profile, hints=hints), name, 1 + following
+    if path.count(".") >= _MOST_PARTS:
+        return f"has a dotted path of more than {_MOST_PARTS} parts, which nothing of use has: write fewer", name, 1
+    advice = reserved_flag_problem(found.name) or reserved_flag_problem(f"{found.name}.{path}")
+    problem, taken = _take_values(found, following, len(extra_args) - index - 1, path=path, has_value=has_value)
+    if advice is not None:
+        reads_as = "" if name in found.names else f"is short for {found.name}, which "
+        problem = f"{reads_as}is not for extraArgs; {advice}"
+    return problem, name, taken
 
 
 def _is_option(argument: str) -> bool:
@@ -199,47 +171,36 @@ def _is_option(argument: str) -> bool:
 
 
 def _count_values(arguments: Sequence[str]) -> int:
-    """Return how many arguments follow before the next option."""
-    for count, argument in enumerate(arguments):
-        if _is_option(argument):
-            return count
-    return len(arguments)
+    return next((count for count, argument in enumerate(arguments) if _is_option(argument)), len(arguments))
 
 
-def _tokenize(argument: str, profile: EngineProfile) -> _Token:
-    """Split an option into what argparse and vLLM see in it."""
+def _split(argument: str, profile: EngineProfile) -> tuple[str, str, bool]:
+    """Return name, dotted path and whether the argument holds a value. The value may be a secret."""
     full_name, equals, _ = argument.partition("=")
     name, _, path = full_name.partition(".")
     if name.startswith("--"):
         name = name.replace("_", "-")
     elif name[:2] in profile.flags and not any(known.startswith(name) for known in profile.flags):
         # A one-letter flag with its value glued on, such as -n2.
-        return _Token(name[:2], has_value=True, path="")
-    return _Token(name, has_value=bool(equals), path=path)
+        return name[:2], "", True
+    return name, path, bool(equals)
 
 
 def _find(name: str, profile: EngineProfile) -> Flag | None:
-    """Return the flag that a name stands for; None where it stands for none, or for several."""
     if name in profile.flags:
         return profile.flags[name]
-    candidates = _candidates(name, profile)
+    candidates = [known for known in profile.flags if known.startswith(name)]
     return profile.flags[candidates[0]] if len(candidates) == 1 and name not in profile.removed_flags else None
 
 
-def _candidates(name: str, profile: EngineProfile) -> list[str]:
-    """Return the flags that a name may be short for."""
-    return [known for known in profile.flags if known.startswith(name)]
-
-
 def _why_unknown(name: str, profile: EngineProfile, *, hints: bool) -> str | None:
-    """Return what is wrong with a name that stands for no flag, or for several; None where it may be a newer one's."""
     if name == "--":
         return "ends the flags, and vLLM takes no further positional argument; remove it"
     if name in profile.removed_flags:
         return f"vLLM {profile.version} no longer has this flag; {profile.removed_flags[name]}"
     if name in profile.later_flags:
         return f"vLLM {profile.version} does not have this flag yet; it came with {profile.later_flags[name]}"
-    if candidates := _candidates(name, profile):
+    if candidates := [known for known in profile.flags if known.startswith(name)]:
         return f"is short for several flags: {some_of(sorted(candidates))}; write one in full"
     if not profile.tested and name.startswith("--"):
         return None
@@ -248,12 +209,12 @@ def _why_unknown(name: str, profile: EngineProfile, *, hints: bool) -> str | Non
     return f"vLLM {profile.version} has no such flag; {hint}"
 
 
-def _take_values(token: _Token, flag: Flag, following: int, remaining: int) -> tuple[str | None, int]:
-    """Return what is wrong with a flag's values, and how many arguments flag and values take."""
-    if token.path and not token.has_value:
+def _take_values(flag: Flag, following: int, remaining: int, *, path: str, has_value: bool) -> tuple[str | None, int]:
+    """Return the problem of a flag's values, and the number of arguments that flag and values take."""
+    if path and not has_value:
         # vLLM takes the next argument as the value, whatever it looks like.
         return (None, 2) if remaining else ("needs a value", 1)
-    if token.has_value:
+    if has_value:
         return ("takes no value" if flag.values == "0" else None), 1
     if flag.values in {"1", "+"} and following == 0:
         return "needs a value", 1

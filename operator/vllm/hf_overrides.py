@@ -32,62 +32,45 @@ _KEPT: Final = (_THETA, "partial_rotary_factor", "mrope_section", "mrope_interle
 
 @dataclass(frozen=True)
 class ConfigOverrides:
-    """What a spec says of the target's config.json; either of the two."""
+    """Overrides of the target's config.json: a scaling, or the JSON in further arguments."""
 
     field: str
-    """Where it says so."""
     shown: str
     scaling: RopeScaling | None
     given: Mapping[str, Any]
-    """Of further arguments."""
 
     def keys(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the keys that take the place of those of a config.json.
+        """Return the keys that replace those of a config.json; raise InvalidSpecError if the model cannot have them.
 
-        Raises
-        ------
-        InvalidSpecError
-            When the model is none that they could be said of.
-        """
-        if self.scaling is not None:
-            return self._scaled(config, self.scaling)
-        theta, rope = positions_of(config).get(_THETA), _rope_of(_text_of(self.given))
-        if rope and theta is not None and rope.get(_THETA) is None and not _is_nested(rope):
-            message = (
-                f"its rope parameters take the place of all, and so drop the model's {_THETA} {theta}: use"
-                f" {ROPE_SCALING}, which keeps it, or add it"
-            )
-            raise _refusal(self.field, self.shown, message)
-        return self.given
-
-    def _scaled(self, config: Mapping[str, Any], scaling: RopeScaling) -> Mapping[str, Any]:
-        """Return the keys of a scaling.
-
-        The longest sequence stands among them for YaRN: from 0.30 on vLLM does not multiply it by the factor
+        For YaRN they include the longest sequence: from 0.30 on vLLM does not multiply it by the factor
         (config/model.py, _get_and_verify_max_len).
         """
-        known = positions_of(config)
+        known, problem = positions_of(config), ""
+        theta = known.get(_THETA)
+        if self.scaling is None:
+            rope = _rope_of(_text_of(self.given))
+            if rope and theta is not None and rope.get(_THETA) is None and not _is_nested(rope):
+                problem = (
+                    f"its rope parameters take the place of all, and so drop the model's {_THETA} {theta}: use"
+                    f" {ROPE_SCALING}, which keeps it, or add it"
+                )
+                raise _rejected(self.field, self.shown, problem)
+            return self.given
+        # Rope parameters do not hold a length.
+        longest = _text_of(config).get(_LONGEST)
         if _is_nested(_rope_of(_text_of(config))) or known.get(_OF_WINDOWS) is not None:
-            raise _refusal(
-                self.field,
-                self.shown,
-                "the model's layers rotate in several ways, which no single scaling can stretch: remove it",
-            )
-        # What stands among rope parameters is no length.
-        theta, longest = known.get(_THETA), _text_of(config).get(_LONGEST)
-        if theta is None or not isinstance(longest, int):
+            problem = "the model's layers rotate in several ways, which no single scaling can stretch: remove it"
+        elif theta is None or not isinstance(longest, int):
             key = _THETA if theta is None else _LONGEST
-            raise _refusal(
-                self.field,
-                self.shown,
-                f"the model's config.json does not say its {key}, without which it is lost: remove it",
-            )
-        factor = float(scaling.factor)
+            problem = f"the model's config.json does not say its {key}, without which it is lost: remove it"
+        if problem or not isinstance(longest, int):
+            raise _rejected(self.field, self.shown, problem)
+        factor = float(self.scaling.factor)
         rope = {key: known[key] for key in _KEPT if known.get(key) is not None}
-        rope |= {"rope_type": scaling.type.value, "factor": factor}
+        rope |= {"rope_type": self.scaling.type.value, "factor": factor}
         keys: dict[str, Any] = {ROPE_KEYS[0]: rope}
-        if scaling.type.has_original_length:
-            original = scaling.original_max_position_embeddings or longest
+        if self.scaling.type.has_original_length:
+            original = self.scaling.original_max_position_embeddings or longest
             rope["original_max_position_embeddings"] = original
             keys[_LONGEST] = math.ceil(original * factor)
         return {_TEXT: keys} if isinstance(config.get(_TEXT), Mapping) else keys
@@ -96,12 +79,9 @@ class ConfigOverrides:
 def config_overrides(
     scaling: RopeScaling | None, extra_args: Sequence[str], profile: EngineProfile
 ) -> ConfigOverrides | None:
-    """Return what a spec says of the target's config.json; None where it says nothing.
+    """Return the overrides of the target's config.json in a spec; None without overrides.
 
-    Raises
-    ------
-    InvalidSpecError
-        When it says so twice, or further arguments are no JSON object.
+    Raises InvalidSpecError if there are two, or if further arguments are not a JSON object.
     """
     given = [option for option in options(extra_args, profile) if option.flag.name == HF_OVERRIDES]
     if not given:
@@ -109,19 +89,18 @@ def config_overrides(
     field, shown = f"spec.engine.extraArgs[{given[-1].index}]", given[-1].shown
     if scaling is not None:
         message = f"vLLM keeps one of its kind, and {ROPE_SCALING} is another: remove one of the two"
-        raise _refusal(field, shown, message)
+        raise _rejected(field, shown, message)
     keys = json_value(given)
     if keys is None:
-        raise _refusal(field, shown, "must be followed by a JSON object")
+        raise _rejected(field, shown, "must be followed by a JSON object")
     return ConfigOverrides(field, shown, None, keys)
 
 
-def _refusal(field: str, shown: str, message: str) -> InvalidSpecError:
+def _rejected(field: str, shown: str, message: str) -> InvalidSpecError:
     return InvalidSpecError([Problem(field, shown, message)])
 
 
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part about the language model."""
     inner = config.get(_TEXT)
     return inner if isinstance(inner, Mapping) else config
 
@@ -138,5 +117,4 @@ def positions_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_nested(rope: Mapping[str, Any]) -> bool:
-    """Whether each type of layers has parameters of its own."""
     return any(isinstance(value, Mapping) for value in rope.values())

@@ -1,9 +1,8 @@
 """Build the engine's logging configuration, and match log lines that report changed settings.
 
-The kubelet keeps the last 2048 bytes of a failed container's log. When vLLM's engine core fails, the API server's
-traceback is longer than that and hides the cause. So errors of the core and its workers also go to the termination
-log, which keeps 4096 bytes. A killed core cannot log: the API server logs one warning and exits with code 0.
-https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/
+The kubelet keeps the last 2048 bytes of a failed container's log, and the API server's traceback is longer. So errors
+of the engine core and its workers also go to the termination log, which keeps 4096 bytes. A killed core cannot log:
+the API server logs one warning and exits with code 0.
 
 Patterns in `CHANGED_SETTINGS` come from vLLM 0.28 to 0.33, vllm/config/vllm.py unless a comment names another file.
 They match the template of a log record, not its arguments, which requests and models can influence.
@@ -41,7 +40,6 @@ CHANGED_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "draft_graphs": r"^%s draft attention \(%s\) does not support full CUDA graphs",
     }
 )
-"""Regular expressions that find the template of a log record, by our name for what is changed."""
 
 
 LOGGING_CONFIG_VARIABLE: Final = "VLLM_LOGGING_CONFIG_PATH"
@@ -49,11 +47,9 @@ LOGGING_LEVEL_VARIABLE: Final = "VLLM_LOGGING_LEVEL"
 ENGINE_CONFIG_PATH: Final = "/etc/specdecode"
 LOGGING_FILE: Final = "logging.json"
 LOGGING_CONFIG_PATH: Final = f"{ENGINE_CONFIG_PATH}/{LOGGING_FILE}"
-"""Where the engine finds the configuration in its pod."""
 
 WATCH_FILE: Final = "settings_watch.py"
 WATCH: Final = Path(settings_watch.__file__).read_text(encoding="utf-8")
-"""The script that the configuration runs from beside it."""
 
 _NOTED: Final = "/tmp/specdecode-changed-settings"  # noqa: S108  the pod's own
 _WATCHED_LEVELS: Final = ("DEBUG", "INFO", "WARNING")
@@ -74,7 +70,11 @@ def logging_config(
     noted: str = _NOTED,
 ) -> str:
     """Return the content of the file that VLLM_LOGGING_CONFIG_PATH names, with the format of vllm/logger.py."""
-    watch_handler = _watch(noted) if level in _WATCHED_LEVELS else {}
+    made_by = f"{settings_watch.MODULE}.{settings_watch.Watch.__name__}"
+    handler = {"()": made_by, "changes": dict(CHANGED_SETTINGS), "keys": SPOKEN_KEYS, "path": noted}
+    watch_handler = {"settingsWatch": handler} if level in _WATCHED_LEVELS else {}
+    # With delay, the file is opened for the first record only.
+    last_words = {"class": "logging.FileHandler", "formatter": "lastWords", "filename": termination_log, "delay": True}
     config = {
         "version": 1,
         "disable_existing_loggers": False,
@@ -93,8 +93,8 @@ def logging_config(
                 "level": level,
                 "stream": "ext://sys.stdout",
             },
-            "lastWords": _written_to(termination_log, "ERROR"),
-            "coreDeath": _written_to(termination_log, "WARNING"),
+            "lastWords": last_words | {"level": "ERROR"},
+            "coreDeath": last_words | {"level": "WARNING"},
             **watch_handler,
         },
         # Not a filter: what makes filters is called first, so that the handler's class is there.
@@ -106,15 +106,3 @@ def logging_config(
         },
     }
     return json.dumps(config, sort_keys=True)
-
-
-def _written_to(termination_log: str, level: str) -> Mapping[str, object]:
-    """Return a handler for last words, which opens no file before the first of them."""
-    handler = {"class": "logging.FileHandler", "formatter": "lastWords", "level": level}
-    return {**handler, "filename": termination_log, "delay": True}
-
-
-def _watch(noted: str) -> Mapping[str, object]:
-    """Return the handler that notes what vLLM changes, and how it speculates."""
-    made_by = f"{settings_watch.MODULE}.{settings_watch.Watch.__name__}"
-    return {"settingsWatch": {"()": made_by, "changes": dict(CHANGED_SETTINGS), "keys": SPOKEN_KEYS, "path": noted}}

@@ -1,11 +1,11 @@
 """Profile of one vLLM version: its flags, metric names, draft slots, runners and limits."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Final
 
 from specdecode_operator.enums import Method
 from specdecode_operator.problems import Problem
@@ -13,9 +13,7 @@ from specdecode_operator.vllm.settings import OnlineQuantization, Platform
 from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, release, version_facts
 
 KNOWN_VERSIONS = LAUNCHED_VERSIONS
-"""Versions with a profile, oldest first."""
 
-_Value = TypeVar("_Value")
 _OPPOSITES = (("--enable-", "--disable-"), ("--disable-", "--enable-"))
 _VERSION = re.compile(r"(0|[1-9]\d{0,3})\.(0|[1-9]\d{0,3})")
 
@@ -33,11 +31,9 @@ class Flag:
     """One option of the engine's parser."""
 
     name: str
-    """The long name, by which everybody speaks of it."""
     values: str
     """How many values follow: "0", "1", "?" (0 or 1), "*" or "+" (1 or more)."""
     aliases: tuple[str, ...] = ()
-    """Other spellings: the negation, short names."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,7 +67,6 @@ class MetricNames:
     finished_requests: str
     finished_reason_label: str
     time_to_first_token: str
-    """A histogram in seconds, as the next one."""
     time_per_output_token: str
     prefix_cache_queries: str
     prefix_cache_hits: str
@@ -106,11 +101,9 @@ class TargetLimits:
     """Architectures of targets with a limit, as ``architectures`` in config.json names them."""
 
     without_hidden_states: frozenset[str]
-    """Do not hand out hidden states of inner layers, which eagle3, dflash and dspark read."""
+    """Do not expose hidden states of inner layers, which eagle3, dflash and dspark read."""
     with_hidden_states_over_stages: frozenset[str]
-    """Alone hand them out over pipeline stages."""
     without_stages: frozenset[str]
-    """Cannot be cut into pipeline stages."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +111,8 @@ class AdaptiveVerification:
     """Where the engine can verify only as many drafted tokens as pay; what depends on models: sizing/choice."""
 
     methods: frozenset[Method]
-    later_methods: Mapping[Method, str]
-    """Methods of which only a later version can, with the first that does."""
-    refused_flags: frozenset[str]
-    """Flags that it does not go with."""
+    later_methods: Mapping[str, str]
+    rejected_flags: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -133,53 +124,38 @@ class EngineProfile:
     tested: bool
     """False: newer than any version we know, and the newest known profile stands in for it."""
     images: Mapping[Platform, str]
-    """Default image; a platform without one must be given an image."""
     flags: Mapping[str, Flag]
-    """Every accepted spelling of every option."""
     removed_flags: Mapping[str, str]
     """Options that only older versions have, with what to write instead."""
     later_flags: Mapping[str, str]
-    """Options that only later versions have, with the first of them."""
     speculative_keys: frozenset[str]
-    """Keys that ``--speculative-config`` may have."""
     later_speculative_keys: Mapping[str, str]
-    """Keys that only later versions have, with the first of them."""
     variables: frozenset[str]
-    """Environment variables that it reads, by its own list of them."""
     runners: Mapping[Method, str]
-    """Model runner that speculates so on GPUs, V1 or V2."""
     cache_follows_dtype: bool
     """Whether a KV cache of 16-bit floats must be of the model's own type."""
     ends_with_draft: bool
-    """Whether model runner V2 serves no longer requests than the draft reads."""
     ended_methods: Mapping[str, str]
     """Methods that only older versions have, by vLLM's names, with the one that now does best in their place."""
     flags_to_v1: frozenset[str]
-    """Flags that make model runner V1 serve what V2 would."""
     async_scheduling: Mapping[Method, bool]
     """Whether the scheduler may run ahead of the workers."""
     drafts_over_stages: Mapping[Method, bool]
-    """Whether a draft works where the target is cut into pipeline stages."""
     shortens_drafts_on_v2: frozenset[Method]
     """Methods whose draft on model runner V2 proposes fewer tokens where fewer are asked for."""
     drafts_blocks_over_copies: bool
     """Whether dflash and dspark start with data-parallel copies of a mixture of experts."""
     watermarked_methods: frozenset[Method]
-    """Methods whose drafted tokens may carry a watermark."""
     defaults: Mapping[str, str]
     """What an H100 or H200 gets where a flag is left out."""
     online_quantization: Mapping[OnlineQuantization, str]
-    """Value of ``--quantization`` that makes a precision while loading."""
     default_block_sizes: Mapping[Platform, int]
-    """Tokens in one KV cache block where nobody says."""
     block_size_multiples: Mapping[Platform, int]
-    """Block sizes must be multiples of this."""
     draft_path_markers: Mapping[str, str]
     """Parts of a draft's path that flip the method, with the method they flip to."""
     extra_draft_slots: Mapping[Method, DraftSlots]
     """Token slots a request that drafting adds to a step."""
     parallel_draft_slots: Mapping[Method, DraftSlots]
-    """The same where the draft proposes all tokens in one pass."""
     asynchronous_over_stages_on_v1: bool
     """Whether model runner V1 prepares a step while pipeline stages run another."""
     maps_vocabularies: bool
@@ -199,133 +175,79 @@ class EngineProfile:
 def find_profile(version: str) -> EngineProfile:
     """Return the profile for a vLLM version, given as major and minor.
 
-    A version newer than all known ones gets the newest profile, marked as not
-    tested and without default images, since nobody has seen those images.
+    A version newer than all known ones gets the newest profile, marked as not tested and without default images.
 
-    Raises
-    ------
-    UnknownEngineVersionError
-        The version is malformed or older than the oldest known one.
+    Raises UnknownEngineVersionError if the version is malformed or older than the oldest known one.
     """
-    if not _VERSION.fullmatch(version):
-        raise _unknown(version, "is not a vLLM version; write major and minor, such as 0.32")
     if version in KNOWN_VERSIONS:
         return _profile(version)
-    oldest, newest = KNOWN_VERSIONS[0], KNOWN_VERSIONS[-1]
-    if release(version) < release(oldest):
-        raise _unknown(version, f"is a vLLM version that this operator does not know; write {oldest} or newer")
+    oldest, newest, problem = KNOWN_VERSIONS[0], KNOWN_VERSIONS[-1], ""
+    if not _VERSION.fullmatch(version):
+        problem = "is not a vLLM version; write major and minor, such as 0.32"
+    elif release(version) < release(oldest):
+        problem = f"is a vLLM version that this operator does not know; write {oldest} or newer"
+    if problem:
+        raise UnknownEngineVersionError(Problem("spec.engine.version", version, problem))
     return replace(_profile(newest), version=version, tested=False, images=MappingProxyType({}))
 
 
-def _unknown(version: str, message: str) -> UnknownEngineVersionError:
-    return UnknownEngineVersionError(Problem("spec.engine.version", version, message))
+_BY_METHOD: Final = ("async_scheduling", "drafts_over_stages", "method_packages")
+_BY_PLATFORM: Final = ("images", "default_block_sizes", "block_size_multiples")
+_METHODS: Final = ("shortens_drafts_on_v2", "watermarked_methods")
+_TEXTS: Final = ("speculative_keys", "variables", "flags_to_v1")
 
 
 @cache
 def _profile(version: str) -> EngineProfile:
-    """Return the profile that the table of versions holds for a known version."""
     facts = version_facts(version)
-    percent = facts["default_memory_utilization_percent"]
-    return EngineProfile(
-        version=version,
-        tested=True,
-        images=_by_platform(facts["images"]),
-        flags=_flags(facts),
-        removed_flags=MappingProxyType(facts["removed_flags"]),
-        later_flags=_later_flags(version),
-        speculative_keys=frozenset(facts["speculative_keys"]),
-        later_speculative_keys=_later_keys(version),
-        variables=frozenset(facts["variables"]),
-        runners=_runners(facts["model_runner_v2"]["methods"]),
-        cache_follows_dtype=facts["cache_follows_dtype"],
-        ends_with_draft=facts["ends_with_draft"],
-        ended_methods=MappingProxyType(facts["ended_methods"]),
-        flags_to_v1=frozenset(facts["flags_to_v1"]),
-        async_scheduling=_by_method(facts["async_scheduling"]),
-        drafts_over_stages=_by_method(facts["drafts_over_stages"]),
-        shortens_drafts_on_v2=frozenset(map(Method, facts["shortens_drafts_on_v2"])),
-        drafts_blocks_over_copies=facts["drafts_blocks_over_copies"],
-        watermarked_methods=frozenset(map(Method, facts["watermarked_methods"])),
-        defaults=MappingProxyType(facts["defaults"] | {"--gpu-memory-utilization": f"0.{percent}"}),
-        online_quantization=MappingProxyType(
-            {OnlineQuantization(name): value for name, value in facts["online_quantization"].items()}
+    adaptive, percent = facts["adaptive_verification"], facts["default_memory_utilization_percent"]
+    slots = {method: {} for method in facts["async_scheduling"]} | facts["extra_draft_slots"]
+    on_v2 = facts["model_runner_v2"]["methods"]
+    tables: dict[str, Any] = {
+        "flags": _flags(facts),
+        "removed_flags": facts["removed_flags"],
+        "later_flags": _later(version, _flags),
+        "later_speculative_keys": _later(version, lambda each: each["speculative_keys"]),
+        "runners": {Method(each): "V2" if runs else "V1" for each, runs in on_v2.items() if each != Method.NONE},
+        "ended_methods": facts["ended_methods"],
+        "defaults": facts["defaults"] | {"--gpu-memory-utilization": f"0.{percent}"},
+        "online_quantization": {OnlineQuantization(name): to for name, to in facts["online_quantization"].items()},
+        "draft_path_markers": facts["draft_path_markers"],
+        "extra_draft_slots": {Method(method): DraftSlots(**each) for method, each in slots.items()},
+        "parallel_draft_slots": {
+            Method(each): DraftSlots(**row) for each, row in facts["parallel_draft_slots"].items()
+        },
+        **{name: {Method(method): value for method, value in facts[name].items()} for name in _BY_METHOD},
+        **{name: {Platform(platform): value for platform, value in facts[name].items()} for name in _BY_PLATFORM},
+    }
+    other: dict[str, Any] = {
+        "version": version,
+        "tested": True,
+        "targets": TargetLimits(**{name: frozenset(classes) for name, classes in facts["targets"].items()}),
+        "adaptive_verification": AdaptiveVerification(
+            methods=frozenset(map(Method, adaptive["methods"])),
+            later_methods=_later(version, lambda each: each["adaptive_verification"]["methods"]),
+            rejected_flags=frozenset(adaptive["refused_flags"]),
         ),
-        default_block_sizes=_by_platform(facts["default_block_sizes"]),
-        block_size_multiples=_by_platform(facts["block_size_multiples"]),
-        draft_path_markers=MappingProxyType(facts["draft_path_markers"]),
-        extra_draft_slots=_slots({each: {} for each in facts["async_scheduling"]} | facts["extra_draft_slots"]),
-        parallel_draft_slots=_slots(facts["parallel_draft_slots"]),
-        asynchronous_over_stages_on_v1=facts["asynchronous_over_stages_on_v1"],
-        maps_vocabularies=facts["maps_vocabularies"],
-        method_packages=_by_method(facts["method_packages"]),
-        targets=_target_limits(facts["targets"]),
-        adaptive_verification=_adaptive_verification(version),
-        metrics=MetricNames(**facts["metrics"]),
-    )
-
-
-def _slots(of_methods: Mapping[str, Mapping[str, int]]) -> Mapping[Method, DraftSlots]:
-    return _by_method({method: DraftSlots(**slots) for method, slots in of_methods.items()})
+        "metrics": MetricNames(**facts["metrics"]),
+        **{name: frozenset(map(Method, facts[name])) for name in _METHODS},
+        **{name: frozenset(facts[name]) for name in _TEXTS},
+    }
+    other |= {name: MappingProxyType(table) for name, table in tables.items()}
+    plain = {field.name: facts[field.name] for field in fields(EngineProfile) if field.name not in other}
+    return EngineProfile(**other, **plain)
 
 
 def _flags(facts: Mapping[str, Any]) -> Mapping[str, Flag]:
     flags = [Flag(name, row["values"], tuple(row.get("aliases", ()))) for name, row in sorted(facts["flags"].items())]
-    return MappingProxyType({spelling: flag for flag in flags for spelling in flag.names})
+    return {spelling: flag for flag in flags for spelling in flag.names}
 
 
-def _later_flags(version: str) -> Mapping[str, str]:
-    """Return the spellings that a version lacks and a later one has, with the first that has them."""
-    flags, later = _flags(version_facts(version)), dict[str, str]()
+def _later(version: str, keys: Callable[[Mapping[str, Any]], Iterable[str]]) -> Mapping[str, str]:
+    """Return the keys that a version lacks and a later one has, with the first that has them."""
+    own, later = set(keys(version_facts(version))), dict[str, str]()
     for known in KNOWN_VERSIONS[KNOWN_VERSIONS.index(version) + 1 :]:
-        for spelling in _flags(version_facts(known)):
-            if spelling not in flags:
-                later.setdefault(spelling, known)
-    return MappingProxyType(later)
-
-
-def _later_keys(version: str) -> Mapping[str, str]:
-    """Return the keys of --speculative-config that a version lacks and a later one has, with the first that has them.
-
-    Parameters
-    ----------
-    version
-        A known version, such as 0.32.
-    """
-    own, later = version_facts(version)["speculative_keys"], dict[str, str]()
-    for known in KNOWN_VERSIONS[KNOWN_VERSIONS.index(version) + 1 :]:
-        for key in version_facts(known)["speculative_keys"].keys() - own.keys():
-            later.setdefault(key, known)
-    return MappingProxyType(later)
-
-
-def _runners(on_v2: Mapping[str, bool]) -> Mapping[Method, str]:
-    return _by_method({method: "V2" if runs else "V1" for method, runs in on_v2.items() if method != Method.NONE})
-
-
-def _target_limits(targets: Mapping[str, Any]) -> TargetLimits:
-    return TargetLimits(
-        without_hidden_states=frozenset(targets["without_hidden_states"]),
-        with_hidden_states_over_stages=frozenset(targets["with_hidden_states_over_stages"]),
-        without_stages=frozenset(targets["without_stages"]),
-    )
-
-
-def _adaptive_verification(version: str) -> AdaptiveVerification:
-    facts = version_facts(version)["adaptive_verification"]
-    later = dict[str, str]()
-    for known in KNOWN_VERSIONS[KNOWN_VERSIONS.index(version) + 1 :]:
-        for method in version_facts(known)["adaptive_verification"]["methods"].keys() - facts["methods"].keys():
-            later.setdefault(method, known)
-    return AdaptiveVerification(
-        methods=frozenset(map(Method, facts["methods"])),
-        later_methods=_by_method(later),
-        refused_flags=frozenset(facts["refused_flags"]),
-    )
-
-
-def _by_platform(values: Mapping[str, _Value]) -> Mapping[Platform, _Value]:
-    return MappingProxyType({Platform(name): value for name, value in values.items()})
-
-
-def _by_method(values: Mapping[str, _Value]) -> Mapping[Method, _Value]:
-    return MappingProxyType({Method(name): value for name, value in values.items()})
+        for key in keys(version_facts(known)):
+            if key not in own:
+                later.setdefault(key, known)
+    return later

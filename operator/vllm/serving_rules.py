@@ -5,7 +5,8 @@ vLLM would not start or would reject requests.
 """
 
 from collections.abc import Iterator
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final
 
 from specdecode_operator.enums import (
     METHODS_WITH_HIDDEN_STATES,
@@ -32,7 +33,6 @@ _FIELD_OF_KEY = {"cudagraph_mode": _MODE, "max_cudagraph_capture_size": _LARGEST
 _WHOLE_GRAPHS = (CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY, CudagraphMode.FULL_AND_PIECEWISE)
 """Modes with a graph of a whole step, whose tokens a request may not change (vLLM, has_full_cudagraphs)."""
 
-
 _WITHOUT_PIECES = {
     CudagraphMode.PIECEWISE: CudagraphMode.NONE,
     CudagraphMode.FULL_AND_PIECEWISE: CudagraphMode.FULL_DECODE_ONLY,
@@ -42,18 +42,16 @@ _WITHOUT_PIECES = {
 _IN_PIECES = ("3", "VLLM_COMPILE")
 """The one mode of compilation that cuts a model into pieces (CompilationMode)."""
 
-
 _SMALL_SIZES, _SIZES_APART = (1, 2, 4), 8
 """The sizes of graphs in tokens: some, then every so many, up to 256 (vllm/config/vllm.py, _set_cudagraph_sizes)."""
 
 
 def graph_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
-    """Return what the engine would refuse, or silently change, about CUDA graphs."""
+    """Return the settings of CUDA graphs that the engine would reject, or silently change."""
     return [
         *_needless_problems(settings),
         *_size_problems(settings, profile),
-        *_schedule_problems(settings, profile),
-        *_compilation_problems(settings, profile),
+        *_mode_problems(settings, profile),
         *_option_problems(settings, profile),
     ]
 
@@ -61,15 +59,11 @@ def graph_problems(settings: EngineSettings, profile: EngineProfile) -> list[Pro
 def _needless_problems(settings: EngineSettings) -> Iterator[Problem]:
     """Where there are no graphs at all (vllm/platforms/cpu.py; vllm/config/vllm.py, __post_init__)."""
     mode, largest = settings.cudagraph_mode, settings.max_cudagraph_capture_size
-    given = {_MODE: mode, _LARGEST: largest}
-    for field, value in given.items():
-        if value is None:
-            continue
-        if settings.platform is Platform.CPU:
-            yield Problem(field, str(value), "there are no CUDA graphs on the CPU; remove it")
-        elif settings.enforce_eager:
-            message = "there are no CUDA graphs with serving.enforceEager; remove one of the two"
-            yield Problem(field, str(value), message)
+    without = "with serving.enforceEager; remove one of the two" if settings.enforce_eager else ""
+    without = "on the CPU; remove it" if settings.platform is Platform.CPU else without
+    for field, value in {_MODE: mode, _LARGEST: largest}.items():
+        if value is not None and without:
+            yield Problem(field, str(value), f"there are no CUDA graphs {without}")
     if mode is CudagraphMode.NONE and largest is not None:
         message = "there are no CUDA graphs with serving.cudagraphMode NONE; remove one of the two"
         yield Problem(_LARGEST, str(largest), message)
@@ -84,43 +78,30 @@ def _size_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator
     in_pieces = settings.cudagraph_mode not in (None, *_WHOLE_GRAPHS) or settings.enforce_eager
     if largest is None or speculation is None or in_pieces or settings.platform is Platform.CPU:
         return
-    needed = _next_size(speculation.num_speculative_tokens + 1)
+    tokens = speculation.num_speculative_tokens + 1
+    needed = next((size for size in _SMALL_SIZES if size >= tokens), -(-tokens // _SIZES_APART) * _SIZES_APART)
     # Lengths that change leave pieces only.
     if largest < needed and not speculation.schedule and runs_on_v1(settings, profile):
         message = (
-            f"must be at least {needed}, the first size that takes the {speculation.num_speculative_tokens + 1} tokens "
-            "that one request has verified"
+            f"must be at least {needed}, the first size that takes the {tokens} tokens that one request has verified"
         )
         yield Problem(_LARGEST, str(largest), message)
 
 
-def _next_size(tokens: int) -> int:
-    """Return the first size, no smaller than so many tokens, that vLLM captures (vllm/config/vllm.py)."""
-    return next((size for size in _SMALL_SIZES if size >= tokens), -(-tokens // _SIZES_APART) * _SIZES_APART)
-
-
-def _schedule_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode: V1 goes over to PIECEWISE and only logs it."""
+def _mode_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
     mode, speculation = settings.cudagraph_mode, settings.speculation
-    if speculation is None or not speculation.schedule or mode not in _WHOLE_GRAPHS:
-        return
-    if runs_on_v1(settings, profile):
+    # vllm/config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode: V1 changes to PIECEWISE and only logs it.
+    if speculation is not None and speculation.schedule and mode in _WHOLE_GRAPHS and runs_on_v1(settings, profile):
         message = (
             f"with numSpeculativeTokensByBatchSize and method {speculation.method} vLLM {profile.version} captures in"
             " pieces only; write PIECEWISE, or remove it"
         )
         yield Problem(_MODE, str(mode), message)
-
-
-def _compilation_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _normalize_piecewise_cudagraph_mode: the pieces are those of its compilation."""
-    mode = settings.cudagraph_mode
-    if mode not in _WITHOUT_PIECES:
-        return
+    # vllm/config/vllm.py, _normalize_piecewise_cudagraph_mode: the pieces are those of its compilation.
     given = {(option.flag.name, option.path): option.value.upper() for option in options(settings.extra_args, profile)}
     level = given.get(("--optimization-level", ""))
     compiled = given.get((COMPILATION_CONFIG, "mode"), "NONE" if level == "0" else "VLLM_COMPILE")
-    if compiled not in _IN_PIECES:
+    if mode in _WITHOUT_PIECES and compiled not in _IN_PIECES:
         message = (
             f"extraArgs turn off the compilation that makes the pieces; write {_WITHOUT_PIECES[mode]}, or leave it on"
         )
@@ -130,9 +111,8 @@ def _compilation_problems(settings: EngineSettings, profile: EngineProfile) -> I
 def _option_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
     """Whole JSON values with keys that have a field, and spellings that undo one.
 
-    vllm/utils/argparse_utils.py gathers dotted paths by the spelling of the
-    flag and passes each gathering on as a flag of its own, of which the last
-    counts: ``-cc.mode=3`` would undo what stands under the long name.
+    vllm/utils/argparse_utils.py merges dotted paths by the spelling of the flag, and the last spelling counts:
+    ``-cc.mode=3`` would undo the keys under the long name.
     """
     for option in options(settings.extra_args, profile):
         if option.flag.name != COMPILATION_CONFIG:
@@ -168,64 +148,49 @@ def combination_problems(settings: EngineSettings, profile: EngineProfile) -> li
     on = {name: option for name, option in given.items() if not option.negated}
     speculation = settings.speculation
     return [
-        *_combinations_size_problems(settings, profile),
-        *_expert_problems(settings, on),
-        *_limit_problems(settings, on),
-        *_trace_problems(on),
-        *_prefill_problems(settings, given),
-        *_microbatch_problems(on),
-        *_shard_problems(settings, profile, on),
-        *_replay_problems(settings, profile, on),
-        *_stage_problems(settings, profile, on),
-        *_runner_problems(on),
-        *_tool_problems(on),
-        *(_metrics_problems(on) if speculation is None else _drafting_problems(settings, speculation, profile, on)),
+        *_size_and_expert_problems(settings, profile, on),
+        *_limit_problems(settings, given),
+        *_runner_problems(settings, profile, on),
+        *_serving_problems(settings, on),
+        *([] if speculation is None else _drafting_problems(settings, speculation, profile, on)),
     ]
 
 
-def _combinations_size_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _set_cudagraph_sizes: a largest size must be the largest of the sizes that are named."""
-    if settings.max_cudagraph_capture_size is None:
-        return
-    for option in options(settings.extra_args, profile):
+def _size_and_expert_problems(
+    settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]
+) -> Iterator[Problem]:
+    # vllm/config/vllm.py, _set_cudagraph_sizes: a largest size must be the largest of the sizes that are named.
+    for option in options(settings.extra_args, profile) if settings.max_cudagraph_capture_size is not None else ():
         named = (option.flag.name, option.path)
         if named in {("--cudagraph-capture-sizes", ""), (COMPILATION_CONFIG, "cudagraph_capture_sizes")}:
             yield _problem(option, "names the sizes beside serving.maxCudagraphCaptureSize; remove one of the two")
-
-
-def _expert_problems(settings: EngineSettings, on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/parallel.py: enable_expert_parallel must be True to use EPLB."""
-    option = on.get("--enable-eplb")
-    if option is not None and not settings.expert_parallel:
-        yield _problem(option, "moves whole experts between GPUs; set parallelism.expert, or remove it")
-    elif option is not None and settings.tensor_parallel_size * settings.data_parallel_size == 1:
+    # vllm/config/parallel.py: enable_expert_parallel must be True to use EPLB.
+    balanced = on.get("--enable-eplb")
+    if balanced is not None and not settings.expert_parallel:
+        yield _problem(balanced, "moves whole experts between GPUs; set parallelism.expert, or remove it")
+    elif balanced is not None and settings.tensor_parallel_size * settings.data_parallel_size == 1:
         message = "moves experts between the GPUs of a stage; set parallelism.tensor or data above 1, or remove it"
-        yield _problem(option, message)
+        yield _problem(balanced, message)
 
 
-def _limit_problems(settings: EngineSettings, on: dict[str, Option]) -> Iterator[Problem]:
+def _limit_problems(settings: EngineSettings, given: dict[str, Option]) -> Iterator[Problem]:
     """vllm/config/scheduler.py, verify_max_model_len; vllm/config/lora.py, _validate_lora_config."""
+    on = {name: option for name, option in given.items() if not option.negated}
     limits = {
         "--max-num-active-seqs": ("serving.maxNumSeqs", settings.max_num_seqs),
         "--long-prefill-token-threshold": ("serving.maxModelLen", settings.max_model_len),
     }
     for name, (field, most) in limits.items():
-        if (given := _number(on.get(name))) is not None and given > most:
+        if (value := _number(on.get(name))) is not None and value > most:
             yield _problem(on[name], f"must not be above {field}, {most}; lower it, or raise that")
     adapters, on_host = _number(on.get("--max-loras")) or 1, _number(on.get("--max-cpu-loras"))
     if "--enable-lora" in on and on_host is not None and on_host < adapters:
         yield _problem(on["--max-cpu-loras"], f"must be at least --max-loras, {adapters}; raise it, or lower that")
-
-
-def _trace_problems(on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/observability.py, _validate_tracing_config: detailed traces go to an endpoint."""
+    # vllm/config/observability.py, _validate_tracing_config: detailed traces go to an endpoint.
     option = on.get("--collect-detailed-traces")
     if option is not None and "--otlp-traces-endpoint" not in on:
         yield _problem(option, "needs --otlp-traces-endpoint URL, where traces go; add it, or remove this")
-
-
-def _prefill_problems(settings: EngineSettings, given: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/scheduler.py, verify_max_model_len: without chunks a prompt goes through one step."""
+    # vllm/config/scheduler.py, verify_max_model_len: without chunks a prompt goes through one step.
     option = given.get("--enable-chunked-prefill")
     if option is not None and option.negated and settings.max_num_batched_tokens < settings.max_model_len:
         message = (
@@ -233,64 +198,45 @@ def _prefill_problems(settings: EngineSettings, given: dict[str, Option]) -> Ite
             f"or remove {option.name}"
         )
         yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
-
-
-def _microbatch_problems(on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/vllm.py, __post_init__: microbatching only supports some all-to-all backends."""
+    # vllm/config/vllm.py, __post_init__: microbatching only supports some all-to-all backends.
     option, backend = on.get("--enable-dbo"), on.get("--all2all-backend")
     if option is not None and (backend is None or backend.value not in _MICROBATCH_BACKENDS):
         known = ", ".join(_MICROBATCH_BACKENDS)
         yield _problem(option, f"needs --all2all-backend with one of {known}; add it, or remove this")
 
 
-def _shard_problems(settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _validate_batch_sharded_sampling, and what model runner V1 does not have."""
-    option, tensor = on.get("--enable-batch-sharded-sampling"), settings.tensor_parallel_size
-    if option is None:
-        return
-    if tensor == 1:
-        yield _problem(
-            option, "shares sampling among tensor-parallel GPUs; set parallelism.tensor above 1, or remove it"
-        )
-    elif settings.max_num_seqs < tensor:
-        yield _problem(option, f"needs serving.maxNumSeqs of {tensor} or more, a request for each GPU; raise it")
-    elif runs_on_v1(settings, profile):
+def _runner_problems(settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]) -> Iterator[Problem]:
+    on_v1, tensor = runs_on_v1(settings, profile), settings.tensor_parallel_size
+    # vllm/config/vllm.py, _validate_batch_sharded_sampling, and what model runner V1 does not have.
+    if (option := on.get("--enable-batch-sharded-sampling")) is not None:
+        if tensor == 1:
+            message = "shares sampling among tensor-parallel GPUs; set parallelism.tensor above 1, or remove it"
+            yield _problem(option, message)
+        elif settings.max_num_seqs < tensor:
+            yield _problem(option, f"needs serving.maxNumSeqs of {tensor} or more, a request for each GPU; raise it")
+        elif on_v1:
+            yield _problem(option, "needs vLLM's model runner V2, and V1 serves this; remove it")
+    # vllm/config/vllm.py, _verify_trace_replay_config: trace replay requires model runner V2.
+    if (option := on.get("--enable-trace-replay")) is not None and on_v1:
         yield _problem(option, "needs vLLM's model runner V2, and V1 serves this; remove it")
-
-
-def _replay_problems(settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _verify_trace_replay_config: trace replay requires model runner V2."""
-    option = on.get("--enable-trace-replay")
-    if option is not None and runs_on_v1(settings, profile):
-        yield _problem(option, "needs vLLM's model runner V2, and V1 serves this; remove it")
-
-
-def _stage_problems(settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/vllm.py, __post_init__: pipeline parallelism with async scheduling, on model runner V1."""
-    option = on.get("--async-scheduling")
+    # vllm/config/vllm.py, __post_init__: pipeline parallelism with async scheduling, on model runner V1.
     waits = settings.pipeline_parallel_size > 1 and not profile.asynchronous_over_stages_on_v1
-    if option is not None and waits and runs_on_v1(settings, profile):
+    if (option := on.get("--async-scheduling")) is not None and waits and on_v1:
         yield _problem(option, "needs vLLM's model runner V2 over pipeline stages, and V1 serves this; remove it")
 
 
-def _runner_problems(on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/model.py: a pooling model answers no completion."""
+def _serving_problems(settings: EngineSettings, on: dict[str, Option]) -> Iterator[Problem]:
+    # vllm/config/model.py: a pooling model answers no completion.
     option = on.get("--runner")
     if option is not None and option.value not in _GENERATES:
         yield _problem(option, "turns generation off, which all else here is about; remove it")
-
-
-def _tool_problems(on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/entrypoints/launchers/cli_args.py, validate_parsed_serve_args: it takes a parser."""
+    # vllm/entrypoints/launchers/cli_args.py, validate_parsed_serve_args: it takes a parser.
     option = on.get("--enable-auto-tool-choice")
     if option is not None and "--tool-call-parser" not in on:
         yield _problem(option, "needs --tool-call-parser NAME, the form of the model's calls; add it, or remove this")
-
-
-def _metrics_problems(on: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/vllm.py: per_request_spec_decode_metrics requires speculation, but for the value none."""
+    # vllm/config/vllm.py: per_request_spec_decode_metrics requires speculation, but for the value none.
     option = on.get("--per-request-spec-decode-metrics")
-    if option is not None and option.value != "none":
+    if settings.speculation is None and option is not None and option.value != "none":
         yield _problem(option, "there is no speculation to measure; remove it, or set spec.speculation")
 
 
@@ -310,12 +256,12 @@ def _drafting_problems(
     option = on.get("--kv-sharing-fast-prefill")
     if option is not None and speculation.method in METHODS_WITH_HIDDEN_STATES:
         yield _problem(option, f"method {speculation.method} reads hidden states that it leaves out; remove it")
-    # vllm/v1/sample/logits_processor/__init__.py: model runner V1 refuses them with speculation.
+    # vllm/v1/sample/logits_processor/__init__.py: model runner V1 rejects them with speculation.
     option = on.get("--logits-processors")
     if option is not None and runs_on_v1(settings, profile):
         message = f"vLLM {profile.version} has no logits processors of one's own with method {speculation.method}"
         yield _problem(option, f"{message}; remove it")
-    # vllm/sampling_params.py _validate_spec_decode: every request without a min_p of its own would be refused.
+    # vllm/sampling_params.py _validate_spec_decode: vLLM would reject each request without its own min_p.
     for option in options(settings.extra_args, profile):
         if option.flag.name == "--override-generation-config" and _least_probability(option) > _NO_PROBABILITY:
             message = "vLLM refuses requests with min_p while it speculates, so all would fail; leave min_p out"
@@ -348,18 +294,15 @@ def _unmarked(given: list[Option], speculation: SpeculationSettings, profile: En
 
 
 def _least_probability(option: Option) -> float:
-    """Return the min_p that an option sets; 0 where it sets none, or what vLLM's parser will refuse."""
-    try:
+    value: Any = None
+    with suppress(ValueError):
         value = parse_json(option.value)
-    except ValueError:
-        return 0
     config = {option.path: value} if option.path else value
     found = config.get("min_p") if isinstance(config, dict) else None
     return found if isinstance(found, int | float) else 0
 
 
 def _number(option: Option | None) -> int | None:
-    """Return the number that an option gives; None where it gives none, or what vLLM's parser will refuse."""
     return int(option.value) if option is not None and option.value.isdecimal() else None
 
 
@@ -368,12 +311,9 @@ def _problem(option: Option, message: str) -> Problem:
 
 
 def serving_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
-    """Return what the engine would refuse about model, batch, KV cache and CUDA graphs."""
+    """Return the settings of model, batch, KV cache and CUDA graphs that the engine would reject or change."""
     return [
-        *_name_problems(settings),
-        *_batch_problems(settings),
-        *_block_problems(settings, profile),
-        *_cache_problems(settings, profile),
+        *_basic_problems(settings, profile),
         *graph_problems(settings, profile),
         *combination_problems(settings, profile),
     ]
@@ -390,8 +330,7 @@ def image_problems(image: str | None, platform: Platform, profile: EngineProfile
     return [Problem("spec.engine.image", "absent", message)]
 
 
-def _name_problems(settings: EngineSettings) -> Iterator[Problem]:
-    """A value that starts with a dash would be read as a flag."""
+def _basic_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
     named = [
         ("spec.target.model", settings.model),
         *((f"spec.serving.servedModelNames[{i}]", name) for i, name in enumerate(settings.served_model_names)),
@@ -399,26 +338,17 @@ def _name_problems(settings: EngineSettings) -> Iterator[Problem]:
     for field, value in named:
         if value.startswith("-"):
             yield Problem(field, value, "must not start with a dash; vLLM would take it for a flag")
-
-
-def _batch_problems(settings: EngineSettings) -> Iterator[Problem]:
-    """vllm/config/scheduler.py: max_num_batched_tokens is at least max_num_seqs."""
+    # vllm/config/scheduler.py: max_num_batched_tokens is at least max_num_seqs.
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         message = f"must be at least serving.maxNumSeqs, {settings.max_num_seqs}: a token for each running request"
         yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
-
-
-def _cache_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _reject_mismatched_float_kv_cache."""
-    known = settings.dtype in (Dtype.FLOAT16, Dtype.FLOAT32)
-    if profile.cache_follows_dtype and known and settings.kv_cache_dtype == KvCacheDtype.BFLOAT16:
-        message = f"vLLM {profile.version} takes it with serving.dtype bfloat16 only, which is {settings.dtype} here"
-        yield Problem("spec.serving.kvCacheDtype", settings.kv_cache_dtype, f"{message}: write auto")
-
-
-def _block_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """The attention backends have no kernel for other block sizes and say so only after loading."""
+    # The attention backends have no kernel for other block sizes, and fail only after loading.
     multiple, usual = profile.block_size_multiples[settings.platform], profile.default_block_sizes[settings.platform]
     if settings.block_size % multiple:
         message = f"must be a multiple of {multiple} for accelerator type {settings.platform.upper()}, such as {usual}"
         yield Problem("spec.serving.blockSize", str(settings.block_size), message)
+    # vllm/config/vllm.py, _reject_mismatched_float_kv_cache.
+    known = settings.dtype in (Dtype.FLOAT16, Dtype.FLOAT32)
+    if profile.cache_follows_dtype and known and settings.kv_cache_dtype == KvCacheDtype.BFLOAT16:
+        message = f"vLLM {profile.version} takes it with serving.dtype bfloat16 only, which is {settings.dtype} here"
+        yield Problem("spec.serving.kvCacheDtype", settings.kv_cache_dtype, f"{message}: write auto")

@@ -21,11 +21,7 @@ class Platform(StrEnum):
 
 
 class OnlineQuantization(StrEnum):
-    """Precision that the engine itself makes of a 16-bit checkpoint while loading it.
-
-    A checkpoint that is already quantized says so in its own config and needs
-    nothing on the command line.
-    """
+    """Precision to which the engine quantizes a 16-bit checkpoint while loading it."""
 
     FP8 = "FP8"
 
@@ -36,7 +32,6 @@ class CpuSettings:
 
     kv_cache_gib: int
     cores: int
-    """Of the container."""
 
 
 @dataclass(frozen=True)
@@ -63,29 +58,19 @@ class SpeculationSettings:
     """How the engine speculates; an engine that does not has None in its place."""
 
     method: Method
-    """Who proposes tokens; never ``Method.NONE``."""
     num_speculative_tokens: int
     schedule: tuple[ScheduleRange, ...] = ()
-    """K by the number of running requests; K above holds elsewhere."""
     draft_model: str | None = None
-    """Hub id or path as the engine sees it, for methods with a checkpoint of their own."""
     draft_is_head: bool = False
     """Whether it is made for one target, as opposed to a model of its own."""
     drafts_in_parallel: bool = False
-    """Whether it proposes all tokens in one pass, as it was trained to."""
     maps_vocabulary: bool = False
-    """Whether its tokens are mapped to the target's, for method draft_model."""
     draft_online_quantization: OnlineQuantization | None = None
-    """For method draft_model."""
     draft_max_model_len: int | None = None
-    """For methods with a checkpoint of their own."""
     draft_tensor_parallel_size: int | None = None
-    """What to say of the draft's split; None: the target's."""
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
-    """Longest n-gram looked up, as the shortest for methods ngram and ngram_gpu."""
     suffix: SuffixSettings | None = None
-    """For method suffix."""
     # None: as the engine does.
     rejection_sampling: RejectionSampling | None = None
     loss_accepted: bool = False
@@ -95,7 +80,6 @@ class SpeculationSettings:
     draft_head_quantization: DraftHeadQuantization | None = None
     xpress_top_c: int | None = None
     extra_config: str | None = None
-    """Further keys of --speculative-config, as one JSON object."""
 
 
 class ContainerVariable(str):
@@ -110,12 +94,9 @@ class NodeGroup:
 
     nodes: int
     rank: str
-    """Which one this is; 0 leads."""
     leader_address: str
     leads: bool
-    """Whether this one answers clients; the others only compute."""
     meeting_timeout_s: int
-    """How long they wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +109,6 @@ class EngineSettings:
     model: str
     """Hub id or path as the engine sees it."""
     served_model_names: tuple[str, ...]
-    """Names that clients may ask for; at least one."""
     # As in ``spec.serving``, with the model's own length filled in.
     max_model_len: int
     max_num_seqs: int
@@ -140,25 +120,19 @@ class EngineSettings:
     tensor_parallel_size: int
     port: int
     shutdown_timeout_s: int
-    """How long open requests may go on after TERM."""
     tls: bool = False
-    """Whether it serves HTTPS, with the files of TLS_PATH."""
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     expert_parallel: bool = False
-    """Whether whole experts are spread over the GPUs of a stage."""
     hf_overrides: str | None = None
-    """What it is told of the target's config.json, as JSON; None: nothing."""
     dtype: Dtype = Dtype.AUTO
     online_quantization: OnlineQuantization | None = None
     enforce_eager: bool = False
     cudagraph_mode: CudagraphMode | None = None
     max_cudagraph_capture_size: int | None = None
-    """In tokens; None, as for the mode: the engine's own."""
     speculation: SpeculationSettings | None = None
     cpu: CpuSettings | None = None
     extra_args: tuple[str, ...] = ()
-    """Passed as they are, after everything else."""
     group: NodeGroup | None = None
     target_on_v1: bool = False
     """Whether the version serves this target, with this method, on model runner V1 even of a GPU."""

@@ -26,7 +26,7 @@ from specdecode_operator.problems import Problem
 from specdecode_operator.vllm.extra_args_parser import last_option
 from specdecode_operator.vllm.model_runner import draft_follows_target, runs_on_v1, waits_for_steps
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.settings import EngineSettings, Platform, SpeculationSettings
 from specdecode_operator.vllm.speculative_config import DRAFT_HEAD_KEY, XPRESS_KEY
 from specdecode_operator.vllm.versions import FLY_KEY, ended_method
 
@@ -38,27 +38,24 @@ _LEVELS_WITHOUT = ("0", "1")
 
 
 def adaptive_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
-    """Return why an engine that is asked to adapt would not start, or would not adapt."""
+    """Return the reasons why an engine with adaptive verification would not start, or would not adapt."""
     speculation = settings.speculation
     if speculation is None or not speculation.adaptive_verification:
         return []
-    method = speculation.method
-    if method not in profile.adaptive_verification.methods:
-        return [_problem(_without_method(method, profile))]
-    return [_problem(message) for message in _excluded(settings, method, profile)]
+    method, adaptive = speculation.method, profile.adaptive_verification
+    if method in adaptive.methods:
+        messages = list(_not_adaptive(settings, method, profile))
+    elif method in METHODS_WITH_SAMPLING:
+        known, later = ", ".join(sorted(adaptive.methods)), adaptive.later_methods.get(method)
+        instead = f"set engine.version {later} or later" if later else "use one of these"
+        messages = [f"vLLM {profile.version} adapts with {known} alone, not with {method}; remove it, or {instead}"]
+    else:
+        # vllm/v1/worker/gpu/spec_decode: no speculator of a lookup has the flag, and model runner V1 rejects it.
+        messages = [f"method {method} has no draft that says how sure it is; remove it, or use a method with a draft"]
+    return [Problem(FIELD, "true", message) for message in messages]
 
 
-def _without_method(method: Method, profile: EngineProfile) -> str:
-    if method not in METHODS_WITH_SAMPLING:
-        # vllm/v1/worker/gpu/spec_decode: no speculator of a lookup has the flag, and model runner V1 refuses it.
-        return f"method {method} has no draft that says how sure it is; remove it, or use a method with a draft"
-    known = ", ".join(sorted(profile.adaptive_verification.methods))
-    later = profile.adaptive_verification.later_methods.get(method)
-    instead = f"set engine.version {later} or later" if later else "use one of these"
-    return f"vLLM {profile.version} adapts with {known} alone, not with {method}; remove it, or {instead}"
-
-
-def _excluded(settings: EngineSettings, method: Method, profile: EngineProfile) -> Iterator[str]:
+def _not_adaptive(settings: EngineSettings, method: Method, profile: EngineProfile) -> Iterator[str]:
     """vllm/config/vllm.py, _validate_adaptive_verification and the checks of other settings against it."""
     version = profile.version
     if settings.platform is Platform.CPU:
@@ -71,27 +68,20 @@ def _excluded(settings: EngineSettings, method: Method, profile: EngineProfile) 
             f"does not go with parallelism.pipeline {settings.pipeline_parallel_size}: only the last stage knows what"
             " pays; use pipeline 1, or remove it"
         )
-    if (without := _no_whole_graphs(settings, profile)) is not None:
+    mode, level = settings.cudagraph_mode, last_option("--optimization-level", settings.extra_args, profile)
+    without = None
+    if settings.enforce_eager:
+        without = "serving.enforceEager"
+    elif mode in _WITHOUT_WHOLE_GRAPHS:
+        without = f"serving.cudagraphMode {mode}"
+    elif mode is None and level is not None and level.value in _LEVELS_WITHOUT:
+        without = f"engine.extraArgs -O{level.value}"
+    if without is not None:
         yield f"weighs the costs of whole CUDA graphs, which {without} leaves out; remove one of the two"
-    for flag in sorted(profile.adaptive_verification.refused_flags):
+    for flag in sorted(profile.adaptive_verification.rejected_flags):
         option = last_option(flag, settings.extra_args, profile)
         if option is not None and not option.negated:
             yield f"vLLM {version} does not combine it with engine.extraArgs {option.name}; remove one of the two"
-
-
-def _no_whole_graphs(settings: EngineSettings, profile: EngineProfile) -> str | None:
-    """Return what leaves CUDA graphs of whole steps out; None where there are."""
-    if settings.enforce_eager:
-        return "serving.enforceEager"
-    mode = settings.cudagraph_mode
-    if mode is not None:
-        return f"serving.cudagraphMode {mode}" if mode in _WITHOUT_WHOLE_GRAPHS else None
-    level = last_option("--optimization-level", settings.extra_args, profile)
-    return f"engine.extraArgs -O{level.value}" if level is not None and level.value in _LEVELS_WITHOUT else None
-
-
-def _problem(message: str) -> Problem:
-    return Problem(FIELD, "true", message)
 
 
 _SPECULATION = "spec.speculation"
@@ -103,80 +93,84 @@ _OF_ONE_LENGTH = (Method.NGRAM_GPU, Method.SUFFIX, Method.MEDUSA)
 
 
 def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
-    """Return what the engine would refuse, or silently change, about speculation."""
+    """Return the settings of speculation that the engine would reject, or silently change."""
     speculation = settings.speculation
     if speculation is None:
         return []
     if problems := method_problems(speculation.method, profile):
         return problems
     return [
-        *_count_problems(speculation),
-        *_schedule_problems(speculation),
-        *_shortening_problems(settings, speculation, profile),
-        *_parallel_problems(speculation),
-        *_vocabulary_problems(settings, speculation, profile),
-        *_head_problems(settings, speculation, profile),
-        *_refiner_problems(speculation, profile),
-        *_draft_problems(settings, speculation),
-        *_path_problems(settings, speculation, profile),
-        *_lookup_problems(speculation),
-        *_sampling_problems(settings, speculation, profile),
-        *_loss_problems(settings, speculation, profile),
-        *_split_problems(settings, speculation, profile),
-        *_slot_problems(settings, speculation, profile),
-        *_asynchrony_problems(settings, speculation, profile),
+        *_schedule(speculation),
+        *_shorten(settings, speculation, profile),
+        *_vocab(settings, speculation, profile),
+        *_head(settings, speculation, profile),
+        *_draft(settings, speculation),
+        *_path(settings, speculation, profile),
+        *_lookup(speculation),
+        *_sample(settings, speculation, profile),
+        *_split(settings, speculation, profile),
+        *_slot(settings, speculation, profile),
         *adaptive_problems(settings, profile),
     ]
 
 
 def method_problems(method: Method, profile: EngineProfile) -> list[Problem]:
-    """Return what is wrong with a method of which the engine has nothing; no model is needed to tell."""
+    """Return a problem for a method that the version lacks (vllm/config/speculative.py, SpeculativeMethod)."""
     if method in profile.runners:
         return []
-    return [Problem(f"{_SPECULATION}.method", method, _unknown_method(method, profile))]
-
-
-def _unknown_method(method: Method, profile: EngineProfile) -> str:
-    """vllm/config/speculative.py SpeculativeMethod: names that it lacks are refused."""
     if ended := ended_method(method, profile.version):
-        instead, last = ended
-        return (
-            f"vLLM {profile.version} has it no more; use method {instead} with a head that was trained for this "
-            f"target, or write spec.engine.version: {last}, the last that has it"
+        message = (
+            f"vLLM {profile.version} has it no more; use method {ended[0]} with a head that was trained for this "
+            f"target, or write spec.engine.version: {ended[1]}, the last that has it"
         )
-    return f"vLLM {profile.version} is not known to speculate so; use one of {', '.join(sorted(profile.runners))}"
+    else:
+        known = ", ".join(sorted(profile.runners))
+        message = f"vLLM {profile.version} is not known to speculate so; use one of {known}"
+    return [Problem(f"{_SPECULATION}.method", method, message)]
 
 
-def _count_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
-    """vllm/config/speculative.py: num_speculative_tokens is greater than 0."""
+def _schedule(speculation: SpeculationSettings) -> Iterator[Problem]:
+    """vllm/config/speculative.py: num_speculative_tokens is greater than 0.
+
+    vllm/v1/spec_decode/dynamic/utils.py raises the rest when the scheduler is built, after loading.
+    """
     if speculation.num_speculative_tokens < 1:
         yield Problem(
             f"{_SPECULATION}.numSpeculativeTokens",
             str(speculation.num_speculative_tokens),
             f"method {speculation.method} needs at least 1; use method none to turn speculation off",
         )
-
-
-def _schedule_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
-    """vllm/v1/spec_decode/dynamic/utils.py raises these when the scheduler is built, after loading."""
     for index, part in enumerate(speculation.schedule):
         field = f"{_SCHEDULE}[{index}]"
         if not 1 <= part.first <= part.last:
-            yield Problem(field, _text(part), "from must be at least 1 and not above to")
+            yield Problem(field, f"{part.first} to {part.last}", "from must be at least 1 and not above to")
         if part.num_speculative_tokens < 0:
-            yield Problem(field, _text(part), "numSpeculativeTokens must not be negative")
+            yield Problem(field, f"{part.first} to {part.last}", "numSpeculativeTokens must not be negative")
         if part.num_speculative_tokens > speculation.num_speculative_tokens:
             # The engine would use the general K and say nothing.
             message = f"is above numSpeculativeTokens, {speculation.num_speculative_tokens}; raise that, or lower this"
             yield Problem(f"{field}.numSpeculativeTokens", str(part.num_speculative_tokens), message)
     for index, (before, part) in enumerate(pairwise(speculation.schedule), start=1):
         if part.first <= before.last:
-            message = f"must start after the range before it, {_text(before)}; ranges are sorted and do not overlap"
+            message = (
+                f"must start after the range before it, {before.first} to {before.last}; ranges are sorted and do not"
+                " overlap"
+            )
             yield Problem(f"{_SCHEDULE}[{index}].from", str(part.first), message)
 
 
-def _parallel_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
-    """vllm/v1/spec_decode/llm_base_proposer.py, propose: K rows a request are read as rows of the shorter length."""
+def _shorten(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
+    """vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_v1 as of 0.33.
+
+    In earlier versions an assertion ends the engine at the first step with another number of tokens.
+    """
+    if speculation.schedule and speculation.method in _OF_ONE_LENGTH and runs_on_v1(settings, profile):
+        message = (
+            f"model runner V1, which runs method {speculation.method} here, cannot shorten its drafts: as of 0.33 vLLM"
+            " ignores this, and earlier versions fail at run time; remove it, or use another method"
+        )
+        yield Problem(_SCHEDULE, f"{len(speculation.schedule)} ranges", message)
+    # vllm/v1/spec_decode/llm_base_proposer.py, propose: K rows a request are read as rows of the shorter length.
     for index, part in enumerate(speculation.schedule if speculation.drafts_in_parallel else ()):
         if 0 < part.num_speculative_tokens < speculation.num_speculative_tokens:
             message = (
@@ -187,24 +181,7 @@ def _parallel_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
             yield Problem(field, str(part.num_speculative_tokens), message)
 
 
-def _shortening_problems(
-    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
-) -> Iterator[Problem]:
-    """vllm/config/vllm.py, _maybe_disable_dynamic_sd_for_v1 as of 0.33; before, nothing stood between.
-
-    An assertion then ends the engine at the first step with another number of tokens.
-    """
-    if speculation.schedule and speculation.method in _OF_ONE_LENGTH and runs_on_v1(settings, profile):
-        message = (
-            f"model runner V1, which runs method {speculation.method} here, cannot shorten its drafts: as of 0.33 vLLM"
-            " ignores this, and earlier versions fail at run time; remove it, or use another method"
-        )
-        yield Problem(_SCHEDULE, f"{len(speculation.schedule)} ranges", message)
-
-
-def _vocabulary_problems(
-    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
-) -> Iterator[Problem]:
+def _vocab(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
     """vllm/config/speculative.py, _verify_args; and V2's draft model, which maps nothing where it serves one."""
     if not speculation.maps_vocabulary:
         return
@@ -226,41 +203,27 @@ def _vocabulary_problems(
         yield Problem(field, "true", message)
 
 
-def _refiner_problems(speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """Whether the version has it; whether the head has a refiner, the pair's rules say."""
-    if speculation.xpress_top_c is not None and XPRESS_KEY not in profile.speculative_keys:
-        message = f"vLLM {profile.version} does not have it; remove it, or set engine.version 0.33 or later"
-        yield Problem(f"{_SPECULATION}.xpressTopC", str(speculation.xpress_top_c), message)
-
-
-def _head_problems(
-    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
-) -> Iterator[Problem]:
+def _head(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
     """vllm/config/speculative.py, _verify_args; and for eagle3 spec_decode/eagle/utils.py, load_eagle_model."""
-    asked, method = speculation.draft_head_quantization, speculation.method
-    if asked is None:
-        return
-    field = f"{_SPECULATION}.draftLmHeadQuantization"
+    asked, method, message = speculation.draft_head_quantization, speculation.method, ""
+    missing = f"vLLM {profile.version} does not have it; remove it, or set engine.version 0.33 or later"
     if method not in METHODS_WITH_TARGETS_HEAD:
         message = f"method {method} has no copy of the target's output head; remove it, or use method eagle or mtp"
-        yield Problem(field, asked, message)
     elif DRAFT_HEAD_KEY not in profile.speculative_keys:
-        message = f"vLLM {profile.version} does not have it; remove it, or set engine.version 0.33 or later"
-        yield Problem(field, asked, message)
+        message = missing
     elif runs_on_v1(settings, profile):
         message = "needs vLLM's model runner V2, and V1 serves the engine here; remove it"
-        yield Problem(field, asked, message)
     elif settings.dtype is Dtype.FLOAT32:
         # layers/quantization/online/lm_head.py, _quantize_copy, after loading.
         message = "vLLM makes it of an output head of 16 bits, and serving.dtype is float32; remove one of the two"
-        yield Problem(field, asked, message)
+    if asked is not None and message:
+        yield Problem(f"{_SPECULATION}.draftLmHeadQuantization", asked, message)
+    # The pair's rules check whether the head has a refiner.
+    if speculation.xpress_top_c is not None and XPRESS_KEY not in profile.speculative_keys:
+        yield Problem(f"{_SPECULATION}.xpressTopC", str(speculation.xpress_top_c), missing)
 
 
-def _text(part: ScheduleRange) -> str:
-    return f"{part.first} to {part.last}"
-
-
-def _draft_problems(settings: EngineSettings, speculation: SpeculationSettings) -> Iterator[Problem]:
+def _draft(settings: EngineSettings, speculation: SpeculationSettings) -> Iterator[Problem]:
     """vllm/config/speculative.py: method against draft, and the draft's length."""
     field = f"{_SPECULATION}.draft"
     model = speculation.draft_model
@@ -278,9 +241,7 @@ def _draft_problems(settings: EngineSettings, speculation: SpeculationSettings) 
         yield Problem(f"{field}.maxModelLen", str(length), message)
 
 
-def _path_problems(
-    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
-) -> Iterator[Problem]:
+def _path(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
     """vllm/config/speculative.py: a path flips every method but eagle, eagle3, dflash and dspark.
 
     Method mtp without a draft uses the target's own checkpoint, so the target's path is looked at. A head as
@@ -307,7 +268,7 @@ def _path_problems(
             return
 
 
-def _lookup_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
+def _lookup(speculation: SpeculationSettings) -> Iterator[Problem]:
     """vllm/config/speculative.py: prompt_lookup_min is not above prompt_lookup_max."""
     shortest, longest = speculation.prompt_lookup_min, speculation.prompt_lookup_max
     if speculation.method is not Method.SUFFIX and speculation.suffix is not None:
@@ -323,9 +284,7 @@ def _lookup_problems(speculation: SpeculationSettings) -> Iterator[Problem]:
         yield Problem(f"{_SPECULATION}.ngram.promptLookupMin", str(shortest), message)
 
 
-def _sampling_problems(
-    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
-) -> Iterator[Problem]:
+def _sample(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
     """What model runner V1 would pass over (vllm/v1/sample/rejection_sampler.py), and drafts without a distribution.
 
     Only the speculators of vllm/v1/worker/gpu/spec_decode/speculator.py, and on V1 those with layers, sample.
@@ -337,12 +296,7 @@ def _sampling_problems(
     if samples and speculation.method not in METHODS_WITH_SAMPLING:
         message = f"method {speculation.method} has no draft that could sample; remove it"
         yield Problem(f"{_SPECULATION}.draftSampling", DraftSampling.PROBABILISTIC, message)
-
-
-def _loss_problems(
-    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
-) -> Iterator[Problem]:
-    """vllm/config/speculative.py, _verify_args; on the CPU vllm/v1/sample/rejection_sampler.py, __init__."""
+    # vllm/config/speculative.py, _verify_args; on the CPU vllm/v1/sample/rejection_sampler.py, __init__.
     field, asked = f"{_SPECULATION}.rejectionSampling", RejectionSampling.FLY
     if speculation.rejection_sampling is not RejectionSampling.FLY:
         if speculation.loss_accepted:
@@ -365,9 +319,7 @@ def _loss_problems(
         yield Problem(field, asked, message)
 
 
-def _split_problems(
-    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
-) -> Iterator[Problem]:
+def _split(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
     """What a method does not do on this model runner, or with this parallelism."""
     on_cpu = settings.platform is Platform.CPU
     if on_cpu and speculation.method is Method.DSPARK:
@@ -379,7 +331,7 @@ def _split_problems(
         message = "looks the prompt up on a GPU, and the engine runs on the CPU; use method ngram"
         yield Problem(f"{_SPECULATION}.method", speculation.method, message)
     if settings.pipeline_parallel_size > 1 and speculation.method is Method.DRAFT_MODEL:
-        # vllm/v1/spec_decode/draft_model.py, vllm/v1/worker/gpu/spec_decode/standalone_ar: nothing refuses it.
+        # vllm/v1/spec_decode/draft_model.py, vllm/v1/worker/gpu/spec_decode/standalone_ar: vLLM does not reject it.
         message = "with method draft_model vLLM would build the draft from the layers of one stage; use 1, or a head"
         yield Problem("spec.parallelism.pipeline", str(settings.pipeline_parallel_size), message)
     elif settings.pipeline_parallel_size > 1 and not profile.drafts_over_stages[speculation.method]:
@@ -404,14 +356,10 @@ def _split_problems(
         yield Problem("spec.parallelism.draftTensor", str(asked), message)
 
 
-def _slot_problems(
-    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
-) -> Iterator[Problem]:
+def _slot(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
     """One request must get through a step: K drafted tokens, its own, and the method's extra slots.
 
-    vllm/config/vllm.py _set_max_num_scheduled_tokens refuses only what leaves
-    no slot at all; with fewer than K + 1 + extra the engine would start and
-    never verify a whole draft (vllm/v1/core/sched/scheduler.py schedule).
+    With fewer, the engine would start and never verify a whole draft (vllm/v1/core/sched/scheduler.py, schedule).
     """
     needed = speculation.num_speculative_tokens + 1 + draft_slots(speculation, profile)
     if speculation.method in METHODS_OF_BLOCKS:
@@ -420,20 +368,15 @@ def _slot_problems(
     if settings.max_num_batched_tokens < needed:
         message = f"must be at least {needed} to verify {speculation.num_speculative_tokens} drafted tokens in one step"
         yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
+    # vllm/config/vllm.py: asked for explicitly, asynchronous scheduling fails with what drafts on the host.
+    given = last_option(_ASYNCHRONOUS, settings.extra_args, profile)
+    waits = waits_for_steps(speculation.method, profile, on_v1=runs_on_v1(settings, profile))
+    if given is not None and not given.negated and waits:
+        message = f"vLLM {profile.version} does not combine it with method {speculation.method}; remove it"
+        yield Problem(f"spec.engine.extraArgs[{given.index}]", given.name, message)
 
 
 def draft_slots(speculation: SpeculationSettings, profile: EngineProfile) -> int:
     """Return the token slots a request that drafting adds to a step."""
     slots = profile.parallel_draft_slots if speculation.drafts_in_parallel else profile.extra_draft_slots
     return slots[speculation.method].at(speculation.num_speculative_tokens)
-
-
-def _asynchrony_problems(
-    settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile
-) -> Iterator[Problem]:
-    """vllm/config/vllm.py: asked for explicitly, asynchronous scheduling fails with what drafts on the host."""
-    given = last_option(_ASYNCHRONOUS, settings.extra_args, profile)
-    waits = waits_for_steps(speculation.method, profile, on_v1=runs_on_v1(settings, profile))
-    if given is not None and not given.negated and waits:
-        message = f"vLLM {profile.version} does not combine it with method {speculation.method}; remove it"
-        yield Problem(f"spec.engine.extraArgs[{given.index}]", given.name, message)

@@ -21,45 +21,28 @@ from specdecode_operator.vllm.versions import FLY_KEY
 
 WHOLE_KEYS: Final = frozenset(
     {
-        "draft_tensor_parallel_size",
-        "dspark_draft_topk",
-        "fly_entropy_top_k",
-        "fly_window_size",
-        "max_model_len",
-        "num_speculative_tokens",
-        "prompt_lookup_max",
-        "prompt_lookup_min",
-        "suffix_decoding_max_cached_requests",
-        "suffix_decoding_max_tree_depth",
-        "xpress_topc",
+        "draft_tensor_parallel_size", "dspark_draft_topk", "fly_entropy_top_k", "fly_window_size", "max_model_len",
+        "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_cached_requests",
+        "suffix_decoding_max_tree_depth", "xpress_topc",
     }
-)
+)  # fmt: skip
 REAL_KEYS: Final = frozenset(
     {"fly_entropy_threshold", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"}
 )
 SWITCH_KEYS: Final = frozenset(
     {
-        "disable_eagle_block_drop",
-        "disable_lookahead_block_hashes",
-        "disable_padded_drafter_batch",
-        "enable_adaptive_verification",
-        "enforce_eager",
-        "index_share_for_mtp_iteration",
-        "parallel_drafting",
-        "use_heterogeneous_vocab",
-        "use_local_argmax_reduction",
+        "disable_eagle_block_drop", "disable_lookahead_block_hashes", "disable_padded_drafter_batch",
+        "enable_adaptive_verification", "enforce_eager", "index_share_for_mtp_iteration", "parallel_drafting",
+        "use_heterogeneous_vocab", "use_local_argmax_reduction",
     }
-)
+)  # fmt: skip
 _ON: Final = frozenset({"1", "on", "t", "true", "y", "yes"})
 _OFF: Final = frozenset({"0", "off", "f", "false", "n", "no"})
 _NUMBER: Final = re.compile(r"\s*([+-]?\d{1,18})(?:\.0{1,18})?\s*")
 
 
 def read_lax(key: str, value: Any) -> Any:
-    """Return the value of a key as vLLM reads it; what vLLM would refuse, unchanged.
-
-    Source: vllm/config/speculative.py, SpeculativeConfig, a pydantic dataclass without strict mode.
-    """
+    """Return a value as vLLM's SpeculativeConfig, a pydantic dataclass, reads it; unchanged if vLLM would reject it."""
     text = str(value).strip()
     if key in WHOLE_KEYS and isinstance(value, str | float):
         match = _NUMBER.fullmatch(text)
@@ -75,7 +58,6 @@ def read_lax(key: str, value: Any) -> Any:
 
 
 Value = Callable[[EngineSettings, SpeculationSettings, EngineProfile], Any]
-"""What a key says for given settings; None leaves it out."""
 
 
 @dataclass(frozen=True)
@@ -84,129 +66,90 @@ class SpeculativeKey:
 
     key: str
     field: str
-    """Field of the SpecDecodeDeployment that decides it."""
     value: Value
 
 
 def _schedule(settings: EngineSettings, speculation: SpeculationSettings, _: EngineProfile) -> list[list[int]] | None:
-    if not speculation.schedule:
-        return None
-    parts = complete_schedule(speculation, settings.max_num_seqs)
-    return [[part.first, part.last, part.num_speculative_tokens] for part in parts]
+    parts = complete_schedule(speculation, settings.max_num_seqs) if speculation.schedule else []
+    return [[part.first, part.last, part.num_speculative_tokens] for part in parts] or None
 
 
-def _draft_quantization(_: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> str | None:
-    quantization = speculation.draft_online_quantization
-    return None if quantization is None else profile.online_quantization[quantization]
-
-
-def _draft_tensor_parallel_size(
-    settings: EngineSettings, speculation: SpeculationSettings, _: EngineProfile
-) -> int | None:
-    """Return what is asked for, or the target's; nothing for methods whose draft has no layers."""
+def _draft_split(settings: EngineSettings, speculation: SpeculationSettings, _: EngineProfile) -> int | None:
     if speculation.method not in METHODS_WITH_LAYERS:
         return None
     return speculation.draft_tensor_parallel_size or settings.tensor_parallel_size
 
 
-def _suffix(name: str) -> Value:
-    """Return how a key reads a whole number of method suffix."""
-    return lambda _s, d, _p: None if d.suffix is None else getattr(d.suffix, name)
+def _suffix(name: str, divisor: int = 1) -> Value:
+    def value(_: EngineSettings, speculation: SpeculationSettings, _profile: EngineProfile) -> float | None:
+        number = None if speculation.suffix is None else getattr(speculation.suffix, name)
+        return number if number is None or divisor == 1 else number / divisor
+
+    return value
 
 
-def _suffix_share(name: str) -> Value:
-    """Return how a key reads a percentage of method suffix, as a fraction."""
-
-    def share(_: EngineSettings, speculation: SpeculationSettings, _profile: EngineProfile) -> float | None:
-        percent = None if speculation.suffix is None else getattr(speculation.suffix, name)
-        return None if percent is None else percent / 100
-
-    return share
+def _key(key: str, field: str, value: Value) -> SpeculativeKey:
+    return SpeculativeKey(key, f"spec.speculation.{field}", value)
 
 
-_SPECULATION = "spec.speculation"
 DRAFT_HEAD_KEY = "draft_lm_head_quantization"
 XPRESS_KEY = "xpress_topc"
 
 SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
-    SpeculativeKey("method", f"{_SPECULATION}.method", lambda _s, d, _p: d.method.value),
-    SpeculativeKey(
-        "num_speculative_tokens", f"{_SPECULATION}.numSpeculativeTokens", lambda _s, d, _p: d.num_speculative_tokens
+    _key("method", "method", lambda _s, d, _p: d.method.value),
+    _key("num_speculative_tokens", "numSpeculativeTokens", lambda _s, d, _p: d.num_speculative_tokens),
+    _key("num_speculative_tokens_per_batch_size", "numSpeculativeTokensByBatchSize", _schedule),
+    _key("model", "draft.model", lambda _s, d, _p: d.draft_model),
+    _key("parallel_drafting", "draft.model", lambda _s, d, _p: d.drafts_in_parallel or None),
+    _key("use_heterogeneous_vocab", "useHeterogeneousVocab", lambda _s, d, _p: d.maps_vocabulary or None),
+    _key(
+        "quantization",
+        "draft.quantization",
+        lambda _s, d, p: d.draft_online_quantization and p.online_quantization[d.draft_online_quantization],
     ),
-    SpeculativeKey(
-        "num_speculative_tokens_per_batch_size", f"{_SPECULATION}.numSpeculativeTokensByBatchSize", _schedule
-    ),
-    SpeculativeKey("model", f"{_SPECULATION}.draft.model", lambda _s, d, _p: d.draft_model),
-    SpeculativeKey(
-        "parallel_drafting", f"{_SPECULATION}.draft.model", lambda _s, d, _p: True if d.drafts_in_parallel else None
-    ),
-    SpeculativeKey(
-        "use_heterogeneous_vocab",
-        f"{_SPECULATION}.useHeterogeneousVocab",
-        lambda _s, d, _p: True if d.maps_vocabulary else None,
-    ),
-    SpeculativeKey("quantization", f"{_SPECULATION}.draft.quantization", _draft_quantization),
-    SpeculativeKey("max_model_len", f"{_SPECULATION}.draft.maxModelLen", lambda _s, d, _p: d.draft_max_model_len),
-    SpeculativeKey("draft_tensor_parallel_size", "spec.parallelism.draftTensor", _draft_tensor_parallel_size),
-    SpeculativeKey("prompt_lookup_min", f"{_SPECULATION}.ngram.promptLookupMin", lambda _s, d, _p: d.prompt_lookup_min),
-    SpeculativeKey("prompt_lookup_max", f"{_SPECULATION}.ngram.promptLookupMax", lambda _s, d, _p: d.prompt_lookup_max),
-    SpeculativeKey("suffix_decoding_max_tree_depth", f"{_SPECULATION}.suffix.maxTreeDepth", _suffix("max_tree_depth")),
-    SpeculativeKey(
-        "suffix_decoding_max_cached_requests",
-        f"{_SPECULATION}.suffix.maxCachedRequests",
-        _suffix("max_cached_requests"),
-    ),
-    SpeculativeKey(
-        "suffix_decoding_max_spec_factor",
-        f"{_SPECULATION}.suffix.maxSpecFactorPercent",
-        _suffix_share("max_spec_factor_percent"),
-    ),
-    SpeculativeKey(
+    _key("max_model_len", "draft.maxModelLen", lambda _s, d, _p: d.draft_max_model_len),
+    SpeculativeKey("draft_tensor_parallel_size", "spec.parallelism.draftTensor", _draft_split),
+    _key("prompt_lookup_min", "ngram.promptLookupMin", lambda _s, d, _p: d.prompt_lookup_min),
+    _key("prompt_lookup_max", "ngram.promptLookupMax", lambda _s, d, _p: d.prompt_lookup_max),
+    _key("suffix_decoding_max_tree_depth", "suffix.maxTreeDepth", _suffix("max_tree_depth")),
+    _key("suffix_decoding_max_cached_requests", "suffix.maxCachedRequests", _suffix("max_cached_requests")),
+    _key("suffix_decoding_max_spec_factor", "suffix.maxSpecFactorPercent", _suffix("max_spec_factor_percent", 100)),
+    _key(
         "suffix_decoding_min_token_prob",
-        f"{_SPECULATION}.suffix.minTokenProbabilityPercent",
-        _suffix_share("min_token_probability_percent"),
+        "suffix.minTokenProbabilityPercent",
+        _suffix("min_token_probability_percent", 100),
     ),
-    SpeculativeKey(
-        "rejection_sample_method", f"{_SPECULATION}.rejectionSampling", lambda _s, d, _p: d.rejection_sampling
-    ),
-    SpeculativeKey("draft_sample_method", f"{_SPECULATION}.draftSampling", lambda _s, d, _p: d.draft_sampling),
-    SpeculativeKey(
-        "enable_adaptive_verification",
-        f"{_SPECULATION}.adaptiveVerification",
-        lambda _s, d, _p: d.adaptive_verification,
-    ),
-    SpeculativeKey(
-        DRAFT_HEAD_KEY, f"{_SPECULATION}.draftLmHeadQuantization", lambda _s, d, _p: d.draft_head_quantization
-    ),
-    SpeculativeKey(XPRESS_KEY, f"{_SPECULATION}.xpressTopC", lambda _s, d, _p: d.xpress_top_c),
+    _key("rejection_sample_method", "rejectionSampling", lambda _s, d, _p: d.rejection_sampling),
+    _key("draft_sample_method", "draftSampling", lambda _s, d, _p: d.draft_sampling),
+    _key("enable_adaptive_verification", "adaptiveVerification", lambda _s, d, _p: d.adaptive_verification),
+    _key(DRAFT_HEAD_KEY, "draftLmHeadQuantization", lambda _s, d, _p: d.draft_head_quantization),
+    _key(XPRESS_KEY, "xpressTopC", lambda _s, d, _p: d.xpress_top_c),
 )
-"""Every key that the operator writes."""
 
 SPOKEN_KEYS: Final = tuple(key.key for key in SPECULATIVE_KEYS if key.key != "model")
-"""Those that an engine says at /metrics: where its files lie is nobody's business."""
+"""Keys that an engine reports at /metrics: paths of its files stay in the pod."""
 
 
 def speculative_config(settings: EngineSettings, profile: EngineProfile) -> str | None:
-    """Return the value of ``--speculative-config``, or None without speculation.
+    """Return the value of ``--speculative-config``; None without speculation.
 
-    Compact and with sorted keys, so that equal settings give equal pods.
+    The JSON is compact with sorted keys, so that equal settings give equal pods.
     """
     speculation = settings.speculation
     if speculation is None:
         return None
     config = {key.key: key.value(settings, speculation, profile) for key in SPECULATIVE_KEYS}
     given = {key: value for key, value in config.items() if value is not None}
-    # The keys of a field are refused there (vllm/speculative_config.py).
+    # `extra_config_problems` rejects keys that have a field.
     given |= json.loads(speculation.extra_config or "{}")
     return json.dumps(given, sort_keys=True, separators=(",", ":"))
 
 
 def complete_schedule(speculation: SpeculationSettings, max_num_seqs: int) -> list[ScheduleRange]:
-    """Return ranges that cover 1 to ``max_num_seqs`` without a gap.
+    """Return ranges that cover 1 to ``max_num_seqs`` without a gap; the general K holds outside of the given ranges.
 
-    Where the user gave no range, the general K holds. The engine would carry
-    the K of the range before into a gap and past the end, and refuses a first
-    range that does not start at 1 (vllm/v1/spec_decode/dynamic/utils.py).
+    The engine would carry the K of the previous range into a gap and past the end, and rejects a first range that
+    does not start at 1 (vllm/v1/spec_decode/dynamic/utils.py).
     """
     general = speculation.num_speculative_tokens
     complete: list[ScheduleRange] = []
@@ -223,14 +166,12 @@ def complete_schedule(speculation: SpeculationSettings, max_num_seqs: int) -> li
 
 EXTRA_CONFIG: Final = "spec.speculation.extraConfig"
 
-_FIELDS: Final = {
+_SYNTHETIC: Final = "remove it; the engine would accept drafted tokens at random instead of checking them"
+_REJECTED: Final = {
     **{key.key: f"use {key.field}" for key in SPECULATIVE_KEYS},
     "parallel_drafting": "remove it; the operator sets it if the draft's config.json asks for it",
-    # vllm/config/speculative.py, _verify_args: it is there to be refused.
+    # vllm/config/speculative.py, _verify_args: the key exists only to be rejected.
     "tensor_parallel_size": "use spec.parallelism.draftTensor",
-}
-_SYNTHETIC: Final = "remove it; the engine would accept drafted tokens at random instead of checking them"
-_REFUSED: Final = _FIELDS | {
     "synthetic_acceptance_rates": _SYNTHETIC,
     "synthetic_acceptance_length": _SYNTHETIC,
 }
@@ -255,15 +196,27 @@ def extra_config_problems(
     """
     for key, value in config.items():
         field = f"{EXTRA_CONFIG}.{key}"
-        if key in _REFUSED:
-            yield Problem(field, shown(value), f"is not for extraConfig: {_REFUSED[key]}")
+        if key in _REJECTED:
+            yield Problem(field, shown(value), f"is not for extraConfig: {_REJECTED[key]}")
         elif key not in profile.speculative_keys:
-            if profile.tested:
-                yield Problem(field, shown(value), _why_unknown(key, profile))
+            if not profile.tested:
+                continue
+            nearest, later = (
+                get_close_matches(key, profile.speculative_keys, n=1),
+                profile.later_speculative_keys.get(key),
+            )
+            hint = f"did you mean {nearest[0]}?" if nearest else "remove it, or correct its name"
+            message = f"has no such key in --speculative-config; {hint}"
+            if later:
+                message = f"does not have this key yet; it came with {later}"
+            yield Problem(field, shown(value), f"vLLM {profile.version} {message}")
         elif key in _FLY and not checks_by_entropy:
             yield Problem(field, shown(value), "is read with rejectionSampling: fly only; remove it")
-        elif key in _KINDS and not _is_of(read_lax(key, value), _KINDS[key][1]):
-            yield Problem(field, shown(value), f"must be {_KINDS[key][0]}")
+        elif key in _KINDS and (read := read_lax(key, value)) is not None:
+            name, kinds = _KINDS[key]
+            # True is an int to Python, but not to vLLM.
+            if not isinstance(read, kinds) or (isinstance(read, bool) and bool not in kinds):
+                yield Problem(field, shown(value), f"must be {name}")
 
 
 def unknown_keys(config: Mapping[str, Any], profile: EngineProfile) -> list[str]:
@@ -273,17 +226,4 @@ def unknown_keys(config: Mapping[str, Any], profile: EngineProfile) -> list[str]
 
 def reserved_key_problem(key: str) -> str | None:
     """Return what to write instead of a key of --speculative-config in extraConfig; None if extraConfig may have it."""
-    return _REFUSED.get(key)
-
-
-def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
-    # True is an int to Python, and not to vLLM.
-    return value is None or (isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)))
-
-
-def _why_unknown(key: str, profile: EngineProfile) -> str:
-    if key in profile.later_speculative_keys:
-        return f"vLLM {profile.version} does not have this key yet; it came with {profile.later_speculative_keys[key]}"
-    nearest = get_close_matches(key, profile.speculative_keys, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else "remove it, or correct its name"
-    return f"vLLM {profile.version} has no such key in --speculative-config; {hint}"
+    return _REJECTED.get(key)

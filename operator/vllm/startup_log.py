@@ -8,6 +8,7 @@ printed in GiB with two decimals.
 import ast
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -50,19 +51,14 @@ _NON_TORCH_DEBUG: Final = re.compile(rf"non-torch forward increase memory: {_SIZ
 _GRAPHS_ESTIMATED: Final = re.compile(rf"Estimated CUDA graph memory: {_SIZE} total")
 _GRAPHS_REAL: Final = re.compile(rf"Graph capturing finished in \d+ secs, took {_SIZE}")
 _REQUESTED_DEBUG: Final = re.compile(rf"Requested memory: ([\d.]+) \(util\), {_SIZE}")
-
-
 _DECIMAL: Final = re.compile(rf"-?\d{{1,{MOST_DIGITS}}}(?:\.\d{{1,{MOST_DIGITS}}})?", re.ASCII)
-
-_SHOWN: Final = 40
-"""Characters of a wrong value that a message quotes."""
 
 
 class MalformedLogError(ValueError):
     """A line of a log whose value cannot be what vLLM prints."""
 
     def __init__(self, line: int, what: str, value: object, expected: str) -> None:
-        super().__init__(f"line {line}: {what}: {shown(value, _SHOWN)}: {expected}; give the log as vLLM wrote it")
+        super().__init__(f"line {line}: {what}: {shown(value, 40)}: {expected}; give the log as vLLM wrote it")
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,6 @@ class LoggedSettings:
     draft_quantization: str | None
     kv_cache_dtype: str | None
     dtype: str | None = None
-    """Of what is not quantized, as torch calls it."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +94,7 @@ class LoggedMemory:
     """
 
     total_bytes: int | None
-    """As CUDA reports it."""
     requested_bytes: int | None
-    """The share that the engine may use."""
     model_load_bytes: int | None
     """Weights of target and draft, and the buffers loaded with them."""
     non_model_bytes: int | None
@@ -120,9 +113,7 @@ class StartupLog:
     """What the log of one start says."""
 
     version: str | None
-    """Major and minor version of vLLM."""
     runner: str | None
-    """V1 or V2."""
     settings: LoggedSettings
     memory: LoggedMemory
 
@@ -130,10 +121,7 @@ class StartupLog:
 def read_startup_log(text: str) -> StartupLog:
     """Return the settings and the memory in a log; every part may be missing.
 
-    Raises
-    ------
-    MalformedLogError
-        If a line that vLLM writes holds a value that vLLM cannot have written.
+    Raises MalformedLogError if a line that vLLM writes holds a value that vLLM cannot have written.
     """
     text = _COLOUR.sub("", text)
     versions = filter(None, (pattern.search(text) for pattern in _VERSIONS))
@@ -149,15 +137,14 @@ def _memory(text: str) -> LoggedMemory:
     loaded = _bytes(_LOADED, text, max)
     consumed = _bytes(_CONSUMED, text, max) or _bytes(_CONSUMED_DEBUG, text, max)
     non_model = consumed - loaded if consumed is not None and loaded is not None else None
-    if non_model is None:
-        non_model = _first_known(_bytes(_NON_TORCH, text, max), _bytes(_NON_TORCH_DEBUG, text, max))
+    for pattern in (_NON_TORCH, _NON_TORCH_DEBUG):
+        non_model = _bytes(pattern, text, max) if non_model is None else non_model
+    requested = _bytes(_ON_STARTUP, text, min, group=4)
     tokens = [_whole(found, 1, "KV cache size") for found in _TOKENS.finditer(text)]
     concurrency = [_decimal(found, 2, "Maximum concurrency") for found in _CONCURRENCY.finditer(text)]
     return LoggedMemory(
         total_bytes=_bytes(_ON_STARTUP, text, min, group=2),
-        requested_bytes=_first_known(
-            _bytes(_ON_STARTUP, text, min, group=4), _bytes(_REQUESTED_DEBUG, text, min, group=2)
-        ),
+        requested_bytes=_bytes(_REQUESTED_DEBUG, text, min, group=2) if requested is None else requested,
         model_load_bytes=loaded,
         non_model_bytes=non_model,
         graphs_estimated_bytes=_bytes(_GRAPHS_ESTIMATED, text, max),
@@ -169,7 +156,6 @@ def _memory(text: str) -> LoggedMemory:
 
 
 def _settings(text: str) -> LoggedSettings:
-    """From the arguments that were given, else from the configuration that came of them."""
     arguments = _given_arguments(text)
     config = _ENGINE_CONFIG.search(text)
     resolved = config[1] if config else ""
@@ -210,30 +196,25 @@ def _settings(text: str) -> LoggedSettings:
 
 @dataclass(frozen=True)
 class _Arguments:
-    """Arguments that a line of the log shows as a dictionary, read with their types checked."""
+    """Arguments that a line of the log shows as a dictionary; getters check types, and return None for absent keys."""
 
     values: Mapping[str, Any]
     line: int
 
     def text(self, key: str) -> str | None:
-        """Return a string; None if the key is absent."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, str):
             raise MalformedLogError(self.line, key, value, "must be a string")
         return value
 
     def whole(self, key: str) -> int | None:
-        """Return a whole number; None if the key is absent."""
         value = self.values.get(key)
-        if value is None:
-            return None
         number = whole_number(value)
-        if number is None:
+        if value is not None and number is None:
             raise MalformedLogError(self.line, key, value, f"must be a whole number of at most {MOST_DIGITS} digits")
         return number
 
     def decimal(self, key: str) -> float | None:
-        """Return a number; None if the key is absent."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -245,33 +226,27 @@ class _Arguments:
 def _given_arguments(text: str) -> _Arguments:
     """Return the arguments that differ from their defaults; none if they are cut off or hold objects."""
     found = _NON_DEFAULT_ARGS.search(text)
-    if not found:
-        return _Arguments({}, 0)
-    line = _line(found, 1)
-    try:
-        given = ast.literal_eval(found[1])
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return _Arguments({}, line)
-    return _Arguments(given if isinstance(given, dict) else {}, line)
+    given: Any = None
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        given = ast.literal_eval(found[1]) if found else None
+    return _Arguments(given if isinstance(given, dict) else {}, _line(found, 1) if found else 0)
 
 
 def _speculation(arguments: _Arguments, resolved: str) -> _Arguments:
     config = arguments.values.get("speculative_config")
     if config is not None and not isinstance(config, dict):
         raise MalformedLogError(arguments.line, "speculative_config", config, "must be a dictionary")
-    asked: Mapping[str, Any] = config or {}
-    found = _SPECULATIVE_CONFIG.search(resolved)
-    if found:
+    values: Mapping[str, Any] = {"method": "none"} if "speculative_config=None" in resolved else {}
+    if found := _SPECULATIVE_CONFIG.search(resolved):
         draft = None if found["method"] in {"ngram", "ngram_gpu", "suffix"} else found["model"]
         read = {"method": found["method"], "model": draft, "num_speculative_tokens": found["tokens"]}
-        return replace(arguments, values={**asked, **read})
-    if asked:
-        return replace(arguments, values={"method": "draft_model", **asked})
-    return replace(arguments, values={"method": "none"} if "speculative_config=None" in resolved else {})
+        values = {**(config or {}), **read}
+    elif config:
+        values = {"method": "draft_model", **config}
+    return replace(arguments, values=values)
 
 
 def _value(config: str, key: str) -> str | None:
-    """The value of ``key=value`` in the configuration as vLLM prints it."""
     found = re.search(rf"(?:^|, ){key}=(?:'([^']*)'|([^,]*))", config)
     return (found[1] or found[2]) if found else None
 
@@ -281,7 +256,6 @@ def _named(value: object) -> str | None:
 
 
 def _bytes(pattern: re.Pattern[str], text: str, choose: Callable[[list[int]], int], group: int = 1) -> int | None:
-    """The size that a pattern finds, chosen among those of all ranks."""
     found = [round(_decimal(match, group, "size in GiB") * _GIB) for match in pattern.finditer(text)]
     return choose(found) if found else None
 
@@ -301,9 +275,4 @@ def _decimal(match: re.Match[str], group: int, what: str) -> float:
 
 
 def _line(match: re.Match[str], group: int) -> int:
-    """Return the number of the line in which a group begins."""
     return match.string.count("\n", 0, match.start(group)) + 1
-
-
-def _first_known(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)

@@ -1,4 +1,4 @@
-"""The real vLLM rejects what each row of `flag_values.py` stands for, in its words, and takes the value beside it."""
+"""The real vLLM rejects what each row of `flag_checks.json` stands for, in its words, and takes the value beside it."""
 
 from dataclasses import replace
 

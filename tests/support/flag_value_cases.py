@@ -1,4 +1,4 @@
-"""For each row of `flag_values.py`: settings that vLLM rejects, and the nearest ones that it takes.
+"""For each row of `flag_checks.json`: settings that vLLM rejects, and the nearest ones that it takes.
 
 `tests/unit/vllm/test_flag_values.py` asks our table, `tests/engine/test_flag_values.py` the real vLLM.
 """

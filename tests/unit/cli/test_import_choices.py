@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from specdecode_operator.importing.convert import Migration
-from specdecode_operator.importing.shell import ScriptError, read_script
+from specdecode_operator.importing.server_command import ScriptError, read_script
 from specdecode_operator.importing.spec_builder import MigrationError
 from tests.support.migrations import migrate
 from tests.unit.cli.conftest import Specdecode, WriteObject

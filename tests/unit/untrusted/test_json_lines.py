@@ -58,7 +58,7 @@ def test_a_value_that_a_line_before_had_is_not_read_again() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdecode_operator.untrusted._MOST_REMEMBERED_BYTES", 1000)
+    monkeypatch.setattr("specdecode_operator.untrusted._CACHED_BYTES", 1000)
     reader = JsonLines(MOST_BYTES)
     for number in range(1000):
         assert reader.parse(b'{"config": {"layers": %d}}' % number) == {"config": {"layers": number}}

@@ -9,7 +9,7 @@ import yaml
 
 from specdecode_operator.importing.convert import migrate_workload
 from specdecode_operator.importing.sources import read_words, read_workloads
-from specdecode_operator.importing.workload import Workload
+from specdecode_operator.importing.spec_builder import Workload
 
 DATA = Path(__file__).parent / "data"
 NAME = "chat'; touch here; echo $(id) '"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.importing.kserve import read_llm_inference_service
-from specdecode_operator.importing.workload import Workload
+from specdecode_operator.importing.spec_builder import Workload
 
 
 def read(**spec: Any) -> Workload:
