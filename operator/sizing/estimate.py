@@ -56,7 +56,12 @@ from specdecode_operator.sizing.geometry import (
     StateSpace,
     Tower,
 )
-from specdecode_operator.sizing.kernel_support import cache_dtype_problem, dtype_problem, served_precision
+from specdecode_operator.sizing.kernel_support import (
+    cache_dtype_problem,
+    dtype_problem,
+    pair_kernel_problem,
+    served_precision,
+)
 from specdecode_operator.sizing.memory.budget import Verdict, estimate, refuse_bad_split
 from specdecode_operator.sizing.memory.kv_cache import blocks_for, cache_layout, pool_blocks, pool_capacity
 from specdecode_operator.sizing.pair import (
@@ -70,7 +75,6 @@ from specdecode_operator.sizing.pair import (
     vocabulary_mismatch,
 )
 from specdecode_operator.sizing.plan import matching_drafts
-from specdecode_operator.sizing.quantization_matrix import pair_kernel_problem
 from specdecode_operator.sizing.result_cache import ContentMemo
 from specdecode_operator.sizing.version_rules import (
     NEWEST_VERSION,
@@ -129,18 +133,11 @@ _KEY_OF: Final = {
 }
 """Keys of a case by the fields that sizing names."""
 
-_TERMS: Final = {
-    "total": "total_bytes",
-    "requested": "requested_bytes",
-    "target_weights": "target_weights_bytes",
-    "draft_weights": "draft_weights_bytes",
-    "state": "state_bytes",
-    "activation": "activation_bytes",
-    "cuda_graphs": "cuda_graphs_bytes",
-    "non_torch": "non_torch_bytes",
-    "available_kv": "available_kv_bytes",
-}
-"""Keys of per_gpu, each with the attribute of the budget that it holds."""
+_TERMS: Final = (
+    *("total", "requested", "target_weights", "draft_weights", "state", "activation", "cuda_graphs", "non_torch"),
+    "available_kv",
+)
+"""Keys of per_gpu; the attributes of the budget end with `_bytes`."""
 
 
 @dataclass(frozen=True)
@@ -155,13 +152,7 @@ class Case:
 
 
 def size_case(values: object, calibration: Calibration = UNCALIBRATED) -> dict[str, Any]:
-    """Return the result line of a case, without its id; measurements correct its estimates.
-
-    Raises
-    ------
-    CaseError
-        If the case is malformed or cannot be sized.
-    """
+    """Return the result line of a case, without its id, or raise CaseError; measurements correct its estimates."""
     if not isinstance(values, dict):
         raise CaseError("case", values, "must be a JSON object")
     try:
@@ -180,7 +171,7 @@ def _estimated(case: Case) -> dict[str, Any]:
     budget = estimate(case.pair, case.device, case.split)
     return {
         "verdict": budget.verdict.value,
-        "per_gpu": {key: getattr(budget, term) for key, term in _TERMS.items()},
+        "per_gpu": {term: getattr(budget, f"{term}_bytes") for term in _TERMS},
         "margin_bytes": budget.margin_bytes,
         "kv_cache_tokens": budget.kv_cache_tokens,
         "max_concurrency": budget.max_concurrency,
@@ -208,13 +199,7 @@ def _kv_result(case: Case, available_bytes: int) -> dict[str, Any]:
 
 
 def read_case(values: Mapping[str, Any], calibration: Calibration = UNCALIBRATED) -> Case:
-    """Return a case with its defaults filled in.
-
-    Raises
-    ------
-    CaseError
-        For the first key that is wrong.
-    """
+    """Return a case with its defaults filled in, or raise CaseError for the first key that is wrong."""
     fields = CaseFields(values).named(CASE_SPELLINGS, REMARKS)
     gpus = values.get("gpu_count")
     if isinstance(gpus, int) and gpus > 1 and not any(fields.values.get(key) for key in ("tp", "pp", "dp")):
@@ -401,7 +386,7 @@ def _served_target(fields: CaseFields) -> ModelGeometry:
 
     vLLM builds no encoder if it takes no items (model_executor/models/interfaces.py, _mark_tower_model).
     """
-    target = _target_geometry(fields)
+    target = _model_geometry(fields)
     if fields.flag("language_model_only") or _takes_no_items(fields):
         target = replace(target, tower=Tower())
     dtype = _choice(fields, "mamba_ssm_cache_dtype", ENGINE_DTYPES)
@@ -422,31 +407,21 @@ def _served_target(fields: CaseFields) -> ModelGeometry:
     return replace(target, layers=tuple(map(with_state_type, target.layers)))
 
 
-def _target_geometry(fields: CaseFields) -> ModelGeometry:
-    overrides = fields.section("hf_overrides")
-    if overrides is None or not overrides.values:
-        return _model_geometry(fields)
-    config, name = fields.section("model_config"), fields.text("model")
-    entry = find_entry(name) if name is not None and config is None else None
-    known = config.values if config is not None else entry.config if entry is not None else None
-    if known is None:
-        return _model_geometry(fields)
-    try:
-        return geometry_from_config(name or "model_config", overridden(known, overrides.values))
-    except SizingError as error:
-        raise CaseError(f"{overrides.prefix}{error.field}", error.value, error.message) from error
-
-
 def _model_geometry(fields: CaseFields, method: Method = Method.NONE) -> ModelGeometry:
-    """Return the model that a case, or its speculative section, names or describes."""
-    name, config = fields.text("model"), fields.section("model_config")
-    if config is not None:
+    """Return the model that a case, or its speculative section, names or describes, with the case's hf_overrides."""
+    overrides, name, config = fields.section("hf_overrides"), fields.text("model"), fields.section("model_config")
+    where, known = config, None if config is None else config.values
+    if overrides is not None and overrides.values:
+        if config is None and (entry := find_entry(name or "")) is not None:
+            known = entry.config
+        where, known = overrides, None if known is None else overridden(known, overrides.values)
+    if where is not None and known is not None:
         try:
             if method in METHODS_TAKING_DRAFT:
-                return head_from_config(name or "model_config", config.values, method)
-            return geometry_from_config(name or "model_config", config.values)
+                return head_from_config(name or "model_config", known, method)
+            return geometry_from_config(name or "model_config", known)
         except SizingError as error:
-            raise CaseError(f"{config.prefix}{error.field}", error.value, error.message) from error
+            raise CaseError(f"{where.prefix}{error.field}", error.value, error.message) from error
     if name is None:
         raise fields.error("model", "is missing: name a model, or give model_config, the content of its config.json")
     geometry = find_geometry(name, method if method in METHODS_TAKING_DRAFT else None)
@@ -500,8 +475,8 @@ def _reject_models(fields: CaseFields, speculative: CaseFields | None, pair: Pai
                 f"{target.name} was made for at most {longest} tokens: use that or less, or stretch it by hf_overrides",
             )
     dtype = ENGINE_DTYPES[fields.text("dtype") or Dtype.AUTO]
-    for model, precision in ((target, pair.target_precision), (pair.draft, pair.draft_precision)):
-        if model is not None and (message := dtype_problem(model, served_precision(model, precision), dtype)):
+    for model, precision in pair.served:
+        if message := dtype_problem(model, served_precision(model, precision), dtype):
             raise fields.error("dtype", message)
     cache_dtype = fields.text("kv_cache_dtype") or KvCacheDtype.AUTO
     if message := cache_dtype_problem(target, cache_dtype, version, (product,) if product else ()):
@@ -583,8 +558,14 @@ _NO_SPECULATION: Final[Mapping[str, Any]] = {
 
 def _speculation(speculative: CaseFields) -> Mapping[str, Any]:
     """Return the fields of a Pair that a speculative section sets."""
-    method = _method(speculative)
-    draft = None
+    name, draft = speculative.text("method"), None
+    if name is None:
+        raise speculative.error("method", f"is missing: use one of {', '.join(Method)}")
+    # vLLM has one MTP method for each family (config/speculative.py, MTPModelTypes).
+    name = Method.MTP if name.endswith("_mtp") else name
+    if name not in tuple(Method):
+        raise speculative.error("method", f"cannot be sized: use one of {', '.join(Method)}")
+    method = Method(name)
     named = any(speculative.values.get(key) is not None for key in ("model", "model_config"))
     # dspark and mtp may draft with the target's checkpoint.
     if method in METHODS_NEEDING_DRAFT or (named and method in METHODS_TAKING_DRAFT):
@@ -616,18 +597,6 @@ def _speculation(speculative: CaseFields) -> Mapping[str, Any]:
         == RejectionSampling.FLY,
         "other_draft_lengths": _other_draft_lengths(speculative, tokens),
     }
-
-
-def _method(speculative: CaseFields) -> Method:
-    method = speculative.text("method")
-    if method is None:
-        raise speculative.error("method", f"is missing: use one of {', '.join(Method)}")
-    if method.endswith("_mtp"):
-        # vLLM has one for each family (config/speculative.py, MTPModelTypes).
-        return Method.MTP
-    if method not in tuple(Method):
-        raise speculative.error("method", f"cannot be sized: use one of {', '.join(Method)}")
-    return Method(method)
 
 
 def _refined_candidates(speculative: CaseFields, draft: ModelGeometry | None) -> int | None:

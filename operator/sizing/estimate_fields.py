@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from specdecode_operator.problems import printable, sentence, shown_or_missing
 from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.config_fields import typed
 from specdecode_operator.sizing.devices import Device, family_of, find_device, known_products
 from specdecode_operator.untrusted import UnreadableTextError, parse_json
 
@@ -40,11 +41,7 @@ class CaseFields:
         """Return the values by our names, given all spellings of these; remarks are left out.
 
         Names are taken as Python, JSON and the command line write them: tensor_parallel_size, --tensor-parallel-size.
-
-        Raises
-        ------
-        CaseError
-            For an unknown key, and for two that contradict each other.
+        Raise CaseError for an unknown key, and for two that contradict each other.
         """
         if all(spellings.get(key) == key for key in self.values):
             return self
@@ -67,22 +64,17 @@ class CaseFields:
 
     def whole(self, key: str, most: int) -> int | None:
         """Return a whole number from 1."""
-        value = self.values.get(key)
-        if value is None:
-            return None
-        # JSON's true is an int to Python.
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(key, "must be a whole number")
-        if not 1 <= value <= most:
+        value: int | None = typed(self, key, int, "must be a whole number")
+        if value is not None and not 1 <= value <= most:
             raise self.error(key, f"must lie between 1 and {most:,}")
         return value
 
     def number(self, key: str, most: float) -> float | None:
         """Return a number above 0."""
-        value = self.values.get(key)
+        value: float | None = typed(self, key, (int, float), "must be a number")
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not math.isfinite(value):
             raise self.error(key, "must be a number")
         if not 0 < value <= most:
             raise self.error(key, f"must be above 0 and at most {most:g}")
@@ -90,16 +82,14 @@ class CaseFields:
 
     def text(self, key: str) -> str | None:
         """Return a string that is not empty."""
-        value = self.values.get(key)
-        if value is not None and (not isinstance(value, str) or not value):
+        value: str | None = typed(self, key, str, "must be a string")
+        if value == "":
             raise self.error(key, "must be a string")
         return value
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         """Return a boolean, or the default if the key is absent or null."""
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self.error(key, "must be true or false")
+        value: bool | None = typed(self, key, bool, "must be true or false")
         return default if value is None else value
 
     def section(self, key: str) -> "CaseFields | None":
@@ -190,10 +180,7 @@ def full_product(name: str) -> str:
 def find_named_gpu(name: str) -> Device:
     """Return the device for a product label, ``H100``, or a name that holds one, such as ``H100 80GB``.
 
-    Raises
-    ------
-    CaseError
-        If no known device, or more than one, is meant.
+    Raise CaseError if no known device, or more than one, is meant.
     """
     exact = find_device(name)
     if exact is not None:

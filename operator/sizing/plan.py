@@ -5,7 +5,6 @@ It changes each setting in its smallest steps first, and tries single changes be
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import combinations
@@ -13,9 +12,9 @@ from typing import Any, Final
 
 from specdecode_operator.enums import FP8_ELEMENT_BYTES, SIXTEEN_BIT_BYTES, Dtype, Knowledge, Method, Precision
 from specdecode_operator.sizing.arithmetic import GIB, ceil_div
-from specdecode_operator.sizing.catalogue import find_entry, find_geometry, known_models, published_heads
+from specdecode_operator.sizing.catalogue import find_entry, known_models, published_heads, sized_geometry
 from specdecode_operator.sizing.devices import PRODUCT_FIELD
-from specdecode_operator.sizing.errors import GeometryError, SizingError
+from specdecode_operator.sizing.errors import SizingError
 from specdecode_operator.sizing.families.architectures import head_from_config
 from specdecode_operator.sizing.families.draft_heads import method_of_head
 from specdecode_operator.sizing.geometry import ModelGeometry
@@ -134,17 +133,11 @@ def _unquantized_models(vocab_size: int, *names: str) -> Iterator[ModelGeometry]
         return model_id.partition("/")[0], model_id.lower().endswith(("-instruct", "-it", "-chat"))
 
     kinds = set(map(kind, names))
-    for model_id in known_models():
-        if kind(model_id) in kinds:
-            with suppress(GeometryError):
-                geometry = find_geometry(model_id)
-                if (
-                    geometry is not None
-                    and geometry.knowledge is Knowledge.EXACT
-                    and geometry.vocab_size == vocab_size
-                    and geometry.checkpoint is None
-                ):
-                    yield geometry
+    for geometry in (sized_geometry(model_id) for model_id in known_models() if kind(model_id) in kinds):
+        if geometry is None or geometry.knowledge is not Knowledge.EXACT:
+            continue
+        if geometry.vocab_size == vocab_size and geometry.checkpoint is None:
+            yield geometry
 
 
 Value = int | str | list[str] | dict[str, str] | None
@@ -198,11 +191,12 @@ class Question:
         """Return the question of another pair."""
         return replace(self, pair=pair, changes=(*self.changes, *changes))
 
-    def with_draft(self, pair: Pair, *changes: Change) -> "Question":
-        """Return the question of a pair with another draft, of which no checkpoints were named."""
+    def with_draft(self, pair: Pair, **changes: str) -> "Question":
+        """Return the question of a pair with another draft, by fields of spec.speculation, without its checkpoints."""
         available = replace(self.options.available, draft=())
         options = replace(self.options, draft=frozenset(), available=available)
-        return replace(self.with_pair(pair, *changes), options=options)
+        named = (Change(f"speculation.{field.replace('_', '.')}", value) for field, value in changes.items())
+        return replace(self.with_pair(pair, *named), options=options)
 
     def with_tensor(self, size: int) -> "Question":
         """Return the question with another tensor parallelism, and no other change."""
@@ -227,11 +221,7 @@ def both(first: Kind, second: Kind) -> Kind:
 
 def _last(kind: Kind) -> Kind:
     """Return the largest step of a kind alone."""
-
-    def steps(question: Question) -> Iterator[Question]:
-        yield from list(kind(question))[-1:]
-
-    return steps
+    return lambda question: iter(list(kind(question))[-1:])
 
 
 def _more_utilization(question: Question) -> Iterator[Question]:
@@ -255,46 +245,28 @@ def fewer_batched_tokens(question: Question) -> Iterator[Question]:
 
 def _fewer_sequences(question: Question) -> Iterator[Question]:
     limits = question.pair.limits
-    sequences = limits.max_num_seqs // 2
-    while sequences >= limits.min_concurrency:
+    sequences = limits.max_num_seqs
+    while (sequences := sequences // 2) >= limits.min_concurrency:
         yield question.with_limits("serving.maxNumSeqs", sequences, max_num_seqs=sequences)
-        sequences //= 2
 
 
-def _quantized_draft(question: Question) -> Iterator[Question]:
-    pair = question.pair
-    # If the plan may choose, it has tried all available precisions; the same holds for the target.
-    if pair.draft is None or pair.method != Method.DRAFT_MODEL or question.options.draft:
+def _quantized(question: Question, role: str) -> Iterator[Question]:
+    """Yield harder quantizations of the target or the draft."""
+    pair, options = question.pair, question.options
+    model = pair.target if role == "target" else pair.draft
+    # If the plan may choose, it has tried all available precisions.
+    if model is None or getattr(options, role) or (role == "draft" and pair.method != Method.DRAFT_MODEL):
         return
-    for geometry, precision in _harder(pair.draft, pair.draft_precision, question.options.available.draft):
-        changed = replace(pair, draft=geometry, draft_precision=precision)
-        yield question.with_pair(changed, Change("speculation.draft.quantization", precision.value))
-
-
-def _quantized_target(question: Question) -> Iterator[Question]:
-    pair = question.pair
-    if question.options.target:
-        return
-    for geometry, precision in _harder(pair.target, pair.target_precision, question.options.available.target):
-        changed = replace(pair, target=geometry, target_precision=precision)
-        yield question.with_pair(changed, Change("target.quantization", precision.value))
-
-
-def _harder(
-    geometry: ModelGeometry, precision: Precision | None, named: tuple[ModelGeometry, ...]
-) -> list[tuple[ModelGeometry, Precision]]:
-    """Return the available precisions beyond the present one, each with its checkpoint, gentlest first.
-
-    A model served at another precision than its checkpoint's comes from a checkpoint of its own, so vLLM cannot make
-    it FP8 while loading.
-    """
-    present = served_precision(geometry, precision)
-    found = {served_precision(checkpoint, None): checkpoint for checkpoint in named}
-    if geometry.checkpoint is None and present is Precision.BF16:
-        for online in ONLINE_PRECISIONS:
-            found.setdefault(online, geometry)
-    harder = [(found[candidate], candidate) for candidate in found if severity(candidate) > severity(present)]
-    return sorted(harder, key=lambda each: severity(each[1]))
+    field = "target.quantization" if role == "target" else "speculation.draft.quantization"
+    present = served_precision(model, getattr(pair, f"{role}_precision"))
+    found = {served_precision(checkpoint, None): checkpoint for checkpoint in getattr(options.available, role)}
+    # vLLM makes weights FP8 while loading only from 16 bits.
+    if model.checkpoint is None and present is Precision.BF16:
+        found = {**dict.fromkeys(ONLINE_PRECISIONS, model), **found}
+    for precision in sorted(found, key=severity):
+        if severity(precision) > severity(present):
+            changed = replace(pair, **{role: found[precision], f"{role}_precision": precision})
+            yield question.with_pair(changed, Change(field, precision.value))
 
 
 def _kv_fp8(question: Question) -> Iterator[Question]:
@@ -315,15 +287,8 @@ def _more_of_these(question: Question) -> Iterator[Question]:
     """
     pair, spread = question.pair, question.options.spread
     largest = max(question.pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
-    supported = supported_tensors(
-        pair.target,
-        pair.draft,
-        pair.target_precision,
-        pair.draft_precision,
-        pair.limits.engine_version,
-        data=spread.data,
-        expert=spread.expert,
-    )
+    version = pair.limits.engine_version
+    supported = supported_tensors(pair.served, version, data=spread.data, expert=spread.expert)
     # Without a tensor of the user's every split was tried already.
     if question.tensor is not None:
         yield from (question.with_tensor(size) for size in supported if question.tensor < size <= largest.gpus_per_node)
@@ -361,37 +326,36 @@ def _other_drafts(question: Question, heads: Sequence[DraftHead], kind: str) -> 
     if kind == "smaller" and pair.draft is not None:
         for geometry in smaller_drafts(pair.target, pair.draft):
             changed = replace(pair, draft=geometry, draft_precision=Precision.BF16)
-            yield question.with_draft(changed, Change("speculation.draft.model", geometry.name))
+            yield question.with_draft(changed, draft_model=geometry.name)
     if kind == "own" and pair.target.mtp_block:
         changed = replace(pair, method=Method.MTP, draft=None, draft_precision=None)
-        yield question.with_draft(changed, Change("speculation.method", Method.MTP.value))
+        yield question.with_draft(changed, method=Method.MTP.value)
     for head in heads if kind == "head" else ():
         changed = replace(pair, method=head.method, draft=head.geometry, draft_precision=None)
-        method = Change("speculation.method", Method(head.method).value)
-        yield question.with_draft(changed, method, Change("speculation.draft.model", head.geometry.name))
+        yield question.with_draft(changed, method=Method(head.method).value, draft_model=head.geometry.name)
 
 
 def _no_draft(question: Question) -> Iterator[Question]:
     pair = question.pair
     if pair.draft is not None or pair.method == Method.MTP:
-        yield question.with_draft(without_speculation(pair), Change("speculation.method", Method.NONE.value))
+        yield question.with_draft(without_speculation(pair), method=Method.NONE.value)
 
 
 def _lower_min_concurrency(question: Question) -> Iterator[Question]:
-    def at(requests: int) -> Question:
-        return question.with_limits("serving.minConcurrency", requests, min_concurrency=requests)
-
-    yield from _largest_accepted(at, below=question.pair.limits.min_concurrency)
+    return _largest_accepted(
+        lambda requests: question.with_limits("serving.minConcurrency", requests, min_concurrency=requests),
+        below=question.pair.limits.min_concurrency,
+    )
 
 
 def _shorter_length(question: Question) -> Iterator[Question]:
     limits = question.pair.limits
-
-    def at(blocks: int) -> Question:
-        length = blocks * limits.block_size
-        return question.with_limits(_LENGTH_FIELD, length, max_model_len=length)
-
-    yield from _largest_accepted(at, below=ceil_div(limits.max_model_len, limits.block_size))
+    return _largest_accepted(
+        lambda blocks: question.with_limits(
+            _LENGTH_FIELD, blocks * limits.block_size, max_model_len=blocks * limits.block_size
+        ),
+        below=ceil_div(limits.max_model_len, limits.block_size),
+    )
 
 
 def _largest_accepted(at: Callable[[int], Question], below: int) -> Iterator[Question]:
@@ -472,11 +436,11 @@ def find_fixes(  # noqa: PLR0913, PLR0917 (one fact each)
         *map(search.smallest, _SETTINGS),
         search.together(combinations(_SETTINGS, 2)),
         search.most_room(),
-        search.smallest(_quantized_draft),
+        search.smallest(partial(_quantized, role="draft")),
         search.smallest(_kv_fp8),
         search.smallest(_sixteen_bits),
         search.together((_kv_fp8, setting) for setting in _SETTINGS),
-        search.smallest(_quantized_target),
+        search.smallest(partial(_quantized, role="target")),
         search.smallest(_lower_min_concurrency),
         *search.lengths((_last(_more_utilization), _kv_fp8)),
         search.smallest(_more_of_these),
@@ -567,7 +531,7 @@ def _rank(fix: Fix | None) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer to where a pair runs."""
+    """The chosen place of a pair, all candidates, and the changes that make it fit."""
 
     verdict: Verdict  # Verdict of the chosen row
     chosen: Row  # The row to run on, or the nearest one if none fits
@@ -588,12 +552,8 @@ def plan_on_gpus(
 
     With a tensor of None every supported power of two up to the GPUs of a node is tried: layers are cut over a network
     only if users say so. Pools of unknown products are passed over. Only changes that ``admit`` lets through are
-    proposed; with None no changes are searched.
-
-    Raises
-    ------
-    PlanError
-        If no pool can be sized, or the models cannot be split as asked.
+    proposed; with None no changes are searched. Raise PlanError if no pool can be sized, or the models cannot be split
+    as asked.
     """
     pools = tuple(pools)
     rows = candidate_rows(pair, pools, tensor, options)

@@ -13,15 +13,12 @@ from specdecode_operator.sizing.devices import MEMORY_FIELD, PRODUCT_FIELD, Devi
 from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.kernel_support import (
-    BACKEND_FIELD,
     NOTHING_NAMED,
     Available,
-    adaptive_problem,
     checkpoint_at,
     checkpoint_problem,
-    cut_experts_problem,
     kernel_note,
-    kernel_problem,
+    pair_kernel_problem,
     served_precision,
 )
 from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict, estimate
@@ -116,12 +113,8 @@ def quantization_matrix(  # noqa: PLR0913, PLR0917 (one fact each)
     """Return every row, sorted by device, tensor, target, draft and KV cache, independent of the order of the pools.
 
     A precision without a named checkpoint is sized all the same, from the model's own shape, and says that it needs
-    one. The pair's own precision is one of the rows. A draft head keeps its precision.
-
-    Raises
-    ------
-    PlanError
-        If no pool can be sized, or no node has the requested number of GPUs.
+    one. The pair's own precision is one of the rows. A draft head keeps its precision. Raise PlanError if no pool can
+    be sized, or no node has the requested number of GPUs.
     """
     targets = _levels("target", pair.target, available.target, selection.target)
     drafts: list[_Level] = []
@@ -141,7 +134,8 @@ def quantization_matrix(  # noqa: PLR0913, PLR0917 (one fact each)
         if selection.kv_cache_dtype in (None, kv)
     }
     variants = []
-    for target, draft in product(targets, drafts or [None]):
+    drafting: list[_Level | None] = list(drafts) or [None]
+    for target, draft in product(targets, drafting):
         for kv, based in by_kv.items():
             changed = _changed(
                 based,
@@ -197,23 +191,6 @@ def _row(  # noqa: PLR0913, PLR0917 (one fact each)
         spread=split.at(1),
         nodes=nodes,
     )
-
-
-def pair_kernel_problem(product: str, pair: Pair, split: Parallelism) -> PlanError | None:
-    """Return why vLLM has no kernel for a pair on a GPU product."""
-    asked = pair.limits.kv_cache_element_bytes
-    cache_bytes = asked or pair.target.cache_element_bytes
-    for model in [pair.target, *([] if pair.draft is None else [pair.draft])]:
-        # vLLM chooses another backend for the draft's attention (v1/spec_decode/llm_base_proposer.py).
-        backend = pair.limits.attention_backend if model is pair.target else None
-        if (problem := kernel_problem(product, model, cache_bytes, backend)) is not None:
-            if asked is not None or problem.field in {PRODUCT_FIELD, BACKEND_FIELD}:
-                return problem
-            why = f"the checkpoint asks for an FP8 cache: {problem.message}"
-            return PlanError(problem.field, KvCacheDtype.AUTO.value, why)
-        if not split.expert and (message := cut_experts_problem(product, model, split.tensor * split.data)):
-            return PlanError(TENSOR_FIELD, split.tensor, message)
-    return adaptive_problem(product, pair)
 
 
 def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Parallelism) -> list[tuple[Device, int, int]]:
@@ -354,13 +331,8 @@ def candidate_rows(
 ) -> tuple[Row, ...]:
     """Return all candidates, best first, independent of the order of the pools.
 
-    They are the rows of the quantization matrix that the options allow, that can be launched and that the models can
-    be split into.
-
-    Raises
-    ------
-    PlanError
-        If no pool can be sized, or the models cannot be split as asked.
+    They are the rows of the quantization matrix that the options allow, that can be launched and that the models can be
+    split into. Raise PlanError if no pool can be sized, or the models cannot be split as asked.
     """
     matrix = quantization_matrix(pair, pools, tensor, options.available, selection(pair, options), options.spread)
     rows = tuple(
@@ -374,12 +346,11 @@ def candidate_rows(
     if unread[0] is not None and None not in unread:
         raise unread[0]
     version, data, expert = pair.limits.engine_version, options.spread.data, options.spread.expert
-    own, drafts = pair.target_precision, pair.draft_precision
-    remedy = split_remedy(pair.target, pair.draft, own, drafts, version, data=data, expert=expert)
+    remedy = split_remedy(pair.served, version, data=data, expert=expert)
     message = f"{matrix[0].reason or 'no supported split'}; {remedy}"
     if tensor is not None:
         raise PlanError(TENSOR_FIELD, tensor, message)
-    if pair.draft is None or not supported_tensors(pair.target, None, own, None, version, data=data, expert=expert):
+    if pair.draft is None or not supported_tensors(pair.served[:1], version, data=data, expert=expert):
         raise PlanError("target.model", pair.target.name, message)
     raise PlanError("speculation.draft.model", pair.draft.name, message)
 
