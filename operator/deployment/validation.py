@@ -355,12 +355,11 @@ def _tensor_problems(facts: Facts) -> Iterator[Problem]:
     for field, model, precision in models:
         found = tensor_problems(model, tensor, precision, version, data=data, expert=expert)
         reasons = "; ".join(problem.message for problem in found)
-        if found and not supported_tensors(model, None, precision, None, version, data=data, expert=expert):
-            remedy = split_remedy(model, None, precision, None, version, data=data, expert=expert)
+        if found and not supported_tensors([(model, precision)], version, data=data, expert=expert):
+            remedy = split_remedy([(model, precision)], version, data=data, expert=expert)
             yield Problem(f"{field}.model", model.name, f"{reasons}; {remedy}")
         elif found:
-            both = (pair.target, pair.draft, pair.target_precision, pair.draft_precision)
-            remedy = split_remedy(*both, version, data=data, expert=expert)
+            remedy = split_remedy(pair.served, version, data=data, expert=expert)
             role = field.rpartition(".")[2]
             yield Problem("spec.parallelism.tensor", str(tensor), f"{role}: {reasons}; {remedy}")
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeVar, cast
 
 MIB: Final = 2**20
 GIB: Final = 2**30
-"""Bytes in one GiB. vLLM's logs, CUDA and Kubernetes quantities all count in it."""
+"""Unit of vLLM's logs, CUDA and Kubernetes quantities."""
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class Named(int):
-    """A constant with the words that it has in a formula. Arithmetic on it gives plain numbers, as fast as any."""
+    """A constant with its words in a formula. Arithmetic on it gives plain numbers at full speed."""
 
     words: str
 
@@ -54,8 +54,8 @@ class Named(int):
 class Traced(int):
     """A whole number that remembers how it was computed; arithmetic on it gives further ones.
 
-    ``operator`` is one of ``+ - x /``, ``ceil`` and ``negative``; empty for a number that is given. ``words`` say
-    what the number is: ``tokens``, or ``of draft logits``.
+    ``operator`` is one of ``+ - x /``, ``ceil`` and ``negative``; empty for a given number. ``words`` describe it:
+    ``tokens``, or ``of draft logits``.
     """
 
     operator: str
@@ -84,7 +84,7 @@ class Traced(int):
         return _product(self, other)
 
     def __rmul__(self, other: int) -> "Traced":
-        # A list is repeated so many times.
+        # A list is repeated.
         return _product(other, self) if isinstance(other, int) else NotImplemented
 
     def __floordiv__(self, other: int) -> "Traced":
@@ -102,19 +102,19 @@ class Traced(int):
 
 
 def named(size: int, words: str, like: int | None = None) -> int:
-    """Return the number; where it (or ``like``) is traced, shown as its value with these words from here on."""
+    """Return the number; if it (or ``like``) is traced, its formula is its value with these words."""
     return Traced(size, words=words) if isinstance(size if like is None else like, Traced) else size
 
 
 def described(size: int, words: str) -> int:
-    """Return the number; where it is traced, its formula is followed by these words, such as ``of draft logits``."""
+    """Return the number; if it is traced, with these words after its formula, such as ``of draft logits``."""
     if not isinstance(size, Traced) or not size:
         return size
     return Traced(size, size.operator, size.operands, words)
 
 
 def traced(value: _T, words: Mapping[str, str], field: str = "") -> _T:
-    """Return a copy of models or settings whose whole numbers are traced; ``words`` has what those of a field are."""
+    """Return a copy of models or settings whose whole numbers are traced; ``words`` has those of each field."""
     result: Any = value
     if type(value) is int:
         result = Traced(cast("int", value), words=words.get(field, ""))
@@ -134,7 +134,7 @@ def _unequal(kind: type[Any]) -> type[Any]:
 
 
 def formula(number: int) -> str:
-    """Return how a number was computed; its value and words where it is not traced."""
+    """Return how a number was computed; its value and words if it is not traced."""
     words = getattr(number, "words", "")
     if not isinstance(number, Traced) or not number.operator:
         return f"{number:,} {words}".rstrip()
@@ -155,7 +155,7 @@ def formula(number: int) -> str:
 
 
 def _within(number: int, operator: str, *, is_right: bool = False) -> str:
-    """Return the formula of an operand, in parentheses where it needs them."""
+    """Return the formula of an operand, in parentheses if it needs them."""
     text, inner = formula(number), getattr(number, "operator", "")
     if getattr(number, "words", ""):
         return text
@@ -179,7 +179,7 @@ def _product(left: int, right: int) -> Traced:
     for one, other in ((left, right), (right, left)):
         if one == 1 and not getattr(one, "words", ""):
             return _traced(other)
-        # What is rounded up to a multiple of itself stays as it is.
+        # Rounding a multiple up changes nothing.
         if isinstance(one, Traced) and one.operator == "/" and one.operands[1] == other and not one.operands[0] % other:
             return _traced(one.operands[0])
     return Traced(int(left) * int(right), "x", (left, right))

@@ -17,28 +17,27 @@ from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.result_cache import MEMO_SIZE
 
 _RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
-"""How the data files shorten module names that differ by a number only, as in ``layers.{0..47}.mlp.gate``."""
+"""Short form in the data files of module names that differ only by a number: ``layers.{0..47}.mlp.gate``."""
 
 
 _PRECISION_SUFFIX: Final = re.compile(
     r"[-_.](bf16|fp8|fp4|nvfp4|mxfp4|int4|int8|awq|gptq|bnb|4bit|8bit|w\d+a\d+|quantized|dynamic|block|autoround)$"
 )
-"""How the precision of a checkpoint is named at the end of its id."""
+"""Suffixes of hub ids that name the precision."""
 
 _ALIKE: Final = 0.7
-"""From where on two words are taken for one that was misspelt."""
+"""Minimum similarity of a misspelt word."""
 
 
 @dataclass(frozen=True)
 class CatalogueEntry:
     """One model of the catalogue."""
 
-    # Its name on the model hub; a draft head that is on no hub is named ``repository:path`` of its config
-    model_id: str
-    source: str  # Where the config.json was read
+    model_id: str  # Its name on the hub; ``repository:path`` of its config for a draft head that is on no hub
+    source: str  # Source of the config.json
     config: Mapping[str, Any]  # The keys of that config.json that decide memory or identity
-    quantization: str  # How the published checkpoint is stored: quant_method, or none
-    quantization_source: str  # Where that is said: config.json, or the hub's page
+    quantization: str  # quant_method of the published checkpoint, or none
+    quantization_source: str  # config.json, or the hub's page
 
 
 @dataclass(frozen=True)
@@ -46,38 +45,41 @@ class PublishedHead:
     """A draft head on the hub."""
 
     head: str  # Its hub id
-    method: str  # How it proposes: eagle3 and so on
-    targets: tuple[str, ...]  # Hub ids of what it was made for
+    method: str
+    targets: tuple[str, ...]  # Hub ids
     shape: str  # Entry of the catalogue that has its shape
-    source: str  # Where its makers name it and its target
+    source: str  # Page of its makers that names it and its target
 
 
 @dataclass(frozen=True)
 class KnownDraft:
     """A draft that is published or recommended for a target."""
 
-    draft: str | None  # Its hub id; None where the target's own checkpoint holds its layers
-    method: str  # How it proposes: mtp, eagle3 and so on
-    tokens: int | None  # Tokens proposed a step that the source recommends
-    source: str  # Where the draft and its target are named
+    draft: str | None  # Its hub id; None if the target's own checkpoint holds its layers
+    method: str
+    tokens: int | None  # Tokens per step that the source recommends
+    source: str
 
 
 @lru_cache(maxsize=MEMO_SIZE)
 def find_geometry(model_id: str, method: str | None = None) -> ModelGeometry | None:
     """Return the geometry of the model with exactly this hub id, or None.
 
-    ``method`` says how the config.json of a draft head is read; None for a model of its own.
-
-    Raises
-    ------
-    GeometryError
-        When sizing does not know the architecture of this model yet.
+    ``method`` says how the config.json of a draft head is read; None for a model of its own. Raise GeometryError if
+    sizing does not know the architecture of this model.
     """
     entry = find_entry(model_id)
     if entry is None:
         return None
-    head_method = _method_of_draft(model_id)
-    # A head's own config.json may have the architecture of what it was made for: the method tells them apart.
+    # A head's own config.json may have the architecture of its target: the method tells them apart.
+    head_method = next((head.method for head in published_heads() if head.head == model_id), None) or next(
+        (
+            each["method"]
+            for each in read_data("drafts.json")["drafts"]
+            if each.get("draft") == model_id and each["method"] in METHODS_WITH_DRAFT
+        ),
+        None,
+    )
     if head_method is not None:
         return head_from_config(model_id, entry.config, head_method)
     geometry = geometry_from_config(model_id, entry.config)
@@ -87,7 +89,7 @@ def find_geometry(model_id: str, method: str | None = None) -> ModelGeometry | N
 
 @lru_cache(maxsize=MEMO_SIZE)
 def find_entry(model_id: str) -> CatalogueEntry | None:
-    """Return what the catalogue holds of the model with exactly this hub id, or None.
+    """Return the entry of the model with exactly this hub id, or None.
 
     A published draft head has the shape that its makers' training configuration says.
     """
@@ -101,7 +103,7 @@ def find_entry(model_id: str) -> CatalogueEntry | None:
 
 @cache
 def published_heads() -> tuple[PublishedHead, ...]:
-    """Return the draft heads on the hub of which it is known what target they were made for."""
+    """Return the draft heads on the hub with known targets."""
     return tuple(
         PublishedHead(entry["head"], entry["method"], tuple(entry["targets"]), entry["shape"], entry["source"])
         for entry in read_data("draft_heads.json")["heads"]
@@ -109,10 +111,7 @@ def published_heads() -> tuple[PublishedHead, ...]:
 
 
 def made_for(model: ModelGeometry) -> tuple[str, ...]:
-    """Return the hub ids of what a draft head was made for, as its makers or its config.json say; empty if neither do.
-
-    A model of its own was made for none.
-    """
+    """Return the hub ids of the targets of a draft head, from its makers or its config.json; empty for other models."""
     if model.head is None:
         return ()
     published = next((each.targets for each in published_heads() if each.head == model.name), ())
@@ -121,18 +120,18 @@ def made_for(model: ModelGeometry) -> tuple[str, ...]:
 
 
 def is_variant(model_id: str, of: str) -> bool:
-    """Whether a model has another's name, or a name that begins with it; owner and precision do not count."""
+    """Return whether a model has another's name, or a name that begins with it, ignoring owner and precision."""
     name, base = _base_name(model_id), _base_name(of)
     return name == base or name.startswith((f"{base}-", f"{base}_"))
 
 
 def is_known_name(model_id: str) -> bool:
-    """Whether the catalogue has a model of this name; owner and precision do not count."""
+    """Return whether the catalogue has a model of this name, ignoring owner and precision."""
     return _base_name(model_id) in _known_names()
 
 
 def _base_name(model_id: str) -> str:
-    """Return a model's own name without its owner and the precision that it is stored in."""
+    """Return a model's own name without owner and precision."""
     name = model_id.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
     while (shorter := _PRECISION_SUFFIX.sub("", name)) != name:
         name = shorter
@@ -150,31 +149,28 @@ def known_models() -> tuple[str, ...]:
 
 
 def hub_ids() -> tuple[str, ...]:
-    """Return what a target or a draft can be named by: models and published heads, sorted.
-
-    A shape of heads that is on no hub, ``repository:path``, is none of them.
-    """
+    """Return the names of models and published heads, without shapes that are on no hub (``repository:path``)."""
     return tuple(sorted({*(each for each in _raw_entries() if ":" not in each), *(h.head for h in published_heads())}))
 
 
 def similar_model(model_id: str, *, heads: bool) -> str | None:
-    """Return the known id that a slip of the pen would have meant, of a draft head or of a model of its own; or None.
+    """Return the known id of a draft head or of a model of its own that a misspelt one means; or None.
 
-    Numbers and words must be the same: another number is another model, another word another checkpoint. Copies are
-    not suggested: their original is.
+    Numbers and words must be the same: another number is another model, another word another checkpoint. Originals are
+    suggested, not their copies.
     """
-    written, whole = _parts(model_id), "/" in model_id
+    whole = "/" in model_id
     ids = [each for each in hub_ids() if each not in _originals()]
-    close = [each for each in ids if _is_slip_of(written, _parts(each if whole else each.rpartition("/")[2]))]
+    close = [each for each in ids if _is_misspelt(model_id, each if whole else each.rpartition("/")[2])]
     alike = difflib.get_close_matches(model_id, close, n=len(close) or 1, cutoff=0)
     return next((each for each in alike if _is_head(each) == heads), None)
 
 
 def same_beginning(model_id: str, *, heads: bool) -> tuple[str, ...]:
-    """Return the known ids whose own name is this one, or goes on after it with ``-`` or ``_``, whoever owns them.
+    """Return the known ids of any owner whose own name is this one, or continues it with ``-`` or ``_``.
 
-    Where there are none, return the known builds of the same model, which differ from this one in precision alone.
-    Copies are left out: their original is there.
+    If there are none, return the known builds of the same model, which differ from this one only in precision. Copies
+    are left out: their original is there.
     """
     name = model_id.rpartition("/")[2].lower()
     own = {each: each.rpartition("/")[2].lower() for each in hub_ids() if each not in _originals()}
@@ -203,32 +199,18 @@ def known_drafts(target: str) -> tuple[KnownDraft, ...]:
     return tuple(sorted([*named, *published], key=lambda each: (each.tokens is None, each.method, each.draft or "")))
 
 
-def _method_of_draft(model_id: str) -> str | None:
-    """Return how a head that its makers publish or others recommend proposes, or None for any other model."""
-    published = next((head.method for head in published_heads() if head.head == model_id), None)
-    return published or next(
-        (
-            each["method"]
-            for each in read_data("drafts.json")["drafts"]
-            if each.get("draft") == model_id and each["method"] in METHODS_WITH_DRAFT
-        ),
-        None,
-    )
-
-
 def drafts_by(model_id: str) -> str | None:
     """Return the method by which a draft with this hub id proposes; None if it is no head, or not known."""
-    geometry = _sized(model_id)
-    method = None if geometry is None else method_of_head(geometry)
-    return None if method is None else str(method)
+    geometry = sized_geometry(model_id)
+    return None if geometry is None else method_of_head(geometry)
 
 
 def _is_head(model_id: str) -> bool:
-    geometry = _sized(model_id)
+    geometry = sized_geometry(model_id)
     return geometry is not None and geometry.head is not None
 
 
-def _sized(model_id: str) -> ModelGeometry | None:
+def sized_geometry(model_id: str) -> ModelGeometry | None:
     """Return the geometry of a known model that can be sized; None for any other."""
     try:
         return find_geometry(model_id)
@@ -236,13 +218,10 @@ def _sized(model_id: str) -> ModelGeometry | None:
         return None
 
 
-def _parts(model_id: str) -> "Counter[str]":
-    return Counter(re.findall(r"\d+(?:\.\d+)*|[a-z]+", model_id.lower()))
-
-
-def _is_slip_of(written: "Counter[str]", known: "Counter[str]") -> bool:
-    """Whether all that differs are misspelt words, and words that stand there already."""
-    extra, missing = [list((one - other).elements()) for one, other in ((written, known), (known, written))]
+def _is_misspelt(written_id: str, known_id: str) -> bool:
+    """Return whether all differences are misspelt or repeated words."""
+    written, known = (Counter(re.findall(r"\d+(?:\.\d+)*|[a-z]+", each.lower())) for each in (written_id, known_id))
+    extra, missing = list((written - known).elements()), list((known - written).elements())
     if any(part[0].isdigit() for part in (*extra, *missing)):
         return False
     for part in extra:
@@ -262,7 +241,7 @@ def _raw_entries() -> dict[str, dict[str, Any]]:
 
 @cache
 def _originals() -> dict[str, str]:
-    """Return the models that are copies of another entry: the same config and name under another owner or prefix."""
+    """Return the originals of copies: entries with the same config and name under another owner or prefix."""
     entries = _raw_entries()
     return {
         model_id: entry["base"]

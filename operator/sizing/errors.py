@@ -4,17 +4,7 @@ from specdecode_operator.problems import sentence, shown_or_missing
 
 
 class SizingError(ValueError):
-    """An input that cannot be sized.
-
-    Attributes
-    ----------
-    field
-        Key that is wrong, in the words of whoever wrote it.
-    value
-        What stands there.
-    message
-        What is wrong with it and what to write instead.
-    """
+    """An input that cannot be sized: its field, value, and a message with the problem and the fix."""
 
     def __init__(self, field: str, value: object, message: str) -> None:
         super().__init__(sentence(field, shown_or_missing(value), message))
@@ -28,7 +18,7 @@ class GeometryError(SizingError):
 
 
 class UnmodelledError(GeometryError):
-    """A config.json that describes something that sizing does not implement, though vLLM may serve it."""
+    """A config.json with a feature that sizing does not implement, though vLLM may serve it."""
 
 
 class PlanError(SizingError):

@@ -16,24 +16,27 @@ from typing import Final
 from specdecode_operator.enums import FLOAT32_BYTES, Knowledge, Precision
 from specdecode_operator.sizing.arithmetic import round_up
 from specdecode_operator.sizing.config_fields import MAX_TOKENS, Fields
-from specdecode_operator.sizing.errors import GeometryError
 from specdecode_operator.sizing.result_cache import MEMO_SIZE
 
 _MROPE_STRETCH: Final = 4
-"""Tables of positions in several dimensions are so much longer (vLLM, mrope.py)."""
+"""Factor of the rows of tables of positions in several dimensions (vLLM, mrope.py)."""
+
+_INCLUDED: Final = ("llama3", "longrope", "su")
+"""Types with which max_position_embeddings is the stretched length, in all versions."""
+
+_YARN: Final = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
 
 
 @dataclass(frozen=True)
 class RopeTable:
     """Table of sines and cosines; models whose tables are equal share one."""
 
-    head_dim: int  # Width of the heads it is for
-    rotary_dim: int  # Columns: how much of each head is rotated
+    head_dim: int
+    rotary_dim: int  # Columns: the rotated part of each head
     positions: int  # Rows
     parameters: tuple[tuple[str, str], ...]  # Type, base and scaling, in one canonical order
-    element_bytes: int | None = None  # Bytes of a number in it; None: of the model's type
-    # So many times as long in versions that do not know that its positions never go beyond the tokens
-    stretch_once: int = 1
+    element_bytes: int | None = None  # None: of the model's type
+    stretch_once: int = 1  # Factor of the rows in versions that do not know that positions never exceed the tokens
 
     def size_bytes(self, dtype_bytes: int, *, stretched: bool = False) -> int:
         """Return the bytes of the table, a full copy on every rank; ``stretched``: in versions that know less."""
@@ -46,13 +49,11 @@ def rope_table(
 ) -> RopeTable:
     """Return the table that vLLM builds for a config.json.
 
-    The rows of each type are those of vLLM 0.32's rotary_embedding package:
-    default and llama3 cover max_position_embeddings, linear and yarn stretch
-    by their factor. Positions in several dimensions may go beyond the tokens
-    unless it is known that they never do (``follows_tokens``).
+    The rows of each type are those of vLLM 0.32's rotary_embedding package: default and llama3 cover
+    max_position_embeddings, linear and yarn stretch by their factor. Positions in several dimensions may exceed the
+    tokens unless it is known that they never do (``follows_tokens``).
     """
-    nested = config.section("rope_parameters") or config.section("rope_scaling")
-    parameters = nested or Fields(config.model, {})
+    parameters = config.section("rope_parameters") or config.section("rope_scaling") or Fields(config.model, {})
     # Old files say "type" and keep the base and the partial factor outside.
     kind = parameters.text("rope_type", default=parameters.text("type", default="default"))
     factor_home = parameters if parameters.is_set("partial_rotary_factor") else config
@@ -67,46 +68,23 @@ def rope_table(
         "partial_rotary_factor": partial,
     }
     stretch = _MROPE_STRETCH if kind == "mrope" or parameters.is_set("mrope_section") else 1
+
+    def plain(value: object) -> object:
+        # Files write numbers both ways: 8.0 and 8.
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
     return RopeTable(
         head_dim=head_dim,
-        rotary_dim=_rotary_dim(head_dim, partial, kind),
+        # Gemma 4 fills the part that is not rotated with ones and zeros (gemma4_rope.py).
+        rotary_dim=head_dim if kind == "proportional" else int(head_dim * partial),
         positions=_rows(config, parameters, kind, max_position_embeddings) * (1 if follows_tokens else stretch),
-        parameters=_canonical(facts),
+        parameters=tuple(
+            (key, json.dumps(plain(value), sort_keys=True, default=str))
+            for key, value in sorted(facts.items())
+            if value is not None
+        ),
         stretch_once=stretch if follows_tokens else 1,
     )
-
-
-_INCLUDED: Final = ("llama3", "longrope", "su")
-"""Types with which max_position_embeddings is the stretched length, in all versions."""
-
-_YARN: Final = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
-
-
-def stretched_length(max_position_embeddings: int, ropes: Iterable[RopeTable], *, multiplies_yarn: bool) -> int:
-    """Return the longest sequence that the engine takes (vLLM, config/model.py, _get_and_verify_max_len).
-
-    Before 0.30 it is the original length of YaRN times its factor, from then on what the file says.
-    """
-    length, factor = max_position_embeddings, 1.0
-    for facts in ({key: json.loads(value) for key, value in rope.parameters} for rope in ropes):
-        kind = facts["rope_type"]
-        if kind in _INCLUDED or (kind in _YARN and not multiplies_yarn):
-            continue
-        factor = _number(facts.get("factor"), factor)
-        if kind == "yarn":
-            length = int(_number(facts.get("original_max_position_embeddings"), length))
-    return min(int(length * factor), MAX_TOKENS)
-
-
-def _number(value: object, default: float) -> float:
-    """Return a positive number, as most files have it, or else the default."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and 0 < value <= MAX_TOKENS else default  # type: ignore[return-value,operator]
-
-
-def _rotary_dim(head_dim: int, partial: float, kind: str) -> int:
-    # Gemma 4 fills the part that is not rotated with ones and zeros (gemma4_rope.py).
-    return head_dim if kind == "proportional" else int(head_dim * partial)
 
 
 def _rows(config: Fields, parameters: Fields, kind: str, max_position_embeddings: int) -> int:
@@ -130,21 +108,29 @@ def _rows(config: Fields, parameters: Fields, kind: str, max_position_embeddings
             )
 
 
-def _canonical(facts: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
-    """Return the facts sorted, with 8.0 written as 8: files write numbers both ways."""
-    return tuple(
-        (key, json.dumps(_plain(value), sort_keys=True, default=str))
-        for key, value in sorted(facts.items())
-        if value is not None
-    )
+def stretched_length(max_position_embeddings: int, ropes: Iterable[RopeTable], *, multiplies_yarn: bool) -> int:
+    """Return the longest sequence that the engine takes (vLLM, config/model.py, _get_and_verify_max_len).
 
+    Before 0.30 it is the original length of YaRN times its factor, from then on the length in the file.
+    """
 
-def _plain(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    def positive(value: object, default: float) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value if is_number and 0 < value <= MAX_TOKENS else default  # type: ignore[return-value,operator]
+
+    length, factor = max_position_embeddings, 1.0
+    for facts in ({key: json.loads(value) for key, value in rope.parameters} for rope in ropes):
+        kind = facts["rope_type"]
+        if kind in _INCLUDED or (kind in _YARN and not multiplies_yarn):
+            continue
+        factor = positive(facts.get("factor"), factor)
+        if kind == "yarn":
+            length = int(positive(facts.get("original_max_position_embeddings"), length))
+    return min(int(length * factor), MAX_TOKENS)
 
 
 class Scales(StrEnum):
-    """For what each stored scale holds."""
+    """Granularity of stored scales."""
 
     NONE = "none"
     TENSOR = "tensor"
@@ -155,7 +141,7 @@ class Scales(StrEnum):
 
 
 class QuantizationMethod(StrEnum):
-    """Which of vLLM's quantization methods holds the layers; each has small tensors of its own."""
+    """vLLM's quantization method of the layers; each has small tensors of its own."""
 
     NONE = "none"
     FP8 = "fp8"
@@ -167,7 +153,7 @@ class QuantizationMethod(StrEnum):
 
 
 def precision_name(precision: Precision, dtype_bytes: int) -> str:
-    """Return what people call a precision: BF16 stands for what is not quantized, which may be float32."""
+    """Return the name of a precision: BF16 stands for unquantized, which may be float32."""
     return "FP32" if precision is Precision.BF16 and dtype_bytes == FLOAT32_BYTES else precision.value
 
 
@@ -182,20 +168,19 @@ class ExpertKernel(StrEnum):
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How a checkpoint or the loader stores a linear layer."""
+    """Storage format of a linear layer in a checkpoint or the loader."""
 
-    precision: Precision  # Precision of the weights themselves
-    # For what each scale holds: a tensor, an output channel, a square block, a group of inputs
+    precision: Precision
     scales: Scales = Scales.NONE
-    # Inputs a group, or edge of a block. Zero where scales are not grouped: a group is then a whole channel.
+    # Inputs a group, or edge of a block. Zero if scales are not grouped: a group is then a whole channel.
     group_size: int = 0
     zero_points: bool = False  # Whether each group stores a zero point beside its scale (AWQ, GPTQ)
-    method: QuantizationMethod = QuantizationMethod.NONE  # What of vLLM loads it
-    static_inputs: bool = False  # Whether the scales of activations are stored too
+    method: QuantizationMethod = QuantizationMethod.NONE
+    static_inputs: bool = False  # Whether scales of activations are stored
     experts_only: bool = False  # Whether only the layers of experts are quantized
-    expert_format: "WeightFormat | None" = None  # How the experts are stored; None: as all linear layers are
+    expert_format: "WeightFormat | None" = None  # Of the experts; None: as all linear layers
     ordered_by_activation: bool = False  # Whether GPTQ sorted the inputs before it grouped them (desc_act)
-    expert_kernel: ExpertKernel = ExpertKernel.MARLIN  # What runs experts in MXFP4, which decides how they are padded
+    expert_kernel: ExpertKernel = ExpertKernel.MARLIN  # Decides the padding
 
 
 DEFAULT_FORMATS: Final = {
@@ -212,10 +197,10 @@ DEFAULT_FORMATS: Final = {
         Precision.NVFP4, Scales.MICROSCALE, group_size=16, method=QuantizationMethod.MODELOPT, static_inputs=True
     ),
 }
-"""What a precision means when no checkpoint says more.
+"""Formats of precisions without a checkpoint.
 
-Symmetric w4a16 with groups of 128 is 4.125 bits a weight. FP8 made while
-loading has one scale a channel at most, so this never counts too little.
+Symmetric w4a16 with groups of 128 is 4.125 bits a weight. FP8 made while loading has at most one scale a channel, so
+this is an upper bound.
 """
 
 
@@ -223,24 +208,21 @@ loading has one scale a channel at most, so this never counts too little.
 class SelfAttention:
     """Attention with heads of its own for keys and values (MHA, GQA, MQA)."""
 
-    # Query heads, key/value heads, and how wide each is
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    # Whether the projections have biases
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: bool = False  # Whether queries and keys are normed a head
+    qk_norm: bool = False  # Norm of queries and keys per head
     gated: bool = False  # Whether the query projection also makes a gate of the same size (Qwen3-Next)
     sinks: bool = False  # Whether each query head has a learned sink (gpt-oss)
-    window_tokens: int | None = None  # Tokens of a sliding window; None for none
-    chunk_tokens: int | None = None  # Tokens of a local chunk (Llama 4); None for none
+    window_tokens: int | None = None  # Sliding window
+    chunk_tokens: int | None = None  # Local chunk (Llama 4)
     # Whether queries and keys have norms as wide as all heads instead, and whether each rank holds them whole
     norm_over_heads: bool = False
     whole_norms: bool = False
-    value_head_dim: int | None = None  # How wide a head of the values is; None: as the others (MiMo V2 differs)
-    # Whether it reads keys and values of an earlier layer of its kind instead of its own (Gemma 4 E2B, E4B)
-    borrows_cache: bool = False
+    value_head_dim: int | None = None  # None: as head_dim (MiMo V2 differs)
+    borrows_cache: bool = False  # Whether it reads keys and values of an earlier layer (Gemma 4 E2B, E4B)
 
     @property
     def value_dim(self) -> int:
@@ -252,7 +234,7 @@ class SelfAttention:
 class Indexer:
     """Chooses the tokens that sparse attention reads (DeepSeek V3.2); it keeps keys of its own."""
 
-    # Its heads and their width. All share one key a token.
+    # All heads share one key a token.
     num_heads: int
     head_dim: int
 
@@ -261,30 +243,28 @@ class Indexer:
 class LatentAttention:
     """Multi-head latent attention (DeepSeek, Kimi): one compressed vector a token."""
 
-    num_heads: int  # Query heads
-    query_rank: int | None  # Width that queries are compressed to; None where they are not
+    num_heads: int
+    query_rank: int | None  # Width of compressed queries; None if they are not
     kv_rank: int  # Width of the compressed keys and values
-    # Parts of a head: without and with rotary positions, and of its values
+    # Parts of a head without and with rotary positions, and of its values
     nope_head_dim: int
     rope_head_dim: int
     value_head_dim: int
-    sparse_tokens: int = 0  # Tokens that it reads of a sequence; zero where it reads all
-    indexer: Indexer | None = None  # What chooses them; None where it reads all, or those that a layer before it chose
-    packs_cache: bool = True  # Whether its kernel has scales and a rotary part of 16 bits in an FP8 cache (fp8_ds_mla)
+    sparse_tokens: int = 0  # Tokens that it reads of a sequence; zero for all
+    indexer: Indexer | None = None  # None if it reads all, or the choice of an earlier layer
+    packs_cache: bool = True  # Whether an FP8 cache has scales and a rotary part of 16 bits (fp8_ds_mla)
 
 
 @dataclass(frozen=True)
 class DeltaNet:
     """Gated delta rule: linear attention with a state of fixed size (Qwen3-Next, Qwen3.5)."""
 
-    # Heads and their widths
     num_key_heads: int
     num_value_heads: int
     key_head_dim: int
     value_head_dim: int
-    conv_kernel: int  # Tokens that the convolution before it looks at
-    # Bytes of a number in the state; None: of the model's type (Qwen3.5 keeps float32)
-    state_element_bytes: int | None = None
+    conv_kernel: int  # Tokens
+    state_element_bytes: int | None = None  # None: of the model's type (Qwen3.5 keeps float32)
 
     @property
     def conv_width(self) -> int:
@@ -296,18 +276,15 @@ class DeltaNet:
 class StateSpace:
     """Mamba 2: heads with a state of fixed size, which groups of them read and write alike."""
 
-    # Heads and their width; together the width of the layer
     num_heads: int
     head_dim: int
-    # Groups of heads that share what goes into the state and out of it, and columns of the state
-    num_groups: int
-    state_size: int
-    conv_kernel: int  # Tokens that the convolution before it looks at
-    # Whether the convolution, and the projections in and out, have biases
+    num_groups: int  # Groups of heads that share the input and output of the state
+    state_size: int  # Columns
+    conv_kernel: int  # Tokens
     conv_bias: bool = True
     projection_bias: bool = False
-    output_norm: bool = True  # Whether its output is normed (Falcon-H1 may leave that out)
-    state_element_bytes: int | None = None  # Bytes of a number in the state; None: of the model's type
+    output_norm: bool = True  # Falcon-H1 may lack it
+    state_element_bytes: int | None = None  # None: of the model's type
 
     @property
     def width(self) -> int:
@@ -319,12 +296,10 @@ class StateSpace:
 class SelectiveScan:
     """Mamba 1 with norms inside (Jamba)."""
 
-    # Channels, and columns of the state of each
-    width: int
-    state_size: int
-    step_rank: int  # Width that the size of a time step is compressed to
-    conv_kernel: int  # Tokens that the convolution before it looks at
-    # Whether the convolution, and the projections in and out, have biases
+    width: int  # Channels
+    state_size: int  # Columns per channel
+    step_rank: int  # Width of the compressed time step
+    conv_kernel: int  # Tokens
     conv_bias: bool = True
     projection_bias: bool = False
 
@@ -341,32 +316,28 @@ class ParallelMixers:
 class DenseMlp:
     """Feed-forward layer."""
 
-    intermediate_size: int  # Width between the projections
-    bias: bool = False  # Whether all of them have biases
-    gated: bool = True  # Whether a gate stands beside the projection up (Nemotron-H has none)
+    intermediate_size: int
+    bias: bool = False
+    gated: bool = True  # Nemotron-H has no gate
 
 
 @dataclass(frozen=True)
 class Experts:
     """Mixture of experts with its router."""
 
-    # Experts, how many of them a token visits, and the width of each
     num_experts: int
-    top_k: int
+    top_k: int  # Experts per token
     intermediate_size: int
-    bias: bool = False  # Whether experts and router have biases (gpt-oss)
-    # Bytes an expert of the bias that balances the routing (DeepSeek: one float32); zero for none
-    score_bias_bytes: int = 0
-    shared_intermediate_size: int = 0  # Width of the experts that every token visits, together; zero for none
-    shared_gate: bool = False  # Whether a gate weighs the shared experts (Qwen2-MoE, Qwen3-Next)
-    router_in_float32: bool = False  # Whether the router keeps 32 bits (MiniMax M2, MiMo V2)
-    # Whether what every token visits is an ordinary feed-forward layer, and the router scales its inputs and experts
-    # (Gemma 4)
+    bias: bool = False  # Of experts and router (gpt-oss)
+    score_bias_bytes: int = 0  # Per expert, of the bias that balances the routing (DeepSeek: one float32)
+    shared_intermediate_size: int = 0  # Total width of the experts that every token visits
+    shared_gate: bool = False  # Qwen2-MoE, Qwen3-Next
+    router_in_float32: bool = False  # MiniMax M2, MiMo V2
+    # Whether the shared part is an ordinary feed-forward layer, and the router scales its inputs and experts (Gemma 4)
     beside_mlp: bool = False
-    gated: bool = True  # Whether a gate stands beside each projection up (Nemotron-H has none)
-    # Width that the hidden state is compressed to for the routed experts; None where it is not (Nemotron 3)
-    latent_size: int | None = None
-    latent_bias: bool = False  # Whether the projections to that width and back have biases
+    gated: bool = True  # Nemotron-H has no gate
+    latent_size: int | None = None  # Width of the compressed input of the routed experts (Nemotron 3)
+    latent_bias: bool = False  # Of the projections to that width and back
     # Whether quantization applies to the router (Qwen3-MoE; the other families keep it in 16 bits)
     quantizable_router: bool = False
 
@@ -380,19 +351,18 @@ FeedForward = DenseMlp | Experts
 class Layer:
     """One decoder layer."""
 
-    # Its two halves; None where it lacks one (Nemotron-H, Mamba 2)
+    # None if it lacks one of the two (Nemotron-H, Mamba 2)
     mixer: Mixer | None
     feed_forward: FeedForward | None
     norms: int = 2  # Norms over the hidden size
-    input_multiple: int = 1  # How many hidden states side by side its attention reads (2 in EAGLE-3 heads)
-    # Modules that a quantized checkpoint leaves in 16 bits, by their names in it
-    unquantized: frozenset[str] = frozenset()
+    input_multiple: int = 1  # Hidden states side by side that its attention reads (2 in EAGLE-3 heads)
+    unquantized: frozenset[str] = frozenset()  # Names of modules that a quantized checkpoint leaves in 16 bits
     # Width of an input of the token that each layer has for itself, whole on every rank; zero for none (Gemma 4)
     own_input_size: int = 0
 
     @property
     def mixers(self) -> tuple[SingleMixer, ...]:
-        """What stands in the place of the mixer: nothing, one, or two side by side."""
+        """The mixers of the layer: none, one, or two side by side."""
         match self.mixer:
             case None:
                 return ()
@@ -406,33 +376,30 @@ def counted(layers: Sequence[Layer]) -> tuple[tuple[Layer, int], ...]:
     """Return layers that differ, each with how often it occurs, in their order."""
     objects = {id(layer): layer for layer in layers}
     counts: dict[Layer, int] = {}
-    # To compare layers takes far longer than to see that two are one object.
+    # Comparing layers takes far longer than comparing identities.
     for place, count in Counter(map(id, layers)).items():
         layer = objects[place]
         counts[layer] = counts.get(layer, 0) + count
     return tuple(counts.items())
 
 
-_INT32_BYTES: Final = 4
-
 BLOCK_TOKENS: Final = 64
-"""Tokens of which its blocks are multiples (vLLM, v1/attention/backends/mla/indexer.py and flashmla_sparse.py)."""
+"""Divisor of its block sizes (vLLM, v1/attention/backends/mla/indexer.py and flashmla_sparse.py)."""
 
 
 @dataclass(frozen=True)
 class IndexRows:
-    """How many rows of chosen tokens one step fills."""
+    """Rows of chosen tokens that one step fills."""
 
-    batch_tokens: int  # Tokens of a step
-    decoding_tokens: int  # Those of requests that decode: K + 1 each
+    batch_tokens: int
+    decoding_tokens: int  # K + 1 per decoding request
 
 
 def index_buffer_bytes(layers: Sequence[Layer], rows: IndexRows) -> int:
-    """Return the buffers of chosen tokens that the engine makes while it builds these layers of one stage.
+    """Return the bytes of the buffers of chosen tokens that the engine makes for these layers of one stage.
 
-    One table for all of them, and one for each indexer, which the layers
-    that share its choice read (vLLM, models/deepseek_v32/nvidia/model.py and
-    v1/attention/backends/mla/index_group.py): with 1024 requests and 61
+    One table for all of them, and one for each indexer, which the layers that share its choice read (vLLM,
+    models/deepseek_v32/nvidia/model.py and v1/attention/backends/mla/index_group.py): with 1024 requests and 61
     indexers of 2048 tokens more than half a GiB.
     """
     sparse = [layer.mixer for layer in layers if isinstance(layer.mixer, LatentAttention) and layer.mixer.sparse_tokens]
@@ -442,14 +409,12 @@ def index_buffer_bytes(layers: Sequence[Layer], rows: IndexRows) -> int:
     # A stage that begins between two indexers makes a table for the layers before the first one.
     groups = sum(mixer.indexer is not None for mixer in sparse) + (sparse[0].indexer is None)
     physical_rows = min(rows.batch_tokens, rows.decoding_tokens) + 1
-    return (rows.batch_tokens * chosen + groups * physical_rows * (chosen + 1)) * _INT32_BYTES
+    return (rows.batch_tokens * chosen + groups * physical_rows * (chosen + 1)) * 4
 
 
-_TABLES: Final = frozenset(
-    (
-        *("embed_tokens", "embed_in", "embeddings", "embedding", "word_embeddings", "tok_embeddings", "wte"),
-        *("lm_head", "embed_out", "output_layer", "output", "head"),
-    )
+_TABLES: Final = (
+    *("embed_tokens", "embed_in", "embeddings", "embedding", "word_embeddings", "tok_embeddings", "wte"),
+    *("lm_head", "embed_out", "output_layer", "output", "head"),
 )
 """Last words of the parts that hold an embedding or an output head."""
 
@@ -458,14 +423,12 @@ _ENCODER: Final = re.compile(
     r"(projector|connector|resampler|aligner|abstractor|mm_embedder|merger|mlp1)",
     re.IGNORECASE,
 )
-"""Parts that encode other inputs than text, and what joins them to the language model."""
+"""Parts that encode other inputs than text, and their connectors to the language model."""
 
 _UNUSED: Final = re.compile(r"(^|\.)(mtp|talker|code2wav|token2wav|tts)(\.|_|$)", re.IGNORECASE)
-"""Parts that the engine does not load for text: modules for multi-token prediction, speech that comes out."""
-
+"""Parts that the engine does not load for text: modules for multi-token prediction, speech output."""
 
 _PREDICTION: Final = re.compile(r"(^|\.)mtp(\.|$)")
-"""Parts that hold modules for multi-token prediction."""
 
 
 @dataclass(frozen=True)
@@ -473,7 +436,7 @@ class StoredWeights:
     """Bytes of all tensors in the files, and the same by the type's name in safetensors and by part."""
 
     total_bytes: int
-    output_head: bool  # Whether the files hold an output head of their own
+    output_head: bool  # Whether the files hold one
     bytes_by_dtype: tuple[tuple[str, int], ...]
     bytes_by_part: tuple[tuple[str, int], ...] = ()  # The largest parts; empty if they are not known
 
@@ -486,12 +449,12 @@ class StoredWeights:
 
     @property
     def encoder_bytes(self) -> int:
-        """Bytes of what encodes images, sound or video."""
+        """Bytes of encoders of images, sound or video."""
         return sum(size for part, size in self.bytes_by_part if _encodes(part))
 
     @property
     def unused_bytes(self) -> int:
-        """Bytes of what the engine does not load to answer with text."""
+        """Bytes of parts that the engine does not load for text."""
         return sum(size for part, size in self.bytes_by_part if _UNUSED.search(part))
 
     @property
@@ -524,88 +487,80 @@ class Tower:
 
     split_elements: int = 0  # Parameters divided over the ranks
     whole_elements: int = 0  # Parameters that each rank holds
-    # Tokens that the largest image makes, and numbers in it; zero where neither is known
+    # Tokens and numbers of the largest image; zero if unknown
     item_tokens: int = 0
     item_elements: int = 0
-    # Numbers alive for it at the encoder's peak: states of its patches, and what the ranks divide among them
+    # Numbers alive for it at the encoder's peak: states of its patches, and the part divided over the ranks
     item_state_elements: int = 0
     item_inner_elements: int = 0
-    longest_item: int = 1  # So many of the largest images the longest video may be, if the model's length allows
+    longest_item: int = 1  # Length of the longest video in largest images, if the model's length allows
     # Whether no step may end within an item, because its tokens attend both ways (vLLM, disable_chunked_mm_input)
     whole_items: bool = False
-    output_levels: int = 1  # Hidden states that it hands on for each token
+    output_levels: int = 1  # Hidden states per token
     table_bytes: int = 0  # Tables that its first run makes and keeps
-    ropes: tuple[RopeTable, ...] = ()  # The rotary tables it loads
-    unknown_items: bool = False  # Whether sizing does not know what its largest item takes
+    ropes: tuple[RopeTable, ...] = ()
+    unknown_items: bool = False  # Whether the memory of its largest item is unknown
 
 
 @dataclass(frozen=True)
 class Refiner:
-    """What chooses the tokens of a proposed block anew, pass by pass (XPress); whole on each rank."""
+    """Refines the tokens of a proposed block, pass by pass (XPress); whole on each rank."""
 
     rank: int  # Width that it computes in
-    places: int  # Of a block: the one of the token that was verified, and those to fill
+    places: int  # Of a block: the one of the verified token, and those to fill
     candidates: int  # Tokens that it chooses from at each place; 0 for all
-    copied_elements: int  # Parameters that the engine keeps a second time, turned
+    copied_elements: int  # Parameters that the engine also keeps transposed
 
 
 @dataclass(frozen=True)
 class HeadParts:
-    """What a draft head (EAGLE, MTP) holds beside its layers."""
+    """Parts of a draft head (EAGLE, MTP) beside its layers."""
 
-    # Rows of an output head that the engine builds for it (the draft vocabulary), and how many such there are
-    output_rows: int
-    # Whether the engine replaces its embedding and output heads by the target's
+    output_rows: int  # Rows of an output head that the engine builds for it (the draft vocabulary)
+    # Whether the engine replaces them by the target's
     shares_embedding: bool
     shares_output: bool
     whole_elements: int  # Parameters that each rank holds: the layer that joins hidden states, extra norms
     whole_bytes: int = 0  # Parameters of other types that each rank holds
-    # Parameters divided over the ranks: the layer that joins hidden states in Qwen's MTP layers
-    split_elements: int = 0
+    split_elements: int = 0  # Parameters divided over the ranks: the joining layer in Qwen's MTP layers
     output_heads: int = 1
-    embeds: bool = True  # Whether it has an embedding at all (Medusa has none)
-    # Whether it takes the target's embedding also where that lies on the last of several pipeline stages
+    embeds: bool = True  # Medusa has no embedding
+    # Whether it takes the target's embedding also from the last of several pipeline stages
     shares_on_last_stage: bool = True
-    most_tokens: int | None = None  # Tokens that it can propose a step; None for as many as one likes
-    # Heads of Medusa that the checkpoint holds, each for one token; the engine builds one a proposed token
-    medusa_heads: int = 0
-    # Hidden states of the target's layers that it joins; zero where it reads only the last one's
-    auxiliary_states: int = 0
+    most_tokens: int | None = None  # Maximum tokens that it can propose a step
+    medusa_heads: int = 0  # Heads in the checkpoint; the engine builds one per proposed token
+    auxiliary_states: int = 0  # Hidden states of target layers that it joins; zero if it reads only the last
     # Whether the engine keeps a second copy of the key and value projections of all layers (DFlash, DSpark)
     copies_keys_and_values: bool = False
-    # What of them is the table from draft to target vocabulary; a head of the target's vocabulary has none
-    token_map_bytes: int = 0
-    # Width of the target's hidden states that it was made for; None where it is part of the target
-    reads_width: int | None = None
-    verifier: str | None = None  # Hub id of the target that its file names (speculators library); None: it does not
-    returns_width: int | None = None  # Width of the hidden states that it hands to its next step; None: its own
-    # Rows of its output head that it copies for each token that it proposes (Gemma 4 assistants with centroids)
-    copied_rows: int = 0
-    embeds_images: bool = False  # Whether images reach it, put into the embeddings of a step
-    refiner: Refiner | None = None  # What goes over its blocks again; None where they stay as proposed
+    token_map_bytes: int = 0  # Part of whole_bytes: the table from draft to target vocabulary
+    reads_width: int | None = None  # Width of the target's hidden states; None if it is part of the target
+    verifier: str | None = None  # Hub id of the target that its file names (speculators library)
+    returns_width: int | None = None  # Width of the hidden states for its next step; None: its own
+    copied_rows: int = 0  # Rows of its output head copied per proposed token (Gemma 4 assistants with centroids)
+    embeds_images: bool = False  # Whether the embeddings of a step include images
+    refiner: Refiner | None = None
 
 
 MADE_UP_CLASS: Final = "AssumedForCausalLM"
-"""Architecture of a model of which nothing is read (`families/assumed.py`)."""
+"""Architecture of a model without a config.json (`families/assumed.py`)."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelGeometry:
     """Shape of one model. Compared by identity: it is the key of caches."""
 
-    name: str  # What to call the model in messages
+    name: str
     architecture: str  # First entry of ``architectures`` in config.json
-    # Width of the hidden states, and tokens known
     hidden_size: int
     vocab_size: int
     layers: tuple[Layer, ...]  # Decoder layers from first to last
-    tie_word_embeddings: bool  # Whether the output head is the embedding
+    tie_word_embeddings: bool
     max_position_embeddings: int  # Longest sequence the model was made for, in tokens
-    ropes: tuple[RopeTable, ...]  # The rotary tables it loads
+    ropes: tuple[RopeTable, ...]
     dtype_bytes: int  # Bytes of an unquantized element
-    checkpoint: WeightFormat | None  # How the checkpoint is quantized; None when it is not
-    tower: Tower = Tower()  # Encoder of other inputs than text
-    head: HeadParts | None = None  # What makes it a draft head; None for a model of its own
+    checkpoint: WeightFormat | None  # None if it is not quantized
+    tower: Tower = Tower()
+    head: HeadParts | None = None  # None for a model of its own
     final_norms: int = 1  # Norms after the last layer
     # Whether the engine's class makes embedding and output head, the embedding alone, or the final norm, on every
     # pipeline stage
@@ -617,37 +572,29 @@ class ModelGeometry:
     split_elements: int = 0
     whole_elements: int = 0
     mtp_layers: int = 0  # Layers for multi-token prediction that its checkpoint also holds (num_nextn_predict_layers)
-    # What each of them is made of, where it is not one layer like the last (Nemotron 3)
-    mtp_block: tuple[Layer, ...] = ()
-    # Keys of its config.json that the engine must be told otherwise, as JSON; empty where it reads all in the file
-    told_config: str = ""
-    # Bytes of a number in the KV cache where the checkpoint asks for it (FP8); None: of the model's type
-    cache_element_bytes: int | None = None
-    # Whether it was trained to propose all tokens in one pass, from a token for the places to fill (PARD, P-EAGLE)
-    drafts_in_parallel: bool = False
-    knowledge: Knowledge = Knowledge.EXACT  # How well sizing knows it
-    estimated_because: str = ""  # What sizing does not implement of it; empty for an exact model
-    # What in its config.json contradicts itself or is unusual, a sentence for each. Found in estimated models alone.
-    doubts: tuple[str, ...] = ()
-    # What the headers of its files say; None if they were not read. Kept for estimated models alone.
-    stored: StoredWeights | None = None
-    # Bytes of its layers in the files, and as their shapes give them: the layers are scaled by it
-    layer_scale: tuple[int, int] = (1, 1)
-    # The same of the layers for multi-token prediction; (1, 1) if these are scaled as all layers
-    mtp_scale: tuple[int, int] = (1, 1)
+    mtp_block: tuple[Layer, ...] = ()  # Layers of each, if it is not one layer like the last (Nemotron 3)
+    told_config: str = ""  # Overrides of its config.json that the engine needs, as JSON
+    cache_element_bytes: int | None = None  # In the KV cache, if the checkpoint asks for FP8; None: the model's type
+    drafts_in_parallel: bool = False  # Whether it was trained to propose all tokens in one pass (PARD, P-EAGLE)
+    knowledge: Knowledge = Knowledge.EXACT
+    # The next four are set for estimated models only.
+    estimated_because: str = ""  # The part that sizing does not implement
+    doubts: tuple[str, ...] = ()  # Contradictions and oddities of its config.json, a sentence for each
+    stored: StoredWeights | None = None  # None if the headers of its files were not read
+    layer_scale: tuple[int, int] = (1, 1)  # Bytes of its layers in the files, and by their shapes
+    mtp_scale: tuple[int, int] = (1, 1)  # The same of MTP layers; (1, 1) if they are scaled as all layers
     # Bytes of a token in the KV cache, and of a request's states, on one GPU, if the user gives them
     assumed_token_bytes: int | None = None
     assumed_state_bytes: int | None = None
 
     @property
     def is_made_up(self) -> bool:
-        """Whether nothing is read of it: its user gives numbers, and its class is not known."""
+        """True if its user gives numbers, without a config.json."""
         return self.architecture == MADE_UP_CLASS
 
     @property
     def unscaled(self) -> "ModelGeometry":
-        """The same with the layers that its shapes give, whatever its files hold."""
-        # The model itself where it can be: it is the key of caches.
+        """The same with layers by their shapes, not their files; itself if possible, as a key of caches."""
         return self if self.layer_scale == (1, 1) else replace(self, layer_scale=(1, 1))
 
     @cached_property
@@ -656,14 +603,18 @@ class ModelGeometry:
         return counted(self.layers)
 
     @cached_property
+    def mixers(self) -> tuple[SingleMixer, ...]:
+        """Mixers that differ."""
+        return tuple(dict.fromkeys(mixer for layer, _ in self.distinct_layers for mixer in layer.mixers))
+
+    @cached_property
     def attentions(self) -> tuple[SelfAttention | LatentAttention, ...]:
-        """The kinds of attention that occur."""
-        mixers = (mixer for layer, _ in self.distinct_layers for mixer in layer.mixers)
-        return tuple(dict.fromkeys(mixer for mixer in mixers if isinstance(mixer, SelfAttention | LatentAttention)))
+        """Kinds of attention that differ."""
+        return tuple(mixer for mixer in self.mixers if isinstance(mixer, SelfAttention | LatentAttention))
 
     @cached_property
     def has_sparse_attention(self) -> bool:
-        """Whether indexers choose the tokens that its layers attend to: such caches have blocks of 64 tokens."""
+        """True if indexers choose the tokens that its layers attend to: such caches have blocks of 64 tokens."""
         return any(isinstance(mixer, LatentAttention) and mixer.sparse_tokens for mixer in self.attentions)
 
     @property
@@ -673,17 +624,24 @@ class ModelGeometry:
 
     @cached_property
     def has_experts(self) -> bool:
-        """Whether any layer is a mixture of experts."""
+        """True if any layer is a mixture of experts."""
         return any(isinstance(layer.feed_forward, Experts) for layer, _ in self.distinct_layers)
+
+    @cached_property
+    def has_states(self) -> bool:
+        """True if any layer keeps a state of a fixed size (Mamba, linear attention)."""
+        return len(self.attentions) < len(self.mixers)
 
     @cached_property
     def widest_dense(self) -> int:
         """Largest width inside the feed-forward layers that every token visits."""
-        return max((_dense_width(layer.feed_forward) for layer, _ in self.distinct_layers), default=0)
+        parts = [layer.feed_forward for layer, _ in self.distinct_layers]
+        dense = [part.intermediate_size for part in parts if isinstance(part, DenseMlp)]
+        return max(dense + [part.shared_intermediate_size for part in parts if isinstance(part, Experts)], default=0)
 
     @property
     def checkpoint_precision(self) -> Precision | None:
-        """Precision that the checkpoint was quantized to; None when it was not."""
+        """Precision that the checkpoint was quantized to."""
         return None if self.checkpoint is None else self.checkpoint.precision
 
     def weight_format(self, precision: Precision | None = None) -> WeightFormat:
@@ -693,27 +651,10 @@ class ModelGeometry:
         return DEFAULT_FORMATS[precision or Precision.BF16]
 
 
-def computed_in(geometry: ModelGeometry, dtype_bytes: int) -> ModelGeometry:
-    """Return a model whose numbers that no quantization touches have so many bytes; itself where they do already."""
-    return geometry if geometry.dtype_bytes == dtype_bytes else _computed_in(geometry, dtype_bytes)
-
-
 @lru_cache(maxsize=MEMO_SIZE)
-def _computed_in(geometry: ModelGeometry, dtype_bytes: int) -> ModelGeometry:
-    return replace(geometry, dtype_bytes=dtype_bytes)
-
-
-def _dense_width(feed_forward: FeedForward | None) -> int:
-    match feed_forward:
-        case DenseMlp():
-            return feed_forward.intermediate_size
-        case Experts():
-            return feed_forward.shared_intermediate_size
-        case None:
-            return 0
-
-
-__all__ = ["GeometryError", "HeadParts", "ModelGeometry", "Tower", "computed_in"]
+def computed_in(geometry: ModelGeometry, dtype_bytes: int) -> ModelGeometry:
+    """Return the model with another size of unquantized elements; itself if they have it already."""
+    return geometry if geometry.dtype_bytes == dtype_bytes else replace(geometry, dtype_bytes=dtype_bytes)
 
 
 VOCABULARY_PADDING: Final = 64

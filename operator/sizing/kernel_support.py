@@ -27,13 +27,13 @@ from specdecode_operator.sizing.geometry import (
     SelfAttention,
     StateSpace,
 )
-from specdecode_operator.sizing.pair import Pair
+from specdecode_operator.sizing.pair import TENSOR_FIELD, Pair, Parallelism
 from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.sizing.version_rules import sizing_facts
 from specdecode_operator.vllm.versions import release
 
 ONLINE_PRECISIONS: Final = frozenset({Precision.FP8})
-"""What a 16-bit checkpoint can be quantized to while loading, without another checkpoint."""
+"""Precisions that a 16-bit checkpoint can be quantized to while loading."""
 
 _WEIGHT_ONLY: Final = {
     "Hopper": frozenset({"INT4", "MXFP4", "NVFP4"}),
@@ -52,9 +52,8 @@ capability 8.9 (schemes/compressed_tensors_w8a8_fp8.py).
 
 @dataclass(frozen=True)
 class Available:
-    """Other checkpoints of the same models that the user has named, beside the models' own."""
+    """Other checkpoints of the same models that the user has named, at most one for each precision."""
 
-    # Those checkpoints, at most one for each precision
     target: tuple[ModelGeometry, ...] = ()
     draft: tuple[ModelGeometry, ...] = ()
 
@@ -70,11 +69,10 @@ class Available:
 
 
 NOTHING_NAMED: Final = Available()
-"""No checkpoints beside the models' own."""
 
 
 def checkpoint_at(geometry: ModelGeometry, named: Iterable[ModelGeometry], precision: Precision) -> ModelGeometry:
-    """Return what is loaded to serve a model at a precision: a named checkpoint of it, or else the model's own."""
+    """Return the checkpoint that is loaded to serve a model at a precision: a named one, or else the model's own."""
     if served_precision(geometry, None) == precision:
         return geometry
     return next((checkpoint for checkpoint in named if served_precision(checkpoint, None) == precision), geometry)
@@ -88,10 +86,7 @@ def served_precision(geometry: ModelGeometry, precision: Precision | None) -> Pr
 def checkpoint_problem(
     role: str, geometry: ModelGeometry, precision: Precision, named: AbstractSet[Precision] = frozenset()
 ) -> str | None:
-    """Return why a model cannot be served at a precision; None where it can.
-
-    The role (target or draft) is only for the sentence.
-    """
+    """Return why a model with a role (target or draft) cannot be served at a precision; None if it can."""
     own = served_precision(geometry, None)
     if precision == own or precision in named:
         return None
@@ -113,13 +108,13 @@ def checkpoint_problem(
 
 
 _UNSTABLE_IN_FLOAT16: Final = ("Gemma2For", "Gemma3For", "Glm4ForC")
-"""Beginnings of architectures of which vLLM refuses float16 (vllm/config/model.py, _FLOAT16_NOT_SUPPORTED_MODELS)."""
+"""Prefixes of architectures that vLLM rejects with float16 (vllm/config/model.py, _FLOAT16_NOT_SUPPORTED_MODELS)."""
 
 
 def dtype_problem(geometry: ModelGeometry, precision: Precision, dtype: str) -> str | None:
-    """Return why a model cannot be served in an element type; None where it can.
+    """Return why a model cannot be served in an element type; None if it can.
 
-    vLLM's kernels multiply quantized weights with 16 bits alone (get_supported_act_dtypes; of compressed-tensors
+    vLLM's kernels multiply quantized weights with 16 bits only (get_supported_act_dtypes; of compressed-tensors
     _custom_ops.py, cutlass_scaled_mm), MXFP4 with bfloat16 (mxfp4.py), and no backend of latent attention takes
     float32 (v1/attention/backends/mla).
     """
@@ -131,44 +126,46 @@ def dtype_problem(geometry: ModelGeometry, precision: Precision, dtype: str) -> 
     if dtype == Dtype.FLOAT32:
         if precision is not Precision.BF16:
             return f"{geometry.name} is served in {precision}, which vLLM multiplies in 16 bits: use auto"
-        if any(isinstance(mixer, LatentAttention) for mixer in geometry.attentions):
+        if _is_latent(geometry):
             return f"{geometry.name} has latent attention, of which vLLM has no kernel in float32: use auto"
     return None
 
 
-_SCALES_A_CACHE: Final = frozenset({QuantizationMethod.FP8, QuantizationMethod.MODELOPT})
-"""Checkpoint formats of which vLLM makes scales of the cache, asked for or not (BaseKVCacheMethod)."""
+def _is_latent(geometry: ModelGeometry) -> bool:
+    return any(isinstance(mixer, LatentAttention) for mixer in geometry.attentions)
 
+
+_SCALES_A_CACHE: Final = frozenset({QuantizationMethod.FP8, QuantizationMethod.MODELOPT})
+"""Checkpoint formats for which vLLM always makes scales of the cache (BaseKVCacheMethod)."""
 
 _PLAIN_SPARSE_SINCE: Final = (0, 30)
 """First vLLM whose FLASHINFER_MLA_SPARSE_SM90 reads an fp8_e4m3 cache on Hopper, beside FlashMLA's fp8 and bfloat16
 (v1/attention/backends/mla/flashinfer_mla_sparse_sm90.py). It needs FlashInfer 0.6.18; vLLM 0.33 pins 0.7.2.
 
-Sizing counts the cache as FlashMLA's, which takes 656 bytes a token and layer where this one takes 576."""
+Sizing counts the cache as FlashMLA's, with 656 bytes a token and layer instead of 576."""
 
 _PLAIN_SPARSE_KV_RANK: Final = 512
 _PLAIN_SPARSE_ROPE_DIMS: Final = (0, 64)
 """Sizes of the latent vectors that it has kernels for (supports_combination)."""
 
 
-def _reads_plain_cache(mixer: LatentAttention) -> bool:
-    return mixer.kv_rank == _PLAIN_SPARSE_KV_RANK and mixer.rope_head_dim in _PLAIN_SPARSE_ROPE_DIMS
-
-
 def cache_dtype_problem(
     target: ModelGeometry, wanted: str, engine_version: str, products: Collection[str] = ()
 ) -> str | None:
-    """Return what vllm/model_executor/layers/attention/attention.py refuses, or no backend of latent attention takes.
+    """Return why vllm/model_executor/layers/attention/attention.py or all latent attention backends reject a type.
 
-    ``products`` are those that may be used; none for any. On Hopper vllm/v1/attention/backends/mla/flashmla_sparse.py
+    ``products`` are those that may be used; empty for any. On Hopper vllm/v1/attention/backends/mla/flashmla_sparse.py
     takes fp8 and bfloat16, but not fp8_e4m3, ModelOpt's; from 0.30 on flashinfer_mla_sparse_sm90.py takes it there. On
     Blackwell flashinfer_mla_sparse.py does.
     """
     checkpoint, own_fp8 = target.checkpoint, target.cache_element_bytes == FP8_ELEMENT_BYTES
     on_blackwell = bool(products) and all((generation_of(each) or "").startswith("Blackwell") for each in products)
     as_it_asks = own_fp8 and wanted in (KvCacheDtype.AUTO, KvCacheDtype.FP8_E4M3)
-    mixers = [mixer for mixer in target.attentions if isinstance(mixer, LatentAttention)]
-    on_hopper = release(engine_version) >= _PLAIN_SPARSE_SINCE and all(map(_reads_plain_cache, mixers))
+    on_hopper = release(engine_version) >= _PLAIN_SPARSE_SINCE and all(
+        mixer.kv_rank == _PLAIN_SPARSE_KV_RANK and mixer.rope_head_dim in _PLAIN_SPARSE_ROPE_DIMS
+        for mixer in target.attentions
+        if isinstance(mixer, LatentAttention)
+    )
     if target.has_sparse_attention and as_it_asks and not on_blackwell and not on_hopper:
         return (
             f"{target.name} asks for fp8_e4m3, which vLLM {engine_version} has no sparse attention for on Hopper:"
@@ -176,7 +173,7 @@ def cache_dtype_problem(
         )
     if wanted != KvCacheDtype.FP8_E5M2:
         return None
-    if any(isinstance(mixer, LatentAttention) for mixer in target.attentions):
+    if _is_latent(target):
         return f"{target.name} has latent attention, of which vLLM has no kernel for it: write fp8"
     if checkpoint and (own_fp8 or checkpoint.method in _SCALES_A_CACHE):
         return f"vLLM refuses it with the checkpoint of {target.name}, whose format scales the cache: write fp8"
@@ -185,7 +182,7 @@ def cache_dtype_problem(
 
 @lru_cache(maxsize=MEMO_SIZE)
 def kernel_note(product: str, precision: Precision) -> str | None:
-    """Return what a GPU product does with a precision where that is less than users expect, else None."""
+    """Return how a GPU product supports a precision if that is less than users expect, else None."""
     generation = generation_of(product)
     if generation is None or precision.value not in _WEIGHT_ONLY[generation]:
         return None
@@ -193,7 +190,7 @@ def kernel_note(product: str, precision: Precision) -> str | None:
 
 
 BACKEND_FIELD: Final = "engine.extraArgs"
-"""Where users name an attention backend (``--attention-backend``)."""
+"""Field of an attention backend (``--attention-backend``)."""
 
 _WITHOUT_SINKS: Final = {
     "Ampere": frozenset({"FLASH_ATTN", "FLASHINFER"}),
@@ -214,14 +211,18 @@ _WITHOUT_SPARSE: Final = frozenset({"Ampere", "Ada"})
 _FLASHINFER_HEAD_DIMS: Final = frozenset({64, 128, 256, 512})
 
 
-def kernel_problem(
+def _has_sinks(geometry: ModelGeometry) -> bool:
+    return any(isinstance(mixer, SelfAttention) and mixer.sinks for mixer in geometry.attentions)
+
+
+def _kernel_problem(
     product: str, geometry: ModelGeometry, cache_element_bytes: int | None, backend: str | None = None
 ) -> PlanError | None:
-    """Return why no attention kernel of vLLM serves a model on a GPU product; None where one does.
+    """Return why no attention kernel of vLLM serves a model on a GPU product; None if one does.
 
-    ``backend`` is the one that is asked for by name; without, vLLM takes any that does.
+    ``backend`` is a backend requested by name; without it, vLLM takes any that fits.
 
-    On Ampere FlashInfer alone reads an FP8 cache (v1/attention/backends/triton_attn.py and mla/triton_mla.py refuse it
+    On Ampere FlashInfer alone reads an FP8 cache (v1/attention/backends/triton_attn.py and mla/triton_mla.py reject it
     below capability 8.9, flash_attn.py takes it from Hopper on), and that only for heads of some widths, without
     sinks, latent attention or the attention in both directions that Gemma 3 pays to images; Gemma 4 with heads of two
     widths goes to Triton there (models/config.py). The kernels of sparse attention begin with Hopper
@@ -232,8 +233,7 @@ def kernel_problem(
     if generation in _WITHOUT_SPARSE and geometry.has_sparse_attention:
         message = f"vLLM has no kernel on it for the sparse attention of {geometry.name}: use NVIDIA-H200"
         return PlanError(PRODUCT_FIELD, product, message)
-    sinks = any(isinstance(mixer, SelfAttention) and mixer.sinks for mixer in geometry.attentions)
-    if sinks and backend in _WITHOUT_SINKS.get(generation, ()):
+    if _has_sinks(geometry) and backend in _WITHOUT_SINKS.get(generation, ()):
         message = f"this attention backend has no kernel on {product} for the sinks of {geometry.name}: leave it out"
         return PlanError(BACKEND_FIELD, backend, message)
     if backend in _WITHOUT_FP8_CACHE.get(generation, ()) and cache_element_bytes == FP8_ELEMENT_BYTES:
@@ -246,10 +246,10 @@ def kernel_problem(
     return PlanError("serving.kvCacheDtype", KvCacheDtype.FP8.value, message)
 
 
-def cut_experts_problem(product: str, geometry: ModelGeometry, gpus: int) -> str | None:
-    """Return why a product has no kernel for experts whose blocks a split would cut; None where it has.
+def _cut_experts_problem(product: str, geometry: ModelGeometry, gpus: int) -> str | None:
+    """Return why a product has no kernel for experts whose blocks a split would cut; None if it has.
 
-    Smaller blocks are read by Triton's kernel alone (fused_moe/oracle/fp8.py), which Ampere has no FP8 for.
+    Only Triton's kernel reads smaller blocks (fused_moe/oracle/fp8.py), without FP8 on Ampere.
     """
     checkpoint = geometry.checkpoint
     if generation_of(product) != "Ampere" or checkpoint is None or checkpoint.scales is not Scales.BLOCK:
@@ -263,25 +263,20 @@ def cut_experts_problem(product: str, geometry: ModelGeometry, gpus: int) -> str
 
 
 def _needs_triton(geometry: ModelGeometry) -> str | None:
+    """Return the part of a model that only Triton's attention serves."""
     if geometry.architecture.startswith("Gemma3ForConditionalGeneration"):
         return "the images"
-    if geometry.architecture.startswith("Gemma4") and len({_width(mixer) for mixer in geometry.attentions}) > 1:
+    widths = [each.head_dim if isinstance(each, SelfAttention) else each.kv_rank for each in geometry.attentions]
+    if geometry.architecture.startswith("Gemma4") and len(set(widths)) > 1:
         return "the heads of two widths"
-    for mixer in geometry.attentions:
-        match mixer:
-            case LatentAttention():
-                return "the latent attention"
-            case SelfAttention(sinks=True):
-                return "the attention sinks"
-            case SelfAttention(head_dim=width) if width not in _FLASHINFER_HEAD_DIMS:
-                return f"the heads of width {width}"
-            case _:
-                pass
+    for mixer, width in zip(geometry.attentions, widths, strict=True):
+        if isinstance(mixer, LatentAttention):
+            return "the latent attention"
+        if mixer.sinks:
+            return "the attention sinks"
+        if width not in _FLASHINFER_HEAD_DIMS:
+            return f"the heads of width {width}"
     return None
-
-
-def _width(mixer: SelfAttention | LatentAttention) -> int:
-    return mixer.head_dim if isinstance(mixer, SelfAttention) else mixer.kv_rank
 
 
 ADAPTIVE_FIELD: Final = "speculation.adaptiveVerification"
@@ -289,47 +284,51 @@ ADAPTIVE_FIELD: Final = "speculation.adaptiveVerification"
 _STATES: Final[Mapping[type, str]] = {SelectiveScan: "mamba1", StateSpace: "mamba2", DeltaNet: "gdn"}
 """vLLM's names of layers that keep states (vllm/v1/attention/backends)."""
 
-_OF_LATENT: Final = "MLA"
-"""In the name of every backend of latent attention."""
-
-_FIRST_CHOICE: Final = "FLASH_ATTN"
-"""What vLLM takes before all others but for sinks, which FlashAttention 2 lacks (vllm/platforms/cuda.py)."""
-
 _UNSURE_HEADS: Final = frozenset(XPRESS)
-"""Heads of dflash that are never asked how sure they are, which vLLM passes over: it ranks by what lies in memory
+"""Heads of dflash without a confidence, which vLLM skips: it ranks by stale memory
 (v1/worker/gpu/spec_decode/xpress/speculator.py, _jacobi_refine)."""
 
-_TAKES_PARTS: Final = "TRITON_ATTN"
-"""What takes parts of drafts on any GPU."""
+
+def pair_kernel_problem(product: str, pair: Pair, split: Parallelism) -> PlanError | None:
+    """Return why vLLM has no kernel for a pair on a GPU product."""
+    asked = pair.limits.kv_cache_element_bytes
+    cache_bytes = asked or pair.target.cache_element_bytes
+    for model in [pair.target, *([] if pair.draft is None else [pair.draft])]:
+        # vLLM chooses another backend for the draft's attention (v1/spec_decode/llm_base_proposer.py).
+        backend = pair.limits.attention_backend if model is pair.target else None
+        if (problem := _kernel_problem(product, model, cache_bytes, backend)) is not None:
+            if asked is not None or problem.field in {PRODUCT_FIELD, BACKEND_FIELD}:
+                return problem
+            why = f"the checkpoint asks for an FP8 cache: {problem.message}"
+            return PlanError(problem.field, KvCacheDtype.AUTO.value, why)
+        if not split.expert and (message := _cut_experts_problem(product, model, split.tensor * split.data)):
+            return PlanError(TENSOR_FIELD, split.tensor, message)
+    return adaptive_problem(product, pair)
 
 
 def adaptive_problem(product: str, pair: Pair) -> PlanError | None:
-    """Return why vLLM would not start with a pair on a GPU product because it is asked to adapt; None where it would.
+    """Return why vLLM would not start a pair with adaptive verification on a GPU product; None if it would.
 
     vllm/v1/worker/gpu/spec_decode/adaptive_verification.py raises after loading, about the target's layers alone.
     """
     if not pair.adaptive_verification:
         return None
-    version, target = pair.limits.engine_version, pair.target
+    version, target, message = pair.limits.engine_version, pair.target, None
     rules = sizing_facts(version).get("adaptive_verification")
+    mixers = set(map(type, target.mixers))
     if rules is None:
-        return PlanError(ADAPTIVE_FIELD, True, f"is of vLLM 0.28 and later, and this is {version}: remove it")
-    if pair.draft is not None and pair.draft.architecture in _UNSURE_HEADS:
-        return PlanError(
-            ADAPTIVE_FIELD, True, f"vLLM {version} does not ask {pair.draft.name} how sure it is: remove it"
-        )
-    mixers = {type(mixer) for layer, _ in target.distinct_layers for mixer in layer.mixers}
-    if {_STATES[kind] for kind in mixers & _STATES.keys()} - rules["states"].keys():
+        message = f"is of vLLM 0.28 and later, and this is {version}: remove it"
+    elif pair.draft is not None and pair.draft.architecture in _UNSURE_HEADS:
+        message = f"vLLM {version} does not ask {pair.draft.name} how sure it is: remove it"
+    elif {_STATES[kind] for kind in mixers & _STATES.keys()} - rules["states"].keys():
         message = f"vLLM {version} plans the states of {target.name} for whole drafts: remove it"
-        return PlanError(ADAPTIVE_FIELD, True, message)
-    kernels = rules["attention"].get(generation_of(product))
-    if kernels is None or not target.attentions:
-        return None
-    return _kernel_problem(product, pair, _fitting(target, kernels.keys()))
+    elif target.attentions and (kernels := rules["attention"].get(generation_of(product))) is not None:
+        return _adaptive_kernel_problem(product, pair, kernels)
+    return None if message is None else PlanError(ADAPTIVE_FIELD, True, message)
 
 
 def adaptive_doubt(product: str, pair: Pair) -> str | None:
-    """Return that it is not known whether a product has a kernel that takes parts of drafts; None where it is."""
+    """Return a warning if it is not known whether a product has a kernel that takes parts of drafts."""
     rules = sizing_facts(pair.limits.engine_version).get("adaptive_verification")
     if not pair.adaptive_verification or rules is None or not pair.target.attentions:
         return None
@@ -341,14 +340,10 @@ def adaptive_doubt(product: str, pair: Pair) -> str | None:
     )
 
 
-def _fitting(target: ModelGeometry, kernels: AbstractSet[str]) -> list[str]:
-    is_latent = any(isinstance(mixer, LatentAttention) for mixer in target.attentions)
-    return sorted(name for name in kernels if (_OF_LATENT in name) == is_latent)
-
-
-def _kernel_problem(product: str, pair: Pair, fitting: list[str]) -> PlanError | None:
-    """Return why the attention of a target would refuse it, where these kernels are left for it."""
+def _adaptive_kernel_problem(product: str, pair: Pair, kernels: Iterable[str]) -> PlanError | None:
     version, target, named = pair.limits.engine_version, pair.target, pair.limits.attention_backend
+    # The name of every backend of latent attention contains MLA.
+    fitting = sorted(name for name in kernels if ("MLA" in name) == _is_latent(target))
     if not fitting:
         message = f"vLLM {version} has no kernel on {product} that takes parts of drafts for {target.name}: remove it"
         return PlanError(ADAPTIVE_FIELD, True, message)
@@ -358,11 +353,12 @@ def _kernel_problem(product: str, pair: Pair, fitting: list[str]) -> PlanError |
             f"with {ADAPTIVE_FIELD} vLLM {version} refuses this attention backend on {product}: use one of {known}"
         )
         return PlanError(BACKEND_FIELD, named, message)
-    sinks = any(isinstance(mixer, SelfAttention) and mixer.sinks for mixer in target.attentions)
-    if named is None and not sinks and _FIRST_CHOICE not in fitting:
+    # vLLM prefers FLASH_ATTN but for sinks, which FlashAttention 2 lacks (vllm/platforms/cuda.py). TRITON_ATTN takes
+    # parts of drafts on any GPU.
+    if named is None and not _has_sinks(target) and "FLASH_ATTN" not in fitting:
         message = (
-            f"on {product} vLLM {version} chooses {_FIRST_CHOICE}, which takes whole drafts alone: add"
-            f" --attention-backend {_TAKES_PARTS} to {BACKEND_FIELD}, or remove it"
+            f"on {product} vLLM {version} chooses FLASH_ATTN, which takes whole drafts alone: add"
+            f" --attention-backend TRITON_ATTN to {BACKEND_FIELD}, or remove it"
         )
         return PlanError(ADAPTIVE_FIELD, True, message)
     return None

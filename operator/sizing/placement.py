@@ -16,9 +16,9 @@ class GpuPool:
     """Nodes of one kind."""
 
     product: str  # Exact value of their label nvidia.com/gpu.product
-    gpus_per_node: int  # GPUs of each
-    nodes: int = 1  # How many of them one replica may lie on
-    memory_gib: int | None = None  # Memory of each GPU, as the user gives it for products without figures
+    gpus_per_node: int
+    nodes: int = 1  # Maximum nodes of one replica
+    memory_gib: int | None = None  # Memory of each GPU, given by the user for products without figures
 
     @property
     def device(self) -> Device | None:
@@ -27,13 +27,11 @@ class GpuPool:
 
 
 def nodes_needed(pool: GpuPool, tensor: int, spread: Parallelism) -> int | None:
-    """Return over how many nodes of a pool a replica lies, as few as can be; None where there is no room for it.
+    """Return the least number of nodes of a pool that a replica needs; None if there is no room for it.
 
-    Each node takes the same share, as vLLM numbers its ranks
-    (vllm/engine/arg_utils.py create_engine_config, ``--nnodes``): whole groups
-    that share layers, or, where one such group is larger than a node, an even
-    part of it. Copies stay whole: those of dense models meet at the first
-    node of each, which only the leader's is known to be
+    Each node takes the same share, as vLLM numbers its ranks (vllm/engine/arg_utils.py create_engine_config,
+    ``--nnodes``): whole groups that share layers, or, if one such group is larger than a node, an even part of it.
+    Copies stay whole: those of dense models meet at the first node of each, which only the leader's is known to be
     (vllm/config/parallel.py reconfigure_for_independent_dp_rank).
     """
     gpus = tensor * spread.groups
@@ -41,33 +39,22 @@ def nodes_needed(pool: GpuPool, tensor: int, spread: Parallelism) -> int | None:
         return 1
     for nodes in range(2, pool.nodes + 1):
         share, rest = divmod(gpus, nodes)
-        if rest == 0 and share <= pool.gpus_per_node and _is_even(share, tensor, spread, pool.gpus_per_node):
+        if spread.data > 1:
+            is_even = share % (tensor * spread.pipeline) == 0
+        else:
+            is_even = (share % tensor if tensor <= pool.gpus_per_node else tensor % share) == 0
+        if rest == 0 and share <= pool.gpus_per_node and is_even:
             return nodes
     return None
 
 
 def place_phrase(gpus: int, nodes: int, product: str) -> str:
-    """Return where a replica lies: ``4 x NVIDIA-H200``, or ``2 nodes x 8 x NVIDIA-H200``."""
+    """Return the place of a replica: ``4 x NVIDIA-H200``, or ``2 nodes x 8 x NVIDIA-H200``."""
     return f"{gpus} x {product}" if nodes == 1 else f"{nodes} nodes x {gpus // nodes} x {product}"
 
 
-def _is_even(share: int, tensor: int, spread: Parallelism, gpus_per_node: int) -> bool:
-    """Whether a node's share of a replica cuts nothing that has to stay together."""
-    if spread.data > 1:
-        return share % (tensor * spread.pipeline) == 0
-    if tensor <= gpus_per_node:
-        return share % tensor == 0
-    return tensor % share == 0
-
-
 def refuse_too_many(pools: Iterable[GpuPool], tensor: int | None, spread: Parallelism) -> None:
-    """Raise PlanError when a replica takes more GPUs than any pool has room for.
-
-    Raises
-    ------
-    PlanError
-        With the field to lower.
-    """
+    """Raise PlanError if a replica takes more GPUs than any pool has room for."""
     pools = tuple(pools)
     if any(nodes_needed(pool, tensor or 1, spread) for pool in pools):
         return
@@ -88,47 +75,46 @@ class Row:
     """One candidate."""
 
     product: str  # GPU product, or CPU
-    tensor: int  # GPUs that share each layer
+    tensor: int
     budget: Budget  # Memory of each GPU
-    # What target and draft are served at; None where no model drafts
     target_precision: Precision
-    draft_precision: Precision | None
-    spread: Parallelism = TENSOR_ONLY  # How it is spread beyond that
-    nodes: int = 1  # Over how many nodes its GPUs lie
+    draft_precision: Precision | None  # None if no model drafts
+    spread: Parallelism = TENSOR_ONLY  # Beyond the tensor parallelism
+    nodes: int = 1
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it fits."""
+        """Verdict of the budget."""
         return self.budget.verdict
 
     @property
     def served(self) -> tuple[Precision, Precision | None, int | None]:
-        """Precisions of target and draft, and to how many requests at once the default is lowered; None: not at all."""
+        """Precisions of target and draft, and the lowered default of requests at once, if it is lowered."""
         return self.target_precision, self.draft_precision, self.budget.fewer_seqs
 
     @property
     def split(self) -> Parallelism:
-        """Over which GPUs a replica is spread."""
+        """Parallelism of a replica."""
         return self.spread.at(self.tensor)
 
     @property
     def gpus(self) -> int:
-        """GPUs that a replica takes."""
+        """GPUs of a replica."""
         return self.tensor * self.spread.groups
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs that it takes of each node."""
+        """GPUs of a replica on each node."""
         return self.gpus // self.nodes
 
     @property
     def place(self) -> str:
-        """Where it lies, in words."""
+        """Place of a replica in words."""
         return place_phrase(self.gpus, self.nodes, self.product)
 
 
 def capacity_phrase(budget: Budget, max_model_len: int, split: Parallelism = TENSOR_ONLY) -> str:
-    """Return what the KV cache holds: ``127,024 tokens (15.5 requests of 8192)``; with copies, that of each."""
+    """Return the capacity of the KV cache: ``127,024 tokens (15.5 requests of 8192)``; with copies, that of each."""
     return (
         f"{budget.kv_cache_tokens:,} tokens{split.each_copy} ({budget.max_concurrency:.1f} requests of {max_model_len})"
     )
@@ -137,21 +123,26 @@ def capacity_phrase(budget: Budget, max_model_len: int, split: Parallelism = TEN
 def gpu_sentence(row: Row, limits: EngineLimits) -> str:
     """Return whether a row fits and why, without a full stop."""
     place = f"{row.place} per replica ({row.split.label})"
-    budget = row.budget
+    budget, weights = row.budget, format_gib(row.budget.weights_bytes)
     capacity = capacity_phrase(budget, limits.max_model_len, row.split)
-    weights = format_gib(budget.weights_bytes)
     match budget.verdict:
         case Verdict.FITS:
             sentence = f"{place} fits: {capacity} beside {weights} GiB of weights per GPU"
         case Verdict.TIGHT:
-            sentence = f"{place} is tight: {capacity}, but {_tight_phrase(budget)}"
+            spare, margin = (
+                format_gib(budget.available_kv_bytes - budget.needed_kv_bytes),
+                format_gib(budget.margin_bytes),
+            )
+            but = f"{spare} GiB per GPU are to spare where the estimate may err by {margin} GiB"
+            but = _slack_phrase(budget) if budget.binding_term is Term.SLACK else but
+            sentence = f"{place} is tight: {capacity}, but {but}"
         case Verdict.DOES_NOT_FIT:
             sentence = f"{place} does not fit: {_gpu_reason(budget, limits, row.split)}"
     return "; ".join(filter(None, [sentence, calibration_phrase(budget), uncalibrated_phrase(budget)]))
 
 
 def calibration_phrase(budget: Budget) -> str | None:
-    """Return by how much measurements correct the estimates, and which; None where none does."""
+    """Return the correction of the estimates by measurements; None if there is none."""
     if budget.calibration is None:
         return None
     more = "more" if budget.correction_bytes >= 0 else "less"
@@ -160,7 +151,7 @@ def calibration_phrase(budget: Budget) -> str | None:
 
 
 def uncalibrated_phrase(budget: Budget) -> str | None:
-    """Return that no public log of the GPU confirms the figures, and the margin; None if one does, or a measurement."""
+    """Return a caveat with the margin if neither a public log nor a measurement of the GPU confirms the figures."""
     if not budget.uncalibrated_gpu or budget.calibration is not None:
         return None
     return f"uncalibrated GPU: the plan keeps a margin of {format_gib(budget.margin_bytes)} GiB per GPU"
@@ -169,9 +160,8 @@ def uncalibrated_phrase(budget: Budget) -> str | None:
 def cpu_sentence(budget: Budget, limits: EngineLimits, tensor: int) -> str:
     """Return whether a replica on CPU fits and why, without a full stop."""
     each = " per rank" if tensor > 1 else ""
-    place = f"CPU with {format_gib(budget.total_bytes)} GiB per replica"
-    if tensor > 1:
-        place = f"CPU with {format_gib(budget.total_bytes)} GiB per rank (TP {tensor})"
+    total = format_gib(budget.total_bytes)
+    place = f"CPU with {total} GiB per rank (TP {tensor})" if tensor > 1 else f"CPU with {total} GiB per replica"
     capacity = capacity_phrase(budget, limits.max_model_len)
     match budget.verdict:
         case Verdict.FITS:
@@ -179,19 +169,16 @@ def cpu_sentence(budget: Budget, limits: EngineLimits, tensor: int) -> str:
         case Verdict.TIGHT:
             spare = format_gib(budget.total_bytes - budget.requested_bytes)
             margin = format_gib(budget.margin_bytes)
-            return (
-                f"{place} is tight: {capacity}, but {spare} GiB{each} are to spare where the estimate may err by"
-                f" {margin} GiB"
-            )
+            but = f"{spare} GiB{each} are to spare where the estimate may err by {margin} GiB"
+            return f"{place} is tight: {capacity}, but {but}"
+        case Verdict.DOES_NOT_FIT if budget.binding_term is Term.KV_CACHE:
+            return f"{place} does not fit: {_kv_reason(budget, limits, 'are given')}"
         case Verdict.DOES_NOT_FIT:
-            return f"{place} does not fit: {_cpu_reason(budget, limits)}"
-
-
-def _tight_phrase(budget: Budget) -> str:
-    if budget.binding_term is Term.SLACK:
-        return _slack_phrase(budget)
-    spare = format_gib(budget.available_kv_bytes - budget.needed_kv_bytes)
-    return f"{spare} GiB per GPU are to spare where the estimate may err by {format_gib(budget.margin_bytes)} GiB"
+            return (
+                f"{place} does not fit: weights {format_gib(budget.weights_bytes)}, KV cache"
+                f" {format_gib(budget.available_kv_bytes)} and the engine {format_gib(budget.non_torch_bytes)} make"
+                f" {format_gib(budget.requested_bytes)} GiB"
+            )
 
 
 def _slack_phrase(budget: Budget) -> str:
@@ -222,30 +209,17 @@ def _gpu_reason(budget: Budget, limits: EngineLimits, split: Parallelism) -> str
                 "more than is free when it starts"
             )
         case Term.SEQUENCES:
-            return _blocks_reason(budget, limits, split)
+            return (
+                f"serving.maxNumSeqs {budget.fewer_seqs or limits.max_num_seqs} exceeds the {budget.num_blocks} blocks"
+                f" of the KV cache{split.each_copy}; each request of a model with states needs one, or vLLM refuses to"
+                f" capture FULL CUDA graphs: use {budget.num_blocks} or less, or serving.cudagraphMode PIECEWISE"
+            )
         case _:
             return _kv_reason(budget, limits, "per GPU are left", split)
 
 
-def _blocks_reason(budget: Budget, limits: EngineLimits, split: Parallelism) -> str:
-    return (
-        f"serving.maxNumSeqs {budget.fewer_seqs or limits.max_num_seqs} exceeds the {budget.num_blocks} blocks of the"
-        f" KV cache{split.each_copy}; each request of a model with states needs one, or vLLM refuses to capture FULL"
-        f" CUDA graphs: use {budget.num_blocks} or less, or serving.cudagraphMode PIECEWISE"
-    )
-
-
-def _cpu_reason(budget: Budget, limits: EngineLimits) -> str:
-    if budget.binding_term is Term.KV_CACHE:
-        return _kv_reason(budget, limits, "are given")
-    return (
-        f"weights {format_gib(budget.weights_bytes)}, KV cache {format_gib(budget.available_kv_bytes)} and the engine "
-        f"{format_gib(budget.non_torch_bytes)} make {format_gib(budget.requested_bytes)} GiB"
-    )
-
-
 def _kv_reason(budget: Budget, limits: EngineLimits, given: str, split: Parallelism = TENSOR_ONLY) -> str:
-    # The spare block is one that the engine sets aside; it can be all that is lacking.
+    # The engine sets one block aside; only that one may be lacking.
     requests = "1 request" if limits.min_concurrency == 1 else f"{limits.min_concurrency} requests"
     return (
         f"{format_gib(budget.available_kv_bytes)} GiB {given} for the KV cache, {requests} of "

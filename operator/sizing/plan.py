@@ -5,21 +5,20 @@ It changes each setting in its smallest steps first, and tries single changes be
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import chain, combinations
-from typing import Final
+from itertools import combinations
+from typing import Any, Final
 
 from specdecode_operator.enums import FP8_ELEMENT_BYTES, SIXTEEN_BIT_BYTES, Dtype, Knowledge, Method, Precision
 from specdecode_operator.sizing.arithmetic import GIB, ceil_div
-from specdecode_operator.sizing.catalogue import find_entry, find_geometry, known_models, published_heads
+from specdecode_operator.sizing.catalogue import find_entry, known_models, published_heads, sized_geometry
 from specdecode_operator.sizing.devices import PRODUCT_FIELD
-from specdecode_operator.sizing.errors import GeometryError, SizingError
+from specdecode_operator.sizing.errors import SizingError
 from specdecode_operator.sizing.families.architectures import head_from_config
 from specdecode_operator.sizing.families.draft_heads import method_of_head
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.kernel_support import (
-    NOTHING_NAMED,
     ONLINE_PRECISIONS,
     Available,
     checkpoint_at,
@@ -30,7 +29,6 @@ from specdecode_operator.sizing.pair import (
     PIPELINE_FIELD,
     TENSOR_FIELD,
     TENSOR_ONLY,
-    EngineLimits,
     Pair,
     Parallelism,
     effective_batch,
@@ -51,46 +49,50 @@ from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.sizing.tensor_parallel import supported_tensors
 from specdecode_operator.sizing.weights import parameter_count
 
+DEFAULT_UTILIZATION_PERCENT: Final = 92
+"""vLLM 0.32's own default (config/cache.py), known to leave enough for what is outside the budget."""
+
+HIGHEST_UTILIZATION_PERCENT: Final = 95
+"""Highest percentage that is proposed. Sizing counts what the engine takes outside the budget (slack in
+docs/explanation/sizing.md), but not other processes. 5 % of an 80 GB GPU, 4 GiB, are left to both."""
+
+_LEAST_BATCHED_TOKENS: Final = 1024
+"""Fewest tokens a step that are proposed, our own choice: prompts are read in parts of that size, one a step."""
+
+_NOTABLY_LONGER: Final = 1.25
+"""Minimum ratio of lengths that makes a second setting beside the length worth a line, our own choice."""
+
+_LENGTH_FIELD: Final = "serving.maxModelLen"
+
+_PROPOSED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
+"""Products that users can be told to get: not every product that can be sized."""
+
+NO_CHANGE_HELPS: Final = "no single change and no two settings make it fit"
+
+CPU_PRODUCT: Final = "CPU"
+"""Product of a row without a GPU."""
+
 
 @dataclass(frozen=True)
 class DraftHead:
     """A head that was trained for one target."""
 
     method: str  # eagle or eagle3
-    geometry: ModelGeometry  # Its shape
-
-
-@dataclass(frozen=True)
-class Alternatives:
-    """What is known to exist beside the models of a pair."""
-
-    available: Available = NOTHING_NAMED  # Other checkpoints that the user named
-    # Models that could draft in place of the pair's, largest first; empty for those of the catalogue
-    smaller_drafts: tuple[ModelGeometry, ...] = ()
-    heads: tuple[DraftHead, ...] = ()  # Heads made for the pair's target
-
-
-NO_ALTERNATIVES: Final = Alternatives()
-"""Nothing but what the catalogue holds."""
-
-
-def alternatives_to(pair: Pair, available: Available) -> Alternatives:
-    """Return what is known to exist beside the models of a pair: what the user named, and heads of the catalogue."""
-    return Alternatives(available, heads=known_heads(pair.target.name))
+    geometry: ModelGeometry
 
 
 @lru_cache(maxsize=MEMO_SIZE)
 def known_heads(target_id: str) -> tuple[DraftHead, ...]:
     """Return the published heads that were made for the target with exactly this hub id, the first of each size.
 
-    Their shapes are those that their makers' training configurations say.
+    Their shapes are those of their makers' training configurations.
     """
     by_size: dict[int, DraftHead] = {}
     for published in published_heads():
         entry = find_entry(published.head) if target_id in published.targets else None
         if entry is not None:
             geometry = head_from_config(published.head, entry.config, published.method)
-            # To the budget a second head of the same size is the same answer.
+            # A second head of the same size has the same budget.
             by_size.setdefault(parameter_count(geometry), DraftHead(published.method, geometry))
     return tuple(by_size.values())
 
@@ -98,21 +100,14 @@ def known_heads(target_id: str) -> tuple[DraftHead, ...]:
 def smaller_drafts(target: ModelGeometry, draft: ModelGeometry) -> tuple[ModelGeometry, ...]:
     """Return the catalogue's models that could draft in place of this one, largest first.
 
-    They have fewer parameters than the draft, the target's architecture and
-    vocabulary, come from the same organisation, and are instruction-tuned
-    if the draft is. A quantized checkpoint is never proposed.
+    They have fewer parameters than the draft, the target's architecture and vocabulary, come from the same
+    organisation, and are instruction-tuned if the draft is. A quantized checkpoint is never proposed.
     """
     limit = parameter_count(draft)
     found = [
         geometry
-        for model_id in known_models()
-        if _is_alike(model_id, draft.name)
-        if (geometry := _geometry_or_none(model_id)) is not None
-        if geometry.architecture == target.architecture
-        and geometry.vocab_size == target.vocab_size
-        and geometry.checkpoint is None
-        and geometry.head is None
-        and parameter_count(geometry) < limit
+        for geometry in _unquantized_models(target.vocab_size, draft.name)
+        if geometry.architecture == target.architecture and geometry.head is None and parameter_count(geometry) < limit
     ]
     return tuple(sorted(found, key=lambda geometry: (-parameter_count(geometry), geometry.name)))
 
@@ -125,53 +120,25 @@ def matching_drafts(target: ModelGeometry, draft: ModelGeometry) -> tuple[ModelG
     limit = parameter_count(target) // 2
     found = [
         geometry
-        for model_id in known_models()
-        if _is_alike(model_id, target.name) or _is_alike(model_id, draft.name)
-        if (geometry := _geometry_or_none(model_id)) is not None
-        if geometry.vocab_size == target.vocab_size
-        and geometry.checkpoint is None
-        and method_of_head(geometry) is None
-        and parameter_count(geometry) <= limit
+        for geometry in _unquantized_models(target.vocab_size, target.name, draft.name)
+        if method_of_head(geometry) is None and parameter_count(geometry) <= limit
     ]
     return tuple(sorted(found, key=lambda geometry: (parameter_count(geometry), geometry.name)))
 
 
-def _is_alike(model_id: str, draft_id: str) -> bool:
-    organisation = draft_id.partition("/")[0]
-    return model_id.partition("/")[0] == organisation and _is_tuned(model_id) == _is_tuned(draft_id)
+def _unquantized_models(vocab_size: int, *names: str) -> Iterator[ModelGeometry]:
+    """Yield exactly known models from the organisation of one of the named models, instruction-tuned if that is."""
 
+    def kind(model_id: str) -> tuple[str, bool]:
+        return model_id.partition("/")[0], model_id.lower().endswith(("-instruct", "-it", "-chat"))
 
-def _is_tuned(model_id: str) -> bool:
-    return model_id.lower().endswith(("-instruct", "-it", "-chat"))
+    kinds = set(map(kind, names))
+    for geometry in (sized_geometry(model_id) for model_id in known_models() if kind(model_id) in kinds):
+        if geometry is None or geometry.knowledge is not Knowledge.EXACT:
+            continue
+        if geometry.vocab_size == vocab_size and geometry.checkpoint is None:
+            yield geometry
 
-
-def _geometry_or_none(model_id: str) -> ModelGeometry | None:
-    """Return the geometry, or None if sizing does not know it exactly."""
-    try:
-        geometry = find_geometry(model_id)
-    except GeometryError:
-        return None
-    return geometry if geometry is None or geometry.knowledge is Knowledge.EXACT else None
-
-
-DEFAULT_UTILIZATION_PERCENT: Final = 92
-"""vLLM 0.32's own default (config/cache.py), known to leave enough for what is outside the budget."""
-
-HIGHEST_UTILIZATION_PERCENT: Final = 95
-"""The most that is ever proposed. What the engine takes outside the budget is counted (slack in
-docs/explanation/sizing.md), other processes are not: 5 % of an 80 GB GPU, 4 GiB, are left to both."""
-
-LEAST_BATCHED_TOKENS: Final = 1024
-"""The fewest tokens a step that are proposed, our own choice: prompts are read in parts of that size, one a step."""
-
-LENGTH_FIELD: Final = "serving.maxModelLen"
-"""Where users say how long requests may get."""
-
-_GO_WITH_STAGES: Final = frozenset({Method.NONE, Method.NGRAM})
-"""Methods that every version combines with pipeline stages."""
-
-_PROPOSED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
-"""What people can be told to get: not every product that can be sized."""
 
 Value = int | str | list[str] | dict[str, str] | None
 
@@ -181,7 +148,7 @@ class Change:
     """One field and what to write there."""
 
     field: str  # Such as ``serving.maxNumSeqs``
-    value: Value  # None: the field is to be removed
+    value: Value  # None: remove the field
 
     def __str__(self) -> str:
         """Return it as YAML has it."""
@@ -201,7 +168,7 @@ Changes = tuple[Change, ...]
 
 @dataclass(frozen=True)
 class Question:
-    """What is planned; a change is another question with its own description."""
+    """Input of a plan; a change is another question with its own description."""
 
     pair: Pair
     pools: tuple[GpuPool, ...]
@@ -209,31 +176,31 @@ class Question:
     options: PlanOptions
     changes: Changes = ()
 
-    @property
-    def spread(self) -> Parallelism:
-        """How a replica is spread beyond tensor parallelism."""
-        return self.options.spread
-
     def best_row(self) -> Row | None:
-        """Return the row that the plan would choose; None where there is none."""
+        """Return the row that the plan would choose."""
         try:
             return candidate_rows(self.pair, self.pools, self.tensor, self.options)[0]
         except SizingError:
             return None
 
-    def with_limits(self, change: Change, limits: EngineLimits) -> "Question":
+    def with_limits(self, field: str, value: Value, **limits: Any) -> "Question":
         """Return the question under other limits."""
-        return self.with_pair(replace(self.pair, limits=limits), change)
+        return self.with_pair(replace(self.pair, limits=replace(self.pair.limits, **limits)), Change(field, value))
 
     def with_pair(self, pair: Pair, *changes: Change) -> "Question":
         """Return the question of another pair."""
         return replace(self, pair=pair, changes=(*self.changes, *changes))
 
-    def with_draft(self, pair: Pair, *changes: Change) -> "Question":
-        """Return the question of a pair with another draft, of which no checkpoints were named."""
+    def with_draft(self, pair: Pair, **changes: str) -> "Question":
+        """Return the question of a pair with another draft, by fields of spec.speculation, without its checkpoints."""
         available = replace(self.options.available, draft=())
         options = replace(self.options, draft=frozenset(), available=available)
-        return replace(self.with_pair(pair, *changes), options=options)
+        named = (Change(f"speculation.{field.replace('_', '.')}", value) for field, value in changes.items())
+        return replace(self.with_pair(pair, *named), options=options)
+
+    def with_tensor(self, size: int) -> "Question":
+        """Return the question with another tensor parallelism, and no other change."""
+        return replace(self, tensor=size, changes=(Change(TENSOR_FIELD, size),))
 
 
 Kind = Callable[[Question], Iterator[Question]]
@@ -252,152 +219,89 @@ def both(first: Kind, second: Kind) -> Kind:
     return steps
 
 
-def more_utilization(question: Question) -> Iterator[Question]:
-    """Up to the highest that is safe; from above it, down to the default first."""
-    limits = question.pair.limits
+def _last(kind: Kind) -> Kind:
+    """Return the largest step of a kind alone."""
+    return lambda question: iter(list(kind(question))[-1:])
+
+
+def _more_utilization(question: Question) -> Iterator[Question]:
+    """Yield percentages up to the highest that is safe; from above it, down to the default first."""
+    present = question.pair.limits.memory_utilization_percent
     for percent in range(DEFAULT_UTILIZATION_PERCENT, HIGHEST_UTILIZATION_PERCENT + 1):
-        present = limits.memory_utilization_percent
         if percent > present or present > HIGHEST_UTILIZATION_PERCENT:
-            change = Change("serving.memoryUtilizationPercent", percent)
-            yield question.with_limits(change, replace(limits, memory_utilization_percent=percent))
+            yield question.with_limits("serving.memoryUtilizationPercent", percent, memory_utilization_percent=percent)
 
 
 def fewer_batched_tokens(question: Question) -> Iterator[Question]:
-    """So many that as many requests as before decode in one step: only prompts are then read in smaller parts."""
-    limits = question.pair.limits
-    tokens, batch = limits.max_num_batched_tokens // 2, effective_batch(question.pair)
-    while tokens >= LEAST_BATCHED_TOKENS:
-        change = Change("serving.maxNumBatchedTokens", tokens)
-        changed = question.with_limits(change, replace(limits, max_num_batched_tokens=tokens))
+    """Halve the tokens while as many requests decode in one step, so that only prompts are read in smaller parts."""
+    tokens, batch = question.pair.limits.max_num_batched_tokens // 2, effective_batch(question.pair)
+    while tokens >= _LEAST_BATCHED_TOKENS:
+        changed = question.with_limits("serving.maxNumBatchedTokens", tokens, max_num_batched_tokens=tokens)
         if effective_batch(changed.pair) < batch:
             return
         yield changed
         tokens //= 2
 
 
-def highest_utilization(question: Question) -> Iterator[Question]:
-    """The highest that is safe, at once."""
-    yield from list(more_utilization(question))[-1:]
-
-
-def most_room(question: Question) -> Iterator[Question]:
-    """The highest utilization and the fewest batched tokens together."""
-    highest = list(both(more_utilization, fewer_batched_tokens)(question))
-    yield from highest[-1:]
-
-
-def fewer_sequences(question: Question) -> Iterator[Question]:
-    """Half as many, and so on."""
+def _fewer_sequences(question: Question) -> Iterator[Question]:
     limits = question.pair.limits
-    sequences = limits.max_num_seqs // 2
-    while sequences >= limits.min_concurrency:
-        change = Change("serving.maxNumSeqs", sequences)
-        yield question.with_limits(change, replace(limits, max_num_seqs=sequences))
-        sequences //= 2
+    sequences = limits.max_num_seqs
+    while (sequences := sequences // 2) >= limits.min_concurrency:
+        yield question.with_limits("serving.maxNumSeqs", sequences, max_num_seqs=sequences)
 
 
-def quantized_draft(question: Question, alternatives: Alternatives) -> Iterator[Question]:
-    """The draft harder quantized: it cannot change the output."""
-    pair = question.pair
-    # Where the plan may choose, it has tried all that can be had; the same holds for the target.
-    if pair.draft is None or pair.method != Method.DRAFT_MODEL or question.options.draft:
+def _quantized(question: Question, role: str) -> Iterator[Question]:
+    """Yield harder quantizations of the target or the draft."""
+    pair, options = question.pair, question.options
+    model = pair.target if role == "target" else pair.draft
+    # If the plan may choose, it has tried all available precisions.
+    if model is None or getattr(options, role) or (role == "draft" and pair.method != Method.DRAFT_MODEL):
         return
-    for geometry, precision in _harder(pair.draft, pair.draft_precision, alternatives.available.draft):
-        changed = replace(pair, draft=geometry, draft_precision=precision)
-        yield question.with_pair(changed, Change("speculation.draft.quantization", precision.value))
+    field = "target.quantization" if role == "target" else "speculation.draft.quantization"
+    present = served_precision(model, getattr(pair, f"{role}_precision"))
+    found = {served_precision(checkpoint, None): checkpoint for checkpoint in getattr(options.available, role)}
+    # vLLM makes weights FP8 while loading only from 16 bits.
+    if model.checkpoint is None and present is Precision.BF16:
+        found = {**dict.fromkeys(ONLINE_PRECISIONS, model), **found}
+    for precision in sorted(found, key=severity):
+        if severity(precision) > severity(present):
+            changed = replace(pair, **{role: found[precision], f"{role}_precision": precision})
+            yield question.with_pair(changed, Change(field, precision.value))
 
 
-def kv_fp8(question: Question) -> Iterator[Question]:
-    """The KV cache in FP8, where neither the spec nor the checkpoint says so already."""
-    limits = question.pair.limits
-    present = limits.kv_cache_element_bytes or question.pair.target.cache_element_bytes
+def _kv_fp8(question: Question) -> Iterator[Question]:
+    present = question.pair.limits.kv_cache_element_bytes or question.pair.target.cache_element_bytes
     if present != FP8_ELEMENT_BYTES:
-        change = Change("serving.kvCacheDtype", "fp8")
-        yield question.with_limits(change, replace(limits, kv_cache_element_bytes=FP8_ELEMENT_BYTES))
+        yield question.with_limits("serving.kvCacheDtype", "fp8", kv_cache_element_bytes=FP8_ELEMENT_BYTES)
 
 
-def sixteen_bits(question: Question) -> Iterator[Question]:
-    """What is not quantized in 16 bits, where the spec asks for float32."""
-    limits = question.pair.limits
-    if limits.dtype_bytes != SIXTEEN_BIT_BYTES:
-        change = Change("serving.dtype", Dtype.AUTO.value)
-        yield question.with_limits(change, replace(limits, dtype_bytes=SIXTEEN_BIT_BYTES))
+def _sixteen_bits(question: Question) -> Iterator[Question]:
+    if question.pair.limits.dtype_bytes != SIXTEEN_BIT_BYTES:
+        yield question.with_limits("serving.dtype", Dtype.AUTO.value, dtype_bytes=SIXTEEN_BIT_BYTES)
 
 
-def quantized_target(question: Question, alternatives: Alternatives) -> Iterator[Question]:
-    """The target harder quantized."""
-    pair = question.pair
-    if question.options.target:
-        return
-    for geometry, precision in _harder(pair.target, pair.target_precision, alternatives.available.target):
-        changed = replace(pair, target=geometry, target_precision=precision)
-        yield question.with_pair(changed, Change("target.quantization", precision.value))
+def _more_of_these(question: Question) -> Iterator[Question]:
+    """Yield more GPUs of a node, then more nodes.
 
-
-def _harder(
-    geometry: ModelGeometry, precision: Precision | None, named: tuple[ModelGeometry, ...]
-) -> list[tuple[ModelGeometry, Precision]]:
-    """Return the precisions beyond the present one that can be had, each with its checkpoint, gentlest first.
-
-    What is served at another precision than its checkpoint's cannot be made
-    FP8 while loading: it comes from a checkpoint of its own.
+    On nodes there are stages, or split layers if not all versions combine the method with stages.
     """
-    present = served_precision(geometry, precision)
-    found = {served_precision(checkpoint, None): checkpoint for checkpoint in named}
-    if geometry.checkpoint is None and present is Precision.BF16:
-        for online in ONLINE_PRECISIONS:
-            found.setdefault(online, geometry)
-    harder = [(found[candidate], candidate) for candidate in found if severity(candidate) > severity(present)]
-    return sorted(harder, key=lambda each: severity(each[1]))
-
-
-def more_gpus(question: Question) -> Iterator[Question]:
-    """More GPUs of one node."""
+    pair, spread = question.pair, question.options.spread
+    largest = max(question.pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
+    version = pair.limits.engine_version
+    supported = supported_tensors(pair.served, version, data=spread.data, expert=spread.expert)
     # Without a tensor of the user's every split was tried already.
-    if question.tensor is None:
+    if question.tensor is not None:
+        yield from (question.with_tensor(size) for size in supported if question.tensor < size <= largest.gpus_per_node)
+    if spread != TENSOR_ONLY:
         return
-    widest = max(pool.gpus_per_node for pool in question.pools)
-    for size in _supported(question):
-        if question.tensor < size <= widest:
-            yield replace(question, tensor=size, changes=(Change(TENSOR_FIELD, size),))
-
-
-def more_nodes(question: Question) -> Iterator[Question]:
-    """Stages on nodes of their own; layers over several where not all versions combine the method with stages."""
-    pair, largest = question.pair, max(question.pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
-    if question.spread != TENSOR_ONLY:
+    if pair.method not in (Method.NONE, Method.NGRAM):
+        least = max(largest.gpus_per_node, question.tensor or 0)
+        yield from (question.with_tensor(size) for size in supported if size > least)
         return
-    if pair.method in _GO_WITH_STAGES:
-        tensor = largest.gpus_per_node
-        for stages in range(2, largest.nodes + 1):
-            changes = (Change(TENSOR_FIELD, tensor), Change(PIPELINE_FIELD, stages))
-            options = replace(question.options, spread=Parallelism(pipeline=stages))
-            yield replace(question, tensor=tensor, options=options, changes=changes)
-    else:
-        for size in _supported(question):
-            if size > max(largest.gpus_per_node, question.tensor or 0):
-                yield replace(question, tensor=size, changes=(Change(TENSOR_FIELD, size),))
-
-
-def more_of_these(question: Question) -> Iterator[Question]:
-    """More GPUs of a node, then more nodes."""
-    return chain(more_gpus(question), more_nodes(question))
-
-
-def _supported(question: Question) -> tuple[int, ...]:
-    """Return how many GPUs the models can share their layers over."""
-    pair = question.pair
-    return tuple(
-        supported_tensors(
-            pair.target,
-            pair.draft,
-            pair.target_precision,
-            pair.draft_precision,
-            pair.limits.engine_version,
-            data=question.spread.data,
-            expert=question.spread.expert,
-        )
-    )
+    for stages in range(2, largest.nodes + 1):
+        changed = question.with_tensor(largest.gpus_per_node)
+        options = replace(question.options, spread=Parallelism(pipeline=stages))
+        yield replace(changed, options=options, changes=(*changed.changes, Change(PIPELINE_FIELD, stages)))
 
 
 def product_change(product: str) -> Change:
@@ -405,8 +309,7 @@ def product_change(product: str) -> Change:
     return Change(PRODUCT_FIELD, [product])
 
 
-def other_products(question: Question) -> Iterator[Question]:
-    """Products that are not there."""
+def _other_products(question: Question) -> Iterator[Question]:
     present = {pool.product for pool in question.pools}
     gpus_per_node, nodes = max((pool.gpus_per_node, pool.nodes) for pool in question.pools)
     for product in _PROPOSED_PRODUCTS:
@@ -415,63 +318,44 @@ def other_products(question: Question) -> Iterator[Question]:
             yield replace(question, pools=pools, changes=(product_change(product),))
 
 
-def smaller_draft(question: Question, alternatives: Alternatives) -> Iterator[Question]:
-    """Other models that can draft, the largest first."""
-    pair = question.pair
-    if pair.draft is None or pair.method != Method.DRAFT_MODEL:
-        return
-    for geometry in alternatives.smaller_drafts or smaller_drafts(pair.target, pair.draft):
-        changed = replace(pair, draft=geometry, draft_precision=Precision.BF16)
-        yield question.with_draft(changed, Change("speculation.draft.model", geometry.name))
-
-
-def own_layers(question: Question) -> Iterator[Question]:
-    """The target's own layers for multi-token prediction, where its checkpoint holds some."""
-    pair = question.pair
-    if pair.method == Method.DRAFT_MODEL and pair.target.mtp_block:
-        changed = replace(pair, method=Method.MTP, draft=None, draft_precision=None)
-        yield question.with_draft(changed, Change("speculation.method", Method.MTP.value))
-
-
-def head(question: Question, alternatives: Alternatives) -> Iterator[Question]:
-    """Heads that were made for the target."""
+def _other_drafts(question: Question, heads: Sequence[DraftHead], kind: str) -> Iterator[Question]:
+    """Yield other ways to draft of one kind: a smaller model, the target's own MTP layers, or heads made for it."""
     pair = question.pair
     if pair.method != Method.DRAFT_MODEL:
         return
-    for each in alternatives.heads:
-        changed = replace(pair, method=each.method, draft=each.geometry, draft_precision=None)
-        method = Change("speculation.method", Method(each.method).value)
-        yield question.with_draft(changed, method, Change("speculation.draft.model", each.geometry.name))
+    if kind == "smaller" and pair.draft is not None:
+        for geometry in smaller_drafts(pair.target, pair.draft):
+            changed = replace(pair, draft=geometry, draft_precision=Precision.BF16)
+            yield question.with_draft(changed, draft_model=geometry.name)
+    if kind == "own" and pair.target.mtp_block:
+        changed = replace(pair, method=Method.MTP, draft=None, draft_precision=None)
+        yield question.with_draft(changed, method=Method.MTP.value)
+    for head in heads if kind == "head" else ():
+        changed = replace(pair, method=head.method, draft=head.geometry, draft_precision=None)
+        yield question.with_draft(changed, method=Method(head.method).value, draft_model=head.geometry.name)
 
 
-def no_draft(question: Question) -> Iterator[Question]:
-    """No speculation at all."""
+def _no_draft(question: Question) -> Iterator[Question]:
     pair = question.pair
     if pair.draft is not None or pair.method == Method.MTP:
-        yield question.with_draft(without_speculation(pair), Change("speculation.method", Method.NONE.value))
+        yield question.with_draft(without_speculation(pair), method=Method.NONE.value)
 
 
-def lower_min_concurrency(question: Question) -> Iterator[Question]:
-    """The most requests of full length that fit at once."""
+def _lower_min_concurrency(question: Question) -> Iterator[Question]:
+    return _largest_accepted(
+        lambda requests: question.with_limits("serving.minConcurrency", requests, min_concurrency=requests),
+        below=question.pair.limits.min_concurrency,
+    )
+
+
+def _shorter_length(question: Question) -> Iterator[Question]:
     limits = question.pair.limits
-
-    def at(requests: int) -> Question:
-        return question.with_limits(
-            Change("serving.minConcurrency", requests), replace(limits, min_concurrency=requests)
-        )
-
-    yield from _largest_accepted(at, below=limits.min_concurrency)
-
-
-def shorter_length(question: Question) -> Iterator[Question]:
-    """The longest requests that fit."""
-    limits = question.pair.limits
-
-    def at(blocks: int) -> Question:
-        length = blocks * limits.block_size
-        return question.with_limits(Change(LENGTH_FIELD, length), replace(limits, max_model_len=length))
-
-    yield from _largest_accepted(at, below=ceil_div(limits.max_model_len, limits.block_size))
+    return _largest_accepted(
+        lambda blocks: question.with_limits(
+            _LENGTH_FIELD, blocks * limits.block_size, max_model_len=blocks * limits.block_size
+        ),
+        below=ceil_div(limits.max_model_len, limits.block_size),
+    )
 
 
 def _largest_accepted(at: Callable[[int], Question], below: int) -> Iterator[Question]:
@@ -484,7 +368,7 @@ def _largest_accepted(at: Callable[[int], Question], below: int) -> Iterator[Que
         while bad - good > 1:
             middle = (good + bad) // 2
             row = at(middle).best_row()
-            if row is not None and row.budget.verdict in accepted:
+            if row is not None and row.verdict in accepted:
                 good = middle
             else:
                 bad = middle
@@ -492,17 +376,14 @@ def _largest_accepted(at: Callable[[int], Question], below: int) -> Iterator[Que
             yield at(good)
 
 
-_NOTABLY_LONGER: Final = 1.25
-"""By how much longer requests may get before a second setting beside their length is worth a line: our own choice."""
-
-_SETTINGS: Final = (more_utilization, fewer_batched_tokens, fewer_sequences)
+_SETTINGS: Final = (_more_utilization, fewer_batched_tokens, _fewer_sequences)
 """Settings of the engine that cost no quality."""
 
 _FROM_WORST: Final = (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.FITS)
 _BEST: Final = _FROM_WORST.index(Verdict.FITS)
 
 Admit = Callable[[Pair, Changes], Changes | None]
-"""Whether a pair may be served after changes: those, with what has to go along; None where it would be refused."""
+"""Return the changes of a pair, with those that have to go along; None if the changed pair would be rejected."""
 
 
 def all_admitted(_: Pair, asked: Changes) -> Changes:
@@ -514,14 +395,13 @@ def all_admitted(_: Pair, asked: Changes) -> Changes:
 class Fix:
     """One change, or two that go together, that makes it fit."""
 
-    changes: Changes  # Fields and their new values
-    verdict: Verdict  # What the plan would say then
-    # KV cache tokens and full-length requests it would have then
+    changes: Changes
+    verdict: Verdict
+    # KV cache tokens and full-length requests after the change
     tokens: int
     concurrency: float
-    effect: str  # What the KV cache would hold, and where
-    # By how much the change widens, on each GPU, what is left for the KV cache over what is needed of it
-    gained_bytes: int = 0
+    effect: str  # Capacity of the KV cache after the change, and where
+    gained_bytes: int = 0  # Per GPU: gain of available minus needed KV cache
 
     @property
     def change(self) -> str:
@@ -539,117 +419,109 @@ def find_fixes(  # noqa: PLR0913, PLR0917 (one fact each)
     pools: Sequence[GpuPool],
     tensor: int | None,
     chosen: Row,
-    alternatives: Alternatives = NO_ALTERNATIVES,
+    heads: Sequence[DraftHead] = (),
     admit: Admit = all_admitted,
     options: PlanOptions = PLACE_ONLY,
 ) -> tuple[Fix, ...]:
-    """Return what makes the pair fit, least harm first; what ends tight says so.
+    """Return the changes that make the pair fit, least harm first; those that end tight say so.
 
-    First settings that cost no quality, alone and two together, then
-    precision (the draft's before the KV cache's before the target's: the
-    draft cannot change the output), then what the service promises, then
-    hardware, then another draft or none. Two settings are only named where
-    they end better than each alone, a precision that needs a checkpoint only
-    where the user has one, and nothing that ``admit`` refuses. What ``options``
-    leave open stays open after a change.
+    First settings that cost no quality, alone and two together, then precision (the draft's before the KV cache's
+    before the target's: the draft cannot change the output), then what the service promises, then hardware, then
+    another draft or none. Two settings are only named if they end better than each alone, a precision that needs a
+    checkpoint only if the user has one, and no change that ``admit`` rejects. What ``options`` leave open stays open
+    after a change.
     """
-    question = Question(pair, tuple(pools), tensor, replace(options, spread=chosen.spread))
-    search = _Search(question, chosen, admit)
+    search = _Search(Question(pair, tuple(pools), tensor, replace(options, spread=chosen.spread)), chosen, admit)
     found = [
         *map(search.smallest, _SETTINGS),
         search.together(combinations(_SETTINGS, 2)),
         search.most_room(),
-        search.smallest(partial(quantized_draft, alternatives=alternatives)),
-        search.smallest(kv_fp8),
-        search.smallest(sixteen_bits),
-        search.together((kv_fp8, setting) for setting in _SETTINGS),
-        search.smallest(partial(quantized_target, alternatives=alternatives)),
-        search.smallest(lower_min_concurrency),
-        *search.lengths((highest_utilization, kv_fp8)),
-        search.smallest(more_of_these),
-        search.smallest(other_products),
-        search.smallest(partial(smaller_draft, alternatives=alternatives)),
-        search.smallest(own_layers),
-        search.smallest(partial(head, alternatives=alternatives)),
-        search.smallest(no_draft),
+        search.smallest(partial(_quantized, role="draft")),
+        search.smallest(_kv_fp8),
+        search.smallest(_sixteen_bits),
+        search.together((_kv_fp8, setting) for setting in _SETTINGS),
+        search.smallest(partial(_quantized, role="target")),
+        search.smallest(_lower_min_concurrency),
+        *search.lengths((_last(_more_utilization), _kv_fp8)),
+        search.smallest(_more_of_these),
+        search.smallest(_other_products),
+        *(search.smallest(partial(_other_drafts, heads=heads, kind=kind)) for kind in ("smaller", "own", "head")),
+        search.smallest(_no_draft),
     ]
     return tuple({fix.change: fix for fix in found if fix is not None}.values())
 
 
+@dataclass
 class _Search:
-    """Tries changes of a question; each kind is looked for once."""
+    """Tries changes of a question; each kind is tried once."""
 
-    def __init__(self, question: Question, chosen: Row, admit: Admit) -> None:
-        self._question = question
-        self._chosen = chosen
-        self._admit = admit
-        self._alone: dict[Kind, Fix | None] = {}
+    question: Question
+    chosen: Row
+    admit: Admit
+    alone: dict[Kind, Fix | None] = field(default_factory=dict)
 
     def smallest(self, kind: Kind) -> Fix | None:
         """Return the first change of a kind that fits, or else the first that is tight."""
-        if kind not in self._alone:
-            self._alone[kind] = self._first(kind)
-        return self._alone[kind]
+        if kind not in self.alone:
+            self.alone[kind] = self.first(kind)
+        return self.alone[kind]
 
     def together(self, pairs: Iterable[tuple[Kind, Kind]]) -> Fix | None:
         """Return the first two kinds of change that end better together than each alone."""
         for first, second in pairs:
             alone = max(_rank(self.smallest(first)), _rank(self.smallest(second)))
-            if alone < _BEST and (fix := self._first(both(first, second))) and _rank(fix) > alone:
+            if alone < _BEST and (fix := self.first(both(first, second))) and _rank(fix) > alone:
                 return fix
         return None
 
     def most_room(self) -> Fix | None:
-        """Return all that settings can give without cost to quality, where no single one of them suffices."""
-        alone = map(self.smallest, (more_utilization, fewer_batched_tokens))
-        fix = None if _BEST in map(_rank, alone) else self._first(most_room)
+        """Return all that settings can give without cost to quality, if no single one of them suffices."""
+        if _BEST in map(_rank, map(self.smallest, (_more_utilization, fewer_batched_tokens))):
+            return None
+        fix = self.first(_last(both(_more_utilization, fewer_batched_tokens)))
         return fix if _rank(fix) == _BEST else None
 
     def lengths(self, partners: Sequence[Kind]) -> Iterator[Fix]:
         """Yield the longest requests that fit, alone and beside settings that do not suffice but allow longer ones."""
         longest = 0.0
         insufficient = [each for each in partners if _rank(self.smallest(each)) < _BEST]
-        for kind in (shorter_length, *(both(shorter_length, each) for each in insufficient)):
-            fix = self._first(kind)
-            if fix is not None and _length(fix) >= longest * _NOTABLY_LONGER:
-                longest = _length(fix)
+        for kind in (_shorter_length, *(both(_shorter_length, each) for each in insufficient)):
+            fix = self.first(kind)
+            if fix is None:
+                continue
+            length = next(each.value for each in fix.changes if each.field == _LENGTH_FIELD)
+            if isinstance(length, int) and length >= longest * _NOTABLY_LONGER:
+                longest = length
                 yield fix
 
-    def _first(self, kind: Kind) -> Fix | None:
+    def first(self, kind: Kind) -> Fix | None:
+        """Return the same without the cache."""
         tight = None
-        for question in kind(self._question):
-            fix = self._tried(question)
-            if fix is not None and fix.verdict is Verdict.FITS:
+        for question in kind(self.question):
+            row = question.best_row()
+            if row is None or row.verdict is Verdict.DOES_NOT_FIT:
+                continue
+            changes = self.admit(question.pair, question.changes)
+            if changes is None:
+                continue
+            same_place = (row.product, row.split) == (self.chosen.product, self.chosen.split)
+            fix = Fix(
+                changes=changes,
+                verdict=row.verdict,
+                tokens=row.budget.kv_cache_tokens,
+                concurrency=row.budget.max_concurrency,
+                effect=capacity_phrase(row.budget, question.pair.limits.max_model_len, row.split)
+                + ("" if same_place else f" on {row.place}")
+                + (" (tight)" if row.verdict is Verdict.TIGHT else ""),
+                gained_bytes=_spare_bytes(row) - _spare_bytes(self.chosen),
+            )
+            if fix.verdict is Verdict.FITS:
                 return fix
             tight = tight or fix
         return tight
 
-    def _tried(self, question: Question) -> Fix | None:
-        """Return the fix that a change is; None where it does not fit, or would be refused."""
-        row = question.best_row()
-        if row is None or row.budget.verdict is Verdict.DOES_NOT_FIT:
-            return None
-        admitted = self._admit(question.pair, question.changes)
-        return None if admitted is None else _fix(admitted, question.pair, row, self._chosen)
-
-
-def _fix(admitted: Changes, pair: Pair, row: Row, chosen: Row) -> Fix:
-    capacity = capacity_phrase(row.budget, pair.limits.max_model_len, row.split)
-    same_place = (row.product, row.split) == (chosen.product, chosen.split)
-    place = "" if same_place else f" on {row.place}"
-    tight = " (tight)" if row.budget.verdict is Verdict.TIGHT else ""
-    return Fix(
-        changes=admitted,
-        verdict=row.budget.verdict,
-        tokens=row.budget.kv_cache_tokens,
-        concurrency=row.budget.max_concurrency,
-        effect=f"{capacity}{place}{tight}",
-        gained_bytes=_spare_bytes(row) - _spare_bytes(chosen),
-    )
-
 
 def _spare_bytes(row: Row) -> int:
-    """Return what is left for the KV cache over what is needed of it; negative where it lacks."""
     return row.budget.available_kv_bytes - row.budget.needed_kv_bytes
 
 
@@ -657,26 +529,16 @@ def _rank(fix: Fix | None) -> int:
     return 0 if fix is None else _FROM_WORST.index(fix.verdict)
 
 
-def _length(fix: Fix) -> int:
-    return next(each.value for each in fix.changes if each.field == LENGTH_FIELD and isinstance(each.value, int))
-
-
-NO_CHANGE_HELPS: Final = "no single change and no two settings make it fit"
-
-CPU_PRODUCT: Final = "CPU"
-"""What a row calls its product where there is no GPU."""
-
-
 @dataclass(frozen=True)
 class Plan:
-    """The answer to where a pair runs."""
+    """The chosen place of a pair, all candidates, and the changes that make it fit."""
 
     verdict: Verdict  # Verdict of the chosen row
-    chosen: Row  # The row to run on, or the nearest one when none fits
+    chosen: Row  # The row to run on, or the nearest one if none fits
     rows: tuple[Row, ...]  # All candidates, best first; the first is the chosen one
-    fixes: tuple[Fix, ...]  # Single changes that make it fit, least harm first; empty when it fits
+    fixes: tuple[Fix, ...]  # Single changes that make it fit, least harm first; empty if it fits
     explanation: str  # The choice in one sentence, without a full stop
-    choice: str = ""  # Why these precisions; empty where there was nothing to choose
+    choice: str = ""  # Why these precisions; empty if there was no choice
 
 
 def plan_on_gpus(
@@ -686,30 +548,25 @@ def plan_on_gpus(
     options: PlanOptions = PLACE_ONLY,
     admit: Admit | None = all_admitted,
 ) -> Plan:
-    """Return the plan for a pair on the nodes that there are.
+    """Return the plan for a pair on the existing nodes.
 
-    With a tensor of None every supported power of two up to the GPUs of a
-    node is tried: layers are cut over a network only where users say so. Pools of unknown products are passed over.
-    Only changes that ``admit`` lets through are proposed, with None nothing is looked for.
-
-    Raises
-    ------
-    PlanError
-        When no pool can be sized, or the models cannot be split as asked.
+    With a tensor of None every supported power of two up to the GPUs of a node is tried: layers are cut over a network
+    only if users say so. Pools of unknown products are passed over. Only changes that ``admit`` lets through are
+    proposed; with None no changes are searched. Raise PlanError if no pool can be sized, or the models cannot be split
+    as asked.
     """
     pools = tuple(pools)
     rows = candidate_rows(pair, pools, tensor, options)
     chosen = rows[0]
     fixes: tuple[Fix, ...] = ()
-    if admit is not None and chosen.budget.verdict is Verdict.DOES_NOT_FIT:
-        alternatives = alternatives_to(pair, options.available)
-        fixes = find_fixes(pair, pools, tensor, chosen, alternatives, admit, options)
+    if admit is not None and chosen.verdict is Verdict.DOES_NOT_FIT:
+        fixes = find_fixes(pair, pools, tensor, chosen, known_heads(pair.target.name), admit, options)
     choice = choice_phrase(chosen, options.objective) if options.target or options.draft else ""
-    if choice and chosen.budget.verdict is Verdict.DOES_NOT_FIT:
+    if choice and chosen.verdict is Verdict.DOES_NOT_FIT:
         all_precisions = quantization_matrix(pair, pools, tensor, options.available, spread=options.spread)
         choice = "; ".join(filter(None, [choice, missing_checkpoint(all_precisions, options.objective)]))
     sentence = f"{gpu_sentence(chosen, pair.limits)}{f'; {choice}' if choice else ''}"
-    return replace(_plan(rows, fixes, sentence), choice=choice)
+    return _plan(rows, fixes, sentence, choice)
 
 
 def keep(plan: Plan, pair: Pair, kept: Row) -> Plan:
@@ -718,7 +575,7 @@ def keep(plan: Plan, pair: Pair, kept: Row) -> Plan:
         return plan
     rows = (kept, *(row for row in plan.rows if row != kept))
     sentence = f"{gpu_sentence(kept, pair.limits)}; it is in force and kept, a new plan would be: {plan.explanation}"
-    return replace(plan, verdict=kept.budget.verdict, chosen=kept, rows=rows, fixes=(), explanation=sentence)
+    return replace(plan, verdict=kept.verdict, chosen=kept, rows=rows, fixes=(), explanation=sentence)
 
 
 def pair_at(pair: Pair, available: Available, target: Precision, draft: Precision | None) -> Pair:
@@ -736,7 +593,7 @@ def pair_at(pair: Pair, available: Available, target: Precision, draft: Precisio
 
 
 def plan_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: int = 1) -> Plan:
-    """Return the plan for one replica on CPU with so much memory and KV space, over so many ranks."""
+    """Return the plan for one replica on CPU with this memory and KV space, over ``tensor`` ranks."""
     budget = estimate_on_cpu(pair, memory_bytes, kv_cache_bytes, tensor)
     rows = (Row(CPU_PRODUCT, tensor, budget, pair.target_precision, pair.draft_precision),)
     fixes = (_cpu_fix(pair, budget, tensor),) if budget.verdict is Verdict.DOES_NOT_FIT else ()
@@ -748,14 +605,12 @@ def least_change(fixes: Sequence[Fix]) -> Fix | None:
     return next((fix for fix in fixes if fix.verdict is Verdict.FITS), fixes[0] if fixes else None)
 
 
-def _plan(rows: tuple[Row, ...], fixes: tuple[Fix, ...], sentence: str) -> Plan:
-    verdict = rows[0].budget.verdict
-    least = least_change(fixes)
-    if least is not None:
+def _plan(rows: tuple[Row, ...], fixes: tuple[Fix, ...], sentence: str, choice: str = "") -> Plan:
+    if (least := least_change(fixes)) is not None:
         sentence += f"; smallest change: {least.sentence}"
-    elif verdict is Verdict.DOES_NOT_FIT:
+    elif rows[0].verdict is Verdict.DOES_NOT_FIT:
         sentence += f"; {NO_CHANGE_HELPS}"
-    return Plan(verdict, rows[0], rows, fixes, sentence)
+    return Plan(rows[0].verdict, rows[0], rows, fixes, sentence, choice)
 
 
 def _cpu_fix(pair: Pair, budget: Budget, tensor: int) -> Fix:

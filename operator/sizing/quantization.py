@@ -26,19 +26,16 @@ from specdecode_operator.sizing.geometry import DEFAULT_FORMATS, Layer, Quantiza
 _EXPRESSION: Final = "re:"
 _MOST_EXPRESSIONS: Final = 32
 _LONGEST: Final = 128
-"""Characters of one pattern, each of which costs time to compile: those of the catalogue have 50 at most."""
+"""Maximum characters of one pattern, which cost time to compile: those of the catalogue have 50 at most."""
 
 _MOST_COMPARED: Final = 131_072
-"""Characters of patterns times the layers they are compared with: those of the catalogue come to 9,000 at most."""
-
-_MOST_KEYS: Final = 4
-"""Of one file, which is read for the model and once more for its layers for multi-token prediction."""
+"""Maximum characters of patterns times layers: those of the catalogue come to 9,000 at most."""
 
 _DIGITS_COUNTED: Final = re.compile(r"(?:\\d|\[0-9\])\{\d(?:,\d?)?\}")
-"""The only counts that may be repeated by number: each other one can make an automaton of any size of a few letters."""
+"""The only parts that may have a count: any other can make an automaton of any size of a few letters."""
 
 _NEGATED: Final = re.compile(r"\^?\(\?!")
-"""How some checkpoints say what they do quantize: ``re:^(?!.*experts).*`` excludes all else."""
+"""Begin of patterns of checkpoints that list what they quantize: ``re:^(?!.*experts).*`` excludes all else."""
 
 _TOKENS: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]")
 _LAYER_NUMBER: Final = re.compile(r"layers\.(\d+)(?=\.|$)")
@@ -46,15 +43,12 @@ _LAYER_NUMBER: Final = re.compile(r"layers\.(\d+)(?=\.|$)")
 
 @dataclass(frozen=True)
 class Exclusions:
-    """What stays in 16 bits, sorted so that thousands of entries can be asked: parts of names, and patterns.
-
-    ``automata`` has one for the patterns that name a layer, by its number, and without a number one for the others.
-    """
+    """Modules that stay in 16 bits, as parts of names and as patterns, indexed for thousands of entries and names."""
 
     parts: frozenset[str]
-    lengths: Mapping[str, tuple[int, ...]]  # in words, of the parts by their first word, from the shortest
-    automata: Mapping[str, SchemaValidator]
-    negated: tuple[tuple[SchemaValidator, SchemaValidator], ...]  # What may not hold for a name, and what must
+    lengths: Mapping[str, tuple[int, ...]]  # Words of the parts by their first word, from the shortest
+    automata: Mapping[str, SchemaValidator]  # Patterns that name one layer, by its number; the others under ""
+    negated: tuple[tuple[SchemaValidator, SchemaValidator], ...]  # Pattern that must not match, and one that must
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "Exclusions":
@@ -64,51 +58,44 @@ class Exclusions:
             if not _is_pattern(text):
                 parts.add(text)
                 continue
-            unwanted, wanted = _split(_written_for_rust(text))
+            if text.startswith(_EXPRESSION):
+                expression = text.removeprefix(_EXPRESSION)
+            else:
+                # A glob may match part of a name.
+                glob = re.escape(text).replace(r"\*", ".*")
+                expression = rf"(?:.*\.)?{glob}(?:\.|$)"
+            unwanted, wanted = _split(expression)
             if unwanted is None:
                 patterns[_number_in(text)].append(wanted)
             else:
                 negated.append((_automaton([unwanted]), _automaton([wanted])))
-        automata = {number: _automaton(found) for number, found in patterns.items()}
-        return cls(frozenset(parts), _lengths(parts), automata, tuple(negated))
+        lengths: defaultdict[str, set[int]] = defaultdict(set)
+        for part in parts:
+            lengths[part.partition(".")[0]].add(1 + part.count("."))
+        return cls(
+            frozenset(parts),
+            {first: tuple(sorted(found)) for first, found in lengths.items()},
+            {number: _automaton(found) for number, found in patterns.items()},
+            tuple(negated),
+        )
 
     def hold(self, name: str) -> bool:
-        """Whether a module with this name stays in 16 bits."""
-        # Of a checkpoint with many layers ten thousand names are asked: most have nothing of either.
-        if self._holds_a_part(name):
-            return True
-        return bool(self.automata or self.negated) and self._holds_a_pattern(name)
-
-    def _holds_a_part(self, name: str) -> bool:
+        """Return whether a module with this name stays in 16 bits."""
         words = name.split(".")
         for start, word in enumerate(words):
             for length in self.lengths.get(word, ()):
-                if start + length > len(words):
-                    break
-                if ".".join(words[start : start + length]) in self.parts:
+                if start + length <= len(words) and ".".join(words[start : start + length]) in self.parts:
                     return True
-        return False
-
-    def _holds_a_pattern(self, name: str) -> bool:
-        for number in ("", _layer_number(name)):
-            automaton = self.automata.get(number)
-            if automaton is not None and automaton.isinstance_python(name):
-                return True
-        return any(
+        if not self.automata and not self.negated:
+            return False
+        found = (self.automata.get(number) for number in {"", _layer_number(name)})
+        return any(automaton is not None and automaton.isinstance_python(name) for automaton in found) or any(
             wanted.isinstance_python(name) and not unwanted.isinstance_python(name) for unwanted, wanted in self.negated
         )
 
 
-def _lengths(parts: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    found: defaultdict[str, set[int]] = defaultdict(set)
-    for part in parts:
-        first, *more = part.split(".")
-        found[first].add(1 + len(more))
-    return {first: tuple(sorted(lengths)) for first, lengths in found.items()}
-
-
-def read_exclusions(section: Fields, key: str, num_layers: int) -> Exclusions:
-    """Return what a key of quantization_config excludes; patterns that cost more than any checkpoint's are refused."""
+def _read_exclusions(section: Fields, key: str, num_layers: int) -> Exclusions:
+    """Return the exclusions under a key of quantization_config; reject patterns costlier than any checkpoint's."""
     texts = section.strings(key)
     patterns = [text for text in texts if _is_pattern(text)]
     expressions = [text.removeprefix(_EXPRESSION) for text in patterns if text.startswith(_EXPRESSION)]
@@ -124,46 +111,34 @@ def read_exclusions(section: Fields, key: str, num_layers: int) -> Exclusions:
         )
         raise section.error(key, message)
     for expression in expressions:
-        if problem := _problem(expression):
+        if "{" in _DIGITS_COUNTED.sub("", expression):
+            problem = r"counts by { and }, which only \d and [0-9] may, up to 9"
             raise section.error(key, f"{shown(expression)} {problem}: name the modules")
+        try:
+            for part in filter(None, _split(expression)):
+                _compiled(part)
+                _automaton([part])
+        except SchemaError:
+            problem = "is no regular expression, or looks back or around, which only one (?! ) at its beginning may"
+            raise section.error(key, f"{shown(expression)} {problem}: name the modules") from None
     try:
         return _exclusions(texts)
     except SchemaError as error:
         raise section.error(key, f"its {len(patterns):,} patterns are too many: name the modules") from error
 
 
-@lru_cache(maxsize=_MOST_KEYS)
+# A file has up to 4 keys, and is read for the model and once more for its layers for multi-token prediction.
+@lru_cache(maxsize=4)
 def _exclusions(texts: tuple[str, ...]) -> Exclusions:
     return Exclusions.of(texts)
-
-
-def _problem(expression: str) -> str | None:
-    if "{" in _DIGITS_COUNTED.sub("", expression):
-        return r"counts by { and }, which only \d and [0-9] may, up to 9"
-    try:
-        for part in _split(expression):
-            if part is not None:
-                _compiled(part)
-                _automaton([part])
-    except SchemaError:
-        return "is no regular expression, or looks back or around, which only one (?! ) at its beginning may"
-    return None
 
 
 def _is_pattern(text: str) -> bool:
     return text.startswith(_EXPRESSION) or "*" in text
 
 
-def _written_for_rust(pattern: str) -> str:
-    """Return the expression for a pattern: of a glob, that of part of a name."""
-    if pattern.startswith(_EXPRESSION):
-        return pattern.removeprefix(_EXPRESSION)
-    glob = re.escape(pattern).replace(r"\*", ".*")
-    return rf"(?:.*\.)?{glob}(?:\.|$)"
-
-
 def _split(expression: str) -> tuple[str | None, str]:
-    """Return what a negative look-ahead at the beginning of all does not want, and the rest: the engine has none."""
+    """Return the content of a negative look-ahead at the beginning, which Rust's engine lacks, and the rest."""
     start, end, depth = _NEGATED.match(expression), None, 1
     for token in _TOKENS.finditer(expression, start.end()) if start else ():
         if token[0] == "|" and depth == 0:
@@ -177,7 +152,7 @@ def _split(expression: str) -> tuple[str | None, str]:
 
 
 def _automaton(expressions: Iterable[str]) -> SchemaValidator:
-    """Return what tells whether a name begins with one of these."""
+    """Return a matcher of names that begin with one of these."""
     return _compiled(rf"\A(?:{'|'.join(f'(?:{expression})' for expression in expressions)})")
 
 
@@ -186,7 +161,7 @@ def _compiled(expression: str) -> SchemaValidator:
 
 
 def _number_in(pattern: str) -> str:
-    """Return the number of the only layer that a glob can hold for; nothing where it may hold for any."""
+    """Return the number of the only layer that a glob can match; empty if it may match any."""
     return "" if pattern.startswith(_EXPRESSION) else _layer_number(pattern)
 
 
@@ -199,27 +174,25 @@ _BLOCK_EDGE = 128
 """Edge of the blocks that the FP8 kernels of vLLM on Hopper (CUTLASS, DeepGEMM) take."""
 
 _PACKED_PRECISIONS = {4: Precision.INT4, 8: Precision.INT8}
-"""Precision of packed integers by their bits."""
-
-_WHOLE_CHANNEL = -1
-"""What files write as the group size where a group is a whole channel."""
 
 
-def read_format(section: Fields) -> WeightFormat:
-    """Return the format that a quantization_config describes; refuse by name what sizing does not know."""
+def _read_format(section: Fields) -> WeightFormat:
+    """Return the format that a quantization_config describes; reject by name what sizing does not know."""
     if not section.is_set("quant_method"):
         raise section.error(
             "quant_method", "is missing; without it vLLM takes the weights for 16 bits and cannot load them"
         )
     match section.text("quant_method", default=""):
+        case "fp8" if section.values.get("weight_block_size") is None:
+            static = section.text("activation_scheme", default="dynamic") == "static"
+            return WeightFormat(Precision.FP8, Scales.TENSOR, method=QuantizationMethod.FP8, static_inputs=static)
         case "fp8":
-            return _fp8(section)
+            edge = _block_edge(section, "weight_block_size")
+            return WeightFormat(Precision.FP8, Scales.BLOCK, edge, method=QuantizationMethod.FP8)
         case "compressed-tensors":
             return _compressed_tensors(section)
-        case "awq":
-            return _awq(section)
-        case "gptq":
-            return _gptq(section)
+        case "awq" | "gptq" as method:
+            return _packed(section, QuantizationMethod(method))
         case "mxfp4":
             return DEFAULT_FORMATS[Precision.MXFP4]
         case "modelopt" | "modelopt_fp4":
@@ -231,16 +204,6 @@ def read_format(section: Fields) -> WeightFormat:
             raise section.error("quant_method", f"vLLM does not know this method; use {known}")
 
 
-def _fp8(section: Fields) -> WeightFormat:
-    edges = section.values.get("weight_block_size")
-    if edges is None:
-        static = section.text("activation_scheme", default="dynamic") == "static"
-        return WeightFormat(Precision.FP8, Scales.TENSOR, method=QuantizationMethod.FP8, static_inputs=static)
-    return WeightFormat(
-        Precision.FP8, Scales.BLOCK, group_size=_block_edge(section, "weight_block_size"), method=QuantizationMethod.FP8
-    )
-
-
 def _block_edge(section: Fields, key: str) -> int:
     if section.values.get(key) not in ([_BLOCK_EDGE] * 2, (_BLOCK_EDGE,) * 2):
         raise section.unmodelled(key, f"must be [{_BLOCK_EDGE}, {_BLOCK_EDGE}]")
@@ -250,37 +213,30 @@ def _block_edge(section: Fields, key: str) -> int:
 def _compressed_tensors(section: Fields) -> WeightFormat:
     groups = section.section("config_groups")
     schemes = [] if groups is None else [groups.section(name) for name in groups.values]
-    if groups is None or len(schemes) != 1 or schemes[0] is None:
+    if len(schemes) != 1 or (scheme := schemes[0]) is None:
         raise section.unmodelled("config_groups", "must hold exactly one scheme for all linear layers")
-    weights = schemes[0].section("weights")
+    weights, inputs = scheme.section("weights"), scheme.section("input_activations")
     if weights is None:
-        raise schemes[0].error("weights", "is missing; copy it from the model's config.json")
-    return replace(
-        _compressed_weights(weights, schemes[0].section("input_activations")),
-        method=QuantizationMethod.COMPRESSED_TENSORS,
-    )
-
-
-def _compressed_weights(weights: Fields, inputs: Fields | None) -> WeightFormat:
+        raise scheme.error("weights", "is missing; copy it from the model's config.json")
     kind = weights.text("type", default="int")
     strategy = weights.text("strategy", default="channel")
     match weights.size("num_bits"), kind, strategy:
         case 8, "float" | "int", "channel" if kind == "float" or inputs is not None:
-            return WeightFormat(Precision.FP8 if kind == "float" else Precision.INT8, Scales.CHANNEL)
+            found = WeightFormat(Precision.FP8 if kind == "float" else Precision.INT8, Scales.CHANNEL)
         case 8, "float", "tensor":
-            # Scales of activations that are found while running are not stored.
+            # Dynamic scales of activations are not stored.
             static = inputs is not None and not inputs.values.get("dynamic")
-            return WeightFormat(Precision.FP8, Scales.TENSOR, static_inputs=static)
+            found = WeightFormat(Precision.FP8, Scales.TENSOR, static_inputs=static)
         case 8, "float", "block":
-            return WeightFormat(Precision.FP8, Scales.BLOCK, group_size=_block_edge(weights, "block_structure"))
+            found = WeightFormat(Precision.FP8, Scales.BLOCK, group_size=_block_edge(weights, "block_structure"))
         case 8, "int", "tensor" if inputs is not None:
-            return WeightFormat(Precision.INT8, Scales.TENSOR)
+            found = WeightFormat(Precision.INT8, Scales.TENSOR)
         case 4, "float", "tensor_group":
-            return replace(DEFAULT_FORMATS[Precision.NVFP4], static_inputs=inputs is not None)
+            found = replace(DEFAULT_FORMATS[Precision.NVFP4], static_inputs=inputs is not None)
         case 4 | 8 as bits, "int", "group" | "channel":
             size = weights.size("group_size") if strategy == "group" else 0
             zero_points = not weights.flag("symmetric", default=True)
-            return WeightFormat(_PACKED_PRECISIONS[bits], Scales.GROUP, size, zero_points=zero_points)
+            found = WeightFormat(_PACKED_PRECISIONS[bits], Scales.GROUP, size, zero_points=zero_points)
         case bits, _, _:
             raise weights.unmodelled(
                 "num_bits",
@@ -288,43 +244,27 @@ def _compressed_weights(weights: Fields, inputs: Fields | None) -> WeightFormat:
                 "known are 8-bit float by tensor, channel or block, 8-bit int by tensor, channel or group, "
                 "4-bit int by channel or group, and NVFP4",
             )
+    return replace(found, method=QuantizationMethod.COMPRESSED_TENSORS)
 
 
-def _awq(section: Fields) -> WeightFormat:
-    bits_key = "w_bit" if section.is_set("w_bit") else "bits"
-    precision = _packed_precision(section, bits_key)
-    if precision is not Precision.INT4:
-        raise section.unmodelled(bits_key, "only 4-bit AWQ checkpoints can be sized")
-    key = "q_group_size" if section.is_set("q_group_size") else "group_size"
-    return WeightFormat(
-        precision, Scales.GROUP, _group_size(section, key), zero_points=True, method=QuantizationMethod.AWQ
-    )
-
-
-def _gptq(section: Fields) -> WeightFormat:
-    precision = _packed_precision(section, "bits")
-    if not section.flag("sym", default=True):
-        raise section.error("sym", "vLLM's kernels take symmetric GPTQ only; use a checkpoint with sym true")
-    group_size = _group_size(section, "group_size")
-    return WeightFormat(
-        precision,
-        Scales.GROUP,
-        group_size,
-        zero_points=True,
-        method=QuantizationMethod.GPTQ,
-        ordered_by_activation=section.flag("desc_act") and group_size > 0,
-    )
-
-
-def _packed_precision(section: Fields, key: str) -> Precision:
-    precision = _PACKED_PRECISIONS.get(section.size(key))
+def _packed(section: Fields, method: QuantizationMethod) -> WeightFormat:
+    """Return the format of AWQ or GPTQ."""
+    by_awq = method is QuantizationMethod.AWQ
+    bits_key = "w_bit" if by_awq and section.is_set("w_bit") else "bits"
+    precision = _PACKED_PRECISIONS.get(section.size(bits_key))
     if precision is None:
-        raise section.unmodelled(key, "only 4 and 8 bits can be sized")
-    return precision
-
-
-def _group_size(section: Fields, key: str) -> int:
-    return 0 if section.values.get(key) == _WHOLE_CHANNEL else section.size(key)
+        raise section.unmodelled(bits_key, "only 4 and 8 bits can be sized")
+    if by_awq and precision is not Precision.INT4:
+        raise section.unmodelled(bits_key, "only 4-bit AWQ checkpoints can be sized")
+    if not by_awq and not section.flag("sym", default=True):
+        raise section.error("sym", "vLLM's kernels take symmetric GPTQ only; use a checkpoint with sym true")
+    key = "q_group_size" if by_awq and section.is_set("q_group_size") else "group_size"
+    # Files write -1 if a group is a whole channel.
+    group_size = 0 if section.values.get(key) == -1 else section.size(key)
+    ordered = not by_awq and section.flag("desc_act") and group_size > 0
+    return WeightFormat(
+        precision, Scales.GROUP, group_size, zero_points=True, method=method, ordered_by_activation=ordered
+    )
 
 
 def _modelopt(section: Fields) -> WeightFormat:
@@ -332,120 +272,90 @@ def _modelopt(section: Fields) -> WeightFormat:
     if algorithm == "NVFP4":
         groups = section.section("config_groups")
         schemes = [] if groups is None else list(groups.values.values())
-        # Without a scheme for activations in any group, weights alone are (vLLM, modelopt.py, ModelOptNvFp4Config).
-        weight_only = bool(schemes) and not any(_quantizes_inputs(scheme) for scheme in schemes)
+        # Without a scheme for activations in any group only weights are quantized (vLLM, modelopt.py,
+        # ModelOptNvFp4Config).
+        weight_only = bool(schemes) and not any(
+            isinstance(scheme, Mapping) and scheme.get("input_activations") is not None for scheme in schemes
+        )
         return replace(DEFAULT_FORMATS[Precision.NVFP4], static_inputs=not weight_only)
     if algorithm == "FP8":
         return WeightFormat(Precision.FP8, Scales.TENSOR, method=QuantizationMethod.MODELOPT, static_inputs=True)
     raise section.unmodelled("quant_algo", "is not supported; use FP8 or NVFP4")
 
 
-def _quantizes_inputs(scheme: object) -> bool:
-    return isinstance(scheme, Mapping) and scheme.get("input_activations") is not None
-
-
-_HEAD = "lm_head"
-
-
 _EXCLUSION_KEYS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 
 _DYNAMIC = "dynamic"
 _SKIPPED = "-:"
-"""GPTQModel's settings by module, and what its patterns of modules in 16 bits begin with (vLLM, gptq_utils.py,
+"""GPTQModel's settings by module, and the prefix of its patterns of modules in 16 bits (vLLM, gptq_utils.py,
 get_dynamic_override).
 """
 
-_QUANTIZABLE = (
-    "self_attn.q_proj",
-    "self_attn.o_proj",
-    "self_attn.indexer.wq_b",
-    "linear_attn.in_proj_qkvz",
-    "linear_attn.out_proj",
-    "mamba.in_proj",
-    "mamba.out_proj",
-    "mlp.gate_proj",
-    "mlp.down_proj",
-    "mlp.gate",
-    "mlp.experts.0.gate_proj",
-    "experts.0.gate_proj",
-    "mlp.shared_experts.gate_proj",
-    "mlp.shared_experts.down_proj",
-    "mlp.fc1_latent_proj",
-    "mlp.fc2_latent_proj",
-    "per_layer_input_gate",
-    "per_layer_projection",
-)
-"""Modules of a layer that a checkpoint may hold quantized, one for all that the engine merges with it."""
-
-_ALIASES = {
-    "mlp.fc2_latent_proj": ("mixer.fc2_latent_proj",),
-    "mlp.fc1_latent_proj": ("mixer.fc1_latent_proj",),
-    "mamba.out_proj": ("mixer.out_proj",),
-    "linear_attn.in_proj_qkvz": ("linear_attn.in_proj_qkv",),
-    "mamba.in_proj": ("mixer.in_proj",),
-    "self_attn.o_proj": ("mixer.o_proj",),
+_QUANTIZABLE: Mapping[str, tuple[str, ...]] = {
     "self_attn.q_proj": ("self_attn.qkv_proj", "self_attn.q_b_proj", "self_attn", "mixer.q_proj"),
+    "self_attn.o_proj": ("mixer.o_proj",),
+    "self_attn.indexer.wq_b": (),
+    "linear_attn.in_proj_qkvz": ("linear_attn.in_proj_qkv",),
+    "linear_attn.out_proj": (),
+    "mamba.in_proj": ("mixer.in_proj",),
+    "mamba.out_proj": ("mixer.out_proj",),
     "mlp.gate_proj": ("mlp.gate_up_proj", "feed_forward.gate_proj", "shared_mlp.input_linear", "mixer.up_proj"),
     "mlp.down_proj": ("feed_forward.down_proj", "shared_mlp.output_linear", "mixer.down_proj"),
+    "mlp.gate": (),
     "mlp.experts.0.gate_proj": (
-        "block_sparse_moe.experts.0.w1",
-        "feed_forward.experts",
-        "block_sparse_moe.input_linear",
-        "mixer.experts.0.up_proj",
+        *("block_sparse_moe.experts.0.w1", "feed_forward.experts"),
+        *("block_sparse_moe.input_linear", "mixer.experts.0.up_proj"),
     ),
+    "experts.0.gate_proj": (),
     "mlp.shared_experts.gate_proj": (
-        "mlp.shared_expert.gate_proj",
-        "feed_forward.shared_expert.gate_proj",
-        "shared_mlp.input_linear",
-        "mixer.shared_experts.up_proj",
+        *("mlp.shared_expert.gate_proj", "feed_forward.shared_expert.gate_proj"),
+        *("shared_mlp.input_linear", "mixer.shared_experts.up_proj"),
     ),
     "mlp.shared_experts.down_proj": (
-        "mlp.shared_expert.down_proj",
-        "feed_forward.shared_expert.down_proj",
-        "shared_mlp.output_linear",
-        "mixer.shared_experts.down_proj",
+        *("mlp.shared_expert.down_proj", "feed_forward.shared_expert.down_proj"),
+        *("shared_mlp.output_linear", "mixer.shared_experts.down_proj"),
     ),
+    "mlp.fc1_latent_proj": ("mixer.fc1_latent_proj",),
+    "mlp.fc2_latent_proj": ("mixer.fc2_latent_proj",),
+    "per_layer_input_gate": (),
+    "per_layer_projection": (),
 }
-"""Other names that files use for the same modules."""
+"""Modules of a layer that a checkpoint may hold quantized, one for all that the engine merges with it, and other names
+that files use for each."""
 
 _PREFIXES = ("model.layers", "backbone.layers", "language_model.model.layers", "model.language_model.layers")
-
-_PREDICTION_LAYERS = "mtp.layers"
-"""What the files of Qwen3.5 and Nemotron 3 call their layers for multi-token prediction."""
 
 _PREDICTION = re.compile(r"\bmtp(\b|_)")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """How a checkpoint is stored."""
+    """Storage of a checkpoint."""
 
-    format: WeightFormat | None  # Format of its quantized layers; None when nothing is quantized
+    format: WeightFormat | None  # Format of its quantized layers; None if none is quantized
     excluded: tuple[Exclusions, ...] = ()  # Modules that stay in 16 bits
-    # Bytes of a number in the KV cache where the checkpoint asks for it; None where it does not
-    cache_element_bytes: int | None = None
+    cache_element_bytes: int | None = None  # Bytes of a number in the KV cache, if the checkpoint asks for it
 
     def unquantized_modules(self, layer_index: int) -> frozenset[str]:
         """Return the modules of one layer that stay in 16 bits."""
-        return self._unquantized([f"{prefix}.{layer_index}" for prefix in _PREFIXES]) if self.excluded else frozenset()
+        return self._unquantized([f"{prefix}.{layer_index}" for prefix in _PREFIXES])
 
     def unquantized_prediction_modules(self, num_layers: int, index: int = 0) -> frozenset[str]:
         """Return the modules of a layer for multi-token prediction that stay in 16 bits.
 
         Files number it after the last layer, or apart (Qwen3.5, Nemotron 3).
         """
-        after = (f"{prefix}.{num_layers + index}" for prefix in _PREFIXES)
-        return self._unquantized([*after, f"{_PREDICTION_LAYERS}.{index}"]) if self.excluded else frozenset()
+        return self._unquantized([*(f"{prefix}.{num_layers + index}" for prefix in _PREFIXES), f"mtp.layers.{index}"])
 
     def _unquantized(self, layers: Sequence[str]) -> frozenset[str]:
         return frozenset(
             module
-            for module in _QUANTIZABLE
+            for module, aliases in (_QUANTIZABLE.items() if self.excluded else ())
             if any(
                 exclusions.hold(f"{layer}.{name}")
                 for exclusions in self.excluded
                 for layer in layers
-                for name in _names(module)
+                for name in (module, *aliases)
             )
         )
 
@@ -453,8 +363,7 @@ class Checkpoint:
 def read_checkpoint(config: Fields) -> Checkpoint:
     """Return how the checkpoint stores its linear layers.
 
-    Knows fp8, compressed-tensors, AWQ, GPTQ, MXFP4 and ModelOpt's FP8 and
-    NVFP4, and refuses the rest by name.
+    Knows fp8, compressed-tensors, AWQ, GPTQ, MXFP4 and ModelOpt's FP8 and NVFP4, and rejects the rest by name.
     """
     section = config.section("quantization_config") or config.section("compression_config")
     if section is None:
@@ -464,17 +373,21 @@ def read_checkpoint(config: Fields) -> Checkpoint:
         # The older file of ModelOpt, hf_quant_config.json, has its producer outside.
         section = inner.having({"quant_method": "modelopt", **inner.values})
     num_layers = config.size("num_hidden_layers", default=1)
-    excluded = tuple(read_exclusions(section, key, num_layers) for key in _EXCLUSION_KEYS if section.is_set(key))
+    excluded = [_read_exclusions(section, key, num_layers) for key in _EXCLUSION_KEYS if section.is_set(key)]
     if section.is_set(_DYNAMIC):
-        excluded = (*excluded, read_exclusions(_skipped(section), _DYNAMIC, num_layers))
-    _refuse_quantized_head(config, section)
-    return Checkpoint(read_format(section), excluded, _cache_element_bytes(section))
+        rules = section.section(_DYNAMIC) or section.having({})
+        if any(value for key, value in rules.values.items() if not key.startswith(_SKIPPED)):
+            raise section.unmodelled(_DYNAMIC, "modules with settings of their own cannot be sized yet")
+        patterns = [f"re:{key.removeprefix(_SKIPPED)}" for key in rules.values if key.startswith(_SKIPPED)]
+        excluded.append(_read_exclusions(section.having({_DYNAMIC: patterns}), _DYNAMIC, num_layers))
+    _reject_quantized_head(config, section)
+    return Checkpoint(_read_format(section), tuple(excluded), _cache_element_bytes(section))
 
 
 def in_16_bits_for_prediction(layer: Layer, config: Fields) -> Layer:
     """Return a layer for multi-token prediction of a checkpoint in a format that sizing does not implement.
 
-    It is in 16 bits if the file names such layers among what it does not quantize.
+    It is in 16 bits if the file names such layers among its exclusions.
     """
     section = config.values.get("quantization_config")
     inner = section.get("quantization", section) if isinstance(section, Mapping) else {}
@@ -483,34 +396,25 @@ def in_16_bits_for_prediction(layer: Layer, config: Fields) -> Layer:
     return replace(layer, unquantized=frozenset(_QUANTIZABLE)) if excluded else layer
 
 
-def _skipped(section: Fields) -> Fields:
-    """Return the section with patterns of the modules that GPTQModel left in 16 bits under its key."""
-    rules = section.section(_DYNAMIC) or section.having({})
-    if any(value for key, value in rules.values.items() if not key.startswith(_SKIPPED)):
-        raise section.unmodelled(_DYNAMIC, "modules with settings of their own cannot be sized yet")
-    patterns = [f"re:{key.removeprefix(_SKIPPED)}" for key in rules.values if key.startswith(_SKIPPED)]
-    return section.having({_DYNAMIC: patterns})
-
-
-def _refuse_quantized_head(config: Fields, section: Fields) -> None:
-    """Refuse a quantized output head: ModelOpt's is, unless it is left out (vLLM, modelopt.py, get_quant_method)."""
+def _reject_quantized_head(config: Fields, section: Fields) -> None:
+    """Reject a quantized output head: ModelOpt's is, unless it is excluded (vLLM, modelopt.py, get_quant_method)."""
     if section.flag("lm_head"):
         raise section.unmodelled("lm_head", "a quantized output head cannot be sized yet")
     excluded = [name for key in _EXCLUSION_KEYS for name in section.strings(key)]
     by_modelopt = section.text("quant_method", default="").startswith(QuantizationMethod.MODELOPT)
-    # A file that leaves nothing out is taken to be cut short: ModelOpt itself always leaves the head out.
+    # A file without exclusions is taken to be cut short: ModelOpt itself always excludes the head.
     if (
         by_modelopt
         and excluded
         and not config.flag("tie_word_embeddings")
-        and not any(_HEAD in name for name in excluded)
+        and not any("lm_head" in name for name in excluded)
     ):
         key = "ignore" if section.is_set("ignore") else "exclude_modules"
-        raise section.unmodelled(key, f"lacks {_HEAD}: a quantized output head cannot be sized yet")
+        raise section.unmodelled(key, "lacks lm_head: a quantized output head cannot be sized yet")
 
 
 def _cache_element_bytes(section: Fields) -> int | None:
-    """Return what the engine makes of `--kv-cache-dtype auto`; None for the model's own type.
+    """Return the element bytes of `--kv-cache-dtype auto`; None for the model's own type.
 
     vLLM, torch_utils.py, get_kv_cache_quant_algo_string, and attention.py for compressed-tensors.
     """
@@ -522,18 +426,11 @@ def _cache_element_bytes(section: Fields) -> int | None:
         return FP8_ELEMENT_BYTES
     if not method.startswith(QuantizationMethod.MODELOPT):
         return None
-    match asked:
-        case {"dynamic": False, "num_bits": 8, "type": "float"}:
+    match asked.lower() if isinstance(asked, str) else asked:
+        case {"dynamic": False, "num_bits": 8, "type": "float"} | "fp8":
             return FP8_ELEMENT_BYTES
-        case str() if asked.lower() == "fp8":
-            return FP8_ELEMENT_BYTES
-        case {"num_bits": 4, "type": "float"}:
-            raise section.unmodelled("kv_cache_scheme", "a KV cache in 4 bits cannot be sized")
-        case str() if asked.lower() == "nvfp4":
-            raise section.unmodelled("kv_cache_quant_algo", "a KV cache in 4 bits cannot be sized")
+        case {"num_bits": 4, "type": "float"} | "nvfp4":
+            key = "kv_cache_quant_algo" if isinstance(asked, str) else "kv_cache_scheme"
+            raise section.unmodelled(key, "a KV cache in 4 bits cannot be sized")
         case _:
             return None
-
-
-def _names(module: str) -> tuple[str, ...]:
-    return (module, *_ALIASES.get(module, ()))

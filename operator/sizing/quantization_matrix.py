@@ -3,8 +3,9 @@
 `ranked` orders the rows by the user's objective; `candidate_rows` returns those a plan may choose from.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Final, TypeVar
 
 from specdecode_operator.enums import FP8_ELEMENT_BYTES, KvCacheDtype, Method, Objective, Precision
@@ -12,15 +13,12 @@ from specdecode_operator.sizing.devices import MEMORY_FIELD, PRODUCT_FIELD, Devi
 from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.kernel_support import (
-    BACKEND_FIELD,
     NOTHING_NAMED,
     Available,
-    adaptive_problem,
     checkpoint_at,
     checkpoint_problem,
-    cut_experts_problem,
     kernel_note,
-    kernel_problem,
+    pair_kernel_problem,
     served_precision,
 )
 from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict, estimate
@@ -28,43 +26,40 @@ from specdecode_operator.sizing.pair import TENSOR_FIELD, TENSOR_ONLY, EngineLim
 from specdecode_operator.sizing.placement import GpuPool, Row, nodes_needed, refuse_too_many
 from specdecode_operator.sizing.tensor_parallel import MAX_TENSOR, split_remedy, supported_tensors, tensor_problems
 
-_ALL_PRECISIONS: Final = tuple(Precision)
 _Whole = TypeVar("_Whole", Pair, EngineLimits)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows are asked for; None is all."""
+    """Requested rows; None is all."""
 
-    # Precisions; a draft that is no model of its own is always there
+    # Precisions; a draft head is always included
     target: frozenset[Precision] | None = None
     draft: frozenset[Precision] | None = None
     kv_cache_dtype: KvCacheDtype | None = None  # auto or fp8
 
 
 EVERYTHING: Final = Selection()
-"""All rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixRow:
     """One combination of precisions on one place."""
 
-    target_precision: Precision  # Precision of the target's linear layers
-    draft_precision: Precision | None  # That of the draft; None where no model drafts
+    target_precision: Precision
+    draft_precision: Precision | None  # None if no model drafts
     kv_cache_dtype: KvCacheDtype  # auto or fp8
-    # GPU product, and the GPUs that share each layer
     product: str
     tensor: int
-    budget: Budget | None  # Memory of each GPU; None where the pair cannot be split so
-    problems: tuple[str, ...]  # Why vLLM could not be started so, whatever the memory; empty when it could
-    notes: tuple[str, ...]  # What users should know of a row that can be launched
-    spread: Parallelism = TENSOR_ONLY  # How a replica is spread beyond the tensor parallelism
-    nodes: int = 1  # Over how many nodes its GPUs lie
+    budget: Budget | None  # Memory of each GPU; None if the pair cannot be split so
+    problems: tuple[str, ...]  # Why vLLM could not start, regardless of memory
+    notes: tuple[str, ...]  # Remarks about a row that can be launched
+    spread: Parallelism = TENSOR_ONLY  # Beyond the tensor parallelism
+    nodes: int = 1
 
     @property
     def launchable(self) -> bool:
-        """Whether vLLM could be started so, whatever the memory."""
+        """True if vLLM could start so, regardless of memory."""
         return not self.problems
 
     @property
@@ -74,7 +69,7 @@ class MatrixRow:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it fits. What cannot be split does not."""
+        """Verdict of the budget; a row that cannot be split does not fit."""
         return Verdict.DOES_NOT_FIT if self.budget is None else self.budget.verdict
 
     @property
@@ -99,46 +94,12 @@ class MatrixRow:
 
     @property
     def split(self) -> Parallelism:
-        """Over which GPUs a replica is spread."""
+        """Parallelism of a replica."""
         return self.spread.at(self.tensor)
 
 
-@dataclass(frozen=True)
-class _Level:
-    """One model at one precision."""
-
-    role: str
-    geometry: ModelGeometry
-    precision: Precision
-    checkpoint_problem: str | None
-
-    def split_problems(self, tensor: int, spread: Parallelism, engine_version: str) -> tuple[str, ...]:
-        """Return the problems of splitting this model, in words."""
-        problems = tensor_problems(
-            self.geometry, tensor, self.precision, engine_version, data=spread.data, expert=spread.expert
-        )
-        return tuple(problem.message for problem in problems)
-
-
-@dataclass(frozen=True)
-class _Variant:
-    """The pair at one combination of precisions, the levels of its models, and the checkpoints that it lacks."""
-
-    pair: Pair
-    kv_cache_dtype: KvCacheDtype
-    levels: tuple[_Level, ...]
-    missing: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A device, a split, over how many nodes, and the problems of splitting each level so."""
-
-    device: Device
-    tensor: int
-    spread: Parallelism
-    nodes: int
-    problems: dict[tuple[str, Precision], tuple[str, ...]]
+_Level = tuple[ModelGeometry, Precision, str | None]
+"""One model at one precision, and the problem of a checkpoint that it lacks."""
 
 
 def quantization_matrix(  # noqa: PLR0913, PLR0917 (one fact each)
@@ -149,131 +110,91 @@ def quantization_matrix(  # noqa: PLR0913, PLR0917 (one fact each)
     selection: Selection = EVERYTHING,
     spread: Parallelism = TENSOR_ONLY,
 ) -> tuple[MatrixRow, ...]:
-    """Return every row, sorted by device, tensor, target, draft and KV cache, whatever the order of the pools.
+    """Return every row, sorted by device, tensor, target, draft and KV cache, independent of the order of the pools.
 
-    A precision for which nobody named a checkpoint is sized all the same,
-    from the model's own shape, and says that it needs one. The precision of the pair itself is one among
-    the others. A draft that is no model of its own keeps its precision.
-
-    Raises
-    ------
-    PlanError
-        When no pool can be sized, or no node has as many GPUs as asked for.
+    A precision without a named checkpoint is sized all the same, from the model's own shape, and says that it needs
+    one. The pair's own precision is one of the rows. A draft head keeps its precision. Raise PlanError if no pool can
+    be sized, or no node has the requested number of GPUs.
     """
     targets = _levels("target", pair.target, available.target, selection.target)
-    drafts = _draft_levels(pair, available, selection)
+    drafts: list[_Level] = []
+    if pair.draft is not None and pair.method == Method.DRAFT_MODEL:
+        drafts = _levels("draft", pair.draft, available.draft, selection.draft)
+    elif pair.draft is not None:
+        drafts = [(pair.draft, served_precision(pair.draft, pair.draft_precision), None)]
     sizes = _sizes(pools, tensor, spread)
     for bad in spread_problems(pair.target, spread, pair.limits.engine_version):
         raise bad
-    variants = tuple(_variants(pair, targets, drafts, selection.kv_cache_dtype))
-    version = pair.limits.engine_version
-    problems = {
-        size: {
-            (level.role, level.precision): level.split_problems(size, spread, version) for level in (*targets, *drafts)
-        }
-        for size in {size for _, size, _ in sizes}
-    }
-    places = [_Place(device, size, spread, nodes, problems[size]) for device, size, nodes in sizes]
-    return tuple(_row(variant, place) for place in places for variant in variants)
-
-
-def _variants(
-    pair: Pair, targets: Sequence[_Level], drafts: Sequence[_Level], kv_cache_dtype: KvCacheDtype | None
-) -> Iterator[_Variant]:
-    """Yield the pair at every combination of precisions."""
+    # auto is the requested type, unless that is fp8.
+    own = pair.limits.kv_cache_element_bytes
+    widths = {KvCacheDtype.AUTO: None if own == FP8_ELEMENT_BYTES else own, KvCacheDtype.FP8: FP8_ELEMENT_BYTES}
     by_kv = {
         kv: _changed(pair, limits=_changed(pair.limits, kv_cache_element_bytes=width))
-        for kv, width in _kv_element_bytes(pair).items()
-        if kv_cache_dtype in (None, kv)
+        for kv, width in widths.items()
+        if selection.kv_cache_dtype in (None, kv)
     }
-    drafting: list[tuple[_Level, ...]] = [(draft,) for draft in drafts] or [()]
-    for levels in [(target, *draft) for target in targets for draft in drafting]:
-        draft = levels[1] if len(levels) > 1 else None
+    variants = []
+    drafting: list[_Level | None] = list(drafts) or [None]
+    for target, draft in product(targets, drafting):
         for kv, based in by_kv.items():
             changed = _changed(
                 based,
-                target=levels[0].geometry,
-                target_precision=levels[0].precision,
-                draft=pair.draft if draft is None else draft.geometry,
-                draft_precision=pair.draft_precision if draft is None else draft.precision,
+                target=target[0],
+                target_precision=target[1],
+                draft=pair.draft if draft is None else draft[0],
+                draft_precision=pair.draft_precision if draft is None else draft[1],
             )
-            missing = tuple(level.checkpoint_problem for level in levels if level.checkpoint_problem)
-            yield _Variant(changed, kv, levels, missing)
+            variants.append((changed, kv, [target] if draft is None else [target, draft]))
+    return tuple(
+        _row(*variant, device, spread.at(size), nodes) for device, size, nodes in sizes for variant in variants
+    )
 
 
 def _changed(what: _Whole, **fields: Any) -> _Whole:
-    """Return it with other values; itself where it has them: to make a pair takes a tenth of sizing it."""
+    """Return it with other values; itself if it has them: to make a pair takes a tenth of sizing it."""
     return what if all(getattr(what, name) is value for name, value in fields.items()) else replace(what, **fields)
-
-
-def _kv_element_bytes(pair: Pair) -> dict[KvCacheDtype, int | None]:
-    """Return what each KV cache type sets in the limits: auto is what was asked for, where that is not fp8."""
-    own = pair.limits.kv_cache_element_bytes
-    return {KvCacheDtype.AUTO: None if own == FP8_ELEMENT_BYTES else own, KvCacheDtype.FP8: FP8_ELEMENT_BYTES}
 
 
 def _levels(
     role: str, geometry: ModelGeometry, named: tuple[ModelGeometry, ...], wanted: frozenset[Precision] | None
-) -> tuple[_Level, ...]:
-    precisions = frozenset(served_precision(checkpoint, None) for checkpoint in named)
-    return tuple(
-        _Level(
-            role,
-            checkpoint_at(geometry, named, precision),
-            precision,
-            checkpoint_problem(role, geometry, precision, precisions),
+) -> list[_Level]:
+    held = frozenset(served_precision(checkpoint, None) for checkpoint in named)
+    return [
+        (checkpoint_at(geometry, named, each), each, checkpoint_problem(role, geometry, each, held))
+        for each in Precision
+        if wanted is None or each in wanted
+    ]
+
+
+def _row(  # noqa: PLR0913, PLR0917 (one fact each)
+    pair: Pair, kv: KvCacheDtype, levels: Sequence[_Level], device: Device, split: Parallelism, nodes: int
+) -> MatrixRow:
+    broken = [
+        problem.message
+        for geometry, precision, _ in levels
+        for problem in tensor_problems(
+            geometry, split.tensor, precision, pair.limits.engine_version, data=split.data, expert=split.expert
         )
-        for precision in _ALL_PRECISIONS
-        if wanted is None or precision in wanted
-    )
-
-
-def _draft_levels(pair: Pair, available: Available, selection: Selection) -> tuple[_Level, ...]:
-    if pair.draft is None:
-        return ()
-    if pair.method != Method.DRAFT_MODEL:
-        return (_Level("draft", pair.draft, served_precision(pair.draft, pair.draft_precision), None),)
-    return _levels("draft", pair.draft, available.draft, selection.draft)
-
-
-def _row(variant: _Variant, place: _Place) -> MatrixRow:
-    broken = [text for level in variant.levels for text in place.problems[level.role, level.precision]]
-    if (unread := pair_kernel_problem(place.device.product, variant.pair, place.spread.at(place.tensor))) is not None:
+    ]
+    if (unread := pair_kernel_problem(device.product, pair, split)) is not None:
         broken.append(unread.message)
-    noted = [note for level in variant.levels if (note := kernel_note(place.device.product, level.precision))]
+    notes = (kernel_note(device.product, precision) for _, precision, _ in levels)
     return MatrixRow(
-        target_precision=variant.levels[0].precision,
-        draft_precision=variant.pair.draft_precision,
-        kv_cache_dtype=variant.kv_cache_dtype,
-        product=place.device.product,
-        tensor=place.tensor,
-        budget=None if broken else estimate(variant.pair, place.device, place.spread.at(place.tensor)),
-        problems=(*broken, *variant.missing),
-        notes=tuple(dict.fromkeys(noted)),
-        spread=place.spread,
-        nodes=place.nodes,
+        target_precision=pair.target_precision,
+        draft_precision=pair.draft_precision,
+        kv_cache_dtype=kv,
+        product=device.product,
+        tensor=split.tensor,
+        budget=None if broken else estimate(pair, device, split),
+        problems=(*broken, *filter(None, (missing for *_, missing in levels))),
+        notes=tuple(dict.fromkeys(filter(None, notes))),
+        spread=split.at(1),
+        nodes=nodes,
     )
-
-
-def pair_kernel_problem(product: str, pair: Pair, split: Parallelism) -> PlanError | None:
-    """Return why vLLM has no kernel for a pair on a GPU product; None where it has."""
-    asked = pair.limits.kv_cache_element_bytes
-    cache_bytes = asked or pair.target.cache_element_bytes
-    for model in [pair.target, *([] if pair.draft is None else [pair.draft])]:
-        # Of the draft's attention vLLM chooses the backend anew (v1/spec_decode/llm_base_proposer.py).
-        backend = pair.limits.attention_backend if model is pair.target else None
-        if (problem := kernel_problem(product, model, cache_bytes, backend)) is not None:
-            if asked is not None or problem.field in {PRODUCT_FIELD, BACKEND_FIELD}:
-                return problem
-            why = f"the checkpoint asks for an FP8 cache: {problem.message}"
-            return PlanError(problem.field, KvCacheDtype.AUTO.value, why)
-        if not split.expert and (message := cut_experts_problem(product, model, split.tensor * split.data)):
-            return PlanError(TENSOR_FIELD, split.tensor, message)
-    return adaptive_problem(product, pair)
 
 
 def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Parallelism) -> list[tuple[Device, int, int]]:
-    """Return each device with each split that its largest nodes have room for, and over how many of them."""
+    """Return each device with each split that its largest nodes have room for, and the number of nodes."""
     largest: dict[str, GpuPool] = {}
     for pool in pools:
         known = largest.get(pool.product, pool)
@@ -300,14 +221,13 @@ def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Parallelism) ->
 
 
 _GENTLEST_FIRST: Final = ("BF16", "FP8", "INT8", "NVFP4", "MXFP4", "INT4")
-"""Precisions by how much they take from a model: fewer bits later.
+"""Precisions by their loss of quality: fewer bits later.
 
 FP8 before INT8, because FP8 lost nothing measurable where INT8 lost 1-3 % (Kurtic et al., "Give Me BF16 or Give Me
 Death?", arXiv 2411.02355). INT8 before all of 4 bits.
 """
 
-
-_PREFERENCE: Final = (Verdict.FITS, Verdict.TIGHT, Verdict.DOES_NOT_FIT)
+_BEST_FIRST: Final = (Verdict.FITS, Verdict.TIGHT, Verdict.DOES_NOT_FIT)
 
 _REASONS: Final = {
     Objective.QUALITY: "the least quantized target that fits, then the fewest GPUs",
@@ -316,15 +236,11 @@ _REASONS: Final = {
 }
 
 
-_Key = tuple[float | str, ...]
-
-
 def ranked(rows: Iterable[MatrixRow], objective: Objective) -> list[MatrixRow]:
-    """Return the rows that can be launched, the one to take first, whatever their order.
+    """Return the rows that can be launched, best first, independent of their order.
 
-    Fits comes before Tight under every objective: both already hold
-    min_concurrency requests of max_model_len, but only Fits also after the
-    margin. Rows that do not fit follow, by how little they lack.
+    Fits comes before Tight under every objective: both already hold min_concurrency requests of max_model_len, but
+    only Fits also after the margin. Rows that do not fit follow, by how little they lack.
     """
     return _in_order((row for row in rows if row.launchable), objective)
 
@@ -339,34 +255,34 @@ def best_places(rows: Iterable[MatrixRow], objective: Objective) -> list[MatrixR
 
 
 def _in_order(rows: Iterable[MatrixRow], objective: Objective) -> list[MatrixRow]:
-    order = _ORDERS[objective]
-    return sorted(rows, key=lambda row: (_PREFERENCE.index(row.verdict), lacking_bytes(row), *order(row), *_last(row)))
+    return sorted(
+        rows, key=lambda row: (_BEST_FIRST.index(row.verdict), lacking_bytes(row), *_preference(row, objective))
+    )
 
 
 def lacking_bytes(row: MatrixRow) -> int:
-    """Return what the KV cache of each GPU is short of; 0 where it suffices."""
+    """Return the bytes that the KV cache of each GPU is short of; 0 if it suffices."""
     return 0 if row.budget is None else max(0, row.budget.needed_kv_bytes - row.budget.available_kv_bytes)
 
 
 def choice_phrase(row: MatrixRow | Row, objective: Objective) -> str:
-    """Return what an objective took and why: ``Quality takes FP8 target, BF16 draft: the least quantized …``."""
+    """Return the choice of an objective and its reason: ``Quality takes FP8 target, BF16 draft: the least …``."""
     if row.verdict is Verdict.DOES_NOT_FIT:
         return f"no precision fits, {_precisions(row)} lacks least"
     return f"{objective} takes {_precisions(row)}: {_REASONS[objective]}"
 
 
 def missing_checkpoint(rows: Iterable[MatrixRow], objective: Objective) -> str:
-    """Return which checkpoint, that nobody named, would make it fit; empty where none would."""
-    order = _ORDERS[objective]
+    """Return which checkpoint, not named so far, would make it fit; empty if none would."""
     lacking = [row for row in rows if row.budget is not None and row.verdict is Verdict.FITS and not row.launchable]
     if not lacking:
         return ""
-    nearest = min(lacking, key=lambda row: (len(row.problems), *order(row), *_last(row)))
+    nearest = min(lacking, key=lambda row: (len(row.problems), *_preference(row, objective)))
     return f"{_precisions(nearest)} would fit, but {nearest.reason}"
 
 
 def severity(precision: Precision | None) -> int:
-    """Return how hard a precision quantizes, 0 for not at all; None (no draft) is 0."""
+    """Return how hard a precision quantizes; 0 for BF16 and for None (no draft)."""
     return 0 if precision is None else _GENTLEST_FIRST.index(precision.value)
 
 
@@ -375,80 +291,48 @@ def _precisions(row: MatrixRow | Row) -> str:
     return f"{row.target_precision} target, {draft}"
 
 
-def _loss(row: MatrixRow) -> tuple[int, bool, bool]:
-    """Return what a row takes from the quality of the output, and whether the draft is spared before the target."""
-    spared_draft = row.draft_precision is not None and severity(row.draft_precision) < severity(row.target_precision)
-    return severity(row.target_precision), row.kv_cache_dtype != KvCacheDtype.AUTO, spared_draft
-
-
-def _quality(row: MatrixRow) -> _Key:
-    return (*_loss(row), row.gpus, row.tensor, _leaves_nvlink(row), _total_bytes(row))
-
-
-def _capacity(row: MatrixRow) -> _Key:
-    return (-row.tokens / row.gpus, row.gpus, row.tensor, *_loss(row), _leaves_nvlink(row))
-
-
-def _cost(row: MatrixRow) -> _Key:
-    return (row.gpus, row.tensor, _leaves_nvlink(row), _total_bytes(row), *_loss(row))
-
-
-_ORDERS: Final[dict[Objective, Callable[[MatrixRow], _Key]]] = {
-    Objective.QUALITY: _quality,
-    Objective.CAPACITY: _capacity,
-    Objective.COST: _cost,
-}
-
-
-def _leaves_nvlink(row: MatrixRow) -> bool:
-    """Return whether ranks of one layer would talk over PCIe, twice a layer and step."""
+def _preference(row: MatrixRow, objective: Objective) -> tuple[float | str, ...]:
+    """Return the sort key of rows under an objective; no two rows share it."""
+    target, draft = severity(row.target_precision), severity(row.draft_precision)
+    # Among equals prefer a draft that is quantized as hard as the target: it cannot change the output.
+    loss = (target, row.kv_cache_dtype != KvCacheDtype.AUTO, row.draft_precision is not None and draft < target)
     device = find_device(row.product)
-    return row.tensor > (1 if device is None else device.nvlink_gpus)
-
-
-def _last(row: MatrixRow) -> _Key:
-    """Return what decides between rows that the objective holds for equal; no two rows share it."""
-    return (severity(row.draft_precision), _total_bytes(row), row.product, row.target_precision, row.kv_cache_dtype)
-
-
-def _total_bytes(row: MatrixRow) -> int:
-    return 0 if row.budget is None else row.budget.total_bytes
+    # Beyond NVLink the ranks of one layer would talk over PCIe, twice a layer and step.
+    gpus = (row.gpus, row.tensor)
+    leaves_nvlink = row.tensor > (1 if device is None else device.nvlink_gpus)
+    total_bytes = 0 if row.budget is None else row.budget.total_bytes
+    match objective:
+        case Objective.QUALITY:
+            order: tuple[float, ...] = (*loss, *gpus, leaves_nvlink, total_bytes)
+        case Objective.CAPACITY:
+            order = (-row.tokens / row.gpus, *gpus, *loss, leaves_nvlink)
+        case Objective.COST:
+            order = (*gpus, leaves_nvlink, total_bytes, *loss)
+    return (*order, draft, total_bytes, row.product, row.target_precision, row.kv_cache_dtype)
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a plan may choose from beside the place, and what for."""
+    """Choices that a plan has beside the place, and its objective."""
 
     objective: Objective = Objective.QUALITY
-
+    # Precisions to choose from; empty is the pair's own alone
     target: frozenset[Precision] = frozenset()
-    """Precisions to choose from; empty is the pair's own alone. The same holds for the draft."""
-
     draft: frozenset[Precision] = frozenset()
-
-    available: Available = NOTHING_NAMED
-    """Checkpoints that those come from, beside the models' own."""
-
-    spread: Parallelism = TENSOR_ONLY
-    """How a replica is spread beyond tensor parallelism: not the plan's to choose."""
+    available: Available = NOTHING_NAMED  # Their checkpoints, beside the models' own
+    spread: Parallelism = TENSOR_ONLY  # Beyond tensor parallelism; the plan does not choose it
 
 
 PLACE_ONLY: Final = PlanOptions()
-"""Only the place is to be decided."""
 
 
 def candidate_rows(
     pair: Pair, pools: Iterable[GpuPool], tensor: int | None, options: PlanOptions = PLACE_ONLY
 ) -> tuple[Row, ...]:
-    """Return all candidates, the one to choose first, whatever the order of the pools.
+    """Return all candidates, best first, independent of the order of the pools.
 
-    They are the rows of the quantization matrix that the options allow, that
-    can be launched and that the models can be split into.
-
-    Raises
-    ------
-    PlanError
-        When no pool can be sized, or the models cannot be split as asked.
+    They are the rows of the quantization matrix that the options allow, that can be launched and that the models can be
+    split into. Raise PlanError if no pool can be sized, or the models cannot be split as asked.
     """
     matrix = quantization_matrix(pair, pools, tensor, options.available, selection(pair, options), options.spread)
     rows = tuple(
@@ -456,25 +340,19 @@ def candidate_rows(
         for row in ranked(matrix, options.objective)
         if row.budget is not None
     )
-    if not rows:
-        unread = [pair_kernel_problem(row.product, pair, row.split) for row in matrix]
-        if unread[0] is not None and None not in unread:
-            raise unread[0]
-        raise _no_split(pair, tensor, options.spread, matrix[0].reason or "no supported split")
-    return rows
-
-
-def _no_split(pair: Pair, tensor: int | None, spread: Parallelism, reason: str) -> PlanError:
-    """Return what is wrong where no candidate is left: the split that is asked for, or a model that has none."""
-    version, data, expert = pair.limits.engine_version, spread.data, spread.expert
-    own, drafts = pair.target_precision, pair.draft_precision
-    remedy = split_remedy(pair.target, pair.draft, own, drafts, version, data=data, expert=expert)
-    message = f"{reason}; {remedy}"
+    if rows:
+        return rows
+    unread = [pair_kernel_problem(row.product, pair, row.split) for row in matrix]
+    if unread[0] is not None and None not in unread:
+        raise unread[0]
+    version, data, expert = pair.limits.engine_version, options.spread.data, options.spread.expert
+    remedy = split_remedy(pair.served, version, data=data, expert=expert)
+    message = f"{matrix[0].reason or 'no supported split'}; {remedy}"
     if tensor is not None:
-        return PlanError(TENSOR_FIELD, tensor, message)
-    if pair.draft is None or not supported_tensors(pair.target, None, own, None, version, data=data, expert=expert):
-        return PlanError("target.model", pair.target.name, message)
-    return PlanError("speculation.draft.model", pair.draft.name, message)
+        raise PlanError(TENSOR_FIELD, tensor, message)
+    if pair.draft is None or not supported_tensors(pair.served[:1], version, data=data, expert=expert):
+        raise PlanError("target.model", pair.target.name, message)
+    raise PlanError("speculation.draft.model", pair.draft.name, message)
 
 
 def selection(pair: Pair, options: PlanOptions) -> Selection:

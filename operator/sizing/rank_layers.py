@@ -14,21 +14,15 @@ from specdecode_operator.sizing.geometry import (
     DeltaNet,
     DenseMlp,
     Experts,
-    FeedForward,
-    Indexer,
     LatentAttention,
     Layer,
     ModelGeometry,
     SelectiveScan,
     SelfAttention,
-    SingleMixer,
     StateSpace,
     counted,
 )
 from specdecode_operator.sizing.result_cache import MEMO_SIZE
-
-GATE_AND_UP: Final = 2
-"""Projections that a feed-forward layer with a gate merges into one."""
 
 ROUTER: Final = "mlp.gate"
 """Module that chooses the experts of a token."""
@@ -36,12 +30,12 @@ ROUTER: Final = "mlp.gate"
 
 @dataclass(frozen=True)
 class Split:
-    """How layers are divided over ranks."""
+    """Division of layers over ranks."""
 
     tensor: int  # Ranks that share a layer
     experts: int = 1  # Ranks that whole experts are spread over; 1: experts are split like other layers
-    # Copies of the model, among whose ranks experts are split too where they are not spread (vLLM, fused_moe/config.py,
-    # flatten_tp_across_dp_and_pcp)
+    # Copies of the model. Experts that are not spread are split among their ranks too (vLLM, fused_moe/config.py,
+    # flatten_tp_across_dp_and_pcp).
     data: int = 1
 
 
@@ -50,13 +44,12 @@ class LinearLayer:
     """One rank's part of a linear layer."""
 
     module: str  # Its name in checkpoints, relative to the decoder layer
-    # Sizes on this rank
     inputs: int
     outputs: int
-    bias: int = 0  # Elements of its bias on this rank
-    copies: int = 1  # How many of them there are (experts)
-    quantizable: bool = True  # Whether quantization applies to it
-    widens: bool = False  # Whether it leads into the feed-forward width: gate and up
+    bias: int = 0  # Elements
+    copies: int = 1  # Experts on this rank
+    quantizable: bool = True
+    widens: bool = False  # Whether it leads into the feed-forward width of experts: gate and up
     # Outputs of the layers that checkpoints hold apart and the engine merges into it; empty for one alone
     merged: tuple[int, ...] = ()
 
@@ -67,7 +60,7 @@ class LinearLayer:
 
     @property
     def routed(self) -> bool:
-        """Whether it belongs to the experts that a router chooses."""
+        """True for the experts that a router chooses."""
         return self.module.removeprefix("mlp.").startswith("experts.")
 
 
@@ -75,19 +68,36 @@ class LinearLayer:
 class RankLayer:
     """One decoder layer on one rank."""
 
-    linears: tuple[LinearLayer, ...]  # Its linear layers
+    linears: tuple[LinearLayer, ...]
     elements: int  # Other parameters in 16 bits: norms, convolutions, sinks
     fixed_bytes: int = 0  # Parameters whose type never changes
 
 
 @lru_cache(maxsize=MEMO_SIZE)
 def rank_layer(layer: Layer, hidden_size: int, split: Split) -> RankLayer:
-    """Return one decoder layer as one rank holds it; the split must divide it (see divisibility)."""
-    inputs = layer.input_multiple * hidden_size
-    parts = [_mixer(mixer, inputs, hidden_size, split.tensor) for mixer in layer.mixers]
-    parts.append(_feed_forward(layer.feed_forward, hidden_size, split))
-    if layer.own_input_size:
-        parts.append(_own_input(layer.own_input_size, hidden_size))
+    """Return one decoder layer as one rank holds it; the split must divide it (see tensor_parallel.py)."""
+    inputs, tensor = layer.input_multiple * hidden_size, split.tensor
+    parts = []
+    for part in (*layer.mixers, layer.feed_forward):
+        match part:
+            case SelfAttention():
+                parts.append(_self_attention(part, inputs, hidden_size, tensor))
+            case LatentAttention():
+                parts.append(_latent_attention(part, inputs, hidden_size, tensor))
+            case DeltaNet():
+                parts.append(_delta_net(part, hidden_size, tensor))
+            case StateSpace():
+                parts.append(_state_space(part, hidden_size, tensor))
+            case SelectiveScan():
+                parts.append(_selective_scan(part, hidden_size, tensor))
+            case DenseMlp():
+                parts.append(RankLayer(_mlp("mlp", part, hidden_size, tensor), 0))
+            case Experts():
+                parts.append(_experts(part, hidden_size, split))
+    if width := layer.own_input_size:
+        # The gate, the projection back and the norm of an input by layer (vLLM, gemma4.py).
+        gate = LinearLayer("per_layer_input_gate", hidden_size, width)
+        parts.append(RankLayer((gate, LinearLayer("per_layer_projection", width, hidden_size)), hidden_size))
     return RankLayer(
         tuple(linear for part in parts for linear in part.linears),
         sum(part.elements for part in parts) + layer.norms * hidden_size,
@@ -95,17 +105,8 @@ def rank_layer(layer: Layer, hidden_size: int, split: Split) -> RankLayer:
     )
 
 
-def _own_input(width: int, hidden_size: int) -> RankLayer:
-    """Return the gate, the projection back and the norm of an input by layer (vLLM, gemma4.py)."""
-    linears = (
-        LinearLayer("per_layer_input_gate", hidden_size, width),
-        LinearLayer("per_layer_projection", width, hidden_size),
-    )
-    return RankLayer(linears, hidden_size)
-
-
 def kv_heads_per_rank(num_kv_heads: int, tensor: int) -> int:
-    """Return the key/value heads on one rank: replicated where there are fewer than ranks."""
+    """Return the key/value heads on one rank: replicated if there are fewer than ranks."""
     return max(1, num_kv_heads // tensor)
 
 
@@ -114,43 +115,19 @@ def groups_per_rank(num_groups: int, tensor: int) -> int:
     return max(1, num_groups // tensor)
 
 
-def _mixer(mixer: SingleMixer, inputs: int, hidden_size: int, tensor: int) -> RankLayer:
-    match mixer:
-        case SelfAttention():
-            return _self_attention(mixer, inputs, hidden_size, tensor)
-        case LatentAttention():
-            return _latent_attention(mixer, inputs, hidden_size, tensor)
-        case DeltaNet():
-            return _delta_net(mixer, hidden_size, tensor)
-        case StateSpace():
-            return _state_space(mixer, hidden_size, tensor)
-        case SelectiveScan():
-            return _selective_scan(mixer, hidden_size, tensor)
-
-
-def _feed_forward(feed_forward: FeedForward | None, hidden_size: int, split: Split) -> RankLayer:
-    match feed_forward:
-        case DenseMlp():
-            return RankLayer(_mlp("mlp", feed_forward, hidden_size, split.tensor), 0)
-        case Experts():
-            return _experts(feed_forward, hidden_size, split)
-        case None:
-            return RankLayer((), 0)
-
-
 def _self_attention(mixer: SelfAttention, inputs: int, hidden_size: int, tensor: int) -> RankLayer:
     query = mixer.num_heads // tensor * mixer.head_dim
     kv_heads = 0 if mixer.borrows_cache else kv_heads_per_rank(mixer.num_kv_heads, tensor)
     keys = kv_heads * mixer.head_dim
     parts = (query * (1 + mixer.gated), keys, kv_heads * mixer.value_dim)
-    merged = sum(parts)
+    projected = sum(parts)
     normed = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim if mixer.whole_norms else query + keys
     norms = (1 if mixer.borrows_cache else 2) * mixer.head_dim * mixer.qk_norm + normed * mixer.norm_over_heads
     sinks = mixer.num_heads // tensor * mixer.sinks
     attended = mixer.num_heads // tensor * mixer.value_dim
     return RankLayer(
         (
-            LinearLayer("self_attn.q_proj", inputs, merged, merged * mixer.qkv_bias, merged=parts),
+            LinearLayer("self_attn.q_proj", inputs, projected, projected * mixer.qkv_bias, merged=parts),
             # Its bias is added once, but every rank holds it.
             LinearLayer("self_attn.o_proj", attended, hidden_size, hidden_size * mixer.output_bias),
         ),
@@ -177,18 +154,14 @@ def _latent_attention(mixer: LatentAttention, inputs: int, hidden_size: int, ten
     norms = mixer.kv_rank + mixer.query_rank
     if mixer.indexer is None:
         return RankLayer((*queries, expand, output), norms)
-    indexer = _indexer(mixer.indexer, mixer.query_rank, hidden_size)
-    # The norm of its keys and that norm's bias are float32.
-    index_norm_bytes = 2 * mixer.indexer.head_dim * FLOAT32_BYTES
-    return RankLayer((*queries, expand, output, *indexer), norms, index_norm_bytes)
-
-
-def _indexer(indexer: Indexer, query_rank: int, hidden_size: int) -> tuple[LinearLayer, ...]:
-    """Return its projections, whole on every rank (vLLM, models/deepseek_v32/attention.py, DeepseekV32Indexer)."""
-    return (
-        LinearLayer("self_attn.indexer.wq_b", query_rank, indexer.num_heads * indexer.head_dim),
-        LinearLayer("self_attn.indexer.wk", hidden_size, indexer.head_dim + indexer.num_heads, quantizable=False),
+    # Its projections are whole on every rank (vLLM, models/deepseek_v32/attention.py, DeepseekV32Indexer).
+    count, width = mixer.indexer.num_heads, mixer.indexer.head_dim
+    indexer = (
+        LinearLayer("self_attn.indexer.wq_b", mixer.query_rank, count * width),
+        LinearLayer("self_attn.indexer.wk", hidden_size, width + count, quantizable=False),
     )
+    # The norm of its keys and that norm's bias are float32.
+    return RankLayer((*queries, expand, output, *indexer), norms, 2 * width * FLOAT32_BYTES)
 
 
 def _delta_net(mixer: DeltaNet, hidden_size: int, tensor: int) -> RankLayer:
@@ -213,7 +186,7 @@ def _state_space(mixer: StateSpace, hidden_size: int, tensor: int) -> RankLayer:
     width, heads = mixer.width // tensor, mixer.num_heads // tensor
     grouped = groups_per_rank(mixer.num_groups, tensor) * mixer.state_size
     convolved = width + 2 * grouped
-    # The gate, what the convolution reads, and a time step for each head; one layer where groups are copied.
+    # The gate, the inputs of the convolution, and a time step for each head; one layer if groups are copied.
     parts = (width, width, grouped, grouped, heads)
     merged = parts if mixer.num_groups % tensor == 0 else ()
     projected = sum(parts)
@@ -239,14 +212,14 @@ def _selective_scan(mixer: SelectiveScan, hidden_size: int, tensor: int) -> Rank
         LinearLayer("mamba.dt_proj", step, width, width, quantizable=False),
         LinearLayer("mamba.out_proj", width, hidden_size, hidden_size * bias, quantizable=False),
     )
-    # The convolution, the skip, the norms of time step and of what goes into the state and out of it.
+    # The convolution, the skip, the norms of time step and of input and output of the state.
     elements = width * (mixer.conv_kernel + mixer.conv_bias) + width + step + 2 * state
     return RankLayer(linears, elements, fixed_bytes=width * state * FLOAT32_BYTES)
 
 
 def _mlp(module: str, mlp: DenseMlp, hidden_size: int, tensor: int) -> tuple[LinearLayer, ...]:
     part = mlp.intermediate_size // tensor
-    widened = (part,) * (GATE_AND_UP if mlp.gated else 1)
+    widened = (part,) * (1 + mlp.gated)
     return (
         LinearLayer(f"{module}.gate_proj", hidden_size, sum(widened), sum(widened) * mlp.bias, merged=widened),
         LinearLayer(f"{module}.down_proj", part, hidden_size, hidden_size * mlp.bias),
@@ -257,7 +230,7 @@ def _experts(experts: Experts, hidden_size: int, split: Split) -> RankLayer:
     count = ceil_div(experts.num_experts, split.experts)
     part = experts.intermediate_size // (1 if split.experts > 1 else split.tensor * split.data)
     module = "experts.0.gate_proj" if experts.beside_mlp else "mlp.experts.0.gate_proj"
-    merged = (part,) * (GATE_AND_UP if experts.gated else 1)
+    merged = (part,) * (1 + experts.gated)
     widened = sum(merged)
     inside = experts.latent_size or hidden_size
     linears = [
@@ -292,10 +265,9 @@ def _experts(experts: Experts, hidden_size: int, split: Split) -> RankLayer:
 class Stage:
     """The part of a model that one pipeline rank holds."""
 
-    layers: tuple[Layer, ...]  # Its decoder layers
-    # Whether it holds the embedding, and the output head
-    is_first: bool
-    is_last: bool
+    layers: tuple[Layer, ...]
+    is_first: bool  # Whether it holds the embedding
+    is_last: bool  # Whether it holds the output head
 
     @cached_property
     def distinct_layers(self) -> tuple[tuple[Layer, int], ...]:
@@ -312,21 +284,14 @@ def whole_model(geometry: ModelGeometry) -> Stage:
 def stages(geometry: ModelGeometry, pipeline: int) -> tuple[Stage, ...]:
     """Return the stages that a model is cut into.
 
-    Layers that do not divide go one each to the stages before the last one,
-    from the back (vLLM, distributed/utils.py, get_pp_indices).
+    Layers that do not divide go one each to the stages before the last one, from the back (vLLM, distributed/utils.py,
+    get_pp_indices).
     """
-    counts = _layer_counts(geometry.num_layers, pipeline)
+    share, rest = divmod(geometry.num_layers, pipeline)
     cut, result = 0, []
-    for index, count in enumerate(counts):
+    for index in range(pipeline):
+        count = share + (pipeline - 1 - rest <= index < pipeline - 1)
         layers = geometry.layers[cut : cut + count]
         result.append(Stage(layers, is_first=index == 0, is_last=index == pipeline - 1))
         cut += count
     return tuple(result)
-
-
-def _layer_counts(num_layers: int, pipeline: int) -> list[int]:
-    share, rest = divmod(num_layers, pipeline)
-    counts = [share] * pipeline
-    for index in range(2, rest + 2):
-        counts[-index] += 1
-    return counts

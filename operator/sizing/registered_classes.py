@@ -4,7 +4,6 @@ If the registry lacks a class, vLLM falls back to the Transformers class of that
 with an error. Source: vLLM, model_executor/models/registry.py, inspect_model_cls.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -22,57 +21,44 @@ class Unregistered:
     """A class that the registry of a vLLM version does not have."""
 
     architecture: str
-    why: str
-    """What is wrong, as the end of a sentence that begins with the class."""
+    why: str  # The end of a sentence that begins with the class
     fix: str
-    """What helps if vLLM refuses the model."""
-    refused: bool
-    """Whether vLLM ends with an error. Else it may run the model through transformers."""
-
-
-@dataclass(frozen=True)
-class _Registry:
-    classes: Mapping[str, tuple[str | None, str | None]]  # first and last version; None: no end is known
-    in_transformers: frozenset[str]
-    newest: str
-
-    def has(self, architecture: str, version: str) -> bool:
-        if architecture not in self.classes:
-            return False
-        since, until = self.classes[architecture]
-        return release(since or version) <= release(version) <= release(until or version)
+    refused: bool  # Whether vLLM ends with an error, instead of running the model through transformers
 
 
 @cache
-def _registry() -> _Registry:
+def _spans() -> dict[str, tuple[str | None, str | None]]:
+    """Return the first and last version of each class; None if no end is known."""
     data = read_data("registry.json")
     since = {name: version for version, names in data["since"].items() for name in names}
     until = {name: version for version, names in data["until"].items() for name in names}
-    every = {*data["classes"], *since, *until}
-    spans = {name: (since.get(name), until.get(name)) for name in sorted(every)}
-    return _Registry(spans, frozenset(data["in_transformers"]), data["newest"])
+    return {name: (since.get(name), until.get(name)) for name in {*data["classes"], *since, *until}}
 
 
 def is_registered(architecture: str) -> bool:
-    """Return whether the registry of any version that this operator knows has a class."""
-    return architecture in _registry().classes
+    """Return whether the registry of any known version has a class."""
+    return architecture in _spans()
 
 
 def may_be_served(architecture: str) -> bool:
-    """Return whether any version that this operator knows has a class, or transformers may."""
+    """Return whether any known version has a class, or transformers may."""
     return is_registered(architecture) or architecture.endswith(GENERATES)
 
 
 def unregistered(architecture: str, version: str) -> Unregistered | None:
     """Return why a vLLM version such as ``0.32`` does not have a class; None if it does.
 
-    None, too, for a decoder that no registry has: such a model runs through transformers. A version newer than those
-    known has what the newest has.
+    None, too, for a decoder that no registry has: such a model runs through transformers. Versions newer than the
+    known ones have the classes of the newest.
     """
-    registry = _registry()
-    if any(registry.has(name, version) for name in _spellings(architecture)):
-        return None
-    since, until = registry.classes.get(architecture, (None, None))
+    ending = next((each for each in GENERATES if architecture.endswith(each)), None)
+    stem = architecture.removesuffix(ending or "")
+    for name in (architecture, *(f"{stem}{each}" for each in (GENERATES if ending else ()))):
+        since, until = _spans().get(name, (None, None))
+        if name in _spans() and release(since or version) <= release(version) <= release(until or version):
+            return None
+    registry = read_data("registry.json")
+    since, until = _spans().get(architecture, (None, None))
     fix = "use another model"
     if since is not None and release(version) < release(since):
         why = f"needs vLLM {since} (registered since), and vLLM is {version} here"
@@ -83,16 +69,9 @@ def unregistered(architecture: str, version: str) -> Unregistered | None:
             fix = f"use vLLM {until}, or another model"
     elif architecture.endswith(GENERATES):
         return None
-    elif release(version) > release(registry.newest):
-        why = f"is unknown to vLLM {registry.newest}, the newest that this operator knows; {version} may have it"
+    elif release(version) > release(registry["newest"]):
+        why = f"is unknown to vLLM {registry['newest']}, the newest that this operator knows; {version} may have it"
         return Unregistered(architecture, why, fix, refused=False)
     else:
         why = "is unknown to vLLM, which would not start"
-    return Unregistered(architecture, why, fix, refused=architecture not in registry.in_transformers)
-
-
-def _spellings(architecture: str) -> tuple[str, ...]:
-    ending = next((each for each in GENERATES if architecture.endswith(each)), None)
-    if ending is None:
-        return (architecture,)
-    return (architecture, *(f"{architecture.removesuffix(ending)}{each}" for each in GENERATES))
+    return Unregistered(architecture, why, fix, refused=architecture not in registry["in_transformers"])

@@ -8,9 +8,9 @@ from typing import Any, Final, Generic, TypeVar
 from specdecode_operator.untrusted import SharedObject
 
 MEMO_SIZE: Final = 512
-"""Answers that each function keeps, the last asked: a plan takes some twenty, and the operator does not grow for ever.
+"""Results that each function keeps, the last used: a plan needs some twenty, and the operator's memory is bounded.
 
-A model's config, of at most a megabyte, comes to half a megabyte: 512 of them leave room under the chart's limit.
+A model's config of at most a megabyte takes half a megabyte: 512 of them leave room under the chart's limit.
 """
 
 _WITHOUT_REFERENCES: Final = 2
@@ -20,15 +20,14 @@ _Made = TypeVar("_Made")
 
 
 class Memo(Generic[_Made]):
-    """What was last made, by all that decides it."""
+    """LRU cache of results; errors are not cached."""
 
     def __init__(self) -> None:
-        """Remember nothing yet."""
         self._made: dict[Hashable, _Made] = {}
 
     def get(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
-        """Return what was made for an equal key before, or make it; an error is not remembered."""
-        # Threads may ask at once; the last asked stands at the end.
+        """Return the cached result of a key, or make it."""
+        # Threads may call at once; the last used key is at the end.
         if (made := self._made.pop(key, None)) is None:
             made = make()
         self._made[key] = made
@@ -42,30 +41,24 @@ class Memo(Generic[_Made]):
 
 
 class ContentMemo(Generic[_Made]):
-    """What was last made of JSON objects, by their content: equal values of equal types. Of each a digest is kept."""
+    """LRU cache of results made of JSON objects, by a digest of their content: equal values of equal types."""
 
     def __init__(self) -> None:
-        """Remember nothing yet."""
         self._made = Memo[_Made]()
 
     def get(self, content: Mapping[str, Any], named: tuple[Hashable, ...], make: Callable[[], _Made]) -> _Made:
-        """Return what was made of equal content under these names before, or make it; an error is not remembered."""
-        try:
-            key = named, _digest(content)
-        except ValueError:  # it has more in it than JSON
-            return make()
-        return self._made.get(key, make)
+        """Return the cached result of equal content under these names, or make it."""
+        # Lines share objects; a digest takes longer than the rest.
+        digest = content.digest if isinstance(content, SharedObject) else None
+        if digest is None:
+            try:
+                digest = sha256(marshal.dumps(dict(content), _WITHOUT_REFERENCES)).digest()
+            except ValueError:  # not JSON alone
+                return make()
+            if isinstance(content, SharedObject):
+                content.digest = digest
+        return self._made.get((named, digest), make)
 
     def cache_clear(self) -> None:
         """Forget everything."""
         self._made.cache_clear()
-
-
-def _digest(content: Mapping[str, Any]) -> bytes:
-    """Return that of an object's content, worked out once of one that lines share: it takes longer than the rest."""
-    if isinstance(content, SharedObject) and content.digest is not None:
-        return content.digest
-    digest = sha256(marshal.dumps(dict(content), _WITHOUT_REFERENCES)).digest()
-    if isinstance(content, SharedObject):
-        content.digest = digest
-    return digest

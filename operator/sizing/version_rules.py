@@ -24,30 +24,24 @@ class Runner(StrEnum):
 
 
 class Sampler(StrEnum):
-    """What the profiling run samples with."""
+    """Sampler of the profiling run."""
 
     TRITON = "triton"
     FLASHINFER = "flashinfer"
     NONE = "none"
 
 
-_ONLY_ON_V2: Final = "dspark"
-"""The method that brings V2 with it, whatever the target."""
-
-
 @dataclass(frozen=True)
 class ModelTraits:
-    """What of a model decides which model runner serves it: whether any layer has experts, or keeps a state."""
+    """Traits of a model that decide its model runner."""
 
-    architecture: str
-    """First entry of ``architectures`` in config.json."""
+    architecture: str  # First entry of ``architectures`` in config.json
     has_experts: bool = False
     has_states: bool = False
     quantized: bool = False
 
 
-DENSE_MODEL: Final = ModelTraits("")
-"""A model that no rule names: dense, with attention in each layer, not quantized."""
+_DENSE_MODEL: Final = ModelTraits("")
 
 
 @dataclass(frozen=True)
@@ -56,37 +50,22 @@ class VersionRules:
 
     runner: Runner
     sampler: Sampler
-    charges_graphs: bool
-    """Whether the estimate for CUDA graphs is taken from the KV cache."""
-    charges_state: bool
-    """Whether buffers that stand before the profiling run are."""
-    copies_logits_to_float32: bool
-    """Whether the profiling run's sampler does."""
-    profiles_encoder: bool
-    """Whether the profiling run runs the encoder of images."""
-    experts_scratch_in_kernel: bool
-    """Whether unquantized experts take their workspace inside the kernel, for a moment, instead of keeping it."""
+    charges_graphs: bool  # Whether the estimate for CUDA graphs is taken from the KV cache
+    charges_state: bool  # Whether buffers that exist before the profiling run are, too
+    copies_logits_to_float32: bool  # Of the profiling run's sampler
+    profiles_encoder: bool  # Whether the profiling run includes the encoder of images
+    experts_scratch_in_kernel: bool  # Whether unquantized experts do not keep their workspace
+    # Whether the forward pass is counted as logs show it: with the output of the attention, cuBLAS's workspace and the
+    # buffer that kernel tuning flushes the L2 cache with. Else as its rows alone.
     peaks_in_pieces: bool
-    """Whether the forward pass is counted as logs show it: with what the attention returned, cuBLAS's workspace and
-    the buffer that kernel tuning flushes the L2 cache with. Else as its rows alone."""
-    cublas_before_snapshot: bool
-    """Whether cuBLAS has its workspace before the memory is first looked at, so that it is outside the budget."""
+    cublas_before_snapshot: bool  # Whether cuBLAS has its workspace before the first snapshot, outside the budget
     default_memory_utilization_percent: int
-    """Share of the GPU where the user names none."""
-    margin_bytes: int
-    """By how much the terms together may err."""
-    calibrated: bool
-    """Whether public logs of these versions on Hopper confirm the terms."""
+    margin_bytes: int  # Maximum error of all terms together
+    calibrated: bool  # Whether public logs of these versions on Hopper confirm the terms
 
 
 def sizing_facts(version: str) -> Mapping[str, Any]:
-    """Return what the table of versions says of a vLLM version such as ``0.19.1``.
-
-    Raises
-    ------
-    SizingError
-        For what is no version.
-    """
+    """Return the table of a vLLM version such as ``0.19.1``, or raise SizingError for an invalid version."""
     try:
         return version_facts(version)
     except ValueError:
@@ -95,22 +74,18 @@ def sizing_facts(version: str) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=MEMO_SIZE)
 def find_version_rules(
-    version: str, method: str = "none", model: ModelTraits = DENSE_MODEL, *, drafts_on_v1: bool = False
+    version: str, method: str = "none", model: ModelTraits = _DENSE_MODEL, *, drafts_on_v1: bool = False
 ) -> VersionRules:
     """Return the rules of a vLLM version such as ``0.19.1``; newer ones follow the newest, with more margin.
 
-    ``drafts_on_v1``: whether it is to draft in a way that model runner V2 does not have.
-
-    Raises
-    ------
-    SizingError
-        For what is no version, or one that is older than the rules known.
+    ``drafts_on_v1``: whether model runner V2 lacks its way to draft. Raise SizingError for an invalid version, or one
+    that is older than the known rules.
     """
     facts = sizing_facts(version)
     if release(version) < release(SIZED_VERSIONS[0]):
         raise SizingError("vllm_version", version, f"memory rules are known from {SIZED_VERSIONS[0]} on")
-    on_v2 = not drafts_on_v1 and _runs_on_v2(facts.get("model_runner_v2"), method, model)
-    runner = Runner.V2 if on_v2 else Runner.V1
+    by_itself = _runs_on_v2(facts.get("model_runner_v2"), method, model)
+    runner = Runner.V2 if by_itself and not drafts_on_v1 else Runner.V1
     rules = dict(facts["memory"][runner])
     margin_bytes = gib_to_bytes(rules.pop("margin_gib"))
     if release(version) > release(SIZED_VERSIONS[-1]):
@@ -126,24 +101,25 @@ def find_version_rules(
 
 
 def _runs_on_v2(rule: Mapping[str, Any] | None, method: str, model: ModelTraits) -> bool:
-    """Whether vLLM chooses model runner V2 by itself (config/vllm.py, use_v2_model_runner).
+    """Return whether vLLM chooses model runner V2 by itself (config/vllm.py, use_v2_model_runner).
 
-    Left out are features that the operator does not set, and EAGLE-3 on
-    several pipeline stages, which ran on V1 up to 0.29.
+    Left out are features that the operator does not set, and EAGLE-3 on several pipeline stages, which ran on V1 up to
+    0.29.
     """
     if rule is None or not rule["methods"].get(method) or (model.quantized and not rule["quantized"]):
         return False
-    if model.architecture in rule["architectures"] or method == _ONLY_ON_V2:
+    # dspark needs V2 with any target.
+    if model.architecture in rule["architectures"] or method == "dspark":
         return True
     dense = not model.has_experts and not model.has_states
     return rule["others"] == "all" or (rule["others"] == "dense" and dense)
 
 
 def caches_prefixes(version: str) -> bool:
-    """Whether models with states cache prefixes by default; others always do."""
+    """Return whether models with states cache prefixes by default; others always do."""
     return bool(sizing_facts(version)["prefix_caching_of_states"])
 
 
 def multiplies_yarn(version: str) -> bool:
-    """Whether a version takes YaRN's original length times its factor for a model's longest sequence."""
+    """Return whether a version takes YaRN's original length times its factor for a model's longest sequence."""
     return bool(sizing_facts(version)["multiplies_yarn"])

@@ -22,9 +22,10 @@ from specdecode_operator.enums import Method, Precision, Quantization
 from specdecode_operator.problems import InvalidSpecError, Problem, shown, shown_or_missing
 from specdecode_operator.sizing.catalogue import find_entry, find_geometry, known_models
 from specdecode_operator.sizing.config_fields import overridden
+from specdecode_operator.sizing.errors import GeometryError
 from specdecode_operator.sizing.families.architectures import geometry_from_config, head_from_config
 from specdecode_operator.sizing.families.assumed import Assumption, assumed_geometry, usual_config
-from specdecode_operator.sizing.geometry import GeometryError, ModelGeometry, StoredWeights
+from specdecode_operator.sizing.geometry import ModelGeometry, StoredWeights
 from specdecode_operator.sizing.kernel_support import ONLINE_PRECISIONS, served_precision
 from specdecode_operator.vllm.hf_overrides import ConfigOverrides
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from specdecode_operator.enums import METHODS_WITH_HIDDEN_STATES
 from specdecode_operator.sizing.config_fields import Fields
-from specdecode_operator.sizing.errors import UnmodelledError
+from specdecode_operator.sizing.errors import GeometryError, UnmodelledError
 from specdecode_operator.sizing.families import decoder, dense, draft_heads, hybrid, moe
 from specdecode_operator.sizing.families.decoder import with_defaults
 from specdecode_operator.sizing.families.draft_heads import with_prediction
@@ -17,7 +17,7 @@ from specdecode_operator.sizing.families.estimated import (
     with_estimated_encoders,
 )
 from specdecode_operator.sizing.families.vision_encoders import TOWERS
-from specdecode_operator.sizing.geometry import GeometryError, ModelGeometry, StoredWeights, Tower
+from specdecode_operator.sizing.geometry import ModelGeometry, StoredWeights, Tower
 from specdecode_operator.sizing.registered_classes import may_be_served
 from specdecode_operator.sizing.result_cache import ContentMemo
 

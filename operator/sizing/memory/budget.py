@@ -329,11 +329,11 @@ def _bad_split(  # noqa: PLR0913, PLR0917 (the key of the cache: all that it dep
         return PlanError(TENSOR_FIELD, tensor, "must be 1 or more")
     for problem in spread_problems(target, split, version):
         return problem
-    for model, precision in ((target, target_precision), (draft, draft_precision)):
-        problems = tensor_problems(model, tensor, precision, version, data=data, expert=expert) if model else ()
+    models = [(target, target_precision), *([] if draft is None else [(draft, draft_precision)])]
+    for model, precision in models:
+        problems = tensor_problems(model, tensor, precision, version, data=data, expert=expert)
         if problems:
-            models = (target, draft, target_precision, draft_precision, version)
-            remedy = split_remedy(*models, data=data, expert=expert)
+            remedy = split_remedy(models, version, data=data, expert=expert)
             return PlanError(TENSOR_FIELD, tensor, f"{problems[0].message}; {remedy}")
     return None
 

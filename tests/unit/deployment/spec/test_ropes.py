@@ -14,7 +14,7 @@ from specdecode_operator.deployment.warnings import plan_warnings
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.catalogue import find_entry, find_geometry, known_models
 from specdecode_operator.sizing.config_fields import overridden
-from specdecode_operator.sizing.geometry import GeometryError
+from specdecode_operator.sizing.errors import GeometryError
 from specdecode_operator.sizing.pair import longest_sequence
 from specdecode_operator.vllm.arguments import HF_OVERRIDES, command_line
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS

@@ -1,6 +1,6 @@
 """What is proposed when a pair does not fit, with what it gives back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,10 +8,10 @@ import pytest
 from specdecode_operator.sizing.catalogue import PublishedHead, find_entry, find_geometry, published_heads
 from specdecode_operator.sizing.families.architectures import head_from_config
 from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.kernel_support import NOTHING_NAMED, Available
 from specdecode_operator.sizing.memory.budget import Pair, Verdict
 from specdecode_operator.sizing.placement import GpuPool
 from specdecode_operator.sizing.plan import (
-    Alternatives,
     DraftHead,
     Fix,
     find_fixes,
@@ -19,7 +19,7 @@ from specdecode_operator.sizing.plan import (
     plan_on_gpus,
     smaller_drafts,
 )
-from specdecode_operator.sizing.quantization_matrix import candidate_rows
+from specdecode_operator.sizing.quantization_matrix import PlanOptions, candidate_rows
 from tests.support.named_checkpoints import named
 
 EIGHT_H100 = (GpuPool("NVIDIA-H100-80GB-HBM3", 8),)
@@ -27,10 +27,11 @@ EIGHT_H100 = (GpuPool("NVIDIA-H100-80GB-HBM3", 8),)
 PairFactory = Callable[..., Pair]
 
 
-def _fixes(pair: Pair, alternatives: Alternatives | None = None, tensor: int | None = 2) -> dict[str, Fix]:
-    chosen = candidate_rows(pair, EIGHT_H100, tensor)[0]
+def _fixes(pair: Pair, available: Available = NOTHING_NAMED, heads: Sequence[DraftHead] = ()) -> dict[str, Fix]:
+    chosen = candidate_rows(pair, EIGHT_H100, 2)[0]
     assert chosen.budget.verdict is Verdict.DOES_NOT_FIT
-    return {fix.change: fix for fix in find_fixes(pair, EIGHT_H100, tensor, chosen, alternatives or Alternatives())}
+    options = PlanOptions(available=available)
+    return {fix.change: fix for fix in find_fixes(pair, EIGHT_H100, 2, chosen, heads, options=options)}
 
 
 def test_each_fix_says_what_it_gives_back(make_pair: PairFactory) -> None:
@@ -47,12 +48,9 @@ def test_each_fix_says_what_it_gives_back(make_pair: PairFactory) -> None:
 
 
 def test_least_harm_comes_first(make_pair: PairFactory, llama_1b: ModelGeometry) -> None:
-    alternatives = Alternatives(
-        available=named(["INT4"], ["INT4"]),
-        heads=(DraftHead("eagle3", replace(llama_1b, name="org/head")),),
-    )
+    heads = (DraftHead("eagle3", replace(llama_1b, name="org/head")),)
     pair = make_pair("FP8", "BF16", min_concurrency=16, max_num_seqs=64)
-    starts = [change.split(":")[0] for change in _fixes(pair, alternatives)]
+    starts = [change.split(":")[0] for change in _fixes(pair, named(["INT4"], ["INT4"]), heads)]
     wanted = [
         "serving.memoryUtilizationPercent",
         "serving.maxNumBatchedTokens",
@@ -72,7 +70,7 @@ def test_least_harm_comes_first(make_pair: PairFactory, llama_1b: ModelGeometry)
 
 
 def test_int8_is_proposed_before_int4(make_pair: PairFactory) -> None:
-    eight = Alternatives(named(["INT8", "INT4"]))
+    eight = named(["INT8", "INT4"])
     without = [change for change in _fixes(make_pair("FP8", min_concurrency=20)) if change.startswith("target")]
     assert without == []
     fixes = _fixes(make_pair("FP8", min_concurrency=20), eight)
@@ -103,7 +101,7 @@ def test_a_head_is_proposed_only_when_one_was_made_for_the_target(
     pair = make_pair("FP8", min_concurrency=20)
     assert not [change for change in _fixes(pair) if "eagle" in change]
     head = replace(llama_1b, name="org/EAGLE3-70B")
-    fixes = _fixes(pair, Alternatives(heads=(DraftHead("eagle3", head),)))
+    fixes = _fixes(pair, heads=(DraftHead("eagle3", head),))
     fix = fixes["speculation.method: eagle3, speculation.draft.model: org/EAGLE3-70B"]
     assert fix.concurrency >= 20
 

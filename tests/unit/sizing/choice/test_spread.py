@@ -80,8 +80,8 @@ def test_experts_are_sliced_over_all_copies_unless_they_are_whole(experts: Model
     assert tensor_problems(experts, 4, data=64) == ()
     assert "tensor 4 x data 128" in tensor_problems(experts, 4, data=128)[0].message
     assert tensor_problems(experts, 4, data=128, expert=True) == ()
-    assert 4 in supported_tensors(experts, data=128, expert=True)
-    assert 4 not in supported_tensors(experts, data=128)
+    assert 4 in supported_tensors([(experts, None)], data=128, expert=True)
+    assert 4 not in supported_tensors([(experts, None)], data=128)
 
 
 def test_sliced_and_whole_experts_weigh_the_same(experts: ModelGeometry) -> None:

@@ -237,7 +237,7 @@ def test_hybrids_cache_prefixes_by_default_from_0_28_on(version: str, *, cached:
 def test_several_groups_must_divide(name: str, tensor: int, key: str, value: int) -> None:
     problems = tensor_problems(model(name), tensor)
     assert [(problem.field, int(problem.value)) for problem in problems] == [(key, value)]
-    assert split_remedy(model(name)).endswith(f" or {value}"), "no more than there are groups"
+    assert split_remedy([(model(name), None)]).endswith(f" or {value}"), "no more than there are groups"
 
 
 def test_one_group_is_copied_to_every_rank() -> None:

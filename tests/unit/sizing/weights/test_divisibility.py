@@ -46,9 +46,9 @@ def test_vocabulary_divides_after_padding(llama_config: dict[str, Any]) -> None:
 
 
 def test_the_draft_limits_the_pair(llama_70b: ModelGeometry, llama_config: dict[str, Any]) -> None:
-    assert supported_tensors(llama_70b) == (1, 2, 4, 8, 16, 32, 64)
+    assert supported_tensors([(llama_70b, None)]) == (1, 2, 4, 8, 16, 32, 64)
     draft = geometry_from_config("draft", llama_config | {"num_attention_heads": 4, "num_key_value_heads": 2})
-    assert supported_tensors(llama_70b, draft) == (1, 2, 4)
+    assert supported_tensors([(llama_70b, None), (draft, None)]) == (1, 2, 4)
 
 
 def test_int4_groups_must_not_be_cut() -> None:
@@ -58,7 +58,7 @@ def test_int4_groups_must_not_be_cut() -> None:
     problems = tensor_problems(geometry, 4, Precision.INT4)
     assert [problem.field for problem in problems] == ["intermediate_size"]
     assert "groups of 128" in problems[0].message
-    assert supported_tensors(geometry, None, Precision.INT4) == (1,)
+    assert supported_tensors([(geometry, Precision.INT4)]) == (1,)
 
 
 def test_int4_kernel_tiles_must_be_full(llama_config: dict[str, Any]) -> None:

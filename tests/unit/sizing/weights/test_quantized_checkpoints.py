@@ -141,8 +141,8 @@ def test_splits_that_kernels_take(quantization: Config, tensor: int, version: st
 
 
 def test_what_is_supported_depends_on_the_version() -> None:
-    assert supported_tensors(qwen3_moe(BLOCKS)) == (1, 2)
-    assert supported_tensors(qwen3_moe(BLOCKS), engine_version="0.32.0") == (1, 2, 4, 8)
+    assert supported_tensors([(qwen3_moe(BLOCKS), None)]) == (1, 2)
+    assert supported_tensors([(qwen3_moe(BLOCKS), None)], engine_version="0.32.0") == (1, 2, 4, 8)
 
 
 def test_a_version_must_be_one() -> None:

@@ -146,7 +146,7 @@ def test_packed_experts_that_older_versions_do_not_load(
 )
 def test_the_remedy_helps(geometry: ModelGeometry, options: dict[str, Any], remedy: str) -> None:
     """Each number that it names can be had, and none that can be had is left out."""
-    assert split_remedy(geometry, **options) == remedy
+    assert split_remedy([(geometry, None)], **options) == remedy
     named = {int(word) for word in remedy.replace(",", "").split() if word.isdigit()}
     assert named == {tensor for tensor in (1, 2, 4, 8, 16, 32, 64) if not tensor_problems(geometry, tensor, **options)}
 
@@ -161,5 +161,5 @@ def test_experts_that_many_copies_share_can_be_spread_whole() -> None:
     config = {**TINY_CONFIG, "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 16, "num_experts_per_tok": 2}
     config |= {"moe_intermediate_size": 24, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
     geometry = geometry_from_config("experts", config)
-    assert split_remedy(geometry, data=16) == "set parallelism.expert, which spreads experts whole"
+    assert split_remedy([(geometry, None)], data=16) == "set parallelism.expert, which spreads experts whole"
     assert tensor_problems(geometry, 2, data=16, expert=True) == ()

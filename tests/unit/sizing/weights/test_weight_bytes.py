@@ -8,8 +8,9 @@ import pytest
 
 from specdecode_operator.enums import FLOAT32_BYTES, Precision
 from specdecode_operator.sizing.catalogue import find_geometry, known_models
+from specdecode_operator.sizing.errors import GeometryError
 from specdecode_operator.sizing.families.architectures import geometry_from_config
-from specdecode_operator.sizing.geometry import GeometryError, ModelGeometry, computed_in
+from specdecode_operator.sizing.geometry import ModelGeometry, computed_in
 from specdecode_operator.sizing.rank_layers import Split
 from specdecode_operator.sizing.weights import allocation_bytes, parameter_count, weight_bytes
 
