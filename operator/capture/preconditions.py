@@ -118,12 +118,6 @@ def workload_blocked(spec: SpecDecodeCaptureSpec) -> Blocked | None:
     return None
 
 
-def workload_document(spec: SpecDecodeCaptureSpec) -> Body:
-    """Return the workload as the load generator reads it, with every default spelled out."""
-    document: Body = spec.workload.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return document
-
-
 def dataset_blocked(spec: SpecDecodeCaptureSpec, source: Body | None) -> Blocked | None:
     """Return what blocks reading the prompts of a dataset.
 
