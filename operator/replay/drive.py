@@ -343,8 +343,8 @@ class _Run:
         while progress is not None:
             await asyncio.sleep(5 * TICK_S)
             tally, in_flight = self._sender.tally, self._sending.client.in_flight
-            failed = tally.ended - tally.completed
-            progress(f"{tally.ended + in_flight} of {len(self._plan)} sent, {in_flight} in flight, {failed} failed")
+            failed = tally.total() - tally["completed"]
+            progress(f"{tally.total() + in_flight} of {len(self._plan)} sent, {in_flight} in flight, {failed} failed")
 
     async def send_all(self) -> None:
         """Send all requests, and return when all have ended."""

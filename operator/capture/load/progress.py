@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -18,96 +18,75 @@ TICK_S = 1.0
 
 @dataclass(frozen=True)
 class PhaseResult:
-    """What became of one phase, warm-up included."""
+    """Result of one phase, or of the warm-up."""
 
     name: str
-    # From its beginning, a little before its first request, to its last answer's end, since the run's zero.
+    # From shortly before its first request to the end of its last answer, in ms since the run's zero.
     started_ms: float
     ended_ms: float
-    # How many requests it was to have, where that is known beforehand; a Poisson phase with a duration: about.
-    planned: int | None
+    planned: int | None  # number of requests if known in advance; the mean for a Poisson phase with a duration
     outcomes: Mapping[Outcome, int]
 
     @property
     def requests(self) -> int:
-        """How many requests it had."""
+        """Number of requests."""
         return sum(self.outcomes.values())
 
 
-@dataclass
-class Tally:
-    """What happened in one phase so far."""
-
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
-
-    def add(self, outcome: Outcome) -> None:
-        """Count a request that ended."""
-        self.outcomes[outcome] += 1
-
-    @property
-    def completed(self) -> int:
-        """Requests with a whole answer."""
-        return self.outcomes["completed"]
-
-    @property
-    def ended(self) -> int:
-        """Requests that ended in whatever way."""
-        return self.outcomes.total()
-
-
 def print_line(line: str) -> None:
-    """Write a line of progress where the container's log has it at once."""
-    print(line, flush=True)  # noqa: T201 - what it is for
+    """Print a line to the container's log without buffering."""
+    print(line, flush=True)  # noqa: T201 - the container's log
 
 
 class Progress:
-    """The run's progress.
+    """Progress of a run.
 
-    The lines have ``phase`` (the present one), ``sent``, ``recorded``,
-    ``completed`` and ``failed`` (since the run began, warm-up included),
-    ``rate`` (requests ended a second in the present phase) and ``eta_s`` (until
-    the last phase's end; null while that cannot be told).
-
-    ``recorded`` reads from the volume, so it gets a thread.
+    The lines have ``phase`` (the current one), ``sent``, ``recorded``, ``completed`` and ``failed`` (since the start
+    of the run, warm-up included), ``rate`` (requests ended per second in the current phase) and ``eta_s`` (until the
+    end of the last phase; null if unknown). ``recorded`` reads from the volume, in a thread.
     """
 
     def __init__(self, in_flight: Callable[[], int], recorded: Callable[[], int]) -> None:
         self._in_flight = in_flight
         self._count_recorded = recorded
         self._recorded = 0
-        self._tallies: list[Tally] = []
+        self._tallies: list[Counter[Outcome]] = []
         self._phase: Phase | None = None
         self._later: Sequence[Phase] = ()
         self._started_s = time.monotonic()
 
-    def begin(self, phase: Phase, tally: Tally, later: Sequence[Phase]) -> None:
-        """Follow a phase from now on; ``later`` are those that come after it."""
+    def begin(self, phase: Phase, tally: Counter[Outcome], later: Sequence[Phase]) -> None:
+        """Follow a phase; ``later`` are the phases after it."""
         self._tallies.append(tally)
         self._phase, self._later = phase, later
         self._started_s = time.monotonic()
 
     async def run(self, stop: Stop) -> None:
-        """Write a line each second until the run must end."""
+        """Print a line each second until the run must end."""
         tick_s = time.monotonic()
         while await stop.sleep_until(tick_s):
-            # The schedule of the load must not wait for a slow volume.
+            # A slow volume must not delay the load.
             self._recorded = await asyncio.to_thread(self._count_recorded)
-            self.tick()
+            if self._phase is not None:
+                self._tick(self._phase)
             tick_s += TICK_S
 
-    def tick(self) -> None:
-        """Write one line."""
-        if self._phase is None:
-            return
+    def _tick(self, phase: Phase) -> None:
         current = self._tallies[-1]
         passed_s = time.monotonic() - self._started_s
-        rate = current.ended / passed_s if passed_s > 0 else 0.0
-        parts_s = [_left_s(self._phase, current, passed_s, rate), *map(_known_duration_s, self._later)]
+        rate = current.total() / passed_s if passed_s > 0 else 0.0
+        # A duration of 0 means that the engine's speed decides.
+        left_s: float | None = None
+        if duration_s := phase_duration_s(phase):
+            left_s = max(0.0, duration_s - passed_s)
+        elif rate and (planned := phase_requests(phase)) is not None:
+            left_s = (planned - current.total()) / rate
+        parts_s = [left_s, *(phase_duration_s(each) or None for each in self._later)]
         known_s = [part_s for part_s in parts_s if part_s is not None]
-        ended = sum(tally.ended for tally in self._tallies)
-        completed = sum(tally.completed for tally in self._tallies)
+        ended = sum(tally.total() for tally in self._tallies)
+        completed = sum(tally["completed"] for tally in self._tallies)
         line = {
-            "phase": self._phase.name,
+            "phase": phase.name,
             "sent": ended + self._in_flight(),
             "recorded": self._recorded,
             "completed": completed,
@@ -116,19 +95,3 @@ class Progress:
             "eta_s": round(sum(known_s), 1) if len(known_s) == len(parts_s) else None,
         }
         print_line(msgspec.json.encode(line).decode())
-
-
-def _left_s(phase: Phase, tally: Tally, passed_s: float, rate: float) -> float | None:
-    """Return how long the present phase still takes; None while that cannot be told."""
-    duration_s = _known_duration_s(phase)
-    if duration_s is not None:
-        return max(0.0, duration_s - passed_s)
-    planned = phase_requests(phase)
-    if planned is None or not rate:
-        return None
-    return (planned - tally.ended) / rate
-
-
-def _known_duration_s(phase: Phase) -> float | None:
-    """Return how long requests of a phase begin; None where the engine's speed decides that."""
-    return phase_duration_s(phase) or None

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -26,30 +25,22 @@ from specdecode_operator.capture.load.sender import ClientLog, PhaseSender, RunP
 from specdecode_operator.capture.load.shutdown import Stop, beside
 
 FAILURE_PAUSE_S = 1.0
-"""How long a client of a closed phase waits after a request that failed: a refusal comes at once, and would be met with
-thousands of requests a second that nobody asked for."""
+"""Pause of a closed phase's client after a failed request. An immediate rejection would otherwise cause thousands of
+unintended requests a second."""
 
 CONNECT_AHEAD_S = 0.5
-"""How long before its planned time a request gets its connection."""
+"""Time before its planned start at which a request's connection is opened."""
 
 
 async def run_phase(phase: Phase, sender: PhaseSender, seed: int, stop: Stop) -> None:
     """Send the requests of a phase, and return when all have ended.
 
-    When the run is stopped nothing more is sent; ending what is in flight is
-    for the one who stops it.
+    When the run is stopped, nothing more is sent; whoever stops it must also end the open requests.
     """
-    match phase.pattern:
-        case Pattern.CLOSED:
-            await _Clients(phase, sender, stop).run()
-        case Pattern.MULTITURN:
-            await _Conversations(phase, sender, stop).run()
-        case _:
-            await _run_open(phase, sender, seed, stop)
-
-
-async def _run_open(phase: Phase, sender: PhaseSender, seed: int, stop: Stop) -> None:
-    """Send every request at its time, however many are in flight: a late one is sent at once, and none is left out."""
+    if phase.pattern in (Pattern.CLOSED, Pattern.MULTITURN):
+        await _ClosedLoop(phase, sender, stop).run()
+        return
+    # Every request is sent at its time, however many are open. Late ones are sent at once.
     started_s = time.monotonic() + CONNECT_AHEAD_S
     planned = enumerate(arrival_offsets_s(phase, seed, sender.prompts.recorded_s(phase.name)))
     async with asyncio.TaskGroup() as sending:
@@ -62,26 +53,29 @@ async def _run_open(phase: Phase, sender: PhaseSender, seed: int, stop: Stop) ->
                 sending.create_task(sender.send(prepared, scheduled_s))
 
 
-class _ClosedLoop(ABC):
-    """Clients that send one request after another, until the phase's time is over or its requests are used up."""
+class _ClosedLoop:
+    """Clients that send single requests, or conversations, one after another until the phase ends."""
 
     def __init__(self, phase: Phase, sender: PhaseSender, stop: Stop) -> None:
+        self._phase = phase
         self._sender = sender
         self._stop = stop
-        self._clients = needed(phase.concurrency)
         self._indexes = count() if phase.requests is None else iter(range(phase.requests))
+        self._sessions = count()
         duration_s = phase.duration_seconds
         self._until_s = math.inf if duration_s is None else time.monotonic() + duration_s
 
     async def run(self) -> None:
-        """Return when all clients are done."""
         async with asyncio.TaskGroup() as clients:
-            for _ in range(self._clients):
+            for _ in range(needed(self._phase.concurrency)):
                 clients.create_task(self._client())
 
-    @abstractmethod
     async def _client(self) -> None:
-        """Send until there is no next request."""
+        while (index := self._next_index()) is not None:
+            if self._phase.pattern == Pattern.MULTITURN:
+                await self._converse(next(self._sessions), index)
+            else:
+                await self._send(index)
 
     def _next_index(self) -> int | None:
         """Return the next request's number; None when the phase is over."""
@@ -90,78 +84,53 @@ class _ClosedLoop(ABC):
         return next(self._indexes, None)
 
     async def _send(self, index: int, prompt: Prompt | None = None, turn: Turn | None = None) -> Exchange:
-        # A closed loop plans no times: a request is due when its client is free to send it.
+        # A closed loop has no planned times: a request is due when its client is free.
         scheduled_s = time.monotonic()
         exchange = await self._sender.send(self._sender.prepare(index, prompt, turn), scheduled_s)
         if exchange.outcome != "completed":
             await self._stop.sleep_until(time.monotonic() + FAILURE_PAUSE_S)
         return exchange
 
-
-class _Clients(_ClosedLoop):
-    """Clients whose requests have nothing to do with each other."""
-
-    async def _client(self) -> None:
-        while (index := self._next_index()) is not None:
-            await self._send(index)
-
-
-class _Conversations(_ClosedLoop):
-    """Clients that hold one conversation after another."""
-
-    def __init__(self, phase: Phase, sender: PhaseSender, stop: Stop) -> None:
-        super().__init__(phase, sender, stop)
-        self._phase = phase.name
-        self._turns = needed(phase.turns)
-        self._think_s = phase.think_seconds or 0
-        self._sessions = count()
-
-    async def _client(self) -> None:
-        while (index := self._next_index()) is not None:
-            await self._converse(next(self._sessions), index)
-
     async def _converse(self, session: int, first_index: int) -> None:
-        """Hold one conversation; a turn that fails ends it, for there is no answer to go on from."""
-        # What is said goes by session and turn, so that it does not depend on which client was free first.
-        number = session * self._turns
-        index: int | None = first_index
-        prompt = self._sender.prompts.first(self._phase, number)
-        for turn in range(self._turns):
-            if index is None:
-                return
+        """Hold one conversation. A failed turn ends it, since the next one would need its answer."""
+        # Prompts depend on session and turn, and not on which client was free first.
+        name, turns, prompts = self._phase.name, needed(self._phase.turns), self._sender.prompts
+        number, index = session * turns, first_index
+        prompt = prompts.first(name, number)
+        for turn in range(turns):
             exchange = await self._send(index, prompt, Turn(session, turn))
-            if exchange.outcome != "completed" or turn + 1 == self._turns:
+            if exchange.outcome != "completed" or turn + 1 == turns:
                 return
             answer = exchange.stream.answer(as_text=isinstance(prompt.content, str))
-            prompt = prompt.followed_by(answer, self._sender.prompts.message(self._phase, number + turn + 1))
-            await self._think()
-            index = self._next_index()
-
-    async def _think(self) -> None:
-        await self._stop.sleep_until(min(time.monotonic() + self._think_s, self._until_s))
+            prompt = prompt.followed_by(answer, prompts.message(name, number + turn + 1))
+            think_s = self._phase.think_seconds or 0
+            await self._stop.sleep_until(min(time.monotonic() + think_s, self._until_s))
+            if (following := self._next_index()) is None:
+                return
+            index = following
 
 
 _WARMUP_CLIENTS = 4
-"""How many warm-up requests are in flight: enough to reach every API server, too few to queue."""
+"""Concurrent warm-up requests: enough to reach every API server, too few to queue."""
 
 
 AroundPhase = Callable[[Phase], AbstractAsyncContextManager[None]]
-"""What a phase runs within: it begins when this is entered, and its answers have come when it is left."""
+"""Context of a phase: it is entered before the first request, and left after the last answer."""
 
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What a run sent and what became of it."""
+    """Result of a run."""
 
-    # The run's zero by both clocks, read together: CLOCK_MONOTONIC, and seconds since 1970.
+    # The run's zero on both clocks, read together: CLOCK_MONOTONIC, and seconds since 1970.
     zero_monotonic_s: float
     zero_wall_s: float
     ended_monotonic_s: float
     client_file: Path  # every request, in order of sending
-    phases: Sequence[PhaseResult]  # warm-up first, if there was one; phases that were not reached are missing
-    dataset_prompts: int | None  # how many different prompts the dataset has; None for synthetic ones
+    phases: Sequence[PhaseResult]  # warm-up first, if there was one; without phases that were not reached
+    dataset_prompts: int | None  # number of different prompts in the dataset; None for synthetic ones
     stop_reason: str | None  # None if the run ended with its workload
-    metrics: MetricsDelta | NoMetrics  # what the engine's own counters say of the measured requests
+    metrics: MetricsDelta | NoMetrics  # the engine's counters of the measured requests
 
     @property
     def outcomes(self) -> Mapping[Outcome, int]:
@@ -178,17 +147,16 @@ async def run_load(
     dataset_mount: Path = DATASET_MOUNT,
     around_phase: AroundPhase = lambda _: nullcontext(),
 ) -> LoadResult:
-    """Send a workload to an engine that is ready, write client.jsonl.part, and return what happened.
+    """Send a workload to an engine that is ready, and write client.jsonl.part.
 
-    When ``stop`` is set, requests in flight end as ``cancelled``, nothing more
-    is sent, and the file is complete nevertheless.
+    When ``stop`` is set, open requests end as ``cancelled``, nothing more is sent, and the file is still complete.
 
     Raises
     ------
     BadDatasetError
         The dataset has no prompts; nothing was sent.
     InvalidSettingsError
-        The engine's key or certificates are not there; nothing was sent.
+        The engine's key or certificates are missing; nothing was sent.
     OSError
         client.jsonl.part cannot be written.
     """
@@ -202,7 +170,7 @@ async def run_load(
     run = _Run(parts, time.time(), stop, progress, around_phase)
     try:
         async with (
-            beside(run.follow_stop(), run.progress.run(stop)),
+            beside(run.follow_stop(), progress.run(stop)),
             EngineMonitor(settings.engine.url, server.tls) as monitor,
         ):
             return await run.everything(monitor)
@@ -211,12 +179,10 @@ async def run_load(
 
 
 class _Run:
-    """One run from its zero on."""
-
     def __init__(
         self, parts: RunParts, zero_wall_s: float, stop: Stop, progress: Progress, around_phase: AroundPhase
     ) -> None:
-        self.progress = progress
+        self._progress = progress
         self._around_phase = around_phase
         self._parts = parts
         self._zero_wall_s = zero_wall_s
@@ -224,24 +190,20 @@ class _Run:
         self._results: list[PhaseResult] = []
 
     async def follow_stop(self) -> None:
-        """Cancel what is in flight as soon as the run must end."""
         await self._stop.wait()
         self._parts.client.cancel_all(self._stop.reason or "stopped")
 
     async def everything(self, monitor: EngineMonitor) -> LoadResult:
         """Warm up, run all phases, and read the engine's counters around them."""
         workload, prompts = self._parts.settings.workload, self._parts.prompts
-        if workload.warmup_requests:
-            clients = min(workload.warmup_requests, _WARMUP_CLIENTS)
-            requests = workload.warmup_requests
+        if requests := workload.warmup_requests:
+            clients = min(requests, _WARMUP_CLIENTS)
             warmup = Phase(name=WARMUP_PHASE, pattern=Pattern.CLOSED, concurrency=clients, requests=requests)
-            async with self._around_phase(warmup):
-                await self._run_phase(warmup, workload.phases)
+            await self._run_phase(warmup, workload.phases)
         before = await monitor.read_when_idle()
         for number, phase in enumerate(workload.phases, start=1):
             if not self._stop.is_set:
-                async with self._around_phase(phase):
-                    await self._run_phase(phase, workload.phases[number:])
+                await self._run_phase(phase, workload.phases[number:])
         ended_s = time.monotonic()
         after = NoMetrics("the run was stopped") if self._stop.is_set else await monitor.read_when_idle()
         return LoadResult(
@@ -256,16 +218,17 @@ class _Run:
         )
 
     async def _run_phase(self, phase: Phase, later: Sequence[Phase]) -> None:
-        sender = PhaseSender(phase, self._parts)
-        self.progress.begin(phase, sender.tally, later)
-        started_s = time.monotonic()
-        await run_phase(phase, sender, self._parts.settings.seed, self._stop)
-        self._results.append(
-            PhaseResult(
-                name=phase.name,
-                started_ms=self._parts.since_zero_ms(started_s),
-                ended_ms=self._parts.since_zero_ms(time.monotonic()),
-                planned=phase_requests(phase),
-                outcomes=dict(sender.tally.outcomes),
+        async with self._around_phase(phase):
+            sender = PhaseSender(phase, self._parts)
+            self._progress.begin(phase, sender.tally, later)
+            started_s = time.monotonic()
+            await run_phase(phase, sender, self._parts.settings.seed, self._stop)
+            self._results.append(
+                PhaseResult(
+                    name=phase.name,
+                    started_ms=self._parts.since_zero_ms(started_s),
+                    ended_ms=self._parts.since_zero_ms(time.monotonic()),
+                    planned=phase_requests(phase),
+                    outcomes=dict(sender.tally),
+                )
             )
-        )
