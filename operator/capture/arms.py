@@ -33,8 +33,8 @@ from specdecode_operator.enums import METHODS_WITH_LAYERS, AcceleratorType, Quan
 from specdecode_operator.sizing.memory.budget import Verdict
 from specdecode_operator.sizing.placement import place_phrase
 
+# Arguments of the script that starts engines with compiled artifacts of earlier ones, and their folders.
 _KEPT = (("--folder", COMPILED_PATH), ("--cache", COMPILE_CACHE_PATH))
-"""Arguments of the script that starts engines with compiled artifacts of earlier ones, and their folders."""
 
 
 def engine_pod_of(source: CapturedDeployment) -> Body:

@@ -227,11 +227,10 @@ def _product(deployment: ObservedDeployment) -> str | None:
     return plan.product if plan else None
 
 
+# Patterns whose duration depends on the engine or on a trace, unless the phase sets one.
 _OPEN_ENDED: Final = frozenset({Pattern.CLOSED, Pattern.MULTITURN, Pattern.RECORDED})
-"""Patterns whose duration depends on the engine or on a trace, unless the phase sets one."""
-
+# Time for engines to stop before a capture is overdue; then its pod has borrowTimeoutSeconds to start.
 _ENGINES_STOP: Final = timedelta(minutes=13)
-"""Time for engines to stop before a capture is overdue; then its pod has borrowTimeoutSeconds to start."""
 
 
 def lending_to(capture: Body, job: Body | None, pods: Sequence[Body], since: datetime | None) -> Lending:

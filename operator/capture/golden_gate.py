@@ -28,7 +28,6 @@ from specdecode_operator.deployment.rollout.rollout_gate import GateCapture, Gat
 
 _VOLUME: Final = "specdecode-against"
 _OWN_VOLUME: Final = "specdecode-capture"
-
 _NAME: Final = re.compile(r".+-gate-[0-9a-f]{10}")
 _OF_THE_GOLDEN: Final = ("workload", "seed", "record", "deploymentDuringCapture", "deadlineSeconds", "backoffLimit")
 

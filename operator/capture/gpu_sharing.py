@@ -28,15 +28,10 @@ from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import mapping
 
+# Kubernetes waits this long for an unresponsive node before it evicts its pods.
 LATE_AT_MOST: Final = timedelta(minutes=5)
-"""Kubernetes waits this long for an unresponsive node before it evicts its pods."""
-
-QUEUED: Final = "Queued"
-"""Reason of a capture whose Job waits in a queue without a time limit."""
-
-MOST_ATTEMPTS: Final = 5
-"""Failed borrowings after which a capture fails, because each costs serving time."""
-
+QUEUED: Final = "Queued"  # reason of a capture whose Job waits in a queue without a time limit
+MOST_ATTEMPTS: Final = 5  # failed borrowings after which a capture fails, because each costs serving time
 _LONGEST_BACK_OFF_S: Final = 3600
 _LONGEST_FAILURE: Final = 1024
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
@@ -180,9 +175,9 @@ def _read(time: str) -> datetime | None:
     return found if found.tzinfo else None
 
 
+# Grace period for engines of other deployments to find a place. After it they do not wait for returned GPUs, and must
+# not block the captures of others.
 _COMING_BACK: Final = timedelta(minutes=10)
-"""Grace period for engines of other deployments to find a place. After it they do not wait for returned GPUs, and must
-not block the captures of others."""
 
 
 @dataclass(frozen=True)

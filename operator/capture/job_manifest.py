@@ -59,15 +59,12 @@ _RECORDER_PATH: Final = "/specdecode/recorder"
 _CERTIFICATES_FOLDER: Final = "/specdecode/tls"
 _ITERATION_DETAILS: Final = "--enable-logging-iteration-details"
 _USER_ID: Final = 65532
-
+# No Service sends requests to the engine, and a probe that kills it would interrupt the recording. The load generator
+# checks for itself whether it answers.
 _NOT_IN_A_SIDECAR: Final = ("readinessProbe", "livenessProbe", "lifecycle")
-"""No Service sends requests to the engine, and a probe that kills it would interrupt the recording. The load generator
-checks for itself whether it answers."""
-
+# Total time that the pods of a capture may wait with borrowed GPUs. spec.borrowTimeoutSeconds is shorter; this bounds
+# a pod that no operator watches.
 _LONGEST_WAIT_S: Final = 1800
-"""Total time that the pods of a capture may wait with borrowed GPUs. spec.borrowTimeoutSeconds is shorter; this bounds
-a pod that no operator watches."""
-
 # A shell in the container extends the variables that the image sets.
 _WITH_RECORDER: Final = (
     'export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; '

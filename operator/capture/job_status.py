@@ -21,13 +21,9 @@ from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import parse_json
 
-_TOLD_TO_STOP = frozenset({0, 137, 143})
-"""Exit codes of an engine that was stopped because the load ended."""
-
+_TOLD_TO_STOP = frozenset({0, 137, 143})  # exit codes of an engine that was stopped because the load ended
 _MESSAGE_LIMIT = 1024
-_LARGEST = 2**53
-"""Largest integer that the API server accepts; an engine's counts are untrusted."""
-
+_LARGEST = 2**53  # largest integer that the API server accepts; an engine's counts are untrusted
 _SIGNALS = {137: "was killed (exit code 137)", 143: "was told to end (exit code 143)"}
 _UNTOLD = {
     137: "nobody said why: its node may have run out of memory (kubectl describe node tells), or somebody killed it",
@@ -35,9 +31,7 @@ _UNTOLD = {
 }
 """Explanations for containers that left no message, by exit code."""
 
-_CRASHES_BELIEVED = 3
-"""Restarts that an engine gets, as in a deployment."""
-
+_CRASHES_BELIEVED = 3  # restarts that an engine gets, as in a deployment
 _ENDED = frozenset({"Succeeded", "Failed"})
 _ENDING = "the load is over, its pod is ending"
 _PARTIAL = "what was recorded is kept as partial files"

@@ -34,9 +34,8 @@ from specdecode_operator.cluster.resources import (
 _FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
 _DIGEST_LENGTH: Final = 8
 _OVER: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
-
+# How long a claim must have been over age before it is deleted, because a clock may jump.
 OVER_AGE_FOR: Final = timedelta(hours=1)
-"""How long a claim must have been over age before it is deleted, because a clock may jump."""
 
 
 @dataclass(frozen=True)

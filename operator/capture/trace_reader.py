@@ -37,29 +37,16 @@ from specdecode_operator.capture.files.trace_rules import (
 )
 from specdecode_operator.problems import printable
 
-MOST_TOKENS_AT_ONCE: Final = 4096
-"""Largest burst of tokens. Blocks of diffusion models have 256 at most."""
-
+MOST_TOKENS_AT_ONCE: Final = 4096  # largest burst of tokens. Blocks of diffusion models have 256 at most
+# An hour, in ms. A longer gap was not one engine step, and would stall a replay client.
 LONGEST_GAP_MS: Final = 3_600_000.0
-"""An hour, in ms. A longer gap was not one engine step, and would stall a replay client."""
-
-LONGEST_RUN_MS: Final = 1e13
-"""Three hundred years, in ms: the limit of a time relative to a run's zero."""
-
-_MOST_SUMMED_GAPS: Final = 2**20
-"""Limit of itl_summary.count: a short line must not fill the memory."""
-
+LONGEST_RUN_MS: Final = 1e13  # three hundred years, in ms: the limit of a time relative to a run's zero
+_MOST_SUMMED_GAPS: Final = 2**20  # limit of itl_summary.count: a short line must not fill the memory
+# Limit of a trace in memory, about 100 million gaps: gzip may compress lines a thousandfold.
 MOST_HELD_BYTES: Final = 2**32
-"""Limit of a trace in memory, about 100 million gaps: gzip may compress lines a thousandfold."""
-
-MOST_STEPS: Final = 2**25
-"""Limit of a file of step statistics: four days of 10 ms steps."""
-
-MOST_TOKENS: Final = 2**27
-"""Limit of a prompt or an answer: ten times the largest context."""
-
-_OBJECT_BYTES: Final = 1024
-"""Memory of a request without its arrays, including replay state."""
+MOST_STEPS: Final = 2**25  # limit of a file of step statistics: four days of 10 ms steps
+MOST_TOKENS: Final = 2**27  # limit of a prompt or an answer: ten times the largest context
+_OBJECT_BYTES: Final = 1024  # memory of a request without its arrays, including replay state
 
 _Decoded = TypeVar("_Decoded")
 
@@ -192,13 +179,7 @@ def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:
 
 
 def find_trace(path: Path) -> Path:
-    """Return the trace in a capture's folder, or the path itself if it is a file.
-
-    Raises
-    ------
-    RecordingError
-        There is no trace.
-    """
+    """Return the trace in a capture's folder, or the path itself if it is a file."""
     trace = _beside(path, TRACE) if path.is_dir() else path
     if trace is None or not trace.is_file():
         # In a capture with arms, each repetition is a separate recording.
@@ -219,13 +200,7 @@ def no_requests(trace: Path) -> RecordingError:
 
 
 def read_requests(trace: Path, bad_line: OnBadLine) -> Iterator[TraceMeta | RecordedRequest]:
-    """Yield the header of a trace, if it has one, and its requests.
-
-    Raises
-    ------
-    RecordingError
-        The file is unreadable, or ``bad_line`` raises the error of a line that breaks a rule; else it is skipped.
-    """
+    """Yield the header of a trace, if it has one, and its requests."""
     return _decoded(trace, _meta_or_request, bad_line)
 
 
@@ -241,13 +216,7 @@ def read_steps(path: Path, bad_line: OnBadLine = _reject) -> Iterator[StepLine]:
 
 
 def concatenated(recordings: list[Recording]) -> Recording:
-    """Return several recordings of one engine as one, each starting a second after the end of the previous one.
-
-    Raises
-    ------
-    RecordingError
-        They are of different models or have different K.
-    """
+    """Return several recordings of one engine as one, each starting a second after the end of the previous one."""
     reject_different(recordings)
     first = recordings[0]
     if len(recordings) == 1:
@@ -267,13 +236,7 @@ def concatenated(recordings: list[Recording]) -> Recording:
 
 
 def reject_different(recordings: Sequence[Recording]) -> None:
-    """Reject recordings of different engines.
-
-    Raises
-    ------
-    RecordingError
-        They are of different models or have different K.
-    """
+    """Reject recordings of different engines."""
     first = recordings[0]
     for other in recordings[1:]:
         for name in ("model", "speculative"):

@@ -19,11 +19,10 @@ from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.untrusted import mapping, objects
 
 _READ_ONLY = "ReadOnlyMany"
+# Also the reason of a pod that finds the files of an earlier capture with its name.
 ALREADY_PUBLISHED = "AlreadyPublished"
-"""Also the reason of a pod that finds the files of an earlier capture with its name."""
-
+# Reasons of volume failures, beside those that begin with Volume.
 _OF_THE_VOLUME = frozenset({"DiskFull", ALREADY_PUBLISHED})
-"""Reasons of volume failures, beside those that begin with Volume."""
 
 
 def claim_of(capture: Capture, storage: Storage) -> str:

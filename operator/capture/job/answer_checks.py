@@ -30,7 +30,6 @@ from specdecode_operator.redaction import clip
 _LARGEST_ANSWER_BYTES: Final = 2**22
 _SEED: Final = 0
 _TOOL: Final = "answer"
-
 # Every member has few values, so that the answer of any model ends.
 _PROPERTIES: Final[Mapping[str, Any]] = {
     "answer": {"type": "string", "enum": ["yes", "no", "unknown"]},
@@ -121,13 +120,7 @@ class CheckRequests:
         await self._client.aclose()
 
     async def greedy(self, prompt: Sequence[int] | str, sha256: str, most_tokens: int) -> GreedyAnswer:
-        """Return the greedy continuation of a prompt.
-
-        Raises
-        ------
-        NotAnsweredError
-            There is no readable answer.
-        """
+        """Return the greedy continuation of a prompt."""
         wanted = {"ignore_eos": not isinstance(prompt, str), "logprobs": 2, "return_token_ids": True}
         # Different tokens may have the same text, so token ids are returned.
         wanted |= {"return_tokens_as_token_ids": True}
@@ -149,26 +142,14 @@ class CheckRequests:
         )
 
     async def structured(self, prompt: Sequence[int] | str, salt: str) -> str | None:
-        """Request JSON of the schema; return None if it is valid, else the problem without the content.
-
-        Raises
-        ------
-        NotAnsweredError
-            There is no readable answer.
-        """
+        """Request JSON of the schema; return None if it is valid, else the problem without the content."""
         form = {"type": "json_schema", "json_schema": {"name": _TOOL, "schema": _SCHEMA}}
         document = {"prompt": prompt, "max_tokens": MOST_CHECK_TOKENS, "response_format": form}
         choice = (await self._ask("/completions", document, salt)).choices[0]
         return _wrong_form(choice.text or "", choice.finish_reason)
 
     async def tool_call(self, question: str, salt: str) -> str | None:
-        """Request a call of a named function; return as `structured` does.
-
-        Raises
-        ------
-        NotAnsweredError
-            There is no readable answer.
-        """
+        """Request a call of a named function; return as `structured` does."""
         # Without `strict`, some parsers accept any JSON.
         function = {"name": _TOOL, "parameters": _SCHEMA, "strict": True}
         document = {
@@ -212,15 +193,13 @@ def _wrong_form(text: str, finish_reason: str | None) -> str | None:
     return None
 
 
-_BUDGET_S: Final = 180.0
-"""Time limit of each check; requests answered by then count."""
-
+_BUDGET_S: Final = 180.0  # time limit of each check; requests answered by then count
 _NONE_ASKED: Final = "spec.checks asks for none"
 _NO_TIME: Final = "there was no time for any"
 _SHOWN_FAILURES: Final = 5
 _LONGEST_REASON: Final = 500
+# Replaces random token ids, which no chat template accepts.
 _QUESTION: Final = "Is {} an even number? Answer through the function."
-"""Replaces random token ids, which no chat template accepts."""
 
 _Subject = TypeVar("_Subject")
 

@@ -114,13 +114,7 @@ class Job:
         self._pod = Pod(environment.get(NODE_VARIABLE), image_id_file, switch_folder)
 
     def prepare(self, recorder: Path, datasets: Path = DATASET_MOUNT) -> None:
-        """Prepare the volume and write the recorder, unless an earlier attempt has published all parts.
-
-        Raises
-        ------
-        CaptureError
-            The volume cannot take the capture, or the dataset has no prompts.
-        """
+        """Prepare the volume and write the recorder, unless an earlier attempt has published all parts."""
         left = [part for part in self.parts if published_before(part.places, part.asked) is None]
         for part in left:
             look_at_volume(part.places)
@@ -142,11 +136,6 @@ class Job:
 
         Parts that an earlier attempt has published are skipped. With several arms, the last repetition of the first
         arm that is compared with the baseline is returned.
-
-        Raises
-        ------
-        CaptureError
-            A part was not published.
         """
         compared = self.settings.arms[1].name if self._compares else None
         last = shown = None
@@ -160,13 +149,7 @@ class Job:
         return shown or last
 
     def compare(self) -> Comparison | None:
-        """Write ``comparison.json`` of published arms; return None if there is only one arm.
-
-        Raises
-        ------
-        CaptureError
-            They cannot be compared; their files stay.
-        """
+        """Write ``comparison.json`` of published arms; return None if there is only one arm."""
         if not self._compares:
             return None
         folder = self.places.of_capture
@@ -208,26 +191,14 @@ def _label(part: Part, error: CaptureError) -> None:
 
 
 def prepare_job(recorder: Path) -> bytes:
-    """Run the container `prepare`; return its termination message.
-
-    Raises
-    ------
-    CaptureError
-        The volume cannot take the capture.
-    """
+    """Run the container `prepare`; return its termination message."""
     job = Job(os.environ)
     job.prepare(recorder)
     return msgspec.json.encode({"prepared": str(job.places.folder)})
 
 
 def run_job() -> bytes:
-    """Run the container `load`, and print the summary; return its termination message.
-
-    Raises
-    ------
-    CaptureError
-        The capture was not published.
-    """
+    """Run the container `load`, and print the summary; return its termination message."""
     job = Job(os.environ)
     published = job.run()
     print_line(report(published))

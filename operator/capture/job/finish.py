@@ -68,13 +68,7 @@ class Published(Struct, frozen=True, kw_only=True):
 
 
 def finish(places: Places, asked: Asked, run: Run) -> Published:
-    """Merge, validate and publish an attempt whose recorders have finished.
-
-    Raises
-    ------
-    CaptureError
-        The files are invalid, or the volume fails; the attempt stays as it is.
-    """
+    """Merge, validate and publish an attempt whose recorders have finished."""
     header = run.segments[0].header
     speculative = header.config.speculative
     meta = TraceMeta(

@@ -50,9 +50,7 @@ class PluginBundle:
         return written
 
 
-PLUGIN: Final = "specdecode_recorder"
-"""Name of the entry point, which VLLM_PLUGINS must list if it is set."""
-
+PLUGIN: Final = "specdecode_recorder"  # name of the entry point, which VLLM_PLUGINS must list if it is set
 RECORDER: Final = PluginBundle(
     package=PLUGIN,
     version=RECORDER_VERSION,
@@ -60,8 +58,8 @@ RECORDER: Final = PluginBundle(
     entry_points=f"[vllm.stat_logger_plugins]\n{PLUGIN} = {PLUGIN}.plugin:RecorderPlugin\n",
 )
 
+# Folder that the engine and the load generator share, with orders and states.
 SWITCH_FOLDER: Final = "/specdecode/switch"
-"""Folder that the engine and the load generator share, with orders and states."""
 
 
 def switcher_command(recorder: str, folder: str = SWITCH_FOLDER) -> list[str]:
@@ -72,9 +70,8 @@ def switcher_command(recorder: str, folder: str = SWITCH_FOLDER) -> list[str]:
     return ["python3", "-I", f"{recorder}/{PLUGIN}/switcher.py", folder]
 
 
+# File of a ConfigMap that the operator writes from the pod's status: one line, ``<UID of the pod> <image id>``.
 IMAGE_ID_FILE: Final = Path("/specdecode/podinfo/engine-image-id")
-"""File of a ConfigMap that the operator writes from the pod's status: one line, ``<UID of the pod> <image id>``."""
-
 _POLL_S: Final = 0.5
 
 
@@ -148,9 +145,7 @@ class Places:
         return str(self.final.relative_to(self.root))
 
 
-_SMALLEST_FREE_BYTES: Final = 32 * 2**20
-"""A minute of a small engine."""
-
+_SMALLEST_FREE_BYTES: Final = 32 * 2**20  # a minute of a small engine
 _REASONS: Final = {
     errno.EROFS: ("VolumeReadOnly", "is read-only: mount a volume that can be written"),
     errno.EACCES: ("VolumeNotWritable", "may not be written by this user: set fsGroup, or another volume"),
@@ -188,13 +183,7 @@ def look_at_volume(places: Places, smallest_free_bytes: int = _SMALLEST_FREE_BYT
 
 
 def begin(places: Places) -> None:
-    """Create the folders of an attempt, and label it as unfinished.
-
-    Raises
-    ------
-    CaptureError
-        The volume cannot be written, or the attempt was begun before.
-    """
+    """Create the folders of an attempt, and label it as unfinished."""
     with volume_errors(places.root):
         if places.client_file.exists() or (places.segments.exists() and any(places.segments.iterdir())):
             raise CaptureError(

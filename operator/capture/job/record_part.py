@@ -118,10 +118,9 @@ def parts_of(settings: RunSettings, asked: Asked, attempt: str) -> list[Part]:
     ]
 
 
+# Time limit of an order. The switcher runs once its container has started, and kills an engine that does not stop
+# after a minute and a half.
 _ANSWER_S: Final = 180.0
-"""Time limit of an order. The switcher runs once its container has started, and kills an engine that does not stop
-after a minute and a half."""
-
 _POLL_S: Final = 0.1
 _LARGEST_STATE_BYTES: Final = 4096
 
@@ -144,23 +143,11 @@ class EngineSwitch:
         self._number = state.number if state is not None else 0
 
     async def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start an engine after the previous one is gone.
-
-        Raises
-        ------
-        CaptureError
-            It could not be started.
-        """
+        """Start an engine after the previous one is gone."""
         await self._order(list(command), dict(env), RUNNING)
 
     async def stop(self) -> None:
-        """Stop the engine, and return when all its processes are gone.
-
-        Raises
-        ------
-        CaptureError
-            The order was not followed in time.
-        """
+        """Stop the engine, and return when all its processes are gone."""
         await self._order(None, {}, STOPPED)
 
     async def wait_until_ended(self) -> str:
@@ -225,13 +212,7 @@ class Recorders:
         self.failure: CaptureError | None = None
 
     async def wait_until_recording(self, within_s: float) -> None:
-        """Wait until every API server of the engine records.
-
-        Raises
-        ------
-        CaptureError
-            They did not start in time, or turned themselves off.
-        """
+        """Wait until every API server of the engine records."""
         folder, until_s = self._places.segments, time.monotonic() + within_s
         while not (current := current_start(folder)) or len(current) < current[0].header.client_count:
             if time.monotonic() >= until_s:
@@ -264,13 +245,7 @@ class Recorders:
                 stop.set(failure.message)
 
     async def close(self, within_s: float) -> None:
-        """Order the recorders to finish, and wait for their last lines.
-
-        Raises
-        ------
-        CaptureError
-            They did not finish in time, or had ended for another reason.
-        """
+        """Order the recorders to finish, and wait for their last lines."""
         self._places.close_file.touch()
         until_s = time.monotonic() + within_s
         while not recorders_closed(self._places.segments):
@@ -356,13 +331,7 @@ class Recording:
         self._recorders = Recorders(part.places)
 
     async def run(self, load: Load) -> Run:
-        """Record the part, and return the facts about it that are not in its files.
-
-        Raises
-        ------
-        CaptureError
-            It was not recorded to its end.
-        """
+        """Record the part, and return the facts about it that are not in its files."""
         stop = Stop()
         stop_on_signals(stop)
         if self._part.arm is None:

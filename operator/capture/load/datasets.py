@@ -13,22 +13,15 @@ from specdecode_operator.capture.load.run_settings import WARMUP_PHASE, needed
 from specdecode_operator.problems import printable
 
 DATASET_MOUNT = Path("/dataset")
-
 _GSM8K_COLUMN = "question"
+# Files of a GSM8K folder on Hugging Face, in order of preference; the first pattern with files counts.
 _GSM8K_SHARDS = ("main/test-*.parquet", "test-*.parquet", "main/train-*.parquet", "train-*.parquet")
-"""Files of a GSM8K folder on Hugging Face, in order of preference; the first pattern with files counts."""
-
+# Fields with the prompt of a SPEED-Bench line, as its own script and as the hub write it.
 _SPEED_BENCH_TURNS = ("messages", "turns")
-"""Fields with the prompt of a SPEED-Bench line, as its own script and as the hub write it."""
-
+# Start of a prompt that the hub may not redistribute; half of them are.
 _SPEED_BENCH_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
-"""Start of a prompt that the hub may not redistribute; half of them are."""
-
-_PERSONS = (None, "human", "user")
-"""Speakers of prompts in ShareGPT; None is a turn without a speaker."""
-
-_MOST_BYTES = 2**30
-"""Half of the memory of the containers with the operator's image."""
+_PERSONS = (None, "human", "user")  # speakers of prompts in ShareGPT; None is a turn without a speaker
+_MOST_BYTES = 2**30  # half of the memory of the containers with the operator's image
 
 
 class BadDatasetError(ValueError):
@@ -50,13 +43,7 @@ def parts_of(workload: CaptureWorkload) -> Mapping[str, Part]:
 
 
 def read_dataset(settings: Dataset, mount: Path = DATASET_MOUNT, part: Part | None = None) -> list[str]:
-    """Return the prompts of a dataset, or of a part of it, in the order of its files.
-
-    Raises
-    ------
-    BadDatasetError
-        A file is missing, empty, too large, of another format, or has no prompts.
-    """
+    """Return the prompts of a dataset, or of a part of it, in the order of its files."""
     part = part or Part(settings.path)
     path = inside(mount, part.path)
     try:

@@ -36,8 +36,7 @@ _ERROR = b'{"error"'
 _USAGE = b'"usage"'
 _LONGEST_ERROR = 200
 _LONGEST_EVENT_BYTES = 1024 * 1024
-_LARGEST_KEPT_BYTES: Final = 2**27
-"""Limit of a kept answer's events, above an engine's longest answers."""
+_LARGEST_KEPT_BYTES: Final = 2**27  # limit of a kept answer's events, above an engine's longest answers
 
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
 
@@ -166,12 +165,9 @@ def _shortened(text: str) -> str:
     return clip(" ".join(text.split()), _LONGEST_ERROR)
 
 
-LONGEST_HEAD_BYTES: Final = 64 * 1024
-"""Limit of a response's head, and of the line before a chunk."""
-
+LONGEST_HEAD_BYTES: Final = 64 * 1024  # limit of a response's head, and of the line before a chunk
+# Limit of responses like ``100 Continue`` before the response itself; an engine sends one at most.
 _MOST_INFORMATIONAL: Final = 16
-"""Limit of responses like ``100 Continue`` before the response itself; an engine sends one at most."""
-
 # h11 needs a request to parse a response. The real ones are encoded before their time (`EngineClient`).
 _ASKED: Final = h11.Request(
     method="POST", target="/", headers=[("Host", "engine"), ("Content-Length", "0"), ("Connection", "close")]
@@ -439,13 +435,7 @@ class EngineClient:
 
 
 def server_of(engine: EngineAddress, environment: Mapping[str, str] = os.environ) -> Server:
-    """Return the engine of a capture.
-
-    Raises
-    ------
-    InvalidSettingsError
-        Its API key or its certificates are missing.
-    """
+    """Return the engine of a capture."""
     url = urlsplit(engine.url)
     assert url.hostname and url.port  # noqa: S101, PT018 - the settings' pattern
     key = None

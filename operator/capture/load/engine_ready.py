@@ -24,8 +24,7 @@ _TIMEOUT_S = 5.0
 _LARGEST_PAGE_BYTES = 16 * 2**20
 _POLL_S = 0.5
 _IDLE_POLL_S = 0.1
-IDLE_DEADLINE_S = 30.0
-"""Time for the engine to report no requests after the last one ended."""
+IDLE_DEADLINE_S = 30.0  # time for the engine to report no requests after the last one ended
 
 
 class EngineNotReadyError(Exception):
@@ -66,13 +65,7 @@ class EngineMonitor:
         await self._client.aclose()
 
     async def wait_until_ready(self, deadline_s: float, stop: Stop) -> None:
-        """Wait until the engine's /health succeeds.
-
-        Raises
-        ------
-        EngineNotReadyError
-            The deadline has passed, or the run was stopped.
-        """
+        """Wait until the engine's /health succeeds."""
         until_s = time.monotonic() + deadline_s
         while True:
             try:
@@ -103,13 +96,7 @@ class EngineMonitor:
             await asyncio.sleep(_POLL_S)
 
     async def version(self) -> str:
-        """Return the engine's version, such as 0.32.0.
-
-        Raises
-        ------
-        EngineNotReadyError
-            It reports none.
-        """
+        """Return the engine's version, such as 0.32.0."""
         try:
             page = await self._page("/version")
         except httpx.HTTPError as error:

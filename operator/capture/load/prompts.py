@@ -123,15 +123,10 @@ class BlockPrompts:
         return self.token_ids.of(shake_128(f"{self.seed}/{purpose}".encode()).digest(4 * max(tokens, 0)))
 
 
-_USUAL_BLOCK_TOKENS: Final = 16
-"""vLLM's default, for a trace without block_size."""
-
+_USUAL_BLOCK_TOKENS: Final = 16  # vLLM's default, for a trace without block_size
+# Limit of all shapes: a quarter of the memory of the containers with the operator's image.
 _MOST_HELD_BYTES: Final = 2**29
-"""Limit of all shapes: a quarter of the memory of the containers with the operator's image."""
-
-_SHAPE_BYTES: Final = 256
-"""Memory of a shape without its hashes."""
-
+_SHAPE_BYTES: Final = 256  # memory of a shape without its hashes
 _NOTHING_SAID: Final = Said()
 
 _Tokens = Annotated[int, Meta(ge=1, le=2**24)]
@@ -169,13 +164,7 @@ _FIRST_LINE: Final = msgspec.json.Decoder(_FirstLine)
 
 
 def read_shapes(path: str, mount: Path) -> Shapes:
-    """Return the shapes of a trace, or of the one in a capture's folder.
-
-    Raises
-    ------
-    BadDatasetError
-        It does not exist, is not a trace, or has no request.
-    """
+    """Return the shapes of a trace, or of the one in a capture's folder."""
     trace = inside(mount, path)
     if trace.is_dir():
         found = next((each for name in (TRACE, TRACE + GZIP_SUFFIX) if (each := trace / name).is_file()), None)
@@ -237,13 +226,7 @@ class PromptSource(Protocol):
 
 
 def prompt_source(settings: RunSettings, mount: Path = DATASET_MOUNT) -> PromptSource:
-    """Return the prompts of a run, and read their files.
-
-    Raises
-    ------
-    BadDatasetError
-        A file is not as the workload describes it.
-    """
+    """Return the prompts of a run, and read their files."""
     workload, seed = settings.workload, settings.seed
     if workload.prompts.synthetic is not None:
         return SyntheticSource(workload, settings.engine.vocab_size, seed)

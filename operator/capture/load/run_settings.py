@@ -18,11 +18,9 @@ from specdecode_operator.problems import Problem
 from specdecode_operator.redaction import clip
 
 SETTINGS_VARIABLE: Final = "SPECDECODE_CAPTURE"
+# Environment variables with the pod's UID and the name of its node.
 ATTEMPT_VARIABLE, NODE_VARIABLE = "SPECDECODE_ATTEMPT", "SPECDECODE_NODE"
-"""Environment variables with the pod's UID and the name of its node."""
-
-WARMUP_PHASE: Final = "warmup"
-"""Reserved phase name of the requests before the first phase."""
+WARMUP_PHASE: Final = "warmup"  # reserved phase name of the requests before the first phase
 
 _Value = TypeVar("_Value")
 
@@ -89,13 +87,7 @@ class RunSettings(_Settings):
 
 
 def read_settings(text: str | bytes) -> RunSettings:
-    """Parse the operator's JSON document.
-
-    Raises
-    ------
-    InvalidSettingsError
-        It is not JSON, or a setting is missing, of the wrong type or out of bounds.
-    """
+    """Parse the operator's JSON document."""
     try:
         return RunSettings.model_validate_json(text)
     except ValidationError as error:
@@ -117,11 +109,9 @@ def exact(value: str | int | None) -> Fraction:
 
 
 CERTIFICATE: Final = "tls.crt"
+# Public keys of the Secret. Its maintainer, such as cert-manager, adds the authority's certificate.
 AUTHORITY: Final = "ca.crt"
-"""Public keys of the Secret. Its maintainer, such as cert-manager, adds the authority's certificate."""
-
-_NO_CHECK_TIME: Final = 0x200000
-"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL (x509_vfy.h), which Python does not export."""
+_NO_CHECK_TIME: Final = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL (x509_vfy.h), which Python does not export
 
 
 def tls_of(engine: EngineAddress) -> ssl.SSLContext | None:
@@ -129,11 +119,6 @@ def tls_of(engine: EngineAddress) -> ssl.SSLContext | None:
 
     The hostname is not checked: the engine is addressed by its pod's IP, which no certificate names. Expiry is not
     checked either, because it does not affect the measurement. A renewed certificate is trusted through its authority.
-
-    Raises
-    ------
-    InvalidSettingsError
-        There are no certificates.
     """
     if engine.certificates is None:
         return None

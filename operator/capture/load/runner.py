@@ -24,12 +24,10 @@ from specdecode_operator.capture.load.run_settings import WARMUP_PHASE, RunSetti
 from specdecode_operator.capture.load.sender import ClientLog, PhaseSender, RunParts, Turn
 from specdecode_operator.capture.load.shutdown import Stop, beside
 
+# Pause of a closed phase's client after a failed request. An immediate rejection would otherwise cause thousands of
+# unintended requests a second.
 FAILURE_PAUSE_S = 1.0
-"""Pause of a closed phase's client after a failed request. An immediate rejection would otherwise cause thousands of
-unintended requests a second."""
-
-CONNECT_AHEAD_S = 0.5
-"""Time before its planned start at which a request's connection is opened."""
+CONNECT_AHEAD_S = 0.5  # time before its planned start at which a request's connection is opened
 
 
 async def run_phase(phase: Phase, sender: PhaseSender, seed: int, stop: Stop) -> None:
@@ -110,8 +108,7 @@ class _ClosedLoop:
             index = following
 
 
-_WARMUP_CLIENTS = 4
-"""Concurrent warm-up requests: enough to reach every API server, too few to queue."""
+_WARMUP_CLIENTS = 4  # concurrent warm-up requests: enough to reach every API server, too few to queue
 
 
 AroundPhase = Callable[[Phase], AbstractAsyncContextManager[None]]

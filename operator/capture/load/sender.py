@@ -67,13 +67,7 @@ class ClientLog:
         self._lines.put((sent_s, encode(record) + b"\n"))
 
     async def close(self) -> None:
-        """Write the remaining lines, sort the file by send time and flush it to disk.
-
-        Raises
-        ------
-        OSError
-            A line could not be written.
-        """
+        """Write the remaining lines, sort the file by send time and flush it to disk."""
         self._lines.put(None)
         await asyncio.to_thread(self._thread.join)
         if self._failure is not None:

@@ -10,11 +10,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+# Upper bound for SchedulerStats of vLLM 0.32 with speculation and step details: a little over 1.4 KiB.
 _STEP_BYTES = 2048
-"""Upper bound for SchedulerStats of vLLM 0.32 with speculation and step details: a little over 1.4 KiB."""
 _REQUEST_BYTES = 1024
-_CHUNK_BYTES = 16
-"""Two references; all requests of a batch share a Moment."""
+_CHUNK_BYTES = 16  # two references; all requests of a batch share a Moment
 _TOKEN_ID_BYTES = 36
 
 
@@ -114,8 +113,7 @@ class RequestSample:
 
 Sample = RequestSample | StepSample
 
-CAPACITY_BYTES = 256 * 2**20
-"""Minutes of steps on a hanging disk, or all requests of a large batch that end at once."""
+CAPACITY_BYTES = 256 * 2**20  # minutes of steps on a hanging disk, or all requests of a large batch that end at once
 
 
 class BoundedQueue:
@@ -155,11 +153,8 @@ class BoundedQueue:
         return len(self._items)
 
 
-_QUEUED, _SCHEDULED, _PREEMPTED = 1, 2, 3
-"""vllm/v1/engine/__init__.py EngineCoreEventType."""
-
-TOO_MANY_ERRORS = 16
-"""Limit of errors, after which a recording has too many gaps to be useful."""
+_QUEUED, _SCHEDULED, _PREEMPTED = 1, 2, 3  # vllm/v1/engine/__init__.py EngineCoreEventType
+TOO_MANY_ERRORS = 16  # limit of errors, after which a recording has too many gaps to be useful
 
 
 class Collector:

@@ -13,16 +13,11 @@ from typing import Any
 
 import msgspec
 
-EMULATED = "emulated"
-"""Prefix of the GPU name of an emulated engine (replay/emulated), which computes nothing."""
-
-RECORDER_VERSION = "0.1.0"
-"""Changes with the recorded data, unlike the operator's version, which the manifest also has."""
-
+EMULATED = "emulated"  # prefix of the GPU name of an emulated engine (replay/emulated), which computes nothing
+RECORDER_VERSION = "0.1.0"  # changes with the recorded data, unlike the operator's version, which the manifest also has
 SCHEMA = 1
-
+# Reasons for closing a segment: on order, end of the engine, full disk, unknown engine, broken disk.
 ORDERED, EXIT, DISK_FULL, UNKNOWN_SHAPE, WRITE_ERROR = "ordered", "exit", "disk_full", "unknown_shape", "write_error"
-"""Reasons for closing a segment: on order, end of the engine, full disk, unknown engine, broken disk."""
 
 
 class Speculative(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,9 +155,7 @@ def encode(line: msgspec.Struct) -> bytes:
 FOLDER_VARIABLE = "SPECDECODE_RECORD_DIR"
 TOKEN_IDS_VARIABLE = "SPECDECODE_RECORD_TOKEN_IDS"  # noqa: S105 (no password)
 STEPS_VARIABLE = "SPECDECODE_RECORD_STEPS"
-
-CLOSE_FILE = "close"
-"""File beside the segments by which the load generator orders the recorders to finish."""
+CLOSE_FILE = "close"  # file beside the segments by which the load generator orders the recorders to finish
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from typing import Any
 ORDER_FILE, STATE_FILE = "order.json", "state.json"
 RUNNING, STOPPED, ENDED = "running", "stopped", "ended"
 NOT_STARTED = 127  # exit code where a command cannot be run, as of a shell
-
 _LARGEST_ORDER_BYTES = 2**20
 _LARGEST_NUMBER = 2**53
 _POLL_S = 0.1
@@ -52,13 +51,7 @@ class Order:
 
 
 def read_order(path: Path) -> Order | None:
-    """Return the order in a file, if it exists.
-
-    Raises
-    ------
-    BadOrderError
-        It is not a valid order.
-    """
+    """Return the order in a file, if it exists."""
     try:
         # Does not follow a link, or wait for the writer of a pipe.
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -111,13 +104,7 @@ class Engine:
     """One engine, and all processes that it started."""
 
     def __init__(self, order: Order) -> None:
-        """Start it.
-
-        Raises
-        ------
-        OSError
-            Its command cannot be run.
-        """
+        """Start it."""
         assert order.command is not None  # noqa: S101  an order to stop starts nothing
         # In its own process group, so that its signals do not reach the switcher.
         self._process = subprocess.Popen(  # noqa: S603  what it is told to run is why it is there

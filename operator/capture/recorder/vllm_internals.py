@@ -27,10 +27,7 @@ a stop string.
 """
 
 TRIED = " to ".join(".".join(map(str, each)) for each in (OLDEST, NEWEST))
-
-_ANYTHING = ""
-"""A type that is not checked."""
-
+_ANYTHING = ""  # a type that is not checked
 _FIELDS = {
     "EngineCoreOutputs": {
         "engine_index": "int",
@@ -178,8 +175,8 @@ def _descendants(kind: type) -> list[type]:
 
 
 _PROCESSES = Path("/proc")
+# Field 22 of /proc/PID/stat (proc(5)), counted from the third, because the name before it may contain spaces.
 _STARTED = 19
-"""Field 22 of /proc/PID/stat (proc(5)), counted from the third, because the name before it may contain spaces."""
 
 
 def find_classes() -> EngineClasses:

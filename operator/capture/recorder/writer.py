@@ -15,9 +15,7 @@ from .block_hashes import block_hashes
 from .collector import BoundedQueue, Collector, RequestSample, Sample, StepSample
 from .segment_format import DISK_FULL, UNKNOWN_SHAPE, WRITE_ERROR, Anchor, Closed, Header, Off, Request, Step, encode
 
-RESERVE_BYTES = 16 * 1024
-"""Reserved on the disk, so that a full one still has room for the last lines."""
-
+RESERVE_BYTES = 16 * 1024  # reserved on the disk, so that a full one still has room for the last lines
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -102,7 +100,6 @@ def _unless_full(step: Callable[[], object], file: int) -> None:
 ANCHOR_EVERY_S = 10.0
 SYNC_EVERY_S = 5.0
 _LINES_AT_ONCE = 256
-
 _WORK_S = 0.0001
 _PAUSE_S = 0.0001
 
