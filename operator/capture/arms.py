@@ -19,13 +19,8 @@ from specdecode_operator.cluster.resources import ENGINE_CONTAINER
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, Outcome, RolledBack
 from specdecode_operator.deployment.engine_pod import engine_pod
+from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.models.model_jobs import DOWNLOADING, RESOLVING
-from specdecode_operator.deployment.models.model_locations import (
-    COMPILE_CACHE_PATH,
-    COMPILED_PATH,
-    downloads_in_pods,
-    served_models,
-)
 from specdecode_operator.deployment.pod_template_merge import merge
 from specdecode_operator.deployment.rollout.readiness import stalled
 from specdecode_operator.deployment.warnings import lossy_answers
@@ -34,7 +29,7 @@ from specdecode_operator.sizing.memory.budget import Verdict
 from specdecode_operator.sizing.placement import place_phrase
 
 # Arguments of the script that starts engines with compiled artifacts of earlier ones, and their folders.
-_KEPT = (("--folder", COMPILED_PATH), ("--cache", COMPILE_CACHE_PATH))
+_KEPT = (("--folder", model_locations.COMPILED_PATH), ("--cache", model_locations.COMPILE_CACHE_PATH))
 
 
 def engine_pod_of(source: CapturedDeployment) -> Body:
@@ -54,11 +49,7 @@ def plain_command(pod: Body) -> list[str]:
 
 
 def common_engine_pod(pods: Sequence[Body]) -> Body:
-    """Return the first arm's pod with the volumes and downloads of all, and only the variables common to all.
-
-    All pods are of one deployment. They differ in the draft that they download, in their compile caches, and in the
-    engine's command and variables.
-    """
+    """Return the first arm's pod with the volumes and downloads of all, and only the variables common to all."""
     engines = [engine_container(pod) for pod in pods]
     env = [each for each in engines[0]["env"] if all(each in other["env"] for other in engines)]
     mounts = [mount for engine in engines for mount in engine.get("volumeMounts") or []]
@@ -81,7 +72,7 @@ def apart(pod: Body, number: int) -> Body:
     """Return an arm's pod with separate folders for compiled artifacts and the start-up plan in them."""
     if number == 0:
         return pod
-    own = {path: f"{path}-{number}" for path in (COMPILED_PATH, COMPILE_CACHE_PATH)}
+    own = {path: f"{path}-{number}" for path in (model_locations.COMPILED_PATH, model_locations.COMPILE_CACHE_PATH)}
     flags = {f"{flag}={path}": f"{flag}={own[path]}" for flag, path in _KEPT}
     engine = engine_container(pod)
     mounts = [{**each, "mountPath": own.get(each["mountPath"], each["mountPath"])} for each in engine["volumeMounts"]]
@@ -138,10 +129,7 @@ def asked_arms(spec: SpecDecodeCaptureSpec) -> list[Arm]:
 def arm_states(
     spec: SpecDecodeCaptureSpec, body: Body, outcome: Outcome, desired_state_of: Callable[[int, Body], DesiredState]
 ) -> list[DesiredState]:
-    """Return the desired state of a deployment with each of a capture's arms; none while it has no plan in force.
-
-    ``desired_state_of`` gets the number of an arm and the object with its settings.
-    """
+    """Return the desired state of a deployment with each of a capture's arms; none while it has no plan in force."""
     launch = _ungated(outcome)
     if not isinstance(launch, Launch):
         return []
@@ -193,10 +181,7 @@ def _pinned(model: Body, chosen: str | None) -> str | None:
 def captured_arms(
     spec: SpecDecodeCaptureSpec, source: CapturedDeployment, states: Sequence[DesiredState]
 ) -> list[CapturedArm] | Blocked:
-    """Return the arms of a capture with their plans, or what blocks the first that cannot be started.
-
-    ``states`` are the desired states of `arm_states`.
-    """
+    """Return the arms of a capture with their plans, or what blocks the first that cannot be started."""
     found = []
     for index, (arm, state) in enumerate(zip(asked_arms(spec), states, strict=True)):
         outcome = _ungated(state.outcome)
@@ -246,7 +231,7 @@ def _models_blocked(arms: Sequence[CapturedArm]) -> Blocked | None:
     seen: dict[str, tuple[str | None, str]] = {}
     for index, arm in enumerate(arms):
         spec = arm.source.launch.facts.spec
-        for model in served_models(spec).values() if downloads_in_pods(spec) else ():
+        for model in model_locations.served_models(spec).values() if model_locations.downloads_in_pods(spec) else ():
             revision, other = seen.setdefault(model.model, (model.revision, arm.name))
             if revision != model.revision:
                 wanted, there = model.revision or "the newest", revision or "the newest"

@@ -16,33 +16,12 @@ from pydantic import ValidationError
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import Pattern, SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_status import BorrowStatus, CapturePhase
-from specdecode_operator.capture.gpu_sharing import (
-    LATE_AT_MOST,
-    MOST_ATTEMPTS,
-    backs_off,
-    borrowed,
-    is_held,
-    overdue,
-    returned,
-    settled,
-    watched,
-)
+from specdecode_operator.capture import gpu_sharing, status
 from specdecode_operator.capture.job_manifest import LOAD, image_id_config_map, wrap_up_s
 from specdecode_operator.capture.job_status import is_suspended, left_pod, newest_pod, runs_engine
 from specdecode_operator.capture.load.arrivals import expected_duration_s
 from specdecode_operator.capture.observation import Capture, CaptureObservation, ObservedDeployment, Progress
 from specdecode_operator.capture.preconditions import workload_blocked
-from specdecode_operator.capture.status import (
-    ACCEPTED,
-    Decision,
-    Writes,
-    blocked_decision,
-    final,
-    pending,
-    queued,
-    under_way,
-    withdrawn,
-)
 from specdecode_operator.capture.volumes import mounts_blocked
 from specdecode_operator.deployment.conditions import FALSE, UNKNOWN, Blocked, ConditionUpdate
 from specdecode_operator.deployment.rollout.readiness import Lending, place_word
@@ -71,74 +50,84 @@ class Borrowing:
         return deployment is None or not deployment.holds_gpus
 
     def _returned(self, record: BorrowStatus, failure: Blocked | None = None) -> BorrowStatus:
-        return returned(record, self.now, failure, self.spec.borrow_timeout_seconds)
+        return gpu_sharing.returned(record, self.now, failure, self.spec.borrow_timeout_seconds)
 
-    def suspended(self, job: Body) -> Decision:
+    def suspended(self, job: Body) -> status.Decision:
         """Decide while the Job has no pod yet, or no longer has one."""
         record = self._record
         if self.capture.queue_labels:
             # Kueue has not admitted the Job, or evicted it.
-            return replace(queued(self.capture), borrow=self._returned(record) if is_held(record) else None)
-        if is_held(record):
+            return replace(
+                status.queued(self.capture), borrow=self._returned(record) if gpu_sharing.is_held(record) else None
+            )
+        if gpu_sharing.is_held(record):
             return self._suspended_with_gpus(record)
         if (waits := self.waits()) is not None:
             return waits
-        borrow = watched(borrowed(record, self.now), self.now, free=self._are_gone, in_use=False)
-        trial = Writes(trial_pod=trial_pod(self.capture, job))
+        borrow = gpu_sharing.watched(
+            gpu_sharing.borrowed(record, self.now), self.now, free=self._are_gone, in_use=False
+        )
+        trial = status.Writes(trial_pod=trial_pod(self.capture, job))
         return replace(self._waiting_for_engines(), borrow=borrow, borrows_now=True, writes=trial)
 
-    def _suspended_with_gpus(self, record: BorrowStatus) -> Decision:
+    def _suspended_with_gpus(self, record: BorrowStatus) -> status.Decision:
         late, deployment = self._overdue(record), self.observed.deployment
         failure = mounts_blocked(self.capture, self.spec, self.observed.mounted)
         if failure is not None or late is not None:
             return self._given_back(record, failure or Blocked("WaitingForDeployment", f"its pod {late}"))
         if deployment is not None and deployment.lent_to is not None:
             return replace(_lent_to_another(deployment), borrow=self._returned(record))
-        record = watched(record, self.now, free=self._are_gone, in_use=False)
+        record = gpu_sharing.watched(record, self.now, free=self._are_gone, in_use=False)
         if not self._are_gone:
             return replace(self._waiting_for_engines(), borrow=record)
-        return replace(pending("Starting", "the Job is started"), borrow=record, writes=Writes(job_suspended=False))
+        return replace(
+            status.pending("Starting", "the Job is started"), borrow=record, writes=status.Writes(job_suspended=False)
+        )
 
-    def running(self, job: Body, progress: Progress) -> Decision:
+    def running(self, job: Body, progress: Progress) -> status.Decision:
         """Decide while the Job is neither suspended nor ended."""
         record, pod = self._record, newest_pod(job, self.observed.pods)
-        in_use, borrows_now = runs_engine(job, pod), not is_held(record)
+        in_use, borrows_now = runs_engine(job, pod), not gpu_sharing.is_held(record)
         if borrows_now:
             if not in_use:
                 # Kueue starts Jobs. Any other Job was started by another client, or its status was lost.
                 waits = self.waits()
                 if waits is None and not self.capture.queue_labels:
                     message = "the Job is suspended until the capture has the GPUs of its deployment"
-                    waits = pending("Starting", message)
+                    waits = status.pending("Starting", message)
                 if waits is not None:
-                    return replace(waits, writes=withdrawn(self.capture))
-            record = borrowed(record, self.now)
-        record = watched(record, self.now, free=self._are_gone, in_use=in_use)
+                    return replace(waits, writes=status.withdrawn(self.capture))
+            record = gpu_sharing.borrowed(record, self.now)
+        record = gpu_sharing.watched(record, self.now, free=self._are_gone, in_use=in_use)
         if not in_use and (late := self._overdue(record)) is not None:
             failure = Blocked(progress.reason, f"its pod {late}: {progress.message}")
             return replace(self._given_back(record, failure), started_at=progress.started_at)
-        image_id = Writes(image_id=image_id_config_map(self.capture, pod))
-        return replace(under_way(progress), borrow=record, borrows_now=borrows_now, writes=image_id)
+        image_id = status.Writes(image_id=image_id_config_map(self.capture, pod))
+        return replace(status.under_way(progress), borrow=record, borrows_now=borrows_now, writes=image_id)
 
-    def waits(self) -> Decision | None:
+    def waits(self) -> status.Decision | None:
         """Return why the capture may not borrow the GPUs now; None if it may."""
         record, deployment, job = self._record, self.observed.deployment, self.observed.job
-        if record.failed_attempts >= MOST_ATTEMPTS:
+        if record.failed_attempts >= gpu_sharing.MOST_ATTEMPTS:
             return self._given_up(record)
         is_lent = deployment is not None and deployment.lent_to is not None
-        if backs_off(record, self.now) or (record.failed_attempts and not is_lent and not serves(deployment)):
-            return pending(_BACKING_OFF, self._back_off_words(record))
+        if gpu_sharing.backs_off(record, self.now) or (
+            record.failed_attempts and not is_lent and not serves(deployment)
+        ):
+            return status.pending(_BACKING_OFF, self._back_off_words(record))
         if deployment is not None and is_lent:
             return _lent_to_another(deployment)
         if job is not None and is_suspended(job) and (left := left_pod(job, self.observed.pods)):
-            return pending("WaitingForCleanup", f"pod {left} of an earlier attempt has not ended; goes on when it has")
+            return status.pending(
+                "WaitingForCleanup", f"pod {left} of an earlier attempt has not ended; goes on when it has"
+            )
         blocked = mounts_blocked(self.capture, self.spec, self.observed.mounted)
-        return None if blocked is None else blocked_decision(blocked)
+        return None if blocked is None else status.blocked_decision(blocked)
 
-    def recorded(self, decision: Decision) -> Decision:
+    def recorded(self, decision: status.Decision) -> status.Decision:
         """Return a decision with the record of the GPUs; a decision without a record returns them."""
         record = decision.borrow or self.capture.status.borrow
-        if decision.borrow is None and record is not None and is_held(record):
+        if decision.borrow is None and record is not None and gpu_sharing.is_held(record):
             is_over = self.spec.suspend or decision.succeeded.status is not UNKNOWN
             record = self._returned(
                 record, None if is_over else Blocked(decision.readiness.reason, decision.readiness.message)
@@ -146,36 +135,38 @@ class Borrowing:
         if record is not None and self.spec.suspend:  # a resumed capture starts afresh
             fresh = {"failed_attempts": 0, "last_failure": None, "next_attempt_at": None}
             record = record.model_copy(update=fresh)
-        return replace(decision, borrow=settled(record, self.now, serves=serves(self.observed.deployment)))
+        return replace(decision, borrow=gpu_sharing.settled(record, self.now, serves=serves(self.observed.deployment)))
 
-    def _given_back(self, record: BorrowStatus, failure: Blocked) -> Decision:
+    def _given_back(self, record: BorrowStatus, failure: Blocked) -> status.Decision:
         """Return the GPUs to the engines after the pod is removed."""
         record = self._returned(record, failure)
-        if record.failed_attempts >= MOST_ATTEMPTS:
+        if record.failed_attempts >= gpu_sharing.MOST_ATTEMPTS:
             return replace(self._given_up(record), borrow=record)
-        back = pending(_BACKING_OFF, self._back_off_words(record))
-        return replace(back, borrow=record, writes=withdrawn(self.capture))
+        back = status.pending(_BACKING_OFF, self._back_off_words(record))
+        return replace(back, borrow=record, writes=status.withdrawn(self.capture))
 
-    def _given_up(self, record: BorrowStatus) -> Decision:
+    def _given_up(self, record: BorrowStatus) -> status.Decision:
         message = (
             f"{record.failed_attempts} attempts to start on the GPUs of deployment {self.spec.deployment} failed; the"
             f" last one: {record.last_failure}; create another capture when that is mended"
         )
         succeeded = ConditionUpdate("Succeeded", FALSE, "NotStarted", message)
-        return Decision(CapturePhase.FAILED, final(succeeded), ACCEPTED, succeeded, Writes(remove_job=True))
+        return status.Decision(
+            CapturePhase.FAILED, status.final(succeeded), status.ACCEPTED, succeeded, status.Writes(remove_job=True)
+        )
 
     def _back_off_words(self, record: BorrowStatus) -> str:
         return (
             f"deployment {self.spec.deployment} has its GPUs back, because the capture did not start:"
-            f" {record.last_failure}; attempt {record.failed_attempts} of {MOST_ATTEMPTS}; the next one comes after"
-            f" {record.next_attempt_at}, when the deployment serves"
+            f" {record.last_failure}; attempt {record.failed_attempts} of {gpu_sharing.MOST_ATTEMPTS}; the next one"
+            f" comes after {record.next_attempt_at}, when the deployment serves"
         )
 
-    def _waiting_for_engines(self) -> Decision:
+    def _waiting_for_engines(self) -> status.Decision:
         deployment = self.observed.deployment
         what = place_word(None if deployment is None else _product(deployment))
         message = f"the engines of {self.spec.deployment} are ending; then the capture has their {what}"
-        return pending("WaitingForDeployment", message)
+        return status.pending("WaitingForDeployment", message)
 
     def _overdue(self, record: BorrowStatus) -> str | None:
         deployment = self.observed.deployment
@@ -184,17 +175,17 @@ class Borrowing:
             "terminationGracePeriodSeconds"
         )
         # 30 s is Kubernetes' default.
-        ending_s = (grace_s if isinstance(grace_s, int) else 30) + int(LATE_AT_MOST.total_seconds())
-        return overdue(record, self.now, timeout_s=self.spec.borrow_timeout_seconds, ending_s=ending_s)
+        ending_s = (grace_s if isinstance(grace_s, int) else 30) + int(gpu_sharing.LATE_AT_MOST.total_seconds())
+        return gpu_sharing.overdue(record, self.now, timeout_s=self.spec.borrow_timeout_seconds, ending_s=ending_s)
 
 
-def released(capture: Capture, decision: Decision, now: datetime) -> Decision:
+def released(capture: Capture, decision: status.Decision, now: datetime) -> status.Decision:
     """Return a decision that releases the GPUs, for a capture that could not be observed or parsed."""
     record = capture.status.borrow
-    if record is not None and is_held(record):
+    if record is not None and gpu_sharing.is_held(record):
         failure = Blocked(decision.readiness.reason, decision.readiness.message)
         timeout_s = capture.spec.get("borrowTimeoutSeconds")
-        record = returned(record, now, failure, timeout_s if isinstance(timeout_s, int) else 0)
+        record = gpu_sharing.returned(record, now, failure, timeout_s if isinstance(timeout_s, int) else 0)
     return replace(decision, borrow=record)
 
 
@@ -216,10 +207,10 @@ def trial_pod(capture: Capture, job: Body) -> Body:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
-def _lent_to_another(deployment: ObservedDeployment) -> Decision:
+def _lent_to_another(deployment: ObservedDeployment) -> status.Decision:
     what = place_word(_product(deployment))
     message = f"capture {deployment.lent_to} has the {what} of deployment {deployment.key.name}; goes on when it ended"
-    return pending("WaitingForDeployment", message)
+    return status.pending("WaitingForDeployment", message)
 
 
 def _product(deployment: ObservedDeployment) -> str | None:
@@ -234,10 +225,7 @@ _ENGINES_STOP: Final = timedelta(minutes=13)
 
 
 def lending_to(capture: Body, job: Body | None, pods: Sequence[Body], since: datetime | None) -> Lending:
-    """Return how long a capture is expected to hold the GPUs that it borrows.
-
-    ``since`` is when the deployment reported that it lends its GPUs; None before.
-    """
+    """Return how long a capture is expected to hold the GPUs, from ``since``, when they were lent."""
     name = capture["metadata"]["name"]
     try:
         spec = SpecDecodeCaptureSpec.parse(capture.get("spec") or {}, newer=True)
@@ -269,8 +257,8 @@ def lending_to(capture: Body, job: Body | None, pods: Sequence[Body], since: dat
     if expected is None or (latest is not None and expected > latest):
         return Lending(name, latest_end=latest, overdue_from=latest)
     # After the load, open requests complete, and files are merged and validated.
-    overdue = _later(expected, wrap_up_s(math.ceil(load_s)))
-    return Lending(name, expected, latest, min(filter(None, [overdue, latest]), default=None))
+    late_from = _later(expected, wrap_up_s(math.ceil(load_s)))
+    return Lending(name, expected, latest, min(filter(None, [late_from, latest]), default=None))
 
 
 def _load_s(spec: SpecDecodeCaptureSpec) -> float | None:

@@ -26,8 +26,6 @@ from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Bloc
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, NotLaunched
 from specdecode_operator.deployment.rollout.rollout_gate import GateCapture, GateState
 
-_VOLUME: Final = "specdecode-against"
-_OWN_VOLUME: Final = "specdecode-capture"
 _NAME: Final = re.compile(r".+-gate-[0-9a-f]{10}")
 _OF_THE_GOLDEN: Final = ("workload", "seed", "record", "deploymentDuringCapture", "deadlineSeconds", "backoffLimit")
 
@@ -76,10 +74,10 @@ def with_golden(job: Body, capture: Capture, spec: SpecDecodeCaptureSpec, golden
         "limits": spec.against.max_loss_percent.model_dump(mode="json"),
     }
     pod = job["spec"]["template"]["spec"]
-    load, volumes, name = pod["containers"][0], pod["volumes"], _OWN_VOLUME
+    load, volumes, name = pod["containers"][0], pod["volumes"], "specdecode-capture"
     # A pod that mounts one claim as two volumes may wait for the second one forever.
     if known.status.claim != claim_of(capture, spec.storage):
-        name, claim = _VOLUME, {"claimName": known.status.claim, "readOnly": True}
+        name, claim = "specdecode-against", {"claimName": known.status.claim, "readOnly": True}
         volumes = [*volumes, {"name": name, "persistentVolumeClaim": claim}]
     with_files = {
         **load,
@@ -181,10 +179,7 @@ def _golden_missing(golden: Body | None) -> str | None:
 
 
 def gate_writes(key: Key, uid: str, gate: Gate | None, desired: DesiredState, seen: GateObjects) -> GateWrites:
-    """Return the gate capture to create, and those to delete because no gate waits for them and they may hold GPUs.
-
-    The writes are safe to apply twice: a second creation conflicts with the first.
-    """
+    """Return the gate capture to create, and those to delete because no gate waits for them and they may hold GPUs."""
     outcome = desired.outcome
     if isinstance(outcome, NotLaunched):
         return GateWrites()  # engines that are away temporarily start no new capture
@@ -198,10 +193,7 @@ def gate_writes(key: Key, uid: str, gate: Gate | None, desired: DesiredState, se
 
 
 def gate_capture(key: Key, uid: str, name: str, gate: Gate, golden: Body) -> Body:
-    """Return the capture that judges the waiting engines under the golden capture's load.
-
-    The deployment owns it, so it is deleted with the deployment, and its files with it.
-    """
+    """Return the capture that judges the waiting engines under the golden capture's load; the deployment owns it."""
     spec: dict[str, Any] = golden.get("spec") or {}
     storage = dict(spec.get("storage") or {})
     if "existingClaim" not in storage:

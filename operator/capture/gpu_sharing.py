@@ -33,16 +33,12 @@ LATE_AT_MOST: Final = timedelta(minutes=5)
 QUEUED: Final = "Queued"  # reason of a capture whose Job waits in a queue without a time limit
 MOST_ATTEMPTS: Final = 5  # failed borrowings after which a capture fails, because each costs serving time
 _LONGEST_BACK_OFF_S: Final = 3600
-_LONGEST_FAILURE: Final = 1024
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def preempting_capture(captures: Iterable[Body]) -> str | None:
-    """Return the name of the capture that holds the GPUs of a deployment, the first to borrow them, if any.
-
-    ``captures`` are those of one deployment. Their statuses are not parsed, because all captures of the cluster are
-    checked.
-    """
+    """Return the name of the capture that holds the GPUs of a deployment, the first to borrow them, if any."""
+    # Statuses are not parsed, because all captures of the cluster are checked.
     holders = []
     for body in captures:
         metadata, spec, borrow = body["metadata"], body.get("spec") or {}, mapping(mapping(body, "status"), "borrow")
@@ -58,12 +54,8 @@ def borrows(spec: Body) -> bool:
 
 
 def holds_gpus(pod: Body, now: datetime) -> bool:
-    """Return whether a pod of a deployment keeps GPUs that a capture waits for.
-
-    An ended pod holds none, though its object may stay, as after an eviction. A pod long past its deletion is on an
-    unresponsive node, and does not count either.
-    """
-    if _has_ended(pod):
+    """Return whether a pod of a deployment keeps GPUs that a capture waits for; not on an unresponsive node."""
+    if _has_ended(pod):  # the object may stay, as after an eviction
         return False
     # Kubernetes sets it to the end of the grace period.
     should_be_gone = pod["metadata"].get("deletionTimestamp")
@@ -86,10 +78,7 @@ def borrowed(record: BorrowStatus, now: datetime) -> BorrowStatus:
 
 
 def watched(record: BorrowStatus, now: datetime, *, free: bool, in_use: bool) -> BorrowStatus:
-    """Return the record with the start of the GPUs' idle time.
-
-    ``free`` is set once the deployment's engines are gone, ``in_use`` while the capture's engine runs.
-    """
+    """Return the record with the start of the GPUs' idle time: ``free`` of engines, not ``in_use`` by the capture."""
     if record.since is not None and _is_ahead(record.since, now):
         record = record.model_copy(update={"since": now.strftime(_TIME)})
     if in_use or not free:
@@ -100,10 +89,7 @@ def watched(record: BorrowStatus, now: datetime, *, free: bool, in_use: bool) ->
 
 
 def overdue(record: BorrowStatus, now: datetime, *, timeout_s: int, ending_s: int) -> str | None:
-    """Return the time limit that has passed, so that the GPUs must be returned; None while there is time left.
-
-    ``timeout_s`` limits their idle time, ``ending_s`` the end of the engines.
-    """
+    """Return the limit that has passed, if any: ``timeout_s`` of idle time, or ``ending_s`` for the engines to end."""
     if record.idle_since is not None:
         is_late = _age_s(record.idle_since, now) >= timeout_s
         return f"did not run within {timeout_s} s (spec.borrowTimeoutSeconds)" if is_late else None
@@ -112,10 +98,7 @@ def overdue(record: BorrowStatus, now: datetime, *, timeout_s: int, ending_s: in
 
 
 def returned(record: BorrowStatus, now: datetime, failure: Blocked | None, timeout_s: int) -> BorrowStatus:
-    """Return the record of a capture that returns the GPUs.
-
-    ``failure`` is why it did not start; None if it ended or was suspended.
-    """
+    """Return the record of a capture that returns the GPUs; ``failure`` is why it did not start, if it did not."""
     update = {"idle_since": None, "returned_at": now.strftime(_TIME), "failed_attempts": 0}
     if failure is not None:
         attempts = record.failed_attempts + 1
@@ -123,7 +106,7 @@ def returned(record: BorrowStatus, now: datetime, failure: Blocked | None, timeo
         back_off_s = min(timeout_s * 2.0 ** min(attempts, MOST_ATTEMPTS), _LONGEST_BACK_OFF_S)
         update |= {
             "failed_attempts": attempts,
-            "last_failure": clip(printable(f"{failure.reason}: {failure.message}"), _LONGEST_FAILURE),
+            "last_failure": clip(printable(f"{failure.reason}: {failure.message}"), 1024),
             "next_attempt_at": (now + timedelta(seconds=back_off_s)).strftime(_TIME),
         }
     return record.model_copy(update=update)
@@ -202,10 +185,8 @@ class Serving:
 def read_serving(
     body: Body, pods: Sequence[Body], captures: Sequence[Body], capture_pods: Sequence[Body] = ()
 ) -> Serving:
-    """Return the engines of a SpecDecodeDeployment, from its object, its engines' pods, its captures and their pods.
-
-    The replicas of its Deployment do not count: they lag behind between the end of a capture and the next reconcile.
-    """
+    """Return the engines of a SpecDecodeDeployment, from its object, its engines' pods, its captures and their pods."""
+    # The replicas of its Deployment do not count, because they lag between the end of a capture and a reconcile.
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     # A replay needs no GPU.
     replays = bool((spec.get("engine") or {}).get("replay"))

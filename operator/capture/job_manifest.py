@@ -26,24 +26,12 @@ from specdecode_operator.capture.arms import (
     plain_command,
 )
 from specdecode_operator.capture.job.pod_files import IMAGE_ID_FILE, PLUGIN, SWITCH_FOLDER, Places, switcher_command
-from specdecode_operator.capture.load.run_settings import (
-    ATTEMPT_VARIABLE,
-    AUTHORITY,
-    CERTIFICATE,
-    NODE_VARIABLE,
-    SETTINGS_VARIABLE,
-)
-from specdecode_operator.capture.observation import Capture, CapturedDeployment
+from specdecode_operator.capture.load import run_settings
+from specdecode_operator.capture.observation import Capture, CapturedDeployment, dataset_claim
 from specdecode_operator.capture.recorder.segment_format import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE
 from specdecode_operator.capture.volumes import claim_of
+from specdecode_operator.cluster import resources
 from specdecode_operator.cluster.manifests import child_labels, owned, render_template
-from specdecode_operator.cluster.resources import (
-    CAPTURED_DEPLOYMENT_LABEL,
-    DEPLOYMENT_LABEL,
-    ENGINE_CONTAINER,
-    QUEUE_PREFIX,
-    TEMPLATE_HASH_ANNOTATION,
-)
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.engine_pod import engine_timeouts
 from specdecode_operator.deployment.engine_settings import engine_settings
@@ -74,12 +62,10 @@ _WITH_RECORDER: Final = (
 
 
 def image_id_config_map(capture: Capture, pod: Body | None) -> Body | None:
-    """Return the ConfigMap with the image ID of a pod's engine; None before its node reports it.
-
-    All attempts of a capture share it, so it contains the UID of the pod.
-    """
+    """Return the ConfigMap with the image ID of a pod's engine; None before its node reports it."""
+    # All attempts of a capture share it, so it contains the UID of the pod.
     statuses = (pod or {}).get("status", {}).get("initContainerStatuses") or []
-    image_id = next((each.get("imageID") for each in statuses if each["name"] == ENGINE_CONTAINER), None)
+    image_id = next((each.get("imageID") for each in statuses if each["name"] == resources.ENGINE_CONTAINER), None)
     if pod is None or not image_id:
         return None
     data = {IMAGE_ID_FILE.name: f"{pod['metadata']['uid']} {image_id}\n"}
@@ -100,10 +86,7 @@ def render_job(
     arms: Sequence[CapturedArm],
     operator_image: str,
 ) -> Body:
-    """Return the Job of a capture, suspended if it waits for a queue or for the deployment's GPUs.
-
-    Without ``arms`` its engine is the deployment's.
-    """
+    """Return the Job of a capture, with the deployment's engine or that of each arm."""
     runs = [(arm, apart(engine_pod_of(arm.source), number)) for number, arm in enumerate(arms)]
     pod = common_engine_pod([each for _, each in runs]) if runs else engine_pod_of(source)
     settings = _settings(capture, spec, source, pod) | (_arm_settings(spec, runs, pod) if runs else {})
@@ -113,10 +96,20 @@ def render_job(
     security: Body = pod_spec.get("securityContext") or {}
     if spec.storage.existing_claim is None:  # a created volume belongs to the group that writes to it
         security = {"fsGroup": _USER_ID, "fsGroupChangePolicy": "OnRootMismatch", **security}
+    dataset = spec.workload.prompts.dataset
+    dataset_volume: Body | None = None
+    if dataset is not None and dataset.config_map is not None:
+        dataset_volume = {"configMap": {"name": dataset.config_map.name}}
+    elif (claim := dataset_claim(spec)) is not None:
+        dataset_volume = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
     tls_secret = source.launch.facts.spec.serving.tls_secret
     # Optional, because not every Secret has its authority's certificate. The engine reports a missing Secret itself.
     certificates = tls_secret and {
-        "secret": {"secretName": tls_secret.name, "optional": True, "items": _items(CERTIFICATE, AUTHORITY)}
+        "secret": {
+            "secretName": tls_secret.name,
+            "optional": True,
+            "items": _items(run_settings.CERTIFICATE, run_settings.AUTHORITY),
+        }
     }
     values = {
         "name": capture.job_name,
@@ -126,21 +119,23 @@ def render_job(
         "job_deadline_s": _LONGEST_WAIT_S + (1 + spec.backoff_limit) * deadline_s if borrows else None,
         "pod_deadline_s": deadline_s,
         # No Service, autoscaler or budget of the deployment may select the pod as one of its engines.
-        "labels": _kept(pod, "labels", DEPLOYMENT_LABEL)
+        "labels": _kept(pod, "labels", resources.DEPLOYMENT_LABEL)
         | child_labels(capture.key)
-        | {CAPTURED_DEPLOYMENT_LABEL: spec.deployment},
+        | {resources.CAPTURED_DEPLOYMENT_LABEL: spec.deployment},
         # The autoscaler must not drain a node to save money during a measurement.
         "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
-        | _kept(pod, "annotations", TEMPLATE_HASH_ANNOTATION),
+        | _kept(pod, "annotations", resources.TEMPLATE_HASH_ANNOTATION),
         "before": list(pod_spec.get("initContainers") or []),
         "engine": _engine(capture, spec, pod, switches=bool(runs)),
         # Containers of the user's podTemplate become sidecars; otherwise the pod would never end.
         "after": [
-            {**each, "restartPolicy": "Always"} for each in pod_spec["containers"] if each["name"] != ENGINE_CONTAINER
+            {**each, "restartPolicy": "Always"}
+            for each in pod_spec["containers"]
+            if each["name"] != resources.ENGINE_CONTAINER
         ],
         "api_key": _api_key(pod),
         "switch_folder": SWITCH_FOLDER if runs else None,
-        "dataset": _dataset_volume(spec),
+        "dataset": dataset_volume,
         "claim": claim_of(capture, spec.storage),
         # Optional, because the ConfigMap is created after the pod.
         "image_id_config_map": {
@@ -149,9 +144,9 @@ def render_job(
         "engine_volumes": pod_spec.get("volumes") or [],
         "security_context": security,
         "user_id": _USER_ID,
-        "settings_variable": SETTINGS_VARIABLE,
-        "attempt_variable": ATTEMPT_VARIABLE,
-        "node_variable": NODE_VARIABLE,
+        "settings_variable": run_settings.SETTINGS_VARIABLE,
+        "attempt_variable": run_settings.ATTEMPT_VARIABLE,
+        "node_variable": run_settings.NODE_VARIABLE,
         "root": _ROOT,
         "recorder_path": _RECORDER_PATH,
         "certificates_folder": _CERTIFICATES_FOLDER,
@@ -166,7 +161,7 @@ def render_job(
     template = job["spec"]["template"]
     template["spec"] = placement | template["spec"]
     job = owned(job, capture.key, capture.uid)
-    job["metadata"]["labels"] |= {CAPTURED_DEPLOYMENT_LABEL: spec.deployment} | capture.queue_labels
+    job["metadata"]["labels"] |= {resources.CAPTURED_DEPLOYMENT_LABEL: spec.deployment} | capture.queue_labels
     return job
 
 
@@ -178,11 +173,8 @@ def load_image(job: Body | None) -> str | None:
 
 
 def wrap_up_s(deadline_seconds: int) -> int:
-    """Return the time limit for everything except engine start and load: merge, validation and publication.
-
-    The amount to merge grows with the load: a shared machine with 2 cores merged and checked 6 to 20 MB of segments
-    per second.
-    """
+    """Return the time limit for merge, validation and publication, which grows with the load."""
+    # A shared machine with 2 cores merged and checked 6 to 20 MB of segments per second.
     return 900 + deadline_seconds // 10
 
 
@@ -198,7 +190,9 @@ def _items(*keys: str) -> list[Body]:
 def _kept(pod: Body, field: str, dropped: str) -> dict[str, str]:
     """Return labels or annotations of the engine's pod without Kueue's, as the Job is queued and not its pods."""
     given: dict[str, str] = pod["metadata"].get(field) or {}
-    return {name: value for name, value in given.items() if name != dropped and not name.startswith(QUEUE_PREFIX)}
+    return {
+        name: value for name, value in given.items() if name != dropped and not name.startswith(resources.QUEUE_PREFIX)
+    }
 
 
 def _flags_added(spec: SpecDecodeCaptureSpec, pod: Body) -> list[str]:
@@ -223,10 +217,10 @@ def _engine(capture: Capture, spec: SpecDecodeCaptureSpec, pod: Body, *, switche
         kept.pop("startupProbe", None)
     else:
         command = [*engine["command"], *_flags_added(spec, pod)]
-        places = Places(Path(_ROOT), capture.key.namespace, capture.key.name, f"$({ATTEMPT_VARIABLE})")
+        places = Places(Path(_ROOT), capture.key.namespace, capture.key.name, f"$({run_settings.ATTEMPT_VARIABLE})")
         folder = [{"name": FOLDER_VARIABLE, "value": str(places.segments)}]
     recording: list[Body] = [
-        {"name": ATTEMPT_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        {"name": run_settings.ATTEMPT_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         *folder,
         {"name": TOKEN_IDS_VARIABLE, "value": "1" if spec.record.token_ids else "0"},
         {"name": STEPS_VARIABLE, "value": "1" if spec.record.step_stats else "0"},
@@ -243,16 +237,6 @@ def _engine(capture: Capture, spec: SpecDecodeCaptureSpec, pod: Body, *, switche
 
 def _api_key(pod: Body) -> Body | None:
     return next((each for each in engine_container(pod).get("env") or [] if each["name"] == API_KEY_VARIABLE), None)
-
-
-def _dataset_volume(spec: SpecDecodeCaptureSpec) -> Body | None:
-    dataset = spec.workload.prompts.dataset
-    if dataset is None:
-        return None
-    if dataset.config_map is not None:
-        return {"configMap": {"name": dataset.config_map.name}}
-    assert dataset.persistent_volume_claim is not None  # noqa: S101  the CRD's rule
-    return {"persistentVolumeClaim": {"claimName": dataset.persistent_volume_claim.claim_name, "readOnly": True}}
 
 
 def _settings(capture: Capture, spec: SpecDecodeCaptureSpec, source: CapturedDeployment, pod: Body) -> dict[str, Any]:

@@ -50,13 +50,6 @@ def read_regression(pod: Body | None) -> RegressionStatus | None:
     return _parse(RegressionStatus, _load_said(pod).get("regression"), countable=False)
 
 
-def _read_comparison(pod: Body | None) -> ComparisonStatus | None:
-    comparison = _parse(ComparisonStatus, _load_said(pod).get("comparison"))
-    names = [arm.name for arm in comparison.arms] if comparison else []
-    # The API server rejects arms with the same name.
-    return comparison if len(set(names)) == len(names) else None
-
-
 def _load_said(pod: Body | None) -> Body:
     said = _said(_ended(pod, LOAD)) if pod is not None else None
     return said if isinstance(said, dict) else {}
@@ -195,13 +188,14 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
     if finished and pod is not None and "deletionTimestamp" not in pod["metadata"] and not _has_ended(pod):
         return Progress(CapturePhase.LOADING, "Finishing", _ENDING, started_at=started_at)
     if done := conditions.get("Complete"):
-        summary = read_summary(pod)
+        summary, comparison = read_summary(pod), _parse(ComparisonStatus, _load_said(pod).get("comparison"))
+        names = [arm.name for arm in comparison.arms] if comparison else []
         return Progress(
             CapturePhase.SUCCEEDED,
             "Captured",
             f"files are validated and published{_reservations(summary)}",
             summary=summary,
-            comparison=_read_comparison(pod),
+            comparison=comparison if len(set(names)) == len(names) else None,  # the API server rejects duplicates
             regression=read_regression(pod),
             started_at=started_at,
             finished_at=job["status"].get("completionTime") or done.get("lastTransitionTime"),
@@ -224,10 +218,7 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
 
 
 def _reservations(summary: CaptureSummary | None) -> str:
-    """Return the number of incomplete requests, and the notes on the engine's version and the prompts.
-
-    Incomplete requests do not fail a capture: measuring them is its purpose.
-    """
+    """Return the number of incomplete requests, which do not fail a capture, and the notes on engine and prompts."""
     if summary is None:
         return ""
     requests, short = summary.requests, []
@@ -267,10 +258,7 @@ def is_suspended(job: Body | None) -> bool:
 
 
 def runs_engine(job: Body, pod: Body | None) -> bool:
-    """Return whether the engine of a capture's pod runs, or an init container that its deployment has too.
-
-    A restarted engine counts only after the load has begun: until then it may crash in a loop.
-    """
+    """Return whether the engine of a capture's pod runs, or an init container that its deployment has too."""
     if pod is None or "deletionTimestamp" in pod["metadata"] or _has_ended(pod):
         return False
     if _is(pod, LOAD, "running") or _is(pod, LOAD, "terminated"):
@@ -279,6 +267,7 @@ def runs_engine(job: Body, pod: Body | None) -> bool:
     ends = {each["name"] for each in containers if each.get("restartPolicy") != "Always"} - {PREPARE}
     statuses = pod["status"].get("initContainerStatuses") or []
     running = {each["name"] for each in statuses if "running" in (each.get("state") or {})}
+    # A restarted engine counts only after the load has begun, because it may crash in a loop.
     return _engine_restarts(pod) == 0 if ENGINE_CONTAINER in running else bool(running & ends)
 
 

@@ -8,15 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from specdecode_operator.api import capture as api
-from specdecode_operator.api import deployment
+from specdecode_operator.api import capture_status, deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import RegressionStatus, SpecDecodeCaptureSpec
-from specdecode_operator.api.capture_status import (
-    CapturePhase,
-    CaptureSummary,
-    ComparisonStatus,
-    SpecDecodeCaptureStatus,
-)
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.deployment_status import Condition, ConditionStatus
 from specdecode_operator.cluster.clock import without_times_ahead
@@ -35,27 +29,20 @@ class Capture:
     uid: str
     generation: int
     spec: Body
-    status: SpecDecodeCaptureStatus
+    status: capture_status.SpecDecodeCaptureStatus
     labels: Mapping[str, str]
     owners: frozenset[tuple[str, str]]  # kind and name
     times_ahead: tuple[str, ...] = ()  # messages about future times in the status, which count as now
 
     @property
-    def claim_name(self) -> str:
-        """Name of the claim that is created for it."""
+    def job_name(self) -> str:
+        """Name of its Job, its ConfigMap with the image ID, and its claim if one is created."""
         return created_claim(self.key.name)
 
     @property
-    def job_name(self) -> str:
-        """Name of its Job, and of the ConfigMap with the image ID."""
-        return f"{self.key.name}-capture"
-
-    @property
     def schedule_label(self) -> dict[str, str]:
-        """Label by which a schedule's retention counts its claim; empty unless its deployment created it.
-
-        Any user may set the label, and counted claims displace others.
-        """
+        """Label by which a schedule's retention counts its claim; empty unless its deployment created it."""
+        # Any user may set the label, and counted claims displace others.
         is_made = (deployment.KIND, self.spec.get("deployment")) in self.owners
         return {name: value for name, value in self.labels.items() if is_made and name == SCHEDULE_LABEL}
 
@@ -101,17 +88,14 @@ def has_ended(body: Body) -> bool:
 
 
 def read_capture(body: Mapping[str, Any], now: datetime | None = None) -> Capture:
-    """Parse an object; an unreadable status counts as empty.
-
-    ``now`` is the API server's time. Without it, times in the future stay.
-    """
+    """Parse an object. An unreadable status counts as empty; without ``now``, times in the future stay."""
     metadata = body["metadata"]
     raw_status, times_ahead = without_times_ahead(body.get("status") or {}, now)
     try:
         # Fields of a newer operator are ignored, so that an upgrade can be rolled back.
-        status = SpecDecodeCaptureStatus.parse(raw_status, newer=True)
+        status = capture_status.SpecDecodeCaptureStatus.parse(raw_status, newer=True)
     except ValidationError:
-        status = SpecDecodeCaptureStatus()
+        status = capture_status.SpecDecodeCaptureStatus()
     return Capture(
         key=Key(metadata["namespace"], metadata["name"], api.KIND),
         uid=metadata["uid"],
@@ -184,13 +168,13 @@ class CaptureObservation:
 class Progress:
     """Progress of a capture's Job and pod."""
 
-    phase: CapturePhase
+    phase: capture_status.CapturePhase
     reason: str
     message: str
     waiting_for_gpus: bool = False  # unschedulable
     failure: Blocked | None = None  # why it failed, or certainly will
-    summary: CaptureSummary | None = None
-    comparison: ComparisonStatus | None = None
+    summary: capture_status.CaptureSummary | None = None
+    comparison: capture_status.ComparisonStatus | None = None
     regression: RegressionStatus | None = None
     started_at: str | None = None
     finished_at: str | None = None

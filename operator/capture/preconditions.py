@@ -21,11 +21,8 @@ _OFF = frozenset({"", "0", "false"})
 def captured_deployment(
     name: str, observed: ObservedDeployment | None, *, gate_capture: str | None = None
 ) -> CapturedDeployment | Blocked:
-    """Return the deployment that a capture names, or what blocks the capture while it has no plan in force.
-
-    A missing one may come in the same apply. ``gate_capture`` is the name of a capture that judges engines at a gate:
-    it captures the engines that wait there.
-    """
+    """Return the deployment that a capture names, or what blocks the capture while it has no plan in force."""
+    # ``gate_capture`` is the name of a capture that judges engines at a gate: it captures the engines that wait there.
     if observed is None:
         message = (
             f"spec.deployment: {name}: there is no SpecDecodeDeployment of this name in the namespace; goes on when"

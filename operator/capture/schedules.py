@@ -16,23 +16,11 @@ from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.deployment import CaptureSchedule, Concurrency, Key, ScheduleStatus
 from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.capture.volumes import is_published
+from specdecode_operator.cluster import resources
 from specdecode_operator.cluster.clock import AHEAD, TIME_IN_FUTURE, told_ahead
 from specdecode_operator.cluster.manifests import owner_reference
-from specdecode_operator.cluster.resources import (
-    CAPTURE_LABEL,
-    COUNTED_FROM_ANNOTATION,
-    MANAGED_BY_LABEL,
-    MANAGER,
-    OVER_AGE_ANNOTATION,
-    PERSISTENT_VOLUME_CLAIM,
-    QUEUE_LABEL,
-    QUEUE_PRIORITY_LABEL,
-    SCHEDULE_LABEL,
-    SCHEDULED_AT_ANNOTATION,
-)
 
 _FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
-_DIGEST_LENGTH: Final = 8
 _OVER: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
 # How long a claim must have been over age before it is deleted, because a clock may jump.
 OVER_AGE_FOR: Final = timedelta(hours=1)
@@ -62,7 +50,7 @@ class DueCapture:
     @property
     def schedule(self) -> str:
         """Name of its schedule."""
-        return str(self.body["metadata"]["labels"][SCHEDULE_LABEL])
+        return str(self.body["metadata"]["labels"][resources.SCHEDULE_LABEL])
 
     def told_as_started(self) -> ScheduleEvent:
         """Return the Event of a created capture."""
@@ -71,7 +59,7 @@ class DueCapture:
     def told_as_taken(self) -> ScheduleEvent:
         """Return the Event of a capture whose name belongs to a foreign object."""
         why = f"SpecDecodeCapture {self.name} exists and does not belong to this object; it is left untouched"
-        return _missed(self.schedule, self.body["metadata"]["annotations"][SCHEDULED_AT_ANNOTATION], why)
+        return _missed(self.schedule, self.body["metadata"]["annotations"][resources.SCHEDULED_AT_ANNOTATION], why)
 
 
 def _missed(schedule: str, at: str, why: str) -> ScheduleEvent:
@@ -114,11 +102,8 @@ class ObservedSchedules:
 def decide_schedules(
     key: Key, uid: str, schedules: Sequence[CaptureSchedule], observed: ObservedSchedules, now: datetime
 ) -> SchedulingDecision:
-    """Decide which captures to create and delete, for valid schedules and statuses without times in the future.
-
-    The decision is safe to apply twice: the name of a capture contains its time, so a second creation conflicts with
-    the first. A conflict with a foreign object shows only then.
-    """
+    """Decide which captures to create and delete, for valid schedules and statuses without times in the future."""
+    # The decision is safe to apply twice: a second creation conflicts with the first, which has the same name.
     decision = SchedulingDecision()
     known = {status.name: status for status in observed.statuses}
     for schedule in schedules:
@@ -144,7 +129,7 @@ def decide_schedules(
             decision.delete_claims += expired
             decision.notes += notes
             decision.notes += _notes_of_future(capture_api.KIND, captures, now)
-            decision.notes += _notes_of_future(PERSISTENT_VOLUME_CLAIM.kind, claims, now)
+            decision.notes += _notes_of_future(resources.PERSISTENT_VOLUME_CLAIM.kind, claims, now)
     return decision
 
 
@@ -159,7 +144,9 @@ def _check_due(
     handled = _time(status.last_schedule_time or status.since)
     # The operator may be killed before it writes the status. Without this, the last capture would be created again
     # once the history deletes it.
-    made = [at for each in captures if (at := _annotated(each, SCHEDULED_AT_ANNOTATION)) is not None and at <= now]
+    made = [
+        at for each in captures if (at := _annotated(each, resources.SCHEDULED_AT_ANNOTATION)) is not None and at <= now
+    ]
     if made and (latest := max(made)) > handled:
         status, handled = status.model_copy(update={"last_schedule_time": _text(latest)}), latest
     # Backwards from just after now, so that this second counts. Added in UTC: in the hour that autumn repeats,
@@ -192,13 +179,13 @@ def _capture(key: Key, uid: str, schedule: CaptureSchedule, due: datetime) -> Bo
     """Return the capture of one scheduled time. The deployment owns it; its data outlives both."""
     # Unset fields stay unset, because rules distinguish an empty list from none.
     template = schedule.template.model_dump(by_alias=True, mode="json", exclude_unset=True)
-    labels = {MANAGED_BY_LABEL: MANAGER, SCHEDULE_LABEL: schedule.name}
+    labels = {resources.MANAGED_BY_LABEL: resources.MANAGER, resources.SCHEDULE_LABEL: schedule.name}
     if schedule.queue is not None:
-        labels[QUEUE_LABEL] = schedule.queue.name
+        labels[resources.QUEUE_LABEL] = schedule.queue.name
         if schedule.queue.priority_class:
-            labels[QUEUE_PRIORITY_LABEL] = schedule.queue.priority_class
+            labels[resources.QUEUE_PRIORITY_LABEL] = schedule.queue.priority_class
     # Schedule `prod-nightly` of `llama` and `nightly` of `llama-prod` would get one name without the digest.
-    digest = hashlib.sha256(f"{uid}/{schedule.name}".encode()).hexdigest()[:_DIGEST_LENGTH]
+    digest = hashlib.sha256(f"{uid}/{schedule.name}".encode()).hexdigest()[:8]
     suffix = f"-{schedule.name}-{digest}-{int(due.timestamp()) // 60}"
     return {
         "apiVersion": base.API_VERSION,
@@ -207,7 +194,7 @@ def _capture(key: Key, uid: str, schedule: CaptureSchedule, due: datetime) -> Bo
             "namespace": key.namespace,
             "name": f"{key.name[: NAME_MAX_LENGTH - len(suffix)].rstrip('-')}{suffix}",
             "labels": labels,
-            "annotations": {SCHEDULED_AT_ANNOTATION: _text(due)},
+            "annotations": {resources.SCHEDULED_AT_ANNOTATION: _text(due)},
             "ownerReferences": [owner_reference(key, uid)],
         },
         "spec": {"deployment": key.name, **template},
@@ -229,11 +216,9 @@ def _too_old_captures(
 def _by_count(
     schedule: CaptureSchedule, captures: Sequence[Body], claims: Sequence[Body], now: datetime
 ) -> tuple[list[Body], list[Body]]:
-    """Return the claims that retention keeps by count, and those that it does not.
-
-    Claims of unfinished captures are in neither list. Claims with published files are counted apart from all others,
-    so that failures never displace good data.
-    """
+    """Return the claims that retention keeps by count, and those that it does not."""
+    # Claims of unfinished captures are in neither list. Claims with published files are counted apart from all others,
+    # so that failures never displace good data.
     retention = schedule.retention
     # A claim exists before its capture's status names it, so the label counts.
     in_use = {each["metadata"]["name"] for each in captures if _phase(each) not in _OVER}
@@ -260,40 +245,39 @@ def _by_age(schedule: CaptureSchedule, claims: Sequence[Body], now: datetime) ->
     """
     days, expired, notes = schedule.retention.days, [], []
     for each in claims:
-        claim = {**each, "kind": PERSISTENT_VOLUME_CLAIM.kind}
-        noted = _annotated(claim, OVER_AGE_ANNOTATION)
+        claim = {**each, "kind": resources.PERSISTENT_VOLUME_CLAIM.kind}
+        noted = _annotated(claim, resources.OVER_AGE_ANNOTATION)
         due = None if days is None else _made(claim, now) + timedelta(days=days)
         if due is None or now <= due:
-            if OVER_AGE_ANNOTATION in (claim["metadata"].get("annotations") or {}):
-                notes.append(Note(claim, OVER_AGE_ANNOTATION, None))
+            if resources.OVER_AGE_ANNOTATION in (claim["metadata"].get("annotations") or {}):
+                notes.append(Note(claim, resources.OVER_AGE_ANNOTATION, None))
         elif noted is None or not due <= noted <= now + AHEAD:
-            notes.append(Note(claim, OVER_AGE_ANNOTATION, _text(now)))
+            notes.append(Note(claim, resources.OVER_AGE_ANNOTATION, _text(now)))
         elif now - noted >= OVER_AGE_FOR:
             expired.append(claim)
     return expired, notes
 
 
 def _notes_of_future(kind: str, bodies: Sequence[Body], now: datetime) -> list[Note]:
-    """Return one annotation for each object with a creation time in the future.
-
-    Without it such an object would be the newest until then, and displace newer ones.
-    """
+    """Return annotations for objects with a future creation time, which would displace newer ones as the newest."""
     notes = []
     for body in bodies:
         if _time(_created(body)) > now + AHEAD and _counted_from(body, now) is None:
             told = told_ahead(f"{kind} {body['metadata']['name']}: metadata.creationTimestamp", _created(body), now)
             event = ScheduleEvent(TIME_IN_FUTURE, told, warns=True)
-            notes.append(Note({**body, "kind": kind}, COUNTED_FROM_ANNOTATION, _text(now), event))
+            notes.append(Note({**body, "kind": kind}, resources.COUNTED_FROM_ANNOTATION, _text(now), event))
     return notes
 
 
 def _capture_of(claim: Body) -> str | None:
-    name: str | None = claim["metadata"]["labels"].get(CAPTURE_LABEL)
+    name: str | None = claim["metadata"]["labels"].get(resources.CAPTURE_LABEL)
     return name
 
 
 def _of_schedule(bodies: Sequence[Body], schedule: CaptureSchedule) -> list[Body]:
-    return [each for each in bodies if (each["metadata"].get("labels") or {}).get(SCHEDULE_LABEL) == schedule.name]
+    return [
+        each for each in bodies if (each["metadata"].get("labels") or {}).get(resources.SCHEDULE_LABEL) == schedule.name
+    ]
 
 
 def _newest_first(bodies: Sequence[Body], now: datetime) -> list[Body]:
@@ -311,7 +295,7 @@ def _created(body: Body) -> str:
 
 
 def _counted_from(body: Body, now: datetime) -> datetime | None:
-    noted = _annotated(body, COUNTED_FROM_ANNOTATION)
+    noted = _annotated(body, resources.COUNTED_FROM_ANNOTATION)
     return noted if noted is not None and noted <= now + AHEAD else None
 
 

@@ -3,16 +3,9 @@
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
+from specdecode_operator.api import capture_status
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import RegressionStatus
-from specdecode_operator.api.capture_status import (
-    ArmVerdict,
-    BorrowStatus,
-    CapturePhase,
-    CaptureSummary,
-    ComparisonStatus,
-    SpecDecodeCaptureStatus,
-)
 from specdecode_operator.capture.golden_gate import holds_condition
 from specdecode_operator.capture.gpu_sharing import QUEUED, due_at, is_unsettled
 from specdecode_operator.capture.job_manifest import published_folder
@@ -39,14 +32,14 @@ class Writes:
 class Decision:
     """Desired status and writes of one capture."""
 
-    phase: CapturePhase
+    phase: capture_status.CapturePhase
     readiness: Readiness
     accepted: ConditionUpdate
     succeeded: ConditionUpdate
     writes: Writes = field(default_factory=Writes)
     waiting_for_gpus: str | None = None  # the scheduler's message
-    result: CaptureSummary | None = None
-    comparison: ComparisonStatus | None = None
+    result: capture_status.CaptureSummary | None = None
+    comparison: capture_status.ComparisonStatus | None = None
     regression: RegressionStatus | None = None
     started_at: str | None = None
     finished_at: str | None = None
@@ -54,7 +47,7 @@ class Decision:
     engine: str | None = None  # hash that identifies the measured engines; None before the Job is created
     operator_image: str | None = None  # that the Job runs; None before the Job is created
     times_ahead: tuple[str, ...] = ()  # messages about future times of pod or Job, which count as now
-    borrow: BorrowStatus | None = None
+    borrow: capture_status.BorrowStatus | None = None
     borrows_now: bool = False  # this decision takes the GPUs from the engines
 
 
@@ -99,7 +92,7 @@ def under_way(progress: Progress) -> Decision:
 def pending(reason: str, message: str) -> Decision:
     """Return the decision for an accepted capture that waits."""
     succeeded = ConditionUpdate("Succeeded", UNKNOWN, reason, message)
-    return Decision(CapturePhase.PENDING, working(reason, message), ACCEPTED, succeeded)
+    return Decision(capture_status.CapturePhase.PENDING, working(reason, message), ACCEPTED, succeeded)
 
 
 def queued(capture: Capture) -> Decision:
@@ -111,7 +104,9 @@ def suspended(accepted: ConditionUpdate, writes: Writes) -> Decision:
     """Return the decision for a suspended capture."""
     message = "spec.suspend is true: no engine and no load; what was recorded so far is kept as partial files"
     succeeded = ConditionUpdate("Succeeded", UNKNOWN, "Suspended", message)
-    return Decision(CapturePhase.CANCELLED, Readiness(TRUE, "Suspended", message), accepted, succeeded, writes)
+    return Decision(
+        capture_status.CapturePhase.CANCELLED, Readiness(TRUE, "Suspended", message), accepted, succeeded, writes
+    )
 
 
 def withdrawn(capture: Capture) -> Writes:
@@ -124,19 +119,17 @@ def blocked_decision(blocked: Blocked) -> Decision:
     """Return the decision for a capture that may not start."""
     status = FALSE if blocked.permanent else UNKNOWN
     return Decision(
-        phase=CapturePhase.PENDING,
+        phase=capture_status.CapturePhase.PENDING,
         readiness=readiness_of(blocked),
         accepted=ConditionUpdate("Accepted", status, blocked.reason, blocked.message),
         succeeded=ConditionUpdate("Succeeded", UNKNOWN, blocked.reason, "it has not started"),
     )
 
 
-_PAYS = {ArmVerdict.PAYS: TRUE, ArmVerdict.DOES_NOT_PAY: FALSE}
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-_LONG_ENOUGH_S = 3600
 
 
-def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecDecodeCaptureStatus:
+def compose_status(capture: Capture, decision: Decision, now: datetime) -> capture_status.SpecDecodeCaptureStatus:
     """Return the status of a capture for a decision."""
     waiting = ConditionUpdate("WaitingForGPUs", FALSE, "NotWaiting", "")
     if decision.waiting_for_gpus is not None:
@@ -145,21 +138,24 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecD
     over, comparison = decision.succeeded.status is not UNKNOWN, decision.comparison
     if capture.compares and comparison is not None and comparison.arms:
         arm = comparison.arms[0]
+        pays = {capture_status.ArmVerdict.PAYS: TRUE, capture_status.ArmVerdict.DOES_NOT_PAY: FALSE}.get(
+            arm.verdict, UNKNOWN
+        )
         message = f"{arm.name} against {comparison.baseline}: {arm.message}"
-        findings.append(ConditionUpdate("Pays", _PAYS.get(arm.verdict, UNKNOWN), arm.verdict, message))
+        findings.append(ConditionUpdate("Pays", pays, arm.verdict, message))
     elif capture.compares:
         message = "nothing was compared: the condition Succeeded tells more" if over else "arms are compared at its end"
         findings.append(ConditionUpdate("Pays", UNKNOWN, "NotCompared", message))
     if capture.spec.get("against"):
         findings.append(holds_condition(decision.regression, over=over))
-    return SpecDecodeCaptureStatus(
+    return capture_status.SpecDecodeCaptureStatus(
         observed_generation=capture.generation,
         phase=decision.phase,
         conditions=stamp(findings, capture.status.conditions, capture.generation, now),
         job=capture.job_name if decision.accepted.status is TRUE else None,
         operator_image=decision.operator_image,
         claim=decision.claim,
-        path=published_folder(capture) if decision.phase is CapturePhase.SUCCEEDED else None,
+        path=published_folder(capture) if decision.phase is capture_status.CapturePhase.SUCCEEDED else None,
         started_at=decision.started_at,
         finished_at=decision.finished_at,
         summary=decision.result,
@@ -171,33 +167,20 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecD
 
 
 def is_outlived(capture: Capture, now: datetime, agreed_s: float) -> bool:
-    """Return whether a finished capture has outlived its TTL.
-
-    Node and Job may use other clocks, so the end is no earlier than the time at which the operator recorded it.
-
-    Parameters
-    ----------
-    capture
-        The capture, without times in the future.
-    now
-        The API server's time.
-    agreed_s
-        Seconds for which the API server's responses have agreed on the time. A clock jump may make a capture look old,
-        so the TTL must have passed in agreement, or an hour.
-    """
+    """Return whether a finished capture has outlived its TTL."""
+    # The API server's responses have agreed on the time for ``agreed_s``. A clock jump may make a capture look old, so
+    # they must have agreed for the TTL, or for an hour.
     ttl_s, finished_at = capture.spec.get("ttlSecondsAfterFinished"), capture.status.finished_at
-    if ttl_s is None or finished_at is None or capture.ended is None or agreed_s < min(ttl_s, _LONG_ENOUGH_S):
+    if ttl_s is None or finished_at is None or capture.ended is None or agreed_s < min(ttl_s, 3600):
         return False
+    # Node and Job may use other clocks, so the time at which the operator recorded the end counts too.
     ends = (finished_at, capture.ended.last_transition_time)
     finished = max(datetime.strptime(each, _TIME).replace(tzinfo=UTC) for each in ends)
     return now >= finished + timedelta(seconds=ttl_s)
 
 
 def capture_attention(capture: Capture) -> Requeue:
-    """Return when to requeue a capture without an event.
-
-    It changes by itself until it has ended, until its deployment has served again, and until its TTL has passed.
-    """
+    """Return when to requeue a capture without an event: until it ended, its deployment serves and its TTL passed."""
     goes_on = capture.ended is None or is_unsettled(capture.status.borrow)
     timeout_s = capture.spec.get("borrowTimeoutSeconds")
     due = due_at(capture.status.borrow, timeout_s if isinstance(timeout_s, int) else 0)

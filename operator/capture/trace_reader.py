@@ -15,26 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from specdecode_operator.capture.files.formats import (
-    GZIP_SUFFIX,
-    STEP_STATS,
-    TRACE,
-    BrokenGzipError,
-    Line,
-    NoTrailerError,
-    TraceMeta,
-    TraceRecord,
-    read_lines,
-)
-from specdecode_operator.capture.files.trace_rules import (
-    StepLine,
-    UnreadableLineError,
-    broken_rules,
-    decode_meta,
-    decode_record,
-    decode_step,
-    is_meta,
-)
+from specdecode_operator.capture.files import formats, trace_rules
 from specdecode_operator.problems import printable
 
 MOST_TOKENS_AT_ONCE: Final = 4096  # largest burst of tokens. Blocks of diffusion models have 256 at most
@@ -50,7 +31,7 @@ _OBJECT_BYTES: Final = 1024  # memory of a request without its arrays, including
 
 _Decoded = TypeVar("_Decoded")
 
-_RECORD: Final = msgspec.json.Decoder(TraceRecord)
+_RECORD: Final = msgspec.json.Decoder(formats.TraceRecord)
 
 
 class RecordingError(Exception):
@@ -110,16 +91,14 @@ class Recording:
 
     trace: Path
     steps: Path | None  # step statistics beside the trace, if there are any
-    meta: TraceMeta
+    meta: formats.TraceMeta
     requests: Sequence[RecordedRequest]
     skipped_lines: int = 0
 
     @cached_property
     def num_speculative_tokens(self) -> int:
-        """K from the header, else the largest burst minus the target's own token; 0 without speculation.
-
-        Without a header, bursts of one size are the blocks of a diffusion model, which does not draft.
-        """
+        """K from the header, else the largest burst minus the target's own token; 0 without speculation."""
+        # Without a header, bursts of one size are the blocks of a diffusion model, which does not draft.
         given = (self.meta.speculative or {}).get("num_speculative_tokens")
         if isinstance(given, int) and 0 < given < MOST_TOKENS_AT_ONCE:
             return given
@@ -138,22 +117,9 @@ def _reject(error: RecordingError) -> None:
 
 
 def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:
-    """Read the recording in a capture's folder, or in a trace file.
-
-    Parameters
-    ----------
-    path
-        A folder with ``trace.jsonl`` or ``trace.jsonl.gz``, or such a file of any name.
-    skip_bad_lines
-        Skip unreadable lines, and count them.
-
-    Raises
-    ------
-    RecordingError
-        It does not exist, has no request with a token, or has a bad line that may not be skipped.
-    """
+    """Read the recording in a capture's folder, or in a trace file; raise RecordingError if it is unusable."""
     trace = find_trace(path)
-    meta, found, skipped, held_bytes = TraceMeta(), list[RecordedRequest](), 0, 0
+    meta, found, skipped, held_bytes = formats.TraceMeta(), list[RecordedRequest](), 0, 0
 
     def skip(error: RecordingError) -> None:
         nonlocal skipped
@@ -162,7 +128,7 @@ def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:
         skipped += 1
 
     for line in read_requests(trace, skip):
-        if isinstance(line, TraceMeta):
+        if isinstance(line, formats.TraceMeta):
             meta = line
         else:
             found.append(line)
@@ -180,18 +146,18 @@ def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:
 
 def find_trace(path: Path) -> Path:
     """Return the trace in a capture's folder, or the path itself if it is a file."""
-    trace = _beside(path, TRACE) if path.is_dir() else path
+    trace = _beside(path, formats.TRACE) if path.is_dir() else path
     if trace is None or not trace.is_file():
         # In a capture with arms, each repetition is a separate recording.
-        below = sorted(each for depth in ("*", "*/*") for each in path.glob(f"{depth}/{TRACE}*"))
+        below = sorted(each for depth in ("*", "*/*") for each in path.glob(f"{depth}/{formats.TRACE}*"))
         name = f"one of those below it, such as {printable(str(below[0].parent))}" if below else "a capture's folder"
-        raise RecordingError(f"{printable(str(path))}: holds no {TRACE}: name {name} or a trace")
+        raise RecordingError(f"{printable(str(path))}: holds no {formats.TRACE}: name {name} or a trace")
     return trace
 
 
 def find_steps(trace: Path) -> Path | None:
     """Return the step statistics beside a trace, if there are any."""
-    return _beside(trace.parent, STEP_STATS)
+    return _beside(trace.parent, formats.STEP_STATS)
 
 
 def no_requests(trace: Path) -> RecordingError:
@@ -199,18 +165,18 @@ def no_requests(trace: Path) -> RecordingError:
     return RecordingError(f"{printable(str(trace))}: has no request: record some load, or name another trace")
 
 
-def read_requests(trace: Path, bad_line: OnBadLine) -> Iterator[TraceMeta | RecordedRequest]:
+def read_requests(trace: Path, bad_line: OnBadLine) -> Iterator[formats.TraceMeta | RecordedRequest]:
     """Yield the header of a trace, if it has one, and its requests."""
     return _decoded(trace, _meta_or_request, bad_line)
 
 
-def read_steps(path: Path, bad_line: OnBadLine = _reject) -> Iterator[StepLine]:
+def read_steps(path: Path, bad_line: OnBadLine = _reject) -> Iterator[trace_rules.StepLine]:
     """Yield the lines of step statistics. Errors are as in `read_requests`."""
 
-    def step(line: Line) -> StepLine:
+    def step(line: formats.Line) -> trace_rules.StepLine:
         if line.number > MOST_STEPS:
             raise RecordingError(f"{printable(str(path))}: more than {MOST_STEPS} steps: split it, and use a part")
-        return decode_step(line.text)
+        return trace_rules.decode_step(line.text)
 
     return _decoded(path, step, bad_line)
 
@@ -255,36 +221,40 @@ def reject_different(recordings: Sequence[Recording]) -> None:
 
 
 def _beside(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / name, folder / f"{name}{GZIP_SUFFIX}") if path.is_file()), None)
+    return next((path for path in (folder / name, folder / f"{name}{formats.GZIP_SUFFIX}") if path.is_file()), None)
 
 
-def _decoded(path: Path, decode: Callable[[Line], _Decoded], bad_line: OnBadLine) -> Iterator[_Decoded]:
+def _decoded(path: Path, decode: Callable[[formats.Line], _Decoded], bad_line: OnBadLine) -> Iterator[_Decoded]:
     shown = printable(str(path))
     try:
-        for line in read_lines(path):
+        for line in formats.read_lines(path):
             try:
                 yield decode(line)
-            except UnreadableLineError as error:
+            except trace_rules.UnreadableLineError as error:
                 bad_line(RecordingError(f"{shown}: line {line.number}: {printable(str(error))}"))
-    except NoTrailerError:
+    except formats.NoTrailerError:
         return  # a killed writer left a torn line at the end, which is skipped
-    except BrokenGzipError as error:
+    except formats.BrokenGzipError as error:
         raise RecordingError(f"{shown}: {error}: fetch it again") from error
     except OSError as error:
         raise RecordingError(f"{shown}: cannot be read: {error.strerror}") from error
 
 
-def _meta_or_request(line: Line) -> TraceMeta | RecordedRequest:
-    return decode_meta(line.text) if line.number == 1 and is_meta(line.text) else _request(line.text)
+def _meta_or_request(line: formats.Line) -> formats.TraceMeta | RecordedRequest:
+    return (
+        trace_rules.decode_meta(line.text)
+        if line.number == 1 and trace_rules.is_meta(line.text)
+        else _request(line.text)
+    )
 
 
 def _request(text: bytes) -> RecordedRequest:
-    record = decode_record(_RECORD, text)
-    for broken in broken_rules(record):
-        raise UnreadableLineError(broken.rule, broken.message)
+    record = trace_rules.decode_record(_RECORD, text)
+    for broken in trace_rules.broken_rules(record):
+        raise trace_rules.UnreadableLineError(broken.rule, broken.message)
     summary = record.itl_summary if record.itl_ms is None else None
     if summary is not None and summary.count > min(_MOST_SUMMED_GAPS, record.output_tokens):
-        raise UnreadableLineError(
+        raise trace_rules.UnreadableLineError(
             "chunk-sum", f"itl_summary.count is {summary.count}, for {record.output_tokens} tokens"
         )
     gaps_ms = array("d", record.itl_ms or ())
@@ -292,18 +262,20 @@ def _request(text: bytes) -> RecordedRequest:
         gaps_ms = array("d", [summary.mean_ms]) * summary.count
     for value in chain((record.ttft_ms,), gaps_ms):
         if not 0 <= value <= LONGEST_GAP_MS:
-            raise UnreadableLineError("time", f"a time of {value:g} ms: it must lie between 0 and an hour")
+            raise trace_rules.UnreadableLineError("time", f"a time of {value:g} ms: it must lie between 0 and an hour")
     for time_ms in (record.arrival_ms, record.scheduled_ms):
         if time_ms is not None and not abs(time_ms) <= LONGEST_RUN_MS:
-            raise UnreadableLineError("time", f"a moment of {time_ms:g} ms: it must lie within {LONGEST_RUN_MS:g}")
+            raise trace_rules.UnreadableLineError(
+                "time", f"a moment of {time_ms:g} ms: it must lie within {LONGEST_RUN_MS:g}"
+            )
     if max(record.prompt_tokens, record.cached_tokens, record.output_tokens) > MOST_TOKENS:
-        raise UnreadableLineError("tokens", f"more than {MOST_TOKENS:,} tokens, which no request has")
+        raise trace_rules.UnreadableLineError("tokens", f"more than {MOST_TOKENS:,} tokens, which no request has")
     # Without chunk sizes, each gap ends in one token and the first chunk gets the rest.
     sizes = record.itl_tokens if record.itl_tokens is not None else [1] * len(gaps_ms)
     first_chunk = record.output_tokens - sum(sizes)
     if first_chunk < 1:
         message = f"output_tokens is {record.output_tokens}, for {len(gaps_ms)} gaps"
-        raise UnreadableLineError("chunk-sum", message)
+        raise trace_rules.UnreadableLineError("chunk-sum", message)
     context = record.itl_ctx
     return RecordedRequest(
         arrival_ms=record.arrival_ms,

@@ -5,8 +5,8 @@ mounted. Secrets are not checked, because the operator may not read them. ``spec
 missing Secrets and every other cause that the operator cannot see.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DEFAULT_SIZE, SpecDecodeCaptureSpec, Storage
@@ -27,16 +27,13 @@ _OF_THE_VOLUME = frozenset({"DiskFull", ALREADY_PUBLISHED})
 
 def claim_of(capture: Capture, storage: Storage) -> str:
     """Return the name of the claim that a capture writes to."""
-    return storage.existing_claim or capture.claim_name
+    return storage.existing_claim or capture.job_name
 
 
 def render_claim(capture: Capture, deployment: str, storage: Storage) -> Body:
-    """Return the claim to create.
-
-    With storage.retain it has no owner, so it outlives capture and deployment; its labels identify them.
-    """
+    """Return the claim to create; with storage.retain it has no owner, and outlives capture and deployment."""
     values = {
-        "name": capture.claim_name,
+        "name": capture.job_name,
         "size": storage.size or DEFAULT_SIZE,
         "storage_class_name": storage.storage_class_name,
     }
@@ -54,14 +51,11 @@ def _owners(capture: Capture, storage: Storage) -> list[Body]:
 
 
 def claim_changes(capture: Capture, storage: Storage, claim: Body, *, published: bool) -> Body:
-    """Return the changes to the metadata of a created claim; empty if there are none.
-
-    The UID guards against a claim that was recreated under the same name. The label of a published claim is never
-    removed, because published files are never overwritten.
-    """
+    """Return the changes to the metadata of a created claim, with the UID that they are for; empty if none."""
     changes: Body = {}
     if is_owned(claim, capture.uid) is storage.retain:  # storage.retain has changed since
         changes["ownerReferences"] = _owners(capture, storage)
+    # The label is never removed, because published files are never overwritten.
     if published and not is_published(claim):
         changes["labels"] = {PUBLISHED_LABEL: "true"}
     return {**changes, "uid": claim["metadata"]["uid"]} if changes else {}
@@ -73,10 +67,7 @@ def is_published(claim: Body) -> bool:
 
 
 def claim_blocked(capture: Capture, storage: Storage, claim: Body | None) -> Blocked | None:
-    """Return what blocks writing to a claim.
-
-    An unbound claim may wait for its first pod; the scheduler reports the rest.
-    """
+    """Return what blocks writing to a claim; an unbound one may wait for its first pod."""
     if claim is None:  # then it is created, unless the user named it
         wanted = storage.existing_claim
         message = f"spec.storage.existingClaim: {wanted}: there is no such claim; goes on when it exists"
@@ -112,10 +103,7 @@ def with_claim(capture: Capture, storage: Storage, failure: Blocked | None) -> B
 
 
 def published_blocked(storage: Storage, claim: Body | None) -> Blocked | None:
-    """Return that the created claim holds a finished capture of this name, before the pod would find out on its GPUs.
-
-    A claim of the user may hold other captures, and is not labelled.
-    """
+    """Return that the created claim already holds a capture of this name; a claim of the user is not labelled."""
     if storage.existing_claim is not None or claim is None or not is_published(claim):
         return None
     message = (
@@ -128,23 +116,13 @@ def published_blocked(storage: Storage, claim: Body | None) -> Blocked | None:
 _GOES_ON = "the deployment serves meanwhile, and the capture goes on when that has changed"
 
 
-@dataclass(frozen=True)
-class MountedNames:
-    """Names of the mounted objects that a pod requires."""
-
-    claims: Sequence[str] = ()
-    config_maps: Sequence[str] = ()
-
-
-def mounted_names(pod_spec: Body) -> MountedNames:
-    """Return the required objects that a pod spec mounts."""
-    volumes = objects(pod_spec, "volumes")
-    claims = [mapping(each, "persistentVolumeClaim").get("claimName") for each in volumes]
-    config_maps = [mapping(each, "configMap") for each in volumes]
-    return MountedNames(
-        sorted({str(each) for each in claims if each}),
-        sorted({str(each["name"]) for each in config_maps if each.get("name") and not each.get("optional")}),
-    )
+def mounted_names(pod_spec: Body) -> tuple[list[str], list[str]]:
+    """Return the names of the claims and of the required ConfigMaps that a pod spec mounts."""
+    mounts = objects(pod_spec, "volumes")
+    claims = {str(mapping(each, "persistentVolumeClaim").get("claimName") or "") for each in mounts}
+    config_maps = [mapping(each, "configMap") for each in mounts]
+    required = {str(each["name"]) for each in config_maps if each.get("name") and not each.get("optional")}
+    return sorted(claims - {""}), sorted(required)
 
 
 def class_blocked(spec: SpecDecodeCaptureSpec, mounted: MountedObjects) -> Blocked | None:

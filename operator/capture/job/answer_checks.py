@@ -6,22 +6,13 @@ The questions are sent one at a time and are not recorded. The complete answers 
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import httpx
 import msgspec
 from msgspec import Meta, Struct
 
-from specdecode_operator.capture.files.formats import (
-    MOST_CHECK_TOKENS,
-    Checks,
-    Count,
-    GreedyAnswer,
-    GreedyCheck,
-    ParsingCheck,
-    Word,
-)
+from specdecode_operator.capture.files import formats
 from specdecode_operator.capture.load.engine_client import Server, error_text, server_of
 from specdecode_operator.capture.load.prompts import PromptSource
 from specdecode_operator.capture.load.run_settings import CheckSettings, RunSettings
@@ -77,14 +68,14 @@ class _Message(Struct):
 
 class _Choice(Struct):
     text: str | None = None
-    token_ids: list[Word] | None = None
+    token_ids: list[formats.Word] | None = None
     logprobs: _Logprobs | None = None
     message: _Message | None = None
     finish_reason: str | None = None
 
 
 class _Usage(Struct, frozen=True):
-    prompt_tokens: Count = 0
+    prompt_tokens: formats.Count = 0
 
 
 class _Answer(Struct):
@@ -114,12 +105,10 @@ class CheckRequests:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._client.aclose()
 
-    async def greedy(self, prompt: Sequence[int] | str, sha256: str, most_tokens: int) -> GreedyAnswer:
+    async def greedy(self, prompt: Sequence[int] | str, sha256: str, most_tokens: int) -> formats.GreedyAnswer:
         """Return the greedy continuation of a prompt."""
         wanted = {"ignore_eos": not isinstance(prompt, str), "logprobs": 2, "return_token_ids": True}
         # Different tokens may have the same text, so token ids are returned.
@@ -132,9 +121,9 @@ class CheckRequests:
         # How far the most likely token is ahead of the second.
         best = [sorted((each or {}).values(), reverse=True) for each in likeliest]
         margins = [each[0] - each[1] if len(each) > 1 else None for each in best]
-        tokens = choice.token_ids[:MOST_CHECK_TOKENS]
+        tokens = choice.token_ids[: formats.MOST_CHECK_TOKENS]
         missing: list[float | None] = [None] * len(tokens)
-        return GreedyAnswer(
+        return formats.GreedyAnswer(
             prompt_sha256=sha256,
             prompt_tokens=len(prompt) if not isinstance(prompt, str) else answer.usage.prompt_tokens,
             tokens=tokens,
@@ -144,7 +133,7 @@ class CheckRequests:
     async def structured(self, prompt: Sequence[int] | str, salt: str) -> str | None:
         """Request JSON of the schema; return None if it is valid, else the problem without the content."""
         form = {"type": "json_schema", "json_schema": {"name": _TOOL, "schema": _SCHEMA}}
-        document = {"prompt": prompt, "max_tokens": MOST_CHECK_TOKENS, "response_format": form}
+        document = {"prompt": prompt, "max_tokens": formats.MOST_CHECK_TOKENS, "response_format": form}
         choice = (await self._ask("/completions", document, salt)).choices[0]
         return _wrong_form(choice.text or "", choice.finish_reason)
 
@@ -154,7 +143,7 @@ class CheckRequests:
         function = {"name": _TOOL, "parameters": _SCHEMA, "strict": True}
         document = {
             "messages": [{"role": "user", "content": question}],
-            "max_tokens": MOST_CHECK_TOKENS,
+            "max_tokens": formats.MOST_CHECK_TOKENS,
             "tools": [{"type": "function", "function": function}],
             "tool_choice": {"type": "function", "function": {"name": _TOOL}},
         }
@@ -206,7 +195,7 @@ _Subject = TypeVar("_Subject")
 
 async def check_answers(
     settings: RunSettings, wanted: CheckSettings, source: PromptSource, budget_s: float = _BUDGET_S
-) -> Checks:
+) -> formats.Checks:
     """Send an engine the questions for all arms; missing answers are reported and not raised."""
     phases = [phase.name for phase in settings.workload.phases]
 
@@ -214,7 +203,8 @@ async def check_answers(
         """Return prompts and output limits, by turns of the workload's phases."""
         places = [(phases[number % len(phases)], number // len(phases)) for number in range(count)]
         return [
-            (source.first(*place).content, min(source.output_tokens(*place), MOST_CHECK_TOKENS)) for place in places
+            (source.first(*place).content, min(source.output_tokens(*place), formats.MOST_CHECK_TOKENS))
+            for place in places
         ]
 
     prompts = [prompt for prompt, _ in asked(wanted.structured_requests)]
@@ -222,7 +212,7 @@ async def check_answers(
         prompt if isinstance(prompt, str) else _QUESTION.format(number) for number, prompt in enumerate(prompts)
     ]
     async with CheckRequests(server_of(settings.engine), settings.workload.timeout_seconds) as requests:
-        return Checks(
+        return formats.Checks(
             greedy=await _greedy(requests, asked(wanted.greedy_prompts), budget_s),
             structured=await _parsing(requests.structured, prompts, budget_s),
             tool_calls=await _parsing(requests.tool_call, questions, budget_s),
@@ -231,8 +221,8 @@ async def check_answers(
 
 async def _greedy(
     requests: CheckRequests, asked: Sequence[tuple[Sequence[int] | str, int]], budget_s: float
-) -> GreedyCheck:
-    answers: list[GreedyAnswer] = []
+) -> formats.GreedyCheck:
+    answers: list[formats.GreedyAnswer] = []
     rejected = _NONE_ASKED
     until_s = time.monotonic() + budget_s
     for prompt, most_tokens in asked:
@@ -245,15 +235,15 @@ async def _greedy(
         except NotAnsweredError as error:
             reason = clip(str(error), _LONGEST_REASON)
             if not error.refused:
-                return GreedyCheck(not_measured=reason)
+                return formats.GreedyCheck(not_measured=reason)
             # Every arm rejects it, for example because the prompt is too long.
             rejected = reason
-    return GreedyCheck(answers=answers, not_measured=None if answers else rejected)
+    return formats.GreedyCheck(answers=answers, not_measured=None if answers else rejected)
 
 
 async def _parsing(
     ask: Callable[[_Subject, str], Awaitable[str | None]], asked: Sequence[_Subject], budget_s: float
-) -> ParsingCheck:
+) -> formats.ParsingCheck:
     failures: list[str] = []
     number = 0
     until_s = time.monotonic() + budget_s
@@ -266,10 +256,10 @@ async def _parsing(
             wrong = clip(str(error), _LONGEST_REASON)
             if error.refused and number == len(failures):
                 # It would reject all of them, for example because the tokenizer has no chat template.
-                return ParsingCheck(not_measured=wrong)
+                return formats.ParsingCheck(not_measured=wrong)
         number += 1
         failures += [wrong] if wrong is not None else []
-    return ParsingCheck(
+    return formats.ParsingCheck(
         asked=number,
         parsed=number - len(failures),
         failures=failures[:_SHOWN_FAILURES],

@@ -20,28 +20,13 @@ from specdecode_operator.capture.comparison.comparison_file import Comparison
 from specdecode_operator.capture.comparison.regression import regression_status, with_regression
 from specdecode_operator.capture.files.formats import CaptureError
 from specdecode_operator.capture.files.summary import MESSAGE_BYTES, summary_text
+from specdecode_operator.capture.job import pod_files
 from specdecode_operator.capture.job.finish import Asked, Published, finish, published_before
-from specdecode_operator.capture.job.pod_files import (
-    IMAGE_ID_FILE,
-    RECORDER,
-    SWITCH_FOLDER,
-    begin,
-    label_attempt,
-    look_at_volume,
-    volume_errors,
-)
 from specdecode_operator.capture.job.record_part import PATIENT, Load, Part, Pod, Recording, Timeouts, parts_of
+from specdecode_operator.capture.load import run_settings
 from specdecode_operator.capture.load.datasets import DATASET_MOUNT, BadDatasetError
-from specdecode_operator.capture.load.progress import print_line
 from specdecode_operator.capture.load.prompts import prompt_source
-from specdecode_operator.capture.load.run_settings import (
-    ATTEMPT_VARIABLE,
-    NODE_VARIABLE,
-    SETTINGS_VARIABLE,
-    InvalidSettingsError,
-    read_settings,
-)
-from specdecode_operator.capture.load.runner import run_load
+from specdecode_operator.capture.load.runner import print_line, run_load
 from specdecode_operator.redaction import clip
 
 _MESSAGE_CHARACTERS: Final = 2000
@@ -56,10 +41,8 @@ def error_message(error: CaptureError) -> bytes:
 
 
 def success_message(published: Published, comparison: Comparison | None = None) -> bytes:
-    """Return the termination message of a success: ``status.summary`` within the limit of Kubernetes.
-
-    With several arms it is nested without its files, beside ``status.comparison``.
-    """
+    """Return the termination message of a success: ``status.summary`` within the limit of Kubernetes."""
+    # With several arms it is nested without its files, beside ``status.comparison``.
     status: dict[str, Any] = dict(published.status)
 
     def encoded(compared: dict[str, Any] | None) -> bytes:
@@ -96,33 +79,33 @@ class Job:
         self,
         environment: Mapping[str, str],
         timeouts: Timeouts = PATIENT,
-        image_id_file: Path = IMAGE_ID_FILE,
-        switch_folder: Path = Path(SWITCH_FOLDER),
+        image_id_file: Path = pod_files.IMAGE_ID_FILE,
+        switch_folder: Path = Path(pod_files.SWITCH_FOLDER),
     ) -> None:
-        text = environment.get(SETTINGS_VARIABLE)
-        attempt = environment.get(ATTEMPT_VARIABLE)
+        text = environment.get(run_settings.SETTINGS_VARIABLE)
+        attempt = environment.get(run_settings.ATTEMPT_VARIABLE)
         if not text or not attempt:
-            missing = ATTEMPT_VARIABLE if text else SETTINGS_VARIABLE
+            missing = run_settings.ATTEMPT_VARIABLE if text else run_settings.SETTINGS_VARIABLE
             raise CaptureError("InvalidSettings", f"{missing} is not set: this runs in the pod of a capture's Job only")
         try:
-            self.settings = read_settings(text)
-        except InvalidSettingsError as error:
+            self.settings = run_settings.read_settings(text)
+        except run_settings.InvalidSettingsError as error:
             raise CaptureError("InvalidSettings", str(error)) from error
         self.parts = parts_of(self.settings, msgspec.json.decode(text, type=Asked), attempt)
         self.places = self.parts[0].places
         self._timeouts = timeouts
-        self._pod = Pod(environment.get(NODE_VARIABLE), image_id_file, switch_folder)
+        self._pod = Pod(environment.get(run_settings.NODE_VARIABLE), image_id_file, switch_folder)
 
     def prepare(self, recorder: Path, datasets: Path = DATASET_MOUNT) -> None:
         """Prepare the volume and write the recorder, unless an earlier attempt has published all parts."""
         left = [part for part in self.parts if published_before(part.places, part.asked) is None]
         for part in left:
-            look_at_volume(part.places)
+            pod_files.look_at_volume(part.places)
             # The folder of an arm is created when its turn comes.
             if part.arm is None:
-                begin(part.places)
+                pod_files.begin(part.places)
         if left:
-            RECORDER.write(recorder)
+            pod_files.RECORDER.write(recorder)
             try:
                 # Before the engine starts, so that no GPU loads a model for an unreadable dataset.
                 prompt_source(self.settings, datasets)
@@ -132,11 +115,9 @@ class Job:
                 raise failure from error
 
     def run(self, load: Load = run_load) -> Published:
-        """Record and publish all parts; a failure leaves the files of its part labelled as partial.
-
-        Parts that an earlier attempt has published are skipped. With several arms, the last repetition of the first
-        arm that is compared with the baseline is returned.
-        """
+        """Record and publish all parts; a failure leaves the files of its part labelled as partial."""
+        # Parts that an earlier attempt has published are skipped. With several arms, the last repetition of the first
+        # arm that is compared with the baseline is returned.
         compared = self.settings.arms[1].name if self._compares else None
         last = shown = None
         for part in self.parts:
@@ -160,7 +141,7 @@ class Job:
         except Exception as error:
             message = f"the arms are published, and comparing them failed: {type(error).__name__}: {error}"
             raise CaptureError("InternalError", f"{message}: specdecode capture compare does it again") from error
-        with volume_errors(self.places.root):
+        with pod_files.volume_errors(self.places.root):
             write_comparison(folder, comparison)
         return comparison
 
@@ -171,8 +152,8 @@ class Job:
     def _run(self, part: Part, load: Load) -> Published:
         try:
             if part.arm is not None:
-                look_at_volume(part.places)
-                begin(part.places)
+                pod_files.look_at_volume(part.places)
+                pod_files.begin(part.places)
             return finish(part.places, part.asked, asyncio.run(Recording(part, self._timeouts, self._pod).run(load)))
         except Exception as error:
             failure = error
@@ -187,7 +168,7 @@ class Job:
 def _label(part: Part, error: CaptureError) -> None:
     # If even this cannot be written, the initial label still says that it is unfinished.
     with suppress(OSError):
-        label_attempt(part.places, error.reason, error.message)
+        pod_files.label_attempt(part.places, error.reason, error.message)
 
 
 def prepare_job(recorder: Path) -> bytes:

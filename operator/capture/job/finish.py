@@ -6,34 +6,19 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from specdecode_operator.capture.files import formats, validate
 from specdecode_operator.capture.files.accounting import Accounting
 from specdecode_operator.capture.files.config_hash import engine_hash, gpu_label, header_hash
-from specdecode_operator.capture.files.formats import (
-    MANIFEST_SCHEMA,
-    CaptureError,
-    EngineCounters,
-    Experiment,
-    Manifest,
-    SegmentEntry,
-    TraceMeta,
-)
 from specdecode_operator.capture.files.merge import Merged, merge
 from specdecode_operator.capture.files.publish import finish_publication, publish, read_manifest, seal
 from specdecode_operator.capture.files.segments import Segment
 from specdecode_operator.capture.files.summary import Summary, status_summary, summarize
 from specdecode_operator.capture.files.totals import ClientTotals
-from specdecode_operator.capture.files.validate import (
-    Validation,
-    engine_notes,
-    prompt_notes,
-    status_notes,
-    validate_capture,
-    wants_steps,
-)
 from specdecode_operator.capture.job.pod_files import Places, volume_errors
 from specdecode_operator.version import __version__
 
 _SHOWN: Final = 5
+_FROM_HEADER: Final = ("vllm", "recorder_tried", "model", "gpu", "gpu_uuids", "host", "config")
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -44,7 +29,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     seed: int = 0
     record: dict[str, Any] = {}
     context: dict[str, Any] = {}  # from the operator: image, plan, added flags
-    experiment: Experiment | None = None  # of a capture with several arms
+    experiment: formats.Experiment | None = None  # of a capture with several arms
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -53,7 +38,7 @@ class Run(Struct, frozen=True, kw_only=True):
     zero_monotonic_s: float
     zero_wall_s: float
     segments: list[Segment]
-    counters: EngineCounters | None = None  # from /metrics
+    counters: formats.EngineCounters | None = None  # from /metrics
     no_counters: str | None = None  # why they are unknown
     node: str | None = None
     image_id: str | None = None  # of the engine's container, with its digest
@@ -62,7 +47,7 @@ class Run(Struct, frozen=True, kw_only=True):
 class Published(Struct, frozen=True, kw_only=True):
     """A published capture."""
 
-    manifest: Manifest
+    manifest: formats.Manifest
     summary: Summary
     status: dict[str, Any]  # ``status.summary``
 
@@ -71,73 +56,68 @@ def finish(places: Places, asked: Asked, run: Run) -> Published:
     """Merge, validate and publish an attempt whose recorders have finished."""
     header = run.segments[0].header
     speculative = header.config.speculative
-    meta = TraceMeta(
+    config_digest, engine_digest = header_hash(header), engine_hash(header, asked.context, run.image_id)
+    meta = formats.TraceMeta(
         model=header.model,
         gpu=gpu_label(header.gpu),
         tp=header.config.tensor_parallel,
         max_num_seqs=header.config.max_num_seqs,
         source="specdecode-operator",
         block_size=header.config.block_size,
-        config_hash=header_hash(header),
+        config_hash=config_digest,
         vllm_version=header.vllm,
-        schema=MANIFEST_SCHEMA,
+        schema=formats.MANIFEST_SCHEMA,
         capture=f"{places.namespace}/{places.capture}",
         attempt=places.attempt,
         zero_monotonic_s=run.zero_monotonic_s,
         zero_wall_s=run.zero_wall_s,
-        engine_hash=engine_hash(header, asked.context, run.image_id),
+        engine_hash=engine_digest,
         speculative=msgspec.to_builtins(speculative) if speculative else None,
     )
     recorded = []
     for segment in run.segments:
-        entry = SegmentEntry(boot=segment.header.boot, client_index=segment.header.client_index)
-        if closed := segment.closed:
-            entry = msgspec.structs.replace(
-                entry,
-                closed=closed.reason,
-                requests=closed.requests,
-                steps=closed.steps,
-                dropped=closed.dropped,
-                unfinished=closed.unfinished,
+        closed = segment.closed
+        counts = (
+            {name: getattr(closed, name) for name in ("requests", "steps", "dropped", "unfinished")} if closed else {}
+        )
+        recorded.append(
+            formats.SegmentEntry(
+                boot=segment.header.boot,
+                client_index=segment.header.client_index,
+                closed=closed.reason if closed else None,
+                **counts,
             )
-        recorded.append(entry)
+        )
     with volume_errors(places.root):
         merged = merge(places.folder, meta, run.zero_monotonic_s)
-        validation = validate_capture(
-            places.folder, recorded, run.counters, scratch=places.folder, steps_wanted=wants_steps(asked.record)
+        validation = validate.validate_capture(
+            places.folder,
+            recorded,
+            run.counters,
+            scratch=places.folder,
+            steps_wanted=validate.wants_steps(asked.record),
         )
         accounting = _accepted(validation)
         files = seal(places.folder)
         summary = summarize(validation, sum(entry.bytes for entry in files.values()))
-        notes = engine_notes(header.vllm, recorder_tried=header.recorder_tried, context=asked.context)
-        notes += prompt_notes(asked.workload, msgspec.to_builtins(summary))
-        manifest = Manifest(
+        notes = validate.engine_notes(header.vllm, recorder_tried=header.recorder_tried, context=asked.context)
+        notes += validate.prompt_notes(asked.workload, msgspec.to_builtins(summary))
+        manifest = formats.Manifest(
+            **msgspec.structs.asdict(asked),
+            **{name: getattr(header, name) for name in _FROM_HEADER},
             namespace=places.namespace,
             capture=places.capture,
             arm=places.arm,
             repetition=places.repetition,
-            experiment=asked.experiment,
-            capture_uid=asked.capture_uid,
             attempt=places.attempt,
             specdecode=__version__,
-            vllm=header.vllm,
-            recorder_tried=header.recorder_tried,
-            model=header.model,
-            gpu=header.gpu,
-            gpu_uuids=header.gpu_uuids,
-            host=header.host,
-            config=header.config,
             node=run.node,
             image_id=run.image_id,
-            context=asked.context,
-            workload=asked.workload,
-            seed=asked.seed,
-            record=asked.record,
             zero_monotonic_s=run.zero_monotonic_s,
             zero_wall_s=run.zero_wall_s,
             published_wall_s=round(time.time(), 3),
-            config_hash=meta.config_hash,
-            engine_hash=meta.engine_hash,
+            config_hash=config_digest,
+            engine_hash=engine_digest,
             accounting=accounting.entry(),
             engine_counters=run.counters,
             files=files,
@@ -151,10 +131,8 @@ def finish(places: Places, asked: Asked, run: Run) -> Published:
 
 
 def published_before(places: Places, asked: Asked) -> Published | None:
-    """Return what an earlier attempt of this capture published, if any.
-
-    A pod may stop after the rename and before its message, or just before the rename, which is then completed here.
-    """
+    """Return what an earlier attempt of this capture published, if any."""
+    # A pod may stop after the rename and before its message, or just before the rename, which is then completed here.
     if asked.capture_uid is None:
         return None
     with volume_errors(places.root):
@@ -165,35 +143,35 @@ def published_before(places: Places, asked: Asked) -> Published | None:
     return _published(places, manifest, msgspec.convert(manifest.summary, Summary))
 
 
-def _published(places: Places, manifest: Manifest, summary: Summary) -> Published:
-    status = status_summary(summary, manifest.files, places.path) | status_notes(manifest)
+def _published(places: Places, manifest: formats.Manifest, summary: Summary) -> Published:
+    status = status_summary(summary, manifest.files, places.path) | validate.status_notes(manifest)
     return Published(manifest=manifest, summary=summary, status=status)
 
 
-def _accepted(validation: Validation) -> Accounting:
-    """Return the accounting of valid files with at least one record.
-
-    With a wrong API key, for example, every request is rejected and accounted for, and there is nothing to publish.
-    """
+def _accepted(validation: validate.Validation) -> Accounting:
+    """Return the accounting of valid files with at least one record."""
+    # With a wrong API key, for example, every request is rejected and accounted for, and there is nothing to publish.
     problems = [
         f"{each.file}{f', line {each.line}' if each.line else ''}: {each.message}" for each in validation.problems
     ]
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        raise CaptureError("ValidationFailed", "; ".join(problems[:_SHOWN]) + more)
+        raise formats.CaptureError("ValidationFailed", "; ".join(problems[:_SHOWN]) + more)
     if validation.trace is None or not validation.trace.records:
         client = validation.client or ClientTotals()
         outcomes = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in sorted(client.outcomes.items()))
         first = client.first_failure
         status = f"HTTP {first.http_status}, " if first and first.http_status else ""
         why = f"; the first one, {first.id}: {status}{first.error or first.outcome}" if first else ""
-        raise CaptureError("NothingRecorded", f"no request got a token ({outcomes or 'none was due'}){why}")
+        raise formats.CaptureError("NothingRecorded", f"no request got a token ({outcomes or 'none was due'}){why}")
     if validation.accounting is None:
-        raise CaptureError("ValidationFailed", "client.jsonl or trace.jsonl is missing: nothing can be accounted for")
+        raise formats.CaptureError(
+            "ValidationFailed", "client.jsonl or trace.jsonl is missing: nothing can be accounted for"
+        )
     return validation.accounting
 
 
-def _notes(run: Run, validation: Validation, merged: Merged) -> list[str]:
+def _notes(run: Run, validation: validate.Validation, merged: Merged) -> list[str]:
     notes = [note for report in validation.files for note in report.notes]
     notes += [f"{torn.path.name}: {torn.size_bytes} bytes of a torn line {torn.line} left out" for torn in merged.torn]
     if merged.warmup_records:

@@ -76,10 +76,8 @@ _POLL_S: Final = 0.5
 
 
 async def engine_image_id(file: Path, pod_uid: str, until_s: float) -> str | None:
-    """Return the image ID with its digest; None if it does not come in time, or no ConfigMap is mounted.
-
-    The ID of an earlier attempt's pod is ignored. ``until_s`` is on the monotonic clock.
-    """
+    """Return the image ID with its digest; None if it does not come in time, or no ConfigMap is mounted."""
+    # The ID of an earlier attempt's pod is ignored. ``until_s`` is on the monotonic clock.
     while (found := _read_image_id(file, pod_uid)) is None:
         if not file.parent.is_dir() or time.monotonic() >= until_s:
             return None

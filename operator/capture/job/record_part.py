@@ -18,34 +18,16 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from specdecode_operator.capture.files import segments
 from specdecode_operator.capture.files.formats import CHECKS, PART_SUFFIX, CaptureError, EngineCounters, Experiment
-from specdecode_operator.capture.files.segments import (
-    Segment,
-    boots,
-    current_start,
-    list_segments,
-    off_reason,
-    recorders_closed,
-)
+from specdecode_operator.capture.files.segments import Segment
+from specdecode_operator.capture.job import pod_files
 from specdecode_operator.capture.job.answer_checks import check_answers
 from specdecode_operator.capture.job.finish import Asked, Run
-from specdecode_operator.capture.job.pod_files import (
-    IMAGE_ID_FILE,
-    SWITCH_FOLDER,
-    Places,
-    engine_image_id,
-    volume_errors,
-)
+from specdecode_operator.capture.load import run_settings
 from specdecode_operator.capture.load.datasets import BadDatasetError
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, EngineNotReadyError, MetricsDelta, NoMetrics
 from specdecode_operator.capture.load.prompts import prompt_source
-from specdecode_operator.capture.load.run_settings import (
-    ArmSettings,
-    CheckSettings,
-    InvalidSettingsError,
-    RunSettings,
-    tls_of,
-)
 from specdecode_operator.capture.load.runner import LoadResult
 from specdecode_operator.capture.load.shutdown import Stop, beside, stop_on_signals
 from specdecode_operator.capture.recorder.segment_format import DISK_FULL, EXIT, FOLDER_VARIABLE, ORDERED, UNKNOWN_SHAPE
@@ -55,17 +37,17 @@ from specdecode_operator.capture.recorder.writer import RESERVE_BYTES
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 
-_NO_CHECKS: Final = CheckSettings()
+_NO_CHECKS: Final = run_settings.CheckSettings()
 
 
 @dataclass(frozen=True)
 class Part:
     """One repetition of one arm: an engine under the whole load."""
 
-    settings: RunSettings  # with the engine of the arm
+    settings: run_settings.RunSettings  # with the engine of the arm
     asked: Asked
-    places: Places
-    arm: ArmSettings | None = None  # None if the container's command starts the engine
+    places: pod_files.Places
+    arm: run_settings.ArmSettings | None = None  # None if the container's command starts the engine
 
     def named(self, error: CaptureError) -> CaptureError:
         """Add the arm to an error."""
@@ -76,11 +58,9 @@ class Part:
 
 
 def order_of_arms(arms: Sequence[str], repetitions: int, seed: int) -> list[list[str]]:
-    """Return the order in which the arms are measured, for each repetition.
-
-    Repetitions form pairs: the first has a random order, the second the reverse. A steady drift, such as a GPU that
-    gets warmer, then affects all arms alike.
-    """
+    """Return the order in which the arms are measured, for each repetition."""
+    # Repetitions form pairs: the first has a random order, the second the reverse. A steady drift, such as a GPU that
+    # gets warmer, then affects all arms alike.
     order: list[list[str]] = []
     while len(order) < repetitions:
         drawn = list(arms)
@@ -89,11 +69,11 @@ def order_of_arms(arms: Sequence[str], repetitions: int, seed: int) -> list[list
     return order[:repetitions]
 
 
-def parts_of(settings: RunSettings, asked: Asked, attempt: str) -> list[Part]:
+def parts_of(settings: run_settings.RunSettings, asked: Asked, attempt: str) -> list[Part]:
     """Return the parts of a capture in the order of measurement."""
     root, namespace, capture = Path(settings.root), settings.namespace, settings.capture
     if not settings.arms:
-        return [Part(settings, asked, Places(root, namespace, capture, attempt))]
+        return [Part(settings, asked, pod_files.Places(root, namespace, capture, attempt))]
     arms = {arm.name: arm for arm in settings.arms}
     order = order_of_arms(list(arms), settings.repetitions, settings.seed)
     experiment = None
@@ -110,7 +90,7 @@ def parts_of(settings: RunSettings, asked: Asked, attempt: str) -> list[Part]:
         Part(
             settings.model_copy(update={"engine": arms[name].engine}),
             msgspec.structs.replace(asked, context=arms[name].context, experiment=experiment),
-            Places(root, namespace, capture, attempt, name, repetition),
+            pod_files.Places(root, namespace, capture, attempt, name, repetition),
             arms[name],
         )
         for repetition, names in enumerate(order, start=1)
@@ -122,7 +102,6 @@ def parts_of(settings: RunSettings, asked: Asked, attempt: str) -> list[Part]:
 # after a minute and a half.
 _ANSWER_S: Final = 180.0
 _POLL_S: Final = 0.1
-_LARGEST_STATE_BYTES: Final = 4096
 
 
 class State(Struct, frozen=True):
@@ -189,7 +168,7 @@ class EngineSwitch:
             raise CaptureError("InternalError", f"{STATE_FILE} of the engine's container: {error.strerror}") from error
         try:
             with os.fdopen(opened, "rb") as stream:
-                return msgspec.json.decode(stream.read(_LARGEST_STATE_BYTES), type=State)
+                return msgspec.json.decode(stream.read(4096), type=State)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CaptureError("InternalError", f"{STATE_FILE} of the engine's container: {error}") from error
 
@@ -200,13 +179,12 @@ def _how(state: State) -> str:
 
 
 _RECORDER_POLL_S: Final = 0.2
-_WATCH_EVERY_S: Final = 1.0
 
 
 class Recorders:
     """Waits for the recorders, watches them during the load, and closes them."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: pod_files.Places) -> None:
         self._places = places
         self._boots: frozenset[str] = frozenset()
         self.failure: CaptureError | None = None
@@ -214,11 +192,11 @@ class Recorders:
     async def wait_until_recording(self, within_s: float) -> None:
         """Wait until every API server of the engine records."""
         folder, until_s = self._places.segments, time.monotonic() + within_s
-        while not (current := current_start(folder)) or len(current) < current[0].header.client_count:
+        while not (current := segments.current_start(folder)) or len(current) < current[0].header.client_count:
             if time.monotonic() >= until_s:
                 # On a full volume a recorder cannot even report that it is full.
                 probe = folder / "probe"
-                with volume_errors(self._places.root):
+                with pod_files.volume_errors(self._places.root):
                     try:
                         probe.write_bytes(os.urandom(2 * RESERVE_BYTES))
                     finally:
@@ -230,14 +208,14 @@ class Recorders:
                     " (no VLLM_USE_RUST_FRONTEND, its image's included)",
                 )
             await asyncio.sleep(_RECORDER_POLL_S)
-        self._boots = boots(current)
+        self._boots = segments.boots(current)
         if (failure := self._failure(current)) is not None:
             raise failure
 
     async def watch(self, stop: Stop) -> None:
         """Stop the load when a recorder ends or the engine restarts; never returns."""
         while True:
-            await asyncio.sleep(_WATCH_EVERY_S)
+            await asyncio.sleep(1.0)
             # In a thread, so that a slow volume does not delay the load.
             failure = await asyncio.to_thread(self._check)
             if failure is not None and self.failure is None:
@@ -248,7 +226,7 @@ class Recorders:
         """Order the recorders to finish, and wait for their last lines."""
         self._places.close_file.touch()
         until_s = time.monotonic() + within_s
-        while not recorders_closed(self._places.segments):
+        while not segments.recorders_closed(self._places.segments):
             if time.monotonic() >= until_s:
                 raise self.failure or CaptureError(
                     "RecorderNotClosed",
@@ -256,22 +234,22 @@ class Recorders:
                 )
             await asyncio.sleep(_RECORDER_POLL_S)
         if self.failure is None:
-            self.failure = self._failure(current_start(self._places.segments))
+            self.failure = self._failure(segments.current_start(self._places.segments))
         if self.failure is not None:
             raise self.failure
 
     def segments(self) -> list[Segment]:
         """Return the segments of the recorded start of the engine."""
-        return [each for each in list_segments(self._places.segments) if each.header.boot in self._boots]
+        return [each for each in segments.list_segments(self._places.segments) if each.header.boot in self._boots]
 
     def _check(self) -> CaptureError | None:
         try:
-            return self._failure(current_start(self._places.segments))
+            return self._failure(segments.current_start(self._places.segments))
         except CaptureError as unreadable:
             return unreadable
 
     def _failure(self, current: list[Segment]) -> CaptureError | None:
-        if boots(current) != self._boots:
+        if segments.boots(current) != self._boots:
             return CaptureError(
                 "EngineRestarted", "the engine was started anew while it was recorded: see the log of its last start"
             )
@@ -286,7 +264,7 @@ def _ended(segment: Segment, reason: str) -> CaptureError:
         return CaptureError("DiskFull", "the recorder stopped: the volume is full; use a larger one")
     if reason == EXIT:
         return CaptureError("EngineExited", "the engine ended while it was recorded: see its log")
-    why = off_reason(segment.path) or reason
+    why = segments.off_reason(segment.path) or reason
     fix = f": capture one that it was tried with, vLLM {TRIED} (spec.engine of the deployment)"
     engine = f"the engine, vLLM {clip(printable(segment.header.vllm), 64)}, went on"
     message = f"the recorder switched itself off, {engine}: {why}{fix if reason == UNKNOWN_SHAPE else ''}"
@@ -312,11 +290,11 @@ class Pod:
     """Environment of a part in its pod."""
 
     node: str | None = None
-    image_id_file: Path = IMAGE_ID_FILE
-    switch_folder: Path = Path(SWITCH_FOLDER)
+    image_id_file: Path = pod_files.IMAGE_ID_FILE
+    switch_folder: Path = Path(pod_files.SWITCH_FOLDER)
 
 
-Load = Callable[[RunSettings, Path, Stop], Awaitable[LoadResult]]
+Load = Callable[[run_settings.RunSettings, Path, Stop], Awaitable[LoadResult]]
 
 
 class Recording:
@@ -357,7 +335,7 @@ class Recording:
         if stop.is_set:
             checking.cancel()
             raise self._stopped(stop)
-        with volume_errors(self._places.root):
+        with pod_files.volume_errors(self._places.root):
             part = self._places.folder / f"{CHECKS}{PART_SUFFIX}"
             part.write_bytes(msgspec.json.encode(await checking) + b"\n")
 
@@ -386,7 +364,7 @@ class Recording:
         if stop.is_set:
             await self._close_anyway()
             raise self._stopped(stop)
-        with volume_errors(self._places.root):
+        with pod_files.volume_errors(self._places.root):
             await recorders.close(self._timeouts.closed_s)
         return Run(
             zero_monotonic_s=result.zero_monotonic_s,
@@ -395,7 +373,7 @@ class Recording:
             counters=_counters(result.metrics),
             no_counters=result.metrics.reason if isinstance(result.metrics, NoMetrics) else None,
             node=self._pod.node,
-            image_id=await engine_image_id(self._pod.image_id_file, self._places.attempt, image_id_until_s),
+            image_id=await pod_files.engine_image_id(self._pod.image_id_file, self._places.attempt, image_id_until_s),
         )
 
     async def _watch_engine(self, stop: Stop) -> None:
@@ -426,8 +404,8 @@ class Recording:
     def _monitor(self) -> EngineMonitor:
         engine = self._settings.engine
         try:
-            return EngineMonitor(engine.url, tls_of(engine))
-        except InvalidSettingsError as error:
+            return EngineMonitor(engine.url, run_settings.tls_of(engine))
+        except run_settings.InvalidSettingsError as error:
             raise CaptureError("InvalidSettings", str(error)) from error
 
     async def _load(self, load: Load, stop: Stop) -> LoadResult:
@@ -435,7 +413,7 @@ class Recording:
             return await load(self._settings, self._places.folder, stop)
         except BadDatasetError as error:
             raise CaptureError("InvalidDataset", str(error)) from error
-        except InvalidSettingsError as error:
+        except run_settings.InvalidSettingsError as error:
             raise CaptureError("InvalidSettings", str(error)) from error
         except OSError as error:
             # The client's log keeps only the message of its own error.

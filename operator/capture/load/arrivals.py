@@ -16,11 +16,9 @@ from specdecode_operator.capture.load.run_settings import exact, needed
 
 
 def arrival_offsets_s(phase: Phase, seed: int, recorded_s: Sequence[float] = ()) -> Iterator[float]:
-    """Yield the send times of an open phase in seconds from its start, in ascending order.
-
-    ``recorded_s`` are the times of a ``Recorded`` phase, followed by the time at which it repeats. In a phase with a
-    duration, all times lie before its end. A ``Constant``, ``Burst`` or ``Staircase`` phase starts at 0.
-    """
+    """Yield the send times of an open phase in seconds from its start, in ascending order."""
+    # ``recorded_s`` are the times of a ``Recorded`` phase, followed by the time at which it repeats. In a phase with a
+    # duration, all times lie before its end. A ``Constant``, ``Burst`` or ``Staircase`` phase starts at 0.
     offsets_s = _endless_offsets_s(phase, seed, recorded_s)
     if phase.requests is not None:
         return map(float, islice(offsets_s, phase.requests))
@@ -77,11 +75,9 @@ def _stairs(phase: Phase) -> Iterator[_Stair]:
 
 
 def expected_duration_s(workload: CaptureWorkload) -> float:
-    """Return the minimum duration of a workload in seconds.
-
-    Warm-up, open requests at the end of a phase, and closed phases with a number of requests depend on the engine and
-    are not included.
-    """
+    """Return the minimum duration of a workload in seconds."""
+    # Warm-up, open requests at the end of a phase, and closed phases with a number of requests depend on the engine and
+    # are not included.
     return math.fsum(phase_duration_s(phase) for phase in workload.phases)
 
 

@@ -225,10 +225,8 @@ _TURN: Final = msgspec.json.Decoder(_Turn)
 
 
 def _read_share_gpt(path: Path) -> Iterator[str]:
-    """Yield the first prompt of every conversation that has one.
-
-    The file is held in memory once, and conversations are parsed only up to that turn.
-    """
+    """Yield the first prompt of every conversation that has one."""
+    # The file is held in memory once, and conversations are parsed only up to that turn.
     text = memoryview(_checked_file(path).read_bytes())
     if bytes(text[: len(codecs.BOM_UTF8)]) == codecs.BOM_UTF8:
         text = text[len(codecs.BOM_UTF8) :]

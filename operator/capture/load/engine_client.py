@@ -144,11 +144,9 @@ class CompletionStream:
 
 
 def error_text(body: bytes | bytearray) -> str:
-    """Return the reason in an engine's error document, shortened and without input that it may echo.
-
-    vLLM returns ``{"error": {"message": ...}}``, FastAPI ``{"detail": ...}``. A validation error of FastAPI ends with
-    the input of the invalid field.
-    """
+    """Return the reason in an engine's error document, shortened and without input that it may echo."""
+    # vLLM returns ``{"error": {"message": ...}}``, FastAPI ``{"detail": ...}``. A validation error of FastAPI ends with
+    # the input of the invalid field.
     try:
         document = msgspec.json.decode(body)
         if isinstance(document, dict):

@@ -5,25 +5,18 @@ import ssl
 import time
 from dataclasses import dataclass
 from itertools import zip_longest
-from types import TracebackType
 from typing import Self
 
 import httpx
 
 from specdecode_operator.capture.load.shutdown import Stop
-from specdecode_operator.vllm.engine_metrics import (
-    EngineReading,
-    SpeculationReading,
-    UnreadableMetricsError,
-    read_metrics,
-)
+from specdecode_operator.vllm import engine_metrics
 from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile
 from specdecode_operator.vllm.versions import read_version, version_of_engine
 
 _TIMEOUT_S = 5.0
 _LARGEST_PAGE_BYTES = 16 * 2**20
 _POLL_S = 0.5
-_IDLE_POLL_S = 0.1
 IDLE_DEADLINE_S = 30.0  # time for the engine to report no requests after the last one ended
 
 
@@ -36,7 +29,7 @@ class MetricsDelta:
     """Change of the engine's counters from before the first measured request until it was idle again."""
 
     generation_tokens: int  # over all ranks
-    speculation: SpeculationReading | None  # None for an engine that does not speculate
+    speculation: engine_metrics.SpeculationReading | None  # None for an engine that does not speculate
     # KV cache of the smallest rank; None if the engine does not report it.
     num_gpu_blocks: int | None = None
     kv_cache_tokens: int | None = None
@@ -59,9 +52,7 @@ class EngineMonitor:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._client.aclose()
 
     async def wait_until_ready(self, deadline_s: float, stop: Stop) -> None:
@@ -106,19 +97,19 @@ class EngineMonitor:
             raise EngineNotReadyError("/version gave no version")
         return version
 
-    async def read(self) -> EngineReading | NoMetrics:
+    async def read(self) -> engine_metrics.EngineReading | NoMetrics:
         """Return the current counters."""
         try:
             page = await self._page("/metrics")
             version = await self.version()
             profile = find_profile(version_of_engine(version) or version)
-            return read_metrics(page.decode(errors="replace"), profile)
+            return engine_metrics.read_metrics(page.decode(errors="replace"), profile)
         except httpx.HTTPError as error:
             return NoMetrics(f"/metrics did not answer ({type(error).__name__}: {error})")
-        except (UnreadableMetricsError, UnknownEngineVersionError, EngineNotReadyError) as error:
+        except (engine_metrics.UnreadableMetricsError, UnknownEngineVersionError, EngineNotReadyError) as error:
             return NoMetrics(str(error))
 
-    async def read_when_idle(self, deadline_s: float = IDLE_DEADLINE_S) -> EngineReading | NoMetrics:
+    async def read_when_idle(self, deadline_s: float = IDLE_DEADLINE_S) -> engine_metrics.EngineReading | NoMetrics:
         """Return the counters once no request runs or waits."""
         until_s = time.monotonic() + deadline_s
         while not isinstance(reading := await self.read(), NoMetrics):
@@ -127,7 +118,7 @@ class EngineMonitor:
                 break
             if time.monotonic() >= until_s:
                 return NoMetrics(f"{busy} requests still ran {deadline_s:g} s after the last one had ended")
-            await asyncio.sleep(_IDLE_POLL_S)
+            await asyncio.sleep(0.1)
         return reading
 
     async def _page(self, path: str) -> bytes:
@@ -146,7 +137,9 @@ class EngineMonitor:
         return bytes(page)
 
 
-def metrics_delta(before: EngineReading | NoMetrics, after: EngineReading | NoMetrics) -> MetricsDelta | NoMetrics:
+def metrics_delta(
+    before: engine_metrics.EngineReading | NoMetrics, after: engine_metrics.EngineReading | NoMetrics
+) -> MetricsDelta | NoMetrics:
     """Return the change of the counters, or why it is unknown."""
     if isinstance(before, NoMetrics):
         return before
@@ -156,7 +149,7 @@ def metrics_delta(before: EngineReading | NoMetrics, after: EngineReading | NoMe
     speculation, old, new = None, before.speculation, after.speculation
     if old is not None and new is not None:
         positions = zip_longest(old.accepted_per_position, new.accepted_per_position, fillvalue=0)
-        speculation = SpeculationReading(
+        speculation = engine_metrics.SpeculationReading(
             drafts=new.drafts - old.drafts,
             draft_tokens=new.draft_tokens - old.draft_tokens,
             accepted_tokens=new.accepted_tokens - old.accepted_tokens,

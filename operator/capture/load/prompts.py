@@ -4,6 +4,7 @@ With the same seed, request N of a phase always gets the same prompt. Prompts of
 recorded prompts, share the prefixes that their block hashes show, and are sent at the recorded times.
 """
 
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,22 +13,16 @@ from hashlib import shake_128
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
 from specdecode_operator.api.capture import CaptureWorkload, DatasetFormat, Pattern, SyntheticPrompts
 from specdecode_operator.capture.files.formats import GZIP_SUFFIX, TRACE, BrokenGzipError, NoTrailerError, read_lines
-from specdecode_operator.capture.load.datasets import (
-    DATASET_MOUNT,
-    BadDatasetError,
-    Part,
-    inside,
-    parts_of,
-    read_dataset,
-)
+from specdecode_operator.capture.load import datasets
 from specdecode_operator.capture.load.run_settings import WARMUP_PHASE, RunSettings, needed
+from specdecode_operator.capture.trace_reader import RecordedRequest
 from specdecode_operator.problems import printable
 
 
@@ -70,18 +65,6 @@ class Prompt:
         return Prompt("\n".join(texts) if texts else [token for part in ids for token in part])
 
 
-class PromptShape(Protocol):
-    """Shape of a recorded prompt whose text was not recorded."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Number of tokens."""
-
-    @property
-    def block_hashes(self) -> Sequence[int] | None:
-        """Chained hashes of its full blocks, if known."""
-
-
 @dataclass(frozen=True)
 class Said:
     """Prompt and answer of earlier turns."""
@@ -103,7 +86,7 @@ class BlockPrompts:
     seed: int | str
     _answered: dict[int, Sequence[int]] = field(default_factory=dict)
 
-    def make(self, shape: PromptShape, place: int, said: Said) -> list[int]:
+    def make(self, shape: "Shape | RecordedRequest", place: int, said: Said) -> list[int]:
         """Return a prompt of a shape for the request at a place, which continues what was said."""
         prompt = list(said.tokens[: shape.prompt_tokens])
         # An untrusted trace may have more hashes than full blocks.
@@ -165,20 +148,22 @@ _FIRST_LINE: Final = msgspec.json.Decoder(_FirstLine)
 
 def read_shapes(path: str, mount: Path) -> Shapes:
     """Return the shapes of a trace, or of the one in a capture's folder."""
-    trace = inside(mount, path)
+    trace = datasets.inside(mount, path)
     if trace.is_dir():
         found = next((each for name in (TRACE, TRACE + GZIP_SUFFIX) if (each := trace / name).is_file()), None)
         if found is None:
-            raise BadDatasetError(f"{trace}: holds no {TRACE}: name a capture's folder, as its status.path says it")
+            raise datasets.BadDatasetError(
+                f"{trace}: holds no {TRACE}: name a capture's folder, as its status.path says it"
+            )
         trace = found
     try:
         shapes = _read(trace)
     except OSError as error:
-        raise BadDatasetError(f"{trace}: cannot be read: {error.strerror or error}") from error
+        raise datasets.BadDatasetError(f"{trace}: cannot be read: {error.strerror or error}") from error
     except (NoTrailerError, BrokenGzipError) as error:
-        raise BadDatasetError(f"{trace}: {error}: copy it again") from error
+        raise datasets.BadDatasetError(f"{trace}: {error}: copy it again") from error
     if not shapes.requests:
-        raise BadDatasetError(f"{trace}: has no request: name the trace of another capture")
+        raise datasets.BadDatasetError(f"{trace}: has no request: name the trace of another capture")
     return shapes
 
 
@@ -197,10 +182,12 @@ def _read(trace: Path) -> Shapes:
             hashes = None if shape.block_hashes is None else array("Q", shape.block_hashes)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
             why = printable(str(error))
-            raise BadDatasetError(f"{trace}: line {line.number}: is no record of a trace ({why}): mend it") from error
+            raise datasets.BadDatasetError(
+                f"{trace}: line {line.number}: is no record of a trace ({why}): mend it"
+            ) from error
         held_bytes += _SHAPE_BYTES + (0 if hashes is None else len(hashes) * hashes.itemsize)
         if held_bytes > _MOST_HELD_BYTES:
-            raise BadDatasetError(
+            raise datasets.BadDatasetError(
                 f"{trace}: more than {_MOST_HELD_BYTES >> 20} MiB of lengths and hashes after {len(found)} requests:"
                 " name a shorter trace"
             )
@@ -209,48 +196,59 @@ def _read(trace: Path) -> Shapes:
     return Shapes(trace, block_size, found)
 
 
-class PromptSource(Protocol):
+class PromptSource(ABC):
     """Deterministic source of prompts."""
 
+    def __init__(self, workload: CaptureWorkload, usual: int = 0) -> None:
+        self._usual = usual
+        self._of_phases = {phase.name: phase.output_tokens or usual for phase in workload.phases}
+
+    @abstractmethod
     def first(self, phase: str, index: int) -> Prompt:
         """Return the prompt of a request, or of a conversation's first turn."""
 
     def message(self, phase: str, index: int) -> Prompt:
         """Return the user's message in a later turn of a conversation."""
+        return self.first(phase, index)
 
-    def output_tokens(self, phase: str, index: int) -> int:
+    def output_tokens(self, phase: str, index: int) -> int:  # noqa: ARG002 - a trace has one for each request
         """Return the output limit of a request in tokens."""
+        return self._of_phases.get(phase, self._usual)
 
-    def recorded_s(self, phase: str) -> Sequence[float]:
-        """Return the times of a phase of pattern Recorded, in seconds from the first; empty for other sources."""
+    def recorded_s(self, phase: str) -> Sequence[float]:  # noqa: ARG002 - the CRD's rules exclude Recorded phases
+        """Return the arrival times of a trace relative to the first, followed by the time at which it repeats."""
+        return ()
 
 
-def prompt_source(settings: RunSettings, mount: Path = DATASET_MOUNT) -> PromptSource:
+def prompt_source(settings: RunSettings, mount: Path = datasets.DATASET_MOUNT) -> PromptSource:
     """Return the prompts of a run, and read their files."""
     workload, seed = settings.workload, settings.seed
     if workload.prompts.synthetic is not None:
         return SyntheticSource(workload, settings.engine.vocab_size, seed)
     dataset = needed(workload.prompts.dataset)
-    parts = set(parts_of(workload).values())
+    parts = set(datasets.parts_of(workload).values())
     if dataset.format == DatasetFormat.TRACE:
         shapes = {part: read_shapes(part.path, mount) for part in parts}
         return TraceSource(shapes, workload, TokenIds(settings.engine.vocab_size), seed)
-    return DatasetSource({part: read_dataset(dataset, mount, part) for part in parts}, workload, seed)
+    return DatasetSource({part: datasets.read_dataset(dataset, mount, part) for part in parts}, workload, seed)
 
 
-class TraceSource:
+class TraceSource(PromptSource):
     """Source of random tokens in the shapes of a trace, one request after the other.
 
     Within one pass through the trace, prompts share the blocks that they shared when recorded. Each phase, and each
     repeated pass, starts with new tokens, which no prefix cache holds.
     """
 
-    def __init__(self, shapes: Mapping[Part, Shapes], workload: CaptureWorkload, ids: TokenIds, seed: int) -> None:
-        self._shapes = {phase: shapes[part] for phase, part in parts_of(workload).items()}
+    def __init__(
+        self, shapes: Mapping[datasets.Part, Shapes], workload: CaptureWorkload, ids: TokenIds, seed: int
+    ) -> None:
+        super().__init__(workload)
+        self._shapes = {phase: shapes[part] for phase, part in datasets.parts_of(workload).items()}
         for phase in workload.phases:
             found = self._shapes[phase.name]
             if phase.pattern == Pattern.RECORDED and any(each.arrival_ms is None for each in found.requests):
-                raise BadDatasetError(
+                raise datasets.BadDatasetError(
                     f"{found.path}: has requests without arrival_ms, and a phase of pattern Recorded sends at their"
                     " moments: name a capture's trace, or take another pattern"
                 )
@@ -262,17 +260,13 @@ class TraceSource:
         run, place = divmod(index, len(self._shapes[phase].requests))
         return Prompt(self._prompts(phase, run).make(self._shapes[phase].requests[place], place, _NOTHING_SAID))
 
-    def message(self, phase: str, index: int) -> Prompt:
-        """Return a prompt of the next shape; the CRD's rules exclude conversations."""
-        return self.first(phase, index)
-
     def output_tokens(self, phase: str, index: int) -> int:
         """Return the length of the recorded answer."""
         requests = self._shapes[phase].requests
         return requests[index % len(requests)].output_tokens
 
     def recorded_s(self, phase: str) -> Sequence[float]:
-        """Return the arrival times relative to the first, followed by the time at which the trace repeats."""
+        """Return the arrival times, and the end of the last gap."""
         times_ms = [each.arrival_ms for each in self._shapes[phase].requests if each.arrival_ms is not None]
         offsets_s = [(time_ms - times_ms[0]) / 1000 for time_ms in times_ms]
         # The last gap is the average one; a second if all requests came at once.
@@ -283,21 +277,7 @@ class TraceSource:
         return BlockPrompts(self._ids, self._shapes[phase].block_size, f"{self._seed}/{phase}/{run}")
 
 
-class _AnswerLengths:
-    def __init__(self, workload: CaptureWorkload, usual: int) -> None:
-        self._usual = usual
-        self._of_phases = {phase.name: phase.output_tokens or usual for phase in workload.phases}
-
-    def output_tokens(self, phase: str, index: int) -> int:  # noqa: ARG002 - other sources have one for each request
-        """Return the output limit of a phase's requests in tokens."""
-        return self._of_phases.get(phase, self._usual)
-
-    def recorded_s(self, phase: str) -> Sequence[float]:  # noqa: ARG002 - the CRD's rules exclude Recorded phases
-        """Return no times."""
-        return ()
-
-
-class SyntheticSource(_AnswerLengths):
+class SyntheticSource(PromptSource):
     """Source of random token ids: prompts of exact length that share only the configured prefix."""
 
     def __init__(self, workload: CaptureWorkload, vocab_size: int, seed: int) -> None:
@@ -326,18 +306,18 @@ class SyntheticSource(_AnswerLengths):
         return self._ids.of(random.randbytes(4 * length))
 
 
-class DatasetSource(_AnswerLengths):
+class DatasetSource(PromptSource):
     """Source of a dataset's prompts, shuffled by the seed.
 
     Phases with the same prompts start at different places of the order, so that a phase repeats prompts of an earlier
     one, which the prefix cache may hold, as late as possible. A phase with more requests than prompts wraps around.
     """
 
-    def __init__(self, texts: Mapping[Part, Sequence[str]], workload: CaptureWorkload, seed: int) -> None:
+    def __init__(self, texts: Mapping[datasets.Part, Sequence[str]], workload: CaptureWorkload, seed: int) -> None:
         super().__init__(workload, needed(workload.prompts.dataset).output_tokens)
         self._texts = texts
-        self._parts = parts_of(workload)
-        self._orders: dict[Part, list[int]] = {}
+        self._parts = datasets.parts_of(workload)
+        self._orders: dict[datasets.Part, list[int]] = {}
         self._starts = {WARMUP_PHASE: -workload.warmup_requests}
         for part, each in texts.items():
             self._orders[part] = order = list(range(len(each)))
@@ -345,15 +325,8 @@ class DatasetSource(_AnswerLengths):
             sharing = [phase.name for phase in workload.phases if self._parts[phase.name] == part]
             self._starts |= {phase: number * len(each) // len(sharing) for number, phase in enumerate(sharing)}
 
-    def __len__(self) -> int:
-        return sum(map(len, self._texts.values()))
-
     def first(self, phase: str, index: int) -> Prompt:
         """Return the phase's next prompt."""
         part = self._parts[phase]
         order = self._orders[part]
         return Prompt(self._texts[part][order[(self._starts[phase] + index) % len(order)]])
-
-    def message(self, phase: str, index: int) -> Prompt:
-        """Return the phase's next prompt."""
-        return self.first(phase, index)

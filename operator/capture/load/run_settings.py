@@ -105,7 +105,8 @@ def needed(value: _Value | None) -> _Value:
 
 def exact(value: str | int | None) -> Fraction:
     """Return a required number of a phase exactly: a decimal such as 0.1 has no binary fraction."""
-    return Fraction(needed(value))
+    assert value is not None  # noqa: S101 - as above
+    return Fraction(value)
 
 
 CERTIFICATE: Final = "tls.crt"

@@ -1,4 +1,4 @@
-"""Run the load of a capture: the warm-up, then each phase in turn with its arrival pattern."""
+"""Run the load of a capture: the warm-up, then each phase with its arrival pattern; print progress as JSON lines."""
 
 import asyncio
 import math
@@ -11,30 +11,95 @@ from itertools import count, groupby
 from operator import itemgetter
 from pathlib import Path
 
+import msgspec
+
 from specdecode_operator.api.capture import Pattern, Phase
 from specdecode_operator.capture.files.formats import Outcome
 from specdecode_operator.capture.files.segments import FOLDER, RecordedRequestCount
-from specdecode_operator.capture.load.arrivals import arrival_offsets_s, phase_requests
+from specdecode_operator.capture.load.arrivals import arrival_offsets_s, phase_duration_s, phase_requests
 from specdecode_operator.capture.load.datasets import DATASET_MOUNT
 from specdecode_operator.capture.load.engine_client import EngineClient, Exchange, allow_many_connections, server_of
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, MetricsDelta, NoMetrics, metrics_delta
-from specdecode_operator.capture.load.progress import PhaseResult, Progress
-from specdecode_operator.capture.load.prompts import DatasetSource, Prompt, prompt_source
+from specdecode_operator.capture.load.prompts import Prompt, prompt_source
 from specdecode_operator.capture.load.run_settings import WARMUP_PHASE, RunSettings, needed
 from specdecode_operator.capture.load.sender import ClientLog, PhaseSender, RunParts, Turn
 from specdecode_operator.capture.load.shutdown import Stop, beside
 
 # Pause of a closed phase's client after a failed request. An immediate rejection would otherwise cause thousands of
 # unintended requests a second.
+TICK_S = 1.0
+
+
+def print_line(line: str) -> None:
+    """Print a line to the container's log without buffering."""
+    print(line, flush=True)  # noqa: T201 - the container's log
+
+
+class Progress:
+    """Progress of a run.
+
+    The lines have ``phase`` (the current one), ``sent``, ``recorded``, ``completed`` and ``failed`` (since the start
+    of the run, warm-up included), ``rate`` (requests ended per second in the current phase) and ``eta_s`` (until the
+    end of the last phase; null if unknown). ``recorded`` reads from the volume, in a thread.
+    """
+
+    def __init__(self, in_flight: Callable[[], int], recorded: Callable[[], int]) -> None:
+        self._in_flight = in_flight
+        self._count_recorded = recorded
+        self._recorded = 0
+        self._tallies: list[Counter[Outcome]] = []
+        self._phase: Phase | None = None
+        self._later: Sequence[Phase] = ()
+        self._started_s = time.monotonic()
+
+    def begin(self, phase: Phase, tally: Counter[Outcome], later: Sequence[Phase]) -> None:
+        """Follow a phase; ``later`` are the phases after it."""
+        self._tallies.append(tally)
+        self._phase, self._later = phase, later
+        self._started_s = time.monotonic()
+
+    async def run(self, stop: Stop) -> None:
+        """Print a line each second until the run must end."""
+        tick_s = time.monotonic()
+        while await stop.sleep_until(tick_s):
+            # A slow volume must not delay the load.
+            self._recorded = await asyncio.to_thread(self._count_recorded)
+            if self._phase is not None:
+                self._tick(self._phase)
+            tick_s += TICK_S
+
+    def _tick(self, phase: Phase) -> None:
+        current = self._tallies[-1]
+        passed_s = time.monotonic() - self._started_s
+        rate = current.total() / passed_s if passed_s > 0 else 0.0
+        # A duration of 0 means that the engine's speed decides.
+        left_s: float | None = None
+        if duration_s := phase_duration_s(phase):
+            left_s = max(0.0, duration_s - passed_s)
+        elif rate and (planned := phase_requests(phase)) is not None:
+            left_s = (planned - current.total()) / rate
+        parts_s = [left_s, *(phase_duration_s(each) or None for each in self._later)]
+        known_s = [part_s for part_s in parts_s if part_s is not None]
+        ended = sum(tally.total() for tally in self._tallies)
+        completed = sum(tally["completed"] for tally in self._tallies)
+        line = {
+            "phase": phase.name,
+            "sent": ended + self._in_flight(),
+            "recorded": self._recorded,
+            "completed": completed,
+            "failed": ended - completed,
+            "rate": round(rate, 2),
+            "eta_s": round(sum(known_s), 1) if len(known_s) == len(parts_s) else None,
+        }
+        print_line(msgspec.json.encode(line).decode())
+
+
 FAILURE_PAUSE_S = 1.0
 CONNECT_AHEAD_S = 0.5  # time before its planned start at which a request's connection is opened
 
 
-async def run_phase(phase: Phase, sender: PhaseSender, seed: int, stop: Stop) -> None:
-    """Send the requests of a phase, and return when all have ended.
-
-    When the run is stopped, nothing more is sent; whoever stops it must also end the open requests.
-    """
+async def _run_phase(phase: Phase, sender: PhaseSender, seed: int, stop: Stop) -> None:
+    """Send the requests of a phase until it ends or the run is stopped, and return when all have ended."""
     if phase.pattern in (Pattern.CLOSED, Pattern.MULTITURN):
         await _ClosedLoop(phase, sender, stop).run()
         return
@@ -122,18 +187,10 @@ class LoadResult:
     # The run's zero on both clocks, read together: CLOCK_MONOTONIC, and seconds since 1970.
     zero_monotonic_s: float
     zero_wall_s: float
-    ended_monotonic_s: float
     client_file: Path  # every request, in order of sending
-    phases: Sequence[PhaseResult]  # warm-up first, if there was one; without phases that were not reached
-    dataset_prompts: int | None  # number of different prompts in the dataset; None for synthetic ones
+    outcomes: Mapping[Outcome, int]  # of the measured requests, without warm-up
     stop_reason: str | None  # None if the run ended with its workload
     metrics: MetricsDelta | NoMetrics  # the engine's counters of the measured requests
-
-    @property
-    def outcomes(self) -> Mapping[Outcome, int]:
-        """Measured requests by outcome, without warm-up."""
-        measured = (phase for phase in self.phases if phase.name != WARMUP_PHASE)
-        return sum((Counter(phase.outcomes) for phase in measured), Counter())
 
 
 async def run_load(
@@ -158,74 +215,39 @@ async def run_load(
         client.jsonl.part cannot be written.
     """
     prompts = await asyncio.to_thread(prompt_source, settings, dataset_mount)
-    server = server_of(settings.engine)
-    client = EngineClient(server, settings.workload.timeout_seconds)
+    server, workload = server_of(settings.engine), settings.workload
+    client = EngineClient(server, workload.timeout_seconds)
     allow_many_connections()
     log = ClientLog(attempt_folder, stop.set_from_thread)
     progress = Progress(lambda: client.in_flight, RecordedRequestCount(attempt_folder / FOLDER).count)
-    parts = RunParts(client=client, log=log, zero_s=time.monotonic(), settings=settings, prompts=prompts)
-    run = _Run(parts, time.time(), stop, progress, around_phase)
+    zero_s, zero_wall_s = time.monotonic(), time.time()
+    parts = RunParts(client=client, log=log, zero_s=zero_s, settings=settings, prompts=prompts)
+    outcomes: Counter[Outcome] = Counter()
+
+    async def follow_stop() -> None:
+        await stop.wait()
+        client.cancel_all(stop.reason or "stopped")
+
+    async def run(phase: Phase, later: Sequence[Phase]) -> None:
+        async with around_phase(phase):
+            sender = PhaseSender(phase, parts)
+            progress.begin(phase, sender.tally, later)
+            await _run_phase(phase, sender, settings.seed, stop)
+        if phase.name != WARMUP_PHASE:
+            outcomes.update(sender.tally)
+
     try:
-        async with (
-            beside(run.follow_stop(), progress.run(stop)),
-            EngineMonitor(settings.engine.url, server.tls) as monitor,
-        ):
-            return await run.everything(monitor)
+        async with beside(follow_stop(), progress.run(stop)), EngineMonitor(settings.engine.url, server.tls) as monitor:
+            if requests := workload.warmup_requests:
+                clients = min(requests, _WARMUP_CLIENTS)
+                warmup = Phase(name=WARMUP_PHASE, pattern=Pattern.CLOSED, concurrency=clients, requests=requests)
+                await run(warmup, workload.phases)
+            before = await monitor.read_when_idle()
+            for number, phase in enumerate(workload.phases, start=1):
+                if not stop.is_set:
+                    await run(phase, workload.phases[number:])
+            after = NoMetrics("the run was stopped") if stop.is_set else await monitor.read_when_idle()
+            metrics = metrics_delta(before, after)
+            return LoadResult(zero_s, zero_wall_s, log.path, outcomes, stop.reason, metrics)
     finally:
         await log.close()
-
-
-class _Run:
-    def __init__(
-        self, parts: RunParts, zero_wall_s: float, stop: Stop, progress: Progress, around_phase: AroundPhase
-    ) -> None:
-        self._progress = progress
-        self._around_phase = around_phase
-        self._parts = parts
-        self._zero_wall_s = zero_wall_s
-        self._stop = stop
-        self._results: list[PhaseResult] = []
-
-    async def follow_stop(self) -> None:
-        await self._stop.wait()
-        self._parts.client.cancel_all(self._stop.reason or "stopped")
-
-    async def everything(self, monitor: EngineMonitor) -> LoadResult:
-        """Warm up, run all phases, and read the engine's counters around them."""
-        workload, prompts = self._parts.settings.workload, self._parts.prompts
-        if requests := workload.warmup_requests:
-            clients = min(requests, _WARMUP_CLIENTS)
-            warmup = Phase(name=WARMUP_PHASE, pattern=Pattern.CLOSED, concurrency=clients, requests=requests)
-            await self._run_phase(warmup, workload.phases)
-        before = await monitor.read_when_idle()
-        for number, phase in enumerate(workload.phases, start=1):
-            if not self._stop.is_set:
-                await self._run_phase(phase, workload.phases[number:])
-        ended_s = time.monotonic()
-        after = NoMetrics("the run was stopped") if self._stop.is_set else await monitor.read_when_idle()
-        return LoadResult(
-            zero_monotonic_s=self._parts.zero_s,
-            zero_wall_s=self._zero_wall_s,
-            ended_monotonic_s=ended_s,
-            client_file=self._parts.log.path,
-            phases=tuple(self._results),
-            dataset_prompts=len(prompts) if isinstance(prompts, DatasetSource) else None,
-            stop_reason=self._stop.reason,
-            metrics=metrics_delta(before, after),
-        )
-
-    async def _run_phase(self, phase: Phase, later: Sequence[Phase]) -> None:
-        async with self._around_phase(phase):
-            sender = PhaseSender(phase, self._parts)
-            self._progress.begin(phase, sender.tally, later)
-            started_s = time.monotonic()
-            await run_phase(phase, sender, self._parts.settings.seed, self._stop)
-            self._results.append(
-                PhaseResult(
-                    name=phase.name,
-                    started_ms=self._parts.since_zero_ms(started_s),
-                    ended_ms=self._parts.since_zero_ms(time.monotonic()),
-                    planned=phase_requests(phase),
-                    outcomes=dict(sender.tally),
-                )
-            )

@@ -22,11 +22,9 @@ def block_hashes(token_ids: Sequence[int], block_size: int, pause: Callable[[], 
 
 
 def chained_hashes(token_ids: Sequence[int], block_size: int) -> Iterator[int]:
-    """Yield the chained hash of every full block of a prompt.
-
-    64-bit FNV-1a over the hash of the previous block (8 bytes, little-endian; initially the offset basis) and each
-    token id (4 bytes, little-endian), as in vllm-vcr.
-    """
+    """Yield the chained hash of every full block of a prompt."""
+    # 64-bit FNV-1a over the hash of the previous block (8 bytes, little-endian; initially the offset basis) and each
+    # token id (4 bytes, little-endian), as in vllm-vcr.
     previous = _OFFSET_BASIS
     for start in range(0, len(token_ids) - block_size + 1, block_size):
         previous = _block_hash(previous, token_ids[start : start + block_size])

@@ -44,31 +44,6 @@ class Moment:
 class RequestSample:
     """A request of this API server, from its admission on."""
 
-    __slots__ = (
-        "arrival_monotonic_s",
-        "arrival_wall_s",
-        "cached_tokens",
-        "concurrency",
-        "counts",
-        "ended_by",
-        "engine",
-        "external_id",
-        "finish_reason",
-        "id",
-        "kept_tokens",
-        "moments",
-        "preemptions",
-        "prefill_tokens",
-        "prompt_token_ids",
-        "prompt_tokens",
-        "queued_s",
-        "scheduled_s",
-        "stop_reason",
-        "stop_strings",
-        "temperature",
-        "token_ids",
-    )
-
     def __init__(self, request: Any, arrival_monotonic_s: float, *, token_ids: bool) -> None:
         """Read an EngineCoreRequest."""
         parameters = request.sampling_params
@@ -229,11 +204,9 @@ class Collector:
                 self._finishing.append((sample, output))
 
     def stop(self, request_ids: Iterable[str], outputs: Iterable[Any]) -> None:
-        """Record requests that ended by a stop string, which the engine does not see.
-
-        Called after vLLM processed the outputs. By then 0.32 has trimmed them after the string
-        (OutputProcessor._trim_surplus_tokens); older versions do not.
-        """
+        """Record requests that ended by a stop string, which the engine does not see."""
+        # Called after vLLM processed the outputs. By then 0.32 has trimmed them after the string
+        # (OutputProcessor._trim_surplus_tokens); older versions do not.
         with self._lock:
             stopped = set(request_ids)
             for output in outputs:

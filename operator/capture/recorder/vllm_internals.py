@@ -295,11 +295,9 @@ def _gpu_uuids(config: EngineConfig) -> list[str]:
 
 
 def start_id(api_servers: int, processes: Path = _PROCESSES) -> str | None:
-    """Return PID and start time of the engine's first process, in ticks of this host; None if unknown.
-
-    Several API servers are children of one process (vllm/v1/utils.py APIServerProcessManager); a single one is that
-    process itself. A restarted container reuses its PID, but not its start time.
-    """
+    """Return PID and start time of the engine's first process, in ticks of this host; None if unknown."""
+    # Several API servers are children of one process (vllm/v1/utils.py APIServerProcessManager); a single one is that
+    # process itself. A restarted container reuses its PID, but not its start time.
     process = os.getppid() if api_servers > 1 else os.getpid()
     try:
         fields = (processes / str(process) / "stat").read_text().rpartition(")")[2].split()

@@ -39,8 +39,12 @@ class Segment:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.fchmod(self._file, 0o644)  # for the load generator, another user, despite the engine's umask
         reserve = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        # Random bytes, because a compressing file system would reserve nothing for zeros.
-        _unless_full(lambda: (os.write(reserve, os.urandom(RESERVE_BYTES)), os.fsync(reserve)), reserve)
+
+        def hold_back() -> None:
+            os.write(reserve, os.urandom(RESERVE_BYTES))  # a compressing file system would reserve nothing for zeros
+            os.fsync(reserve)
+
+        _unless_full(hold_back, reserve)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         _unless_full(lambda: os.fsync(folder), folder)  # for the names of both files
 
@@ -280,29 +284,18 @@ class Writer:
         return encode(_request(sample, hashes))
 
 
+_SAME_FIELDS = sorted(
+    set(Request.__struct_fields__) - {"chunk_s", "chunk_tokens", "num_running", "prefill_tokens", "block_hashes"}
+)
+
+
 def _request(sample: RequestSample, hashes: list[int]) -> Request:
     moments = sample.moments
     return Request(
-        id=sample.id,
-        external_id=sample.external_id,
-        engine=sample.engine,
-        arrival_monotonic_s=sample.arrival_monotonic_s,
-        arrival_wall_s=sample.arrival_wall_s,
-        prompt_tokens=sample.prompt_tokens,
-        concurrency=sample.concurrency,
-        temperature=sample.temperature,
-        queued_s=sample.queued_s,
-        scheduled_s=sample.scheduled_s,
-        preemptions=sample.preemptions,
-        cached_tokens=sample.cached_tokens,
+        **{name: getattr(sample, name) for name in _SAME_FIELDS},
         chunk_s=[moment.monotonic_s for moment in moments],
         chunk_tokens=sample.counts,
         num_running=[moment.num_running for moment in moments],
         prefill_tokens=[moment.prefill_tokens for moment in moments],
         block_hashes=hashes,
-        finish_reason=sample.finish_reason,
-        stop_reason=sample.stop_reason,
-        ended_by=sample.ended_by,
-        kept_tokens=sample.kept_tokens,
-        token_ids=sample.token_ids,
     )
