@@ -19,13 +19,8 @@ from specdecode_operator.cluster.resources import ENGINE_CONTAINER
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, Outcome, RolledBack
 from specdecode_operator.deployment.engine_pod import engine_pod
+from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.models.model_jobs import DOWNLOADING, RESOLVING
-from specdecode_operator.deployment.models.model_locations import (
-    COMPILE_CACHE_PATH,
-    COMPILED_PATH,
-    downloads_in_pods,
-    served_models,
-)
 from specdecode_operator.deployment.pod_template_merge import merge
 from specdecode_operator.deployment.rollout.readiness import stalled
 from specdecode_operator.deployment.warnings import lossy_answers
@@ -33,12 +28,12 @@ from specdecode_operator.enums import METHODS_WITH_LAYERS, AcceleratorType, Quan
 from specdecode_operator.sizing.memory.budget import Verdict
 from specdecode_operator.sizing.placement import place_phrase
 
-_KEPT = (("--folder", COMPILED_PATH), ("--cache", COMPILE_CACHE_PATH))
-"""Arguments of the script that starts engines with what earlier ones compiled, and their folders."""
+# Arguments of the script that starts engines with compiled artifacts of earlier ones, and their folders.
+_KEPT = (("--folder", model_locations.COMPILED_PATH), ("--cache", model_locations.COMPILE_CACHE_PATH))
 
 
 def engine_pod_of(source: CapturedDeployment) -> Body:
-    """Return the pod that the deployment's engine runs in."""
+    """Return the pod of the deployment's engine."""
     return engine_pod(source.key, source.launch.facts, source.launch.plan)
 
 
@@ -49,21 +44,12 @@ def engine_container(pod: Body) -> Body:
 
 
 def plain_command(pod: Body) -> list[str]:
-    """Return an engine's command as it is run, after Kubernetes has put in what stands for other things."""
+    """Return an engine's command with Kubernetes' ``$$`` unescaped."""
     return [argument.replace("$$", "$") for argument in engine_container(pod)["command"]]
 
 
-def command_of(source: CapturedDeployment) -> tuple[str, ...]:
-    """Return what is run for an engine."""
-    return tuple(plain_command(engine_pod_of(source)))
-
-
 def common_engine_pod(pods: Sequence[Body]) -> Body:
-    """Return the first arm's pod with what the others need, too; of the engine's variables what all have alike.
-
-    All pods are of one deployment: they differ in the draft that they download, in where they keep what they compile,
-    and in the engine's command and variables.
-    """
+    """Return the first arm's pod with the volumes and downloads of all, and only the variables common to all."""
     engines = [engine_container(pod) for pod in pods]
     env = [each for each in engines[0]["env"] if all(each in other["env"] for other in engines)]
     mounts = [mount for engine in engines for mount in engine.get("volumeMounts") or []]
@@ -72,29 +58,32 @@ def common_engine_pod(pods: Sequence[Body]) -> Body:
     others = [each for each in first["containers"] if each["name"] != ENGINE_CONTAINER]
     volumes = _each_once([volume for pod in pods for volume in pod["spec"].get("volumes") or []])
     downloads = _each_once([each for pod in pods for each in pod["spec"].get("initContainers") or []])
-    spec = {**first, "containers": [shared, *others], "volumes": volumes, "initContainers": _with_own_names(downloads)}
+    names = [each["name"] for each in downloads]
+    # Containers that download the drafts of several arms share a name.
+    renamed = [
+        {**each, "name": f"{name}-{names[:index].count(name) + 1}"} if name in names[:index] else each
+        for index, (name, each) in enumerate(zip(names, downloads, strict=True))
+    ]
+    spec = {**first, "containers": [shared, *others], "volumes": volumes, "initContainers": renamed}
     return {**pods[0], "spec": spec}
 
 
 def apart(pod: Body, number: int) -> Body:
-    """Return an arm's pod that keeps what it compiles, and the start-up plan in it, where no other arm finds it."""
+    """Return an arm's pod with separate folders for compiled artifacts and the start-up plan in them."""
     if number == 0:
         return pod
-    own = {path: f"{path}-{number}" for path in (COMPILED_PATH, COMPILE_CACHE_PATH)}
+    own = {path: f"{path}-{number}" for path in (model_locations.COMPILED_PATH, model_locations.COMPILE_CACHE_PATH)}
     flags = {f"{flag}={path}": f"{flag}={own[path]}" for flag, path in _KEPT}
     engine = engine_container(pod)
     mounts = [{**each, "mountPath": own.get(each["mountPath"], each["mountPath"])} for each in engine["volumeMounts"]]
-    changed = {
-        **engine,
-        "command": [flags.get(argument, argument) for argument in engine["command"]],
-        "volumeMounts": mounts,
-    }
+    command = [flags.get(argument, argument) for argument in engine["command"]]
+    changed = {**engine, "command": command, "volumeMounts": mounts}
     containers = [changed if each["name"] == ENGINE_CONTAINER else each for each in pod["spec"]["containers"]]
     return {**pod, "spec": {**pod["spec"], "containers": containers}}
 
 
 def literals(engine: Body, *, beside: Body) -> dict[str, str]:
-    """Return the variables of an engine that its container does not have."""
+    """Return the variables of an engine that the container ``beside`` lacks."""
     own = [each for each in engine["env"] if each not in beside["env"]]
     return {each["name"]: each["value"].replace("$$", "$") for each in own}
 
@@ -103,21 +92,12 @@ def _each_once(items: Sequence[Body]) -> list[Body]:
     return [each for index, each in enumerate(items) if each not in items[:index]]
 
 
-def _with_own_names(containers: Sequence[Body]) -> list[Body]:
-    """Return init containers of which some have one name: the drafts of several arms are downloaded one by one."""
-    names = [each["name"] for each in containers]
-    return [
-        {**each, "name": f"{name}-{names[:index].count(name) + 1}"} if name in names[:index] else each
-        for index, (name, each) in enumerate(zip(names, containers, strict=True))
-    ]
-
-
 _FIELDS: Final[Mapping[str, str]] = {
     "spec.speculation": "speculation",
     "spec.target.quantization": "targetQuantization",
     "spec.serving.kvCacheDtype": "kvCacheDtype",
 }
-"""Fields of a deployment that an arm has in their place."""
+"""Fields of a deployment that an arm overrides."""
 
 _FETCHING: Final[Mapping[str, tuple[str, str]]] = {
     RESOLVING: (
@@ -126,99 +106,92 @@ _FETCHING: Final[Mapping[str, tuple[str, str]]] = {
     ),
     DOWNLOADING: ("it is not in the deployment's cache", "has downloaded it to the same claim"),
 }
-"""What an arm lacks that nobody gets for it, by the reason of a deployment that waits for the same, and what helps."""
+"""Missing model and remedy, by the reason of a deployment that waits for it; captures fetch no models for arms."""
 
-REFUSED: Final = "ArmRefused"
+_REJECTED: Final = "ArmRefused"
 DOES_NOT_FIT: Final = "ArmDoesNotFit"
 WAITS: Final = "ArmWaits"
 
 
 @dataclass(frozen=True)
 class CapturedArm:
-    """An arm, with its plan in force."""
+    """An arm with its plan in force."""
 
     name: str
     source: CapturedDeployment
 
 
 def asked_arms(spec: SpecDecodeCaptureSpec) -> list[Arm]:
-    """Return the arms that a capture switches between; none where it runs the deployment's own engine, once."""
+    """Return the arms that a capture switches between; none if it runs the deployment's own engine once."""
     return spec.arms or ([Arm(name=ARM)] if spec.starts > 1 else [])
 
 
 def arm_states(
     spec: SpecDecodeCaptureSpec, body: Body, outcome: Outcome, desired_state_of: Callable[[int, Body], DesiredState]
 ) -> list[DesiredState]:
-    """Return what a deployment would come to with each of a capture's arms; nothing while it has no plan in force.
-
-    ``desired_state_of`` is asked for the object with an arm's settings, by the arm's number.
-    """
-    launch = _asked_for(outcome)
+    """Return the desired state of a deployment with each of a capture's arms; none while it has no plan in force."""
+    launch = _ungated(outcome)
     if not isinstance(launch, Launch):
         return []
-    bodies = [arm_body(arm, body, launch) for arm in asked_arms(spec)]
-    return [_refused(changed) or desired_state_of(index, changed) for index, changed in enumerate(bodies)]
+    states = []
+    for index, arm in enumerate(asked_arms(spec)):
+        changed = arm_body(arm, body, launch)
+        # No API server has validated this object.
+        spec_of_arm = SpecDecodeDeploymentSpec.parse(changed["spec"], newer=True)
+        if broken := "; ".join(map(str, broken_rules(spec_of_arm, "spec"))):
+            states.append(DesiredState(NotLaunched(stalled("Invalid", broken)), []))
+        else:
+            states.append(desired_state_of(index, changed))
+    return states
 
 
-def _asked_for(outcome: Outcome) -> Launch | RolledBack | NotLaunched:
-    """Return what a spec comes to: what waits at a gate is asked for no more than it would take."""
+def _ungated(outcome: Outcome) -> Launch | RolledBack | NotLaunched:
     return outcome.launch if isinstance(outcome, Gated) else outcome
 
 
-def _refused(body: Body) -> DesiredState | None:
-    """Return that an API server would refuse an object, which none has seen."""
-    problems = broken_rules(SpecDecodeDeploymentSpec.parse(body["spec"], newer=True), "spec")
-    broken = "; ".join(map(str, problems))
-    return DesiredState(NotLaunched(stalled("Invalid", broken)), []) if broken else None
-
-
 def arm_body(arm: Arm, body: Body, launch: Launch) -> Body:
-    """Return a deployment with an arm's settings, where its plan is and at the precisions that this chose."""
+    """Return a deployment with an arm's settings, on the GPUs of its plan and at the precisions that this chose."""
     plan, written = launch.plan_status, body["spec"]
-    on_gpu = launch.facts.spec.accelerator.type is not AcceleratorType.CPU
     drafting = written.get("speculation") or {}
     quantization = arm.target_quantization or _pinned(written["target"], plan.target_quantization)
     draft_quantization = _pinned(drafting.get("draft") or {}, plan.draft_quantization)
-    kv_cache_dtype = arm.kv_cache_dtype
-    changed = merge(
-        written,
-        {
-            "suspend": False,
-            "replicas": 1,
-            "parallelism": {"tensor": plan.tensor},
-            **({"accelerator": {"product": [plan.product]}} if on_gpu else {}),
-            **({"target": {"quantization": quantization}} if quantization else {}),
-            **({"speculation": {"draft": {"quantization": draft_quantization}}} if draft_quantization else {}),
-            **({"serving": {"kvCacheDtype": kv_cache_dtype}} if kv_cache_dtype else {}),
-        },
-    )
+    changes: Body = {"suspend": False, "replicas": 1, "parallelism": {"tensor": plan.tensor}}
+    if launch.facts.spec.accelerator.type is not AcceleratorType.CPU:
+        changes["accelerator"] = {"product": [plan.product]}
+    if quantization:
+        changes["target"] = {"quantization": quantization}
+    if draft_quantization:
+        changes["speculation"] = {"draft": {"quantization": draft_quantization}}
+    if arm.kv_cache_dtype:
+        changes["serving"] = {"kvCacheDtype": arm.kv_cache_dtype}
+    changed = merge(written, changes)
     if arm.speculation is not None:
         changed["speculation"] = arm.speculation.model_dump(mode="json", by_alias=True, exclude_unset=True)
         if arm.speculation.method not in METHODS_WITH_LAYERS:
-            # It is about a draft that the arm does not have.
+            # The arm has no draft model.
             changed["parallelism"].pop("draftTensor", None)
     return {**body, "spec": changed}
 
 
 def _pinned(model: Body, chosen: str | None) -> str | None:
-    """Return what a plan chose for a model where it was free: arms that differ in one thing differ in nothing else."""
+    """Return the precision that the plan chose for a model where it was free, so that arms differ in one thing only."""
     return chosen if model.get("quantization") == Quantization.AUTO else None
 
 
 def captured_arms(
     spec: SpecDecodeCaptureSpec, source: CapturedDeployment, states: Sequence[DesiredState]
 ) -> list[CapturedArm] | Blocked:
-    """Return the arms of a capture with their plans, or what blocks the first that cannot be started.
-
-    ``states`` is what `arm_states` says of them.
-    """
+    """Return the arms of a capture with their plans, or what blocks the first that cannot be started."""
     found = []
     for index, (arm, state) in enumerate(zip(asked_arms(spec), states, strict=True)):
-        outcome = _asked_for(state.outcome)
+        outcome = _ungated(state.outcome)
         blocked = _place_blocked(outcome, source) if isinstance(outcome, Launch) else _plan_blocked(outcome, arm)
         if blocked is not None:
-            message = f"spec.arms[{index}] ({arm.name}): {_in_arm(blocked.message, index, arm)}"
-            return Blocked(blocked.reason, message, blocked.permanent)
+            message, given = blocked.message, arm.model_dump(by_alias=True, exclude_none=True)
+            for path, field in _FIELDS.items():
+                if field in given:  # the arm's field, not the deployment's
+                    message = re.sub(rf"\b{re.escape(path)}\b", f"spec.arms[{index}].{field}", message)
+            return Blocked(blocked.reason, f"spec.arms[{index}] ({arm.name}): {message}", blocked.permanent)
         assert isinstance(outcome, Launch)  # noqa: S101  or it were blocked
         found.append(CapturedArm(arm.name, CapturedDeployment(source.key, source.uid, source.generation, outcome)))
     return _models_blocked(found) or found
@@ -226,7 +199,7 @@ def captured_arms(
 
 def _plan_blocked(outcome: RolledBack | NotLaunched, arm: Arm) -> Blocked:
     if isinstance(outcome, RolledBack):
-        return Blocked(REFUSED, f"engines of it never served ({outcome.failure}): leave it out", permanent=True)
+        return Blocked(_REJECTED, f"engines of it never served ({outcome.failure}): leave it out", permanent=True)
     readiness = outcome.readiness
     if readiness.reason in _FETCHING:
         lacks, helps = _FETCHING[readiness.reason]
@@ -240,26 +213,25 @@ def _plan_blocked(outcome: RolledBack | NotLaunched, arm: Arm) -> Blocked:
     why = f"{readiness.reason}: {readiness.message}"
     if not readiness.stalled:
         return Blocked(WAITS, why)
-    return Blocked(DOES_NOT_FIT if readiness.reason == Verdict.DOES_NOT_FIT.value else REFUSED, why, permanent=True)
+    reason = DOES_NOT_FIT if readiness.reason == Verdict.DOES_NOT_FIT.value else _REJECTED
+    return Blocked(reason, why, permanent=True)
 
 
 def _place_blocked(launch: Launch, source: CapturedDeployment) -> Blocked | None:
-    """Return that an arm takes another place than the deployment, whose GPUs all arms have one after another."""
-    places = [
+    """Reject an arm that needs other GPUs than the deployment, because all arms share them."""
+    arm, deployment = (
         place_phrase(plan.gpus, plan.nodes, plan.product) for plan in (launch.plan.chosen, source.launch.plan.chosen)
-    ]
-    if places[0] == places[1]:
-        return None
-    message = f"it takes {places[0]}, and the deployment {places[1]}, which all arms share: leave it out"
-    return Blocked(REFUSED, message, permanent=True)
+    )
+    message = f"it takes {arm}, and the deployment {deployment}, which all arms share: leave it out"
+    return None if arm == deployment else Blocked(_REJECTED, message, permanent=True)
 
 
 def _models_blocked(arms: Sequence[CapturedArm]) -> Blocked | None:
-    """Return that two arms would download one model at two revisions, to one folder of their pod."""
+    """Reject arms that would download two revisions of a model to one folder of their pod."""
     seen: dict[str, tuple[str | None, str]] = {}
     for index, arm in enumerate(arms):
         spec = arm.source.launch.facts.spec
-        for model in served_models(spec).values() if downloads_in_pods(spec) else ():
+        for model in model_locations.served_models(spec).values() if model_locations.downloads_in_pods(spec) else ():
             revision, other = seen.setdefault(model.model, (model.revision, arm.name))
             if revision != model.revision:
                 wanted, there = model.revision or "the newest", revision or "the newest"
@@ -267,26 +239,16 @@ def _models_blocked(arms: Sequence[CapturedArm]) -> Blocked | None:
                     f"spec.arms[{index}] ({arm.name}): wants {model.model} at revision {wanted}, and arm {other} at"
                     f" {there}, in the same folder: give the deployment a spec.models.cache, which holds both"
                 )
-                return Blocked(REFUSED, message, permanent=True)
+                return Blocked(_REJECTED, message, permanent=True)
     return None
 
 
-def _in_arm(message: str, index: int, arm: Arm) -> str:
-    """Return a message about a deployment in words about the arm that the fields come from."""
-    given = arm.model_dump(by_alias=True, exclude_none=True)
-    for path, field in _FIELDS.items():
-        if field in given:
-            message = re.sub(rf"\b{re.escape(path)}\b", f"spec.arms[{index}].{field}", message)
-    return message
-
-
 def arm_notes(arms: Sequence[CapturedArm]) -> Iterator[str]:
-    """Yield what to know of arms that may be started: two may be one, and answers may be others by intention."""
+    """Yield notes on arms that may start: arms with the same engine, and arms whose settings change the answers."""
     engines: dict[tuple[str, ...], str] = {}
     for arm in arms:
-        command, facts = command_of(arm.source), arm.source.launch.facts
-        earlier = engines.setdefault(command, arm.name)
+        earlier = engines.setdefault(tuple(plain_command(engine_pod_of(arm.source))), arm.name)
         if earlier != arm.name:
             yield f"arms {earlier} and {arm.name} start the same engine: an A/A test, which should find no difference"
-        if lossy := lossy_answers(facts):
+        if lossy := lossy_answers(arm.source.launch.facts):
             yield f"arm {arm.name}: {lossy}"

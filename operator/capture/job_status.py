@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -21,74 +21,57 @@ from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import parse_json
 
-_TOLD_TO_STOP = frozenset({0, 137, 143})
-"""Exit codes of an engine that ended because the load did."""
-
-_TOLD_BY_SIGNAL = "Cancelled"
-"""What the load generator says when it was told to stop."""
-
-_ATTEMPTS_USED_UP = "BackoffLimitExceeded"
-"""Reason of a Job that failed because its pods did."""
-
+_TOLD_TO_STOP = frozenset({0, 137, 143})  # exit codes of an engine that was stopped because the load ended
 _MESSAGE_LIMIT = 1024
-
-_LARGEST = 2**53
-"""Of a whole number, as the API server takes it; engines say how many tokens they made, and may say anything."""
-
+_LARGEST = 2**53  # largest integer that the API server accepts; an engine's counts are untrusted
 _SIGNALS = {137: "was killed (exit code 137)", 143: "was told to end (exit code 143)"}
-"""What exit codes of containers mean that a signal ended."""
-
 _UNTOLD = {
     137: "nobody said why: its node may have run out of memory (kubectl describe node tells), or somebody killed it",
     143: "nobody said why: its pod may have been deleted",
 }
-"""What is to be said where the container could not."""
+"""Explanations for containers that left no message, by exit code."""
+
+_CRASHES_BELIEVED = 3  # restarts that an engine gets, as in a deployment
+_ENDED = frozenset({"Succeeded", "Failed"})
+_ENDING = "the load is over, its pod is ending"
+_PARTIAL = "what was recorded is kept as partial files"
+
+_Status = TypeVar("_Status", CaptureSummary, ComparisonStatus, RegressionStatus)
 
 
 def read_summary(pod: Body | None) -> CaptureSummary | None:
-    """Return the summary in the load generator's termination message, if it can be read."""
-    said = _said(_ended(pod, LOAD)) if pod is not None else None
-    if not isinstance(said, dict):
-        return None
-    try:
-        summary = CaptureSummary.parse(said.get("summary", said), newer=True)
-    except ValidationError:
-        return None
-    return summary if _is_countable(summary.model_dump()) else None
-
-
-def read_comparison(pod: Body | None) -> ComparisonStatus | None:
-    """Return what the load generator's termination message says of several arms, if it can be read."""
-    said = _said(_ended(pod, LOAD)) if pod is not None else None
-    if not isinstance(said, dict) or "comparison" not in said:
-        return None
-    try:
-        comparison = ComparisonStatus.parse(said["comparison"], newer=True)
-    except ValidationError:
-        return None
-    names = [arm.name for arm in comparison.arms]
-    # The API server takes no two of one name.
-    return comparison if len(set(names)) == len(names) and _is_countable(comparison.model_dump()) else None
+    """Return the summary in the load generator's termination message, if it is readable."""
+    said = _load_said(pod)
+    return _parse(CaptureSummary, said.get("summary", said)) if said else None
 
 
 def read_regression(pod: Body | None) -> RegressionStatus | None:
-    """Return how a capture was judged by a golden one, if its termination message tells."""
+    """Return the verdict against the golden capture in the termination message, if it is readable."""
+    return _parse(RegressionStatus, _load_said(pod).get("regression"), countable=False)
+
+
+def _load_said(pod: Body | None) -> Body:
     said = _said(_ended(pod, LOAD)) if pod is not None else None
+    return said if isinstance(said, dict) else {}
+
+
+def _parse(kind: type[_Status], value: Any, *, countable: bool = True) -> _Status | None:
     try:
-        return RegressionStatus.parse(said.get("regression"), newer=True) if isinstance(said, dict) else None
+        parsed = kind.parse(value, newer=True)
     except ValidationError:
         return None
+    return parsed if not countable or _is_countable(parsed.model_dump()) else None
 
 
 def _is_countable(value: Any) -> bool:
-    """Whether a status may hold all numbers of a value: a capture whose status is refused would never end."""
+    """Check that a status may hold all integers in a value: a capture whose status is rejected would never end."""
     if isinstance(value, dict | list):
         return all(map(_is_countable, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, int) or abs(value) <= _LARGEST
 
 
 def read_failure(pod: Body | None, job: Body) -> Blocked:
-    """Return why a capture failed, in the words of what knows most about it."""
+    """Return the cause of a capture's failure, from the most specific source that reports one."""
     if pod is not None:
         for container in (PREPARE, LOAD):
             ended = _ended(pod, container)
@@ -96,46 +79,39 @@ def read_failure(pod: Body | None, job: Body) -> Blocked:
                 return _with_engine(pod, _failure_of(container, ended, pod))
         if lost := disrupted(pod):
             return _with_engine(pod, lost)
-    condition = next((each for each in _conditions(job) if each["type"] in {"Failed", "FailureTarget"}), {})
-    if pod is None and condition.get("reason") == _ATTEMPTS_USED_UP:
-        # A pod that ends by itself stays for as long as its Job.
-        message = "its pod was taken away: its node was drained or lost, or it was preempted or deleted"
-        return Blocked("NodeLost", f"{message}; what was recorded is kept as partial files", permanent=True)
+    conditions: list[Body] = (job.get("status") or {}).get("conditions") or []
+    condition = next((each for each in conditions if each["type"] in {"Failed", "FailureTarget"}), {})
     reason, message = condition.get("reason") or "Failed", condition.get("message") or "its Job failed"
-    return Blocked(reason, f"{message}; what was recorded is kept as partial files", permanent=True)
+    if pod is None and condition.get("reason") == "BackoffLimitExceeded":
+        # A pod that ends by itself stays as long as its Job.
+        reason = "NodeLost"
+        message = "its pod was taken away: its node was drained or lost, or it was preempted or deleted"
+    return Blocked(reason, f"{message}; {_PARTIAL}", permanent=True)
 
 
 def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
     said = _said(ended)
     error = said.get("error") if isinstance(said, dict) else None
     reason = error.get("reason") if isinstance(error, dict) else None
-    # One that was told to stop does not know why, and who ended its pod does.
-    if reason in (None, _TOLD_BY_SIGNAL) and (lost := disrupted(pod)):
+    # A load generator that a signal stopped does not know why; the pod's status does.
+    if reason in (None, "Cancelled") and (lost := disrupted(pod)):
         return lost
     if isinstance(error, dict) and reason:
         return Blocked(str(reason), clip(str(error.get("message", "")), _MESSAGE_LIMIT), permanent=True)
     if ended.get("reason") == "OOMKilled":
         return Blocked("OutOfMemory", f"{container} needed more memory than its limit and was killed", permanent=True)
-    return Blocked("CaptureFailed", _last_words(container, ended), permanent=True)
-
-
-def _last_words(container: str, ended: Body) -> str:
-    """Return how a container ended that left no message: killed, or by an error that nobody expected.
-
-    Kubernetes then hands over the end of its log, whose lines of progress are for programs.
-    """
+    # Without a message, Kubernetes returns the end of the log. Its lines of progress are JSON.
     code = int(ended.get("exitCode", 0))
-    how = _SIGNALS.get(code, f"ended with exit code {code}")
-    phase, words = None, []
+    during, words = "", []
     for line in error_lines(str(ended.get("message") or "")):
         said = _parsed(line)
         if not isinstance(said, dict):
             words.append(line)
         elif isinstance(said.get("phase"), str):
-            phase = printable(said["phase"])
-    during = f" in phase {phase}" if phase else ""
+            during = f" in phase {printable(said['phase'])}"
     why = telling_line("\n".join(words)) if "".join(words).strip() else _UNTOLD.get(code, "it said nothing")
-    return f"{container} {how}{during}: {why}"
+    how = _SIGNALS.get(code, f"ended with exit code {code}")
+    return Blocked("CaptureFailed", f"{container} {how}{during}: {why}", permanent=True)
 
 
 def disrupted(pod: Body) -> Blocked | None:
@@ -157,34 +133,27 @@ def disrupted(pod: Body) -> Blocked | None:
 
 
 def _with_engine(pod: Body, failure: Blocked) -> Blocked:
-    """Add the engine's last words where it died of itself: they are the cause more often than not."""
-    ended = _engine_death(pod)
-    if ended is None:
-        # When its pod has ended, the kubelet keeps no word of an earlier end of the engine but their number.
-        again = engine_restarts(pod)
-        return replace(failure, message=f"{failure.message}; the engine was restarted ({again})") if again else failure
-    said = str(ended.get("message") or "")
-    known = find_error(said)
-    words = f"{known[1]}: {known[0].fix}" if known else dead_core(said) or telling_line(said)
-    return Blocked(
-        failure.reason, f"{failure.message}; the engine had ended with {ended.get('exitCode')}: {words}", True
-    )
+    """Add the last words of an engine that ended by itself: they are usually the cause."""
+    for status in _engine_statuses(pod):
+        last, state = ((status.get(field) or {}).get("terminated") for field in ("lastState", "state"))
+        if ended := last or (state if state and state.get("exitCode") not in _TOLD_TO_STOP else None):
+            said = str(ended.get("message") or "")
+            known = find_error(said)
+            words = f"{known[1]}: {known[0].fix}" if known else dead_core(said) or telling_line(said)
+            message = f"{failure.message}; the engine had ended with {ended.get('exitCode')}: {words}"
+            return Blocked(failure.reason, message, permanent=True)
+    # After the pod has ended, the kubelet keeps only the number of earlier ends of the engine.
+    again = _engine_restarts(pod)
+    return replace(failure, message=f"{failure.message}; the engine was restarted ({again})") if again else failure
 
 
-def engine_restarts(pod: Body) -> int:
-    """Return how often the engine was started again."""
+def _engine_statuses(pod: Body) -> list[Body]:
     statuses = pod.get("status", {}).get("initContainerStatuses") or []
-    return max((int(each.get("restartCount", 0)) for each in statuses if each["name"] == ENGINE_CONTAINER), default=0)
+    return [each for each in statuses if each["name"] == ENGINE_CONTAINER]
 
 
-def _engine_death(pod: Body) -> Body | None:
-    for status in pod.get("status", {}).get("initContainerStatuses") or []:
-        if status["name"] == ENGINE_CONTAINER:
-            for state in (status.get("lastState") or {}, status.get("state") or {}):
-                ended: Body | None = state.get("terminated")
-                if ended and (state is not status.get("state") or ended.get("exitCode") not in _TOLD_TO_STOP):
-                    return ended
-    return None
+def _engine_restarts(pod: Body) -> int:
+    return max((int(each.get("restartCount", 0)) for each in _engine_statuses(pod)), default=0)
 
 
 def _ended(pod: Body, container: str) -> Body | None:
@@ -207,57 +176,39 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _conditions(body: Body) -> list[Body]:
-    return (body.get("status") or {}).get("conditions") or []
-
-
-_CRASHES_BELIEVED = 3
-"""Starts after the first that an engine gets, as in a deployment."""
-
-_ENDED = frozenset({"Succeeded", "Failed"})
-_UNDER_WAY = "the engine serves, the load is under way"
-_ENDING = "the load is over, its pod is ending"
-
-_WHERE_GPUS_ARE = (
-    "the claims of spec.storage, of a dataset and of the models must be where GPUs are free: a StorageClass with"
-    " volumeBindingMode WaitForFirstConsumer sees to it"
-)
-
-
 def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
-    """Return how far the Job of a capture is."""
+    """Return the progress of a capture from its Job and pods."""
     pod = newest_pod(job, pods)
     conditions = {
         each["type"]: each for each in job.get("status", {}).get("conditions") or [] if each["status"] == "True"
     }
     started_at = (pod or {}).get("status", {}).get("startTime")
     finished = conditions.keys() & {"Complete", "Failed"}
-    if finished and pod is not None and _is_still_running(pod):
+    # The Job's end may be seen before its pod's, whose last message is still to come.
+    if finished and pod is not None and "deletionTimestamp" not in pod["metadata"] and not _has_ended(pod):
         return Progress(CapturePhase.LOADING, "Finishing", _ENDING, started_at=started_at)
     if done := conditions.get("Complete"):
-        finished_at = job["status"].get("completionTime") or done.get("lastTransitionTime")
-        summary = read_summary(pod)
-        message = f"files are validated and published{_shortfall(summary)}{_doubts(summary)}"
+        summary, comparison = read_summary(pod), _parse(ComparisonStatus, _load_said(pod).get("comparison"))
+        names = [arm.name for arm in comparison.arms] if comparison else []
         return Progress(
             CapturePhase.SUCCEEDED,
             "Captured",
-            message,
+            f"files are validated and published{_reservations(summary)}",
             summary=summary,
-            comparison=read_comparison(pod),
+            comparison=comparison if len(set(names)) == len(names) else None,  # the API server rejects duplicates
             regression=read_regression(pod),
             started_at=started_at,
-            finished_at=finished_at,
+            finished_at=job["status"].get("completionTime") or done.get("lastTransitionTime"),
         )
     if failed := conditions.get("Failed"):
         failure = read_failure(pod, job)
-        finished_at = failed.get("lastTransitionTime")
         return Progress(
             CapturePhase.FAILED,
             failure.reason,
             failure.message,
             failure=failure,
             started_at=started_at,
-            finished_at=finished_at,
+            finished_at=failed.get("lastTransitionTime"),
         )
     if pod is None:
         name = job["metadata"]["name"]
@@ -266,119 +217,98 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
     return _of_pod(pod, started_at)
 
 
-def _shortfall(summary: CaptureSummary | None) -> str:
-    """Return how many requests were not answered to the end; nothing where all were.
-
-    The capture has succeeded all the same: what became of each request is what it was to find out.
-    """
-    if summary is None or (requests := summary.requests).completed >= requests.sent:
+def _reservations(summary: CaptureSummary | None) -> str:
+    """Return the number of incomplete requests, which do not fail a capture, and the notes on engine and prompts."""
+    if summary is None:
         return ""
-    counts = {
-        "refused by the engine": requests.http_rejected,
-        "cut off": requests.disconnected,
-        "given up after workload.timeoutSeconds": requests.timed_out,
-    }
-    why = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    short = f"{requests.sent - requests.completed} of {requests.sent} requests were not answered to the end"
-    return f"; {short}{f' ({why})' if why else ''}: client.jsonl has the error of each"
+    requests, short = summary.requests, []
+    if requests.completed < requests.sent:
+        counts = {
+            "refused by the engine": requests.http_rejected,
+            "cut off": requests.disconnected,
+            "given up after workload.timeoutSeconds": requests.timed_out,
+        }
+        why = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        words = f"{requests.sent - requests.completed} of {requests.sent} requests were not answered to the end"
+        short = [f"{words}{f' ({why})' if why else ''}: client.jsonl has the error of each"]
+    return "".join(f"; {each}" for each in [*short, *(summary.engine_notes or ()), *(summary.prompt_notes or ())])
 
 
-def _doubts(summary: CaptureSummary | None) -> str:
-    """Return what is to be known of the engine's version and of the prompts; nothing where there is no doubt."""
-    notes = [*(summary.engine_notes or ()), *(summary.prompt_notes or ())] if summary else []
-    return "".join(f"; {note}" for note in notes)
+def _has_ended(pod: Body) -> bool:
+    return pod.get("status", {}).get("phase") in _ENDED
 
 
-def _is_still_running(pod: Body) -> bool:
-    """Whether the Job's end was seen before its pod's: what the pod said last is still to come."""
-    ending = "deletionTimestamp" in pod["metadata"]
-    return not ending and pod.get("status", {}).get("phase") not in _ENDED
+def _pods_of(job: Body, pods: Sequence[Body]) -> list[Body]:
+    return [pod for pod in pods if is_owned(pod, job["metadata"]["uid"])]
 
 
 def newest_pod(job: Body, pods: Sequence[Body]) -> Body | None:
     """Return the newest pod of a Job."""
-    mine = [pod for pod in pods if is_owned(pod, job["metadata"]["uid"])]
-    return max(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
+    return max(_pods_of(job, pods), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
 
 
 def is_to_start(job: Body | None, pods: Sequence[Body]) -> bool:
-    """Whether a capture is still to get its place: only then it matters who goes before it."""
+    """Return whether a capture still waits for its place: only then priority matters."""
     return job is None or is_suspended(job) or in_line(newest_pod(job, pods))
 
 
 def is_suspended(job: Body | None) -> bool:
-    """Whether there is a Job that has not been started, or was suspended since."""
+    """Return whether there is a suspended Job."""
     return job is not None and bool(job["spec"].get("suspend"))
 
 
 def runs_engine(job: Body, pod: Body | None) -> bool:
-    """Whether the engine of a capture's pod runs, or one of the init containers that it has in its deployment too.
-
-    One that was restarted counts only when the load has begun: until then it may crash again and again.
-    """
-    if pod is None or "deletionTimestamp" in pod["metadata"] or pod.get("status", {}).get("phase") in _ENDED:
+    """Return whether the engine of a capture's pod runs, or an init container that its deployment has too."""
+    if pod is None or "deletionTimestamp" in pod["metadata"] or _has_ended(pod):
         return False
     if _is(pod, LOAD, "running") or _is(pod, LOAD, "terminated"):
         return True
     containers = ((job["spec"].get("template") or {}).get("spec") or {}).get("initContainers") or []
-    ends = {each["name"] for each in containers if each.get("restartPolicy") != "Always"}
-    running = [
-        each for each in pod["status"].get("initContainerStatuses") or [] if "running" in (each.get("state") or {})
-    ]
-    if any(each["name"] == ENGINE_CONTAINER for each in running):
-        return engine_restarts(pod) == 0
-    return any(each["name"] in ends and each["name"] != PREPARE for each in running)
+    ends = {each["name"] for each in containers if each.get("restartPolicy") != "Always"} - {PREPARE}
+    statuses = pod["status"].get("initContainerStatuses") or []
+    running = {each["name"] for each in statuses if "running" in (each.get("state") or {})}
+    # A restarted engine counts only after the load has begun, because it may crash in a loop.
+    return _engine_restarts(pod) == 0 if ENGINE_CONTAINER in running else bool(running & ends)
 
 
 def left_pod(job: Body, pods: Sequence[Body]) -> str | None:
-    """Return the name of a pod of the Job that has not ended yet, if there is one."""
-    mine = [pod for pod in pods if is_owned(pod, job["metadata"]["uid"])]
-    staying = [pod["metadata"]["name"] for pod in mine if pod.get("status", {}).get("phase") not in _ENDED]
-    return min(staying, default=None)
+    """Return the name of a pod of the Job that has not ended, if there is one."""
+    return min((pod["metadata"]["name"] for pod in _pods_of(job, pods) if not _has_ended(pod)), default=None)
 
 
 def _of_pod(pod: Body, started_at: str | None) -> Progress:
-    """How far a pod is that has not ended, or that its Job has not counted yet."""
-    unscheduled = _unscheduled(pod)
-    if unscheduled is not None:
-        return unscheduled
-    if "deletionTimestamp" in pod["metadata"] and (taken := disrupted(pod)):
-        # Of a node that is gone nobody hears when its pods have ended.
-        message = f"{taken.message}; what comes next is seen when it has ended"
-        return Progress(CapturePhase.LOADING, taken.reason, message, started_at=started_at)
-    if _is(pod, LOAD, "running"):
-        switches = any(each["name"] == SWITCH_VOLUME for each in pod.get("spec", {}).get("volumes") or [])
-        what = "each arm is started and gets its load by turns" if switches else _UNDER_WAY
-        return Progress(CapturePhase.LOADING, "Loading", what, started_at=started_at)
-    if _is(pod, LOAD, "terminated"):
-        return Progress(CapturePhase.LOADING, "Finishing", _ENDING, started_at=started_at)
-    is_alive = pod.get("status", {}).get("phase") in {"Pending", "Running"}
-    blocked = blocked_pod(pod) if is_alive else rejected_pod(pod)
-    if blocked is None:
-        message = "the volume is looked at, then the engine starts"
-        return Progress(CapturePhase.STARTING, "Starting", message, started_at=started_at)
-    failure = None
-    if blocked.permanent or engine_restarts(pod) >= _CRASHES_BELIEVED:
-        failure = Blocked(blocked.reason, f"the engine did not start: {blocked.message}", permanent=True)
-    return Progress(
-        CapturePhase.FAILED if failure else CapturePhase.STARTING,
-        blocked.reason,
-        failure.message if failure else blocked.message,
-        failure=failure,
-        started_at=started_at,
-    )
-
-
-def _unscheduled(pod: Body) -> Progress | None:
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             message = condition.get("message", "")
             if is_about_volumes(message):
-                words = f"no node can mount the volumes: {message}; {_WHERE_GPUS_ARE}"
+                words = (
+                    f"no node can mount the volumes: {message}; the claims of spec.storage, of a dataset and of the"
+                    " models must be where GPUs are free: a StorageClass with volumeBindingMode WaitForFirstConsumer"
+                    " sees to it"
+                )
                 return Progress(CapturePhase.PENDING, "WaitingForVolume", words)
             words = f"no node takes the capture's pod: {message}"
             return Progress(CapturePhase.WAITING_FOR_GPUS, "WaitingForGPUs", words, waiting_for_gpus=True)
-    return None
+    phase, failure = CapturePhase.LOADING, None
+    is_alive = pod.get("status", {}).get("phase") in {"Pending", "Running"}
+    if "deletionTimestamp" in pod["metadata"] and (taken := disrupted(pod)):
+        # The end of pods on a lost node is never reported.
+        reason, message = taken.reason, f"{taken.message}; what comes next is seen when it has ended"
+    elif _is(pod, LOAD, "running"):
+        switches = any(each["name"] == SWITCH_VOLUME for each in pod.get("spec", {}).get("volumes") or [])
+        reason, message = "Loading", "the engine serves, the load is under way"
+        message = "each arm is started and gets its load by turns" if switches else message
+    elif _is(pod, LOAD, "terminated"):
+        reason, message = "Finishing", _ENDING
+    elif blocked := blocked_pod(pod) if is_alive else rejected_pod(pod):
+        phase, reason, message = CapturePhase.STARTING, blocked.reason, blocked.message
+        if blocked.permanent or _engine_restarts(pod) >= _CRASHES_BELIEVED:
+            phase, message = CapturePhase.FAILED, f"the engine did not start: {blocked.message}"
+            failure = Blocked(blocked.reason, message, permanent=True)
+    else:
+        phase, reason = CapturePhase.STARTING, "Starting"
+        message = "the volume is looked at, then the engine starts"
+    return Progress(phase, reason, message, failure=failure, started_at=started_at)
 
 
 def _is(pod: Body, container: str, state: str) -> bool:

@@ -1,18 +1,11 @@
 """Compose the status of a SpecDecodeCapture: phase, conditions, result, deletion time."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
+from specdecode_operator.api import capture_status
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import RegressionStatus
-from specdecode_operator.api.capture_status import (
-    ArmVerdict,
-    BorrowStatus,
-    CapturePhase,
-    CaptureSummary,
-    ComparisonStatus,
-    SpecDecodeCaptureStatus,
-)
 from specdecode_operator.capture.golden_gate import holds_condition
 from specdecode_operator.capture.gpu_sharing import QUEUED, due_at, is_unsettled
 from specdecode_operator.capture.job_manifest import published_folder
@@ -24,53 +17,38 @@ from specdecode_operator.deployment.rollout.readiness import Readiness, readines
 
 @dataclass(frozen=True)
 class Writes:
-    """What is to be written for a capture."""
+    """Writes to the cluster for one capture."""
 
     claim: Body | None = None  # to create
-    # What is to change in the metadata of the claim that was created; empty where nothing is.
-    claim_metadata: Body = field(default_factory=dict)
-    job: Body | None = None  # to create; never changed: a capture that runs is what it was started as
-    # Whether the Job shall be suspended; None where it is as it should be, or Kueue decides.
-    job_suspended: bool | None = None
+    claim_metadata: Body = field(default_factory=dict)  # changes to the metadata of the created claim
+    job: Body | None = None  # to create; a Job is never changed
+    job_suspended: bool | None = None  # new value of spec.suspend; None if it is right, or Kueue decides
     remove_job: bool = False
-    # A pod that the API server is asked about without creating it. If it refuses the pod, nothing else is written.
-    trial_pod: Body | None = None
-    # A ConfigMap to create or change, which tells the load generator what image the engine runs.
-    image_id: Body | None = None
+    trial_pod: Body | None = None  # for a dry run; if the API server rejects it, nothing else is written
+    image_id: Body | None = None  # ConfigMap to create or change, with the image ID of the engine
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a capture comes to."""
+    """Desired status and writes of one capture."""
 
-    phase: CapturePhase
+    phase: capture_status.CapturePhase
     readiness: Readiness
     accepted: ConditionUpdate
     succeeded: ConditionUpdate
     writes: Writes = field(default_factory=Writes)
-    waiting_for_gpus: str | None = None
-    """In the scheduler's words; None while it does not."""
-
-    result: CaptureSummary | None = None
-    comparison: ComparisonStatus | None = None
+    waiting_for_gpus: str | None = None  # the scheduler's message
+    result: capture_status.CaptureSummary | None = None
+    comparison: capture_status.ComparisonStatus | None = None
     regression: RegressionStatus | None = None
     started_at: str | None = None
     finished_at: str | None = None
     claim: str | None = None
-    engine: str | None = None
-    """What tells the engines that are measured from others; None before its Job is created."""
-
-    operator_image: str | None = None
-    """The operator image that its Job runs; None before its Job is created."""
-
-    times_ahead: tuple[str, ...] = ()
-    """Messages about times of its pod or Job that lie in the future, and that count as now."""
-
-    borrow: BorrowStatus | None = None
-    """The record of the GPUs that it borrows from its deployment."""
-
-    borrows_now: bool = False
-    """Whether this decision takes the GPUs from the engines."""
+    engine: str | None = None  # hash that identifies the measured engines; None before the Job is created
+    operator_image: str | None = None  # that the Job runs; None before the Job is created
+    times_ahead: tuple[str, ...] = ()  # messages about future times of pod or Job, which count as now
+    borrow: capture_status.BorrowStatus | None = None
+    borrows_now: bool = False  # this decision takes the GPUs from the engines
 
 
 ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the deployment's engine can be captured")
@@ -84,11 +62,10 @@ def final(succeeded: ConditionUpdate) -> Readiness:
 
 
 def finished(progress: Progress, failure: Blocked | None) -> Decision:
-    """Return the decision for a capture whose Job ended, or for one that is hopeless."""
+    """Return the decision for a capture whose Job ended, or cannot succeed."""
+    succeeded = ConditionUpdate("Succeeded", TRUE, progress.reason, progress.message)
     if failure is not None:
         succeeded = ConditionUpdate("Succeeded", FALSE, failure.reason, failure.message)
-    else:
-        succeeded = ConditionUpdate("Succeeded", TRUE, progress.reason, progress.message)
     return Decision(
         phase=progress.phase,
         readiness=final(succeeded),
@@ -104,24 +81,18 @@ def finished(progress: Progress, failure: Blocked | None) -> Decision:
 
 def under_way(progress: Progress) -> Decision:
     """Return the decision for a capture whose Job runs."""
-    return Decision(
+    return replace(
+        pending(progress.reason, progress.message),
         phase=progress.phase,
-        readiness=working(progress.reason, progress.message),
-        accepted=ACCEPTED,
-        succeeded=ConditionUpdate("Succeeded", UNKNOWN, progress.reason, progress.message),
         waiting_for_gpus=progress.message if progress.waiting_for_gpus else None,
         started_at=progress.started_at,
     )
 
 
 def pending(reason: str, message: str) -> Decision:
-    """Return the decision for an accepted capture that waits for something."""
-    return Decision(
-        phase=CapturePhase.PENDING,
-        readiness=working(reason, message),
-        accepted=ACCEPTED,
-        succeeded=ConditionUpdate("Succeeded", UNKNOWN, reason, message),
-    )
+    """Return the decision for an accepted capture that waits."""
+    succeeded = ConditionUpdate("Succeeded", UNKNOWN, reason, message)
+    return Decision(capture_status.CapturePhase.PENDING, working(reason, message), ACCEPTED, succeeded)
 
 
 def queued(capture: Capture) -> Decision:
@@ -130,60 +101,61 @@ def queued(capture: Capture) -> Decision:
 
 
 def suspended(accepted: ConditionUpdate, writes: Writes) -> Decision:
-    """Return the decision for a capture that is suspended."""
+    """Return the decision for a suspended capture."""
     message = "spec.suspend is true: no engine and no load; what was recorded so far is kept as partial files"
+    succeeded = ConditionUpdate("Succeeded", UNKNOWN, "Suspended", message)
     return Decision(
-        phase=CapturePhase.CANCELLED,
-        readiness=Readiness(TRUE, "Suspended", message),
-        accepted=accepted,
-        succeeded=ConditionUpdate("Succeeded", UNKNOWN, "Suspended", message),
-        writes=writes,
+        capture_status.CapturePhase.CANCELLED, Readiness(TRUE, "Suspended", message), accepted, succeeded, writes
     )
 
 
 def withdrawn(capture: Capture) -> Writes:
-    """Return what takes a capture's pod away; Kueue would start its Job again, so one in a queue goes."""
+    """Return the writes that remove a capture's pod; Kueue would resume a suspended Job, so it is deleted."""
     in_queue = bool(capture.queue_labels)
     return Writes(remove_job=in_queue, job_suspended=None if in_queue else True)
 
 
 def blocked_decision(blocked: Blocked) -> Decision:
-    """Return the decision for a capture that may not start as things are."""
+    """Return the decision for a capture that may not start."""
     status = FALSE if blocked.permanent else UNKNOWN
     return Decision(
-        phase=CapturePhase.PENDING,
+        phase=capture_status.CapturePhase.PENDING,
         readiness=readiness_of(blocked),
         accepted=ConditionUpdate("Accepted", status, blocked.reason, blocked.message),
         succeeded=ConditionUpdate("Succeeded", UNKNOWN, blocked.reason, "it has not started"),
     )
 
 
-_PAYS = {ArmVerdict.PAYS: TRUE, ArmVerdict.DOES_NOT_PAY: FALSE}
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-_LONG_ENOUGH_S = 3600
 
 
-def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecDecodeCaptureStatus:
-    """Say in the status what is decided."""
-    words = decision.waiting_for_gpus
+def compose_status(capture: Capture, decision: Decision, now: datetime) -> capture_status.SpecDecodeCaptureStatus:
+    """Return the status of a capture for a decision."""
     waiting = ConditionUpdate("WaitingForGPUs", FALSE, "NotWaiting", "")
-    if words is not None:
-        waiting = ConditionUpdate("WaitingForGPUs", TRUE, "Unschedulable", words)
+    if decision.waiting_for_gpus is not None:
+        waiting = ConditionUpdate("WaitingForGPUs", TRUE, "Unschedulable", decision.waiting_for_gpus)
     findings = [*decision.readiness.conditions(), decision.accepted, waiting, decision.succeeded]
-    if capture.compares:
-        findings.append(_pays(decision))
+    over, comparison = decision.succeeded.status is not UNKNOWN, decision.comparison
+    if capture.compares and comparison is not None and comparison.arms:
+        arm = comparison.arms[0]
+        pays = {capture_status.ArmVerdict.PAYS: TRUE, capture_status.ArmVerdict.DOES_NOT_PAY: FALSE}.get(
+            arm.verdict, UNKNOWN
+        )
+        message = f"{arm.name} against {comparison.baseline}: {arm.message}"
+        findings.append(ConditionUpdate("Pays", pays, arm.verdict, message))
+    elif capture.compares:
+        message = "nothing was compared: the condition Succeeded tells more" if over else "arms are compared at its end"
+        findings.append(ConditionUpdate("Pays", UNKNOWN, "NotCompared", message))
     if capture.spec.get("against"):
-        over = decision.succeeded.status is not UNKNOWN
         findings.append(holds_condition(decision.regression, over=over))
-    has_files = decision.phase is CapturePhase.SUCCEEDED
-    return SpecDecodeCaptureStatus(
+    return capture_status.SpecDecodeCaptureStatus(
         observed_generation=capture.generation,
         phase=decision.phase,
         conditions=stamp(findings, capture.status.conditions, capture.generation, now),
         job=capture.job_name if decision.accepted.status is TRUE else None,
         operator_image=decision.operator_image,
         claim=decision.claim,
-        path=published_folder(capture) if has_files else None,
+        path=published_folder(capture) if decision.phase is capture_status.CapturePhase.SUCCEEDED else None,
         started_at=decision.started_at,
         finished_at=decision.finished_at,
         summary=decision.result,
@@ -194,47 +166,21 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> SpecD
     )
 
 
-def _pays(decision: Decision) -> ConditionUpdate:
-    """Return whether the second arm pays, compared with the first; unknown while nobody can tell."""
-    comparison = decision.comparison
-    if comparison is None or not comparison.arms:
-        over = decision.succeeded.status is not UNKNOWN
-        message = "nothing was compared: the condition Succeeded tells more" if over else "arms are compared at its end"
-        return ConditionUpdate("Pays", UNKNOWN, "NotCompared", message)
-    arm = comparison.arms[0]
-    message = f"{arm.name} against {comparison.baseline}: {arm.message}"
-    return ConditionUpdate("Pays", _PAYS.get(arm.verdict, UNKNOWN), arm.verdict, message)
-
-
 def is_outlived(capture: Capture, now: datetime, agreed_s: float) -> bool:
-    """Whether a capture ended so long ago that it is to be deleted.
-
-    Its end is when the operator wrote it down, if that is later: what its node or Job says may be of another clock.
-
-    Parameters
-    ----------
-    capture
-        The capture, without times in the future.
-    now
-        The API server's time.
-    agreed_s
-        For how many seconds the API server's answers have agreed on the time. A jump may make a capture look old, so
-        these must be as many as the capture is kept for, and an hour is enough.
-    """
+    """Return whether a finished capture has outlived its TTL."""
+    # The API server's responses have agreed on the time for ``agreed_s``. A clock jump may make a capture look old, so
+    # they must have agreed for the TTL, or for an hour.
     ttl_s, finished_at = capture.spec.get("ttlSecondsAfterFinished"), capture.status.finished_at
-    if ttl_s is None or finished_at is None or capture.ended is None or agreed_s < min(ttl_s, _LONG_ENOUGH_S):
+    if ttl_s is None or finished_at is None or capture.ended is None or agreed_s < min(ttl_s, 3600):
         return False
+    # Node and Job may use other clocks, so the time at which the operator recorded the end counts too.
     ends = (finished_at, capture.ended.last_transition_time)
     finished = max(datetime.strptime(each, _TIME).replace(tzinfo=UTC) for each in ends)
     return now >= finished + timedelta(seconds=ttl_s)
 
 
 def capture_attention(capture: Capture) -> Requeue:
-    """Return when a capture is to be looked at again without an event.
-
-    It changes by itself until it has ended, until its deployment has been seen to serve again, and if it is to be
-    deleted some time after its end.
-    """
+    """Return when to requeue a capture without an event: until it ended, its deployment serves and its TTL passed."""
     goes_on = capture.ended is None or is_unsettled(capture.status.borrow)
     timeout_s = capture.spec.get("borrowTimeoutSeconds")
     due = due_at(capture.status.borrow, timeout_s if isinstance(timeout_s, int) else 0)

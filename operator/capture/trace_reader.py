@@ -15,47 +15,45 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from specdecode_operator.capture.files.formats import (
-    GZIP_SUFFIX,
-    STEP_STATS,
-    TRACE,
-    BrokenGzipError,
-    Line,
-    NoTrailerError,
-    TraceMeta,
-    TraceRecord,
-    read_lines,
-)
-from specdecode_operator.capture.files.trace_rules import (
-    StepLine,
-    UnreadableLineError,
-    broken_rules,
-    decode_meta,
-    decode_record,
-    decode_step,
-    is_meta,
-)
+from specdecode_operator.capture.files import formats, trace_rules
 from specdecode_operator.problems import printable
 
-_OBJECT_BYTES: Final = 1024
-"""Of a request without its numbers, with what is made of it while it is played."""
+MOST_TOKENS_AT_ONCE: Final = 4096  # largest burst of tokens. Blocks of diffusion models have 256 at most
+# An hour, in ms. A longer gap was not one engine step, and would stall a replay client.
+LONGEST_GAP_MS: Final = 3_600_000.0
+LONGEST_RUN_MS: Final = 1e13  # three hundred years, in ms: the limit of a time relative to a run's zero
+_MOST_SUMMED_GAPS: Final = 2**20  # limit of itl_summary.count: a short line must not fill the memory
+# Limit of a trace in memory, about 100 million gaps: gzip may compress lines a thousandfold.
+MOST_HELD_BYTES: Final = 2**32
+MOST_STEPS: Final = 2**25  # limit of a file of step statistics: four days of 10 ms steps
+MOST_TOKENS: Final = 2**27  # limit of a prompt or an answer: ten times the largest context
+_OBJECT_BYTES: Final = 1024  # memory of a request without its arrays, including replay state
 
-MOST_TOKENS_AT_ONCE: Final = 4096
-"""Of a burst that may be a draft's: blocks of diffusion models have 256 at most."""
+_Decoded = TypeVar("_Decoded")
+
+_RECORD: Final = msgspec.json.Decoder(formats.TraceRecord)
+
+
+class RecordingError(Exception):
+    """A recording that cannot be replayed. The message is one line with file, line, problem and fix."""
+
+
+OnBadLine = Callable[[RecordingError], None]
+"""Handler of a line that breaks a rule. It raises the error, or counts it and returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRequest:
-    """One request with at least one token. Times are milliseconds, moments since the recording's zero."""
+    """A request with at least one token. Times are in ms since the recording's zero."""
 
-    arrival_ms: float | None  # at the engine's client; absent in recordings that others made of a client's log
+    arrival_ms: float | None  # at the engine's client; None in recordings of a client's log
     prompt_tokens: int
-    cached_tokens: int  # of the prompt, found in the prefix cache
+    cached_tokens: int  # prompt tokens found in the prefix cache
     ttft_ms: float  # from arrival to the first chunk
     chunk_tokens: "array[int]"  # tokens of every chunk, the first included
     gaps_ms: "array[float]"  # before each chunk after the first: one fewer than chunks
-    # Parallel to the gaps, where the recorder knew them: requests that ran after the step that closed the gap, and
-    # prompt tokens of the requests whose first token came in that step.
+    # Parallel to the gaps, if recorded: requests that ran after the step that closed the gap, and prompt tokens of the
+    # requests whose first token came in that step.
     num_running: "array[int] | None" = None
     prefill_tokens: "array[int] | None" = None
     concurrency: int = 1  # requests in flight at arrival, this one included
@@ -63,125 +61,74 @@ class RecordedRequest:
     engine: int = 0  # data-parallel rank
     phase: str | None = None
     temperature: float | None = None
-    scheduled_ms: float | None = None  # moment in which the engine first scheduled it
+    scheduled_ms: float | None = None  # when the engine first scheduled it
     preemptions: int = 0
     block_hashes: "array[int] | None" = None  # chained hashes of the prompt's full blocks
-    token_ids: "array[int] | None" = None  # of the output, where they were recorded
+    token_ids: "array[int] | None" = None  # of the output, if recorded
     finish_reason: str | None = None
 
     @property
     def output_tokens(self) -> int:
-        """All that it was given."""
+        """Number of generated tokens."""
         return sum(self.chunk_tokens)
 
     @property
     def held_bytes(self) -> int:
-        """What it takes of the memory, about."""
+        """Approximate memory in bytes."""
         arrays = (self.chunk_tokens, self.gaps_ms, self.num_running, self.prefill_tokens, self.block_hashes)
         held = sum(len(each) * each.itemsize for each in (*arrays, self.token_ids) if each is not None)
         return held + len(self.request_id or "") + len(self.phase or "") + _OBJECT_BYTES
 
     @property
     def end_ms(self) -> float | None:
-        """The moment of its last token."""
+        """Time of the last token."""
         return None if self.arrival_ms is None else self.arrival_ms + self.ttft_ms + sum(self.gaps_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """The requests of one trace, in order of arrival (those without one last, in the file's order)."""
+    """Requests of one trace, in order of arrival; those without arrival come last, in the file's order."""
 
     trace: Path
-    steps: Path | None  # its step statistics, where there are any beside it
-    meta: TraceMeta
+    steps: Path | None  # step statistics beside the trace, if there are any
+    meta: formats.TraceMeta
     requests: Sequence[RecordedRequest]
-    skipped_lines: int = 0  # that could not be read, where that was allowed
+    skipped_lines: int = 0
 
     @cached_property
     def num_speculative_tokens(self) -> int:
-        """K: what the header says, or the largest burst without the target's own token. 0: it did not speculate.
-
-        Without a header that tells, bursts of one size are the blocks of a diffusion model, which drafts nothing.
-        """
+        """K from the header, else the largest burst minus the target's own token; 0 without speculation."""
+        # Without a header, bursts of one size are the blocks of a diffusion model, which does not draft.
         given = (self.meta.speculative or {}).get("num_speculative_tokens")
         if isinstance(given, int) and 0 < given < MOST_TOKENS_AT_ONCE:
             return given
         if self.meta.schema is not None and self.meta.speculative is None:
             return 0
-        return 0 if self._of_blocks() else self._largest_burst() - 1
-
-    def _largest_burst(self) -> int:
-        """Return its tokens; a first chunk has what nobody knows the sizes of, where those are not there."""
-        sizes = (max(each.chunk_tokens[1:], default=1) for each in self.requests)
-        return min(max(sizes, default=1), MOST_TOKENS_AT_ONCE)
-
-    def _of_blocks(self) -> bool:
-        """Whether every burst but the last one of a request has the same size."""
         sizes = {tokens for each in self.requests for tokens in each.chunk_tokens[:-1]}
-        return len(sizes) == 1 and all(each.chunk_tokens[-1] <= max(sizes) for each in self.requests)
+        if len(sizes) == 1 and all(each.chunk_tokens[-1] <= max(sizes) for each in self.requests):
+            return 0
+        # A first chunk also holds the tokens whose chunk sizes are unknown.
+        bursts = (max(each.chunk_tokens[1:], default=1) for each in self.requests)
+        return min(max(bursts, default=1), MOST_TOKENS_AT_ONCE) - 1
 
 
-LONGEST_GAP_MS: Final = 3_600_000.0
-"""An hour: what is longer was never one step of an engine, and would keep a client waiting for good."""
-
-LONGEST_RUN_MS: Final = 1e13
-"""Three hundred years: what is farther from a run's zero is no moment of it."""
-
-_MOST_SUMMED_GAPS: Final = 2**20
-"""Of a request whose gaps stand in a summary: a line of them may be short, and fill the memory."""
-
-MOST_HELD_BYTES: Final = 2**32
-"""Of all requests of a trace: a hundred million gaps. Lines that gzip packed a thousandfold would fill the memory."""
-
-MOST_STEPS: Final = 2**25
-"""Of a file of step statistics: four days of steps of 10 ms."""
-
-MOST_TOKENS: Final = 2**27
-"""Of a prompt, or of an answer: ten times as many as any model takes."""
-
-_Decoded = TypeVar("_Decoded")
-
-_RECORD: Final = msgspec.json.Decoder(TraceRecord)
-
-
-class RecordingError(Exception):
-    """A recording that cannot be replayed: file, line, what is wrong, and what to do, in one line."""
-
-
-OnBadLine = Callable[[RecordingError], None]
-"""What is done about a line that breaks a rule: it is told which, and raises it, or counts it and goes on."""
-
-
-def _refuse(error: RecordingError) -> None:
+def _reject(error: RecordingError) -> None:
     raise RecordingError(f"{error}: mend it, or skip bad lines")
 
 
 def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:
-    """Return what a capture's folder, or a trace, holds.
-
-    Parameters
-    ----------
-    path
-        A folder with ``trace.jsonl`` or ``trace.jsonl.gz``, or such a file of any name.
-    skip_bad_lines
-        Leave lines out that cannot be read, and count them.
-
-    Raises
-    ------
-    RecordingError
-        It is not there, has no request with a token, or has a bad line that is not to be skipped.
-    """
+    """Read the recording in a capture's folder, or in a trace file; raise RecordingError if it is unusable."""
     trace = find_trace(path)
-    meta, found, skipped, held_bytes = TraceMeta(), list[RecordedRequest](), 0, 0
+    meta, found, skipped, held_bytes = formats.TraceMeta(), list[RecordedRequest](), 0, 0
 
     def skip(error: RecordingError) -> None:
         nonlocal skipped
         if not skip_bad_lines:
-            _refuse(error)
+            _reject(error)
         skipped += 1
 
     for line in read_requests(trace, skip):
-        if isinstance(line, TraceMeta):
+        if isinstance(line, formats.TraceMeta):
             meta = line
         else:
             found.append(line)
@@ -198,69 +145,45 @@ def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:
 
 
 def find_trace(path: Path) -> Path:
-    """Return the trace of a capture's folder, or what is one itself.
-
-    Raises
-    ------
-    RecordingError
-        It is not there.
-    """
-    trace = _beside(path, TRACE) if path.is_dir() else path
+    """Return the trace in a capture's folder, or the path itself if it is a file."""
+    trace = _beside(path, formats.TRACE) if path.is_dir() else path
     if trace is None or not trace.is_file():
-        # Of a capture with arms each repetition is a recording of its own.
-        below = sorted(each for depth in ("*", "*/*") for each in path.glob(f"{depth}/{TRACE}*"))
+        # In a capture with arms, each repetition is a separate recording.
+        below = sorted(each for depth in ("*", "*/*") for each in path.glob(f"{depth}/{formats.TRACE}*"))
         name = f"one of those below it, such as {printable(str(below[0].parent))}" if below else "a capture's folder"
-        raise RecordingError(f"{printable(str(path))}: holds no {TRACE}: name {name} or a trace")
+        raise RecordingError(f"{printable(str(path))}: holds no {formats.TRACE}: name {name} or a trace")
     return trace
 
 
 def find_steps(trace: Path) -> Path | None:
     """Return the step statistics beside a trace, if there are any."""
-    return _beside(trace.parent, STEP_STATS)
+    return _beside(trace.parent, formats.STEP_STATS)
 
 
 def no_requests(trace: Path) -> RecordingError:
-    """Return what is said of a trace that holds none."""
+    """Return the error for a trace without requests."""
     return RecordingError(f"{printable(str(trace))}: has no request: record some load, or name another trace")
 
 
-def read_requests(trace: Path, bad_line: OnBadLine) -> Iterator[TraceMeta | RecordedRequest]:
-    """Return the header of a trace, if it has one, and its requests, one at a time however large it is.
-
-    Raises
-    ------
-    RecordingError
-        It cannot be read, or ``bad_line`` raises what it is told of a line that breaks a rule; else that is left out.
-    """
+def read_requests(trace: Path, bad_line: OnBadLine) -> Iterator[formats.TraceMeta | RecordedRequest]:
+    """Yield the header of a trace, if it has one, and its requests."""
     return _decoded(trace, _meta_or_request, bad_line)
 
 
-def read_steps(path: Path, bad_line: OnBadLine = _refuse) -> Iterator[StepLine]:
-    """Return the lines of step statistics, one at a time.
+def read_steps(path: Path, bad_line: OnBadLine = _reject) -> Iterator[trace_rules.StepLine]:
+    """Yield the lines of step statistics. Errors are as in `read_requests`."""
 
-    Raises
-    ------
-    RecordingError
-        It cannot be read, or ``bad_line`` raises what it is told of a line that breaks a rule; else that is left out.
-    """
-
-    def step(line: Line) -> StepLine:
+    def step(line: formats.Line) -> trace_rules.StepLine:
         if line.number > MOST_STEPS:
             raise RecordingError(f"{printable(str(path))}: more than {MOST_STEPS} steps: split it, and use a part")
-        return decode_step(line.text)
+        return trace_rules.decode_step(line.text)
 
     return _decoded(path, step, bad_line)
 
 
 def concatenated(recordings: list[Recording]) -> Recording:
-    """Return several recordings of one engine as one, each beginning a second after the end of the one before.
-
-    Raises
-    ------
-    RecordingError
-        They are of different models or have different K: what is recorded of one says nothing of the other.
-    """
-    refuse_different(recordings)
+    """Return several recordings of one engine as one, each starting a second after the end of the previous one."""
+    reject_different(recordings)
     first = recordings[0]
     if len(recordings) == 1:
         return first
@@ -278,14 +201,8 @@ def concatenated(recordings: list[Recording]) -> Recording:
     return replace(first, requests=requests, skipped_lines=sum(each.skipped_lines for each in recordings))
 
 
-def refuse_different(recordings: Sequence[Recording]) -> None:
-    """Refuse recordings of different engines: what is recorded of one says nothing of the other.
-
-    Raises
-    ------
-    RecordingError
-        They are of different models or have different K.
-    """
+def reject_different(recordings: Sequence[Recording]) -> None:
+    """Reject recordings of different engines."""
     first = recordings[0]
     for other in recordings[1:]:
         for name in ("model", "speculative"):
@@ -304,64 +221,68 @@ def refuse_different(recordings: Sequence[Recording]) -> None:
 
 
 def _beside(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / name, folder / f"{name}{GZIP_SUFFIX}") if path.is_file()), None)
+    return next((path for path in (folder / name, folder / f"{name}{formats.GZIP_SUFFIX}") if path.is_file()), None)
 
 
-def _whole_lines(path: Path) -> Iterator[Line]:
-    """Return a file's lines; one that a killed writer left torn at the end is none, as in a stream of gzip."""
+def _decoded(path: Path, decode: Callable[[formats.Line], _Decoded], bad_line: OnBadLine) -> Iterator[_Decoded]:
+    shown = printable(str(path))
     try:
-        yield from read_lines(path)
-    except NoTrailerError:
-        return
-    except BrokenGzipError as error:
-        raise RecordingError(f"{printable(str(path))}: {error}: fetch it again") from error
-
-
-def _decoded(path: Path, decode: Callable[[Line], _Decoded], bad_line: OnBadLine) -> Iterator[_Decoded]:
-    """Return what the lines of a file mean, one at a time."""
-    try:
-        for line in _whole_lines(path):
+        for line in formats.read_lines(path):
             try:
                 yield decode(line)
-            except UnreadableLineError as error:
-                bad_line(_bad_line(path, line.number, str(error)))
+            except trace_rules.UnreadableLineError as error:
+                bad_line(RecordingError(f"{shown}: line {line.number}: {printable(str(error))}"))
+    except formats.NoTrailerError:
+        return  # a killed writer left a torn line at the end, which is skipped
+    except formats.BrokenGzipError as error:
+        raise RecordingError(f"{shown}: {error}: fetch it again") from error
     except OSError as error:
-        raise RecordingError(f"{printable(str(path))}: cannot be read: {error.strerror}") from error
+        raise RecordingError(f"{shown}: cannot be read: {error.strerror}") from error
 
 
-def _meta_or_request(line: Line) -> TraceMeta | RecordedRequest:
-    return decode_meta(line.text) if line.number == 1 and is_meta(line.text) else _request(line.text)
-
-
-def _bad_line(path: Path, number: int, message: str) -> RecordingError:
-    return RecordingError(f"{printable(str(path))}: line {number}: {printable(message)}")
+def _meta_or_request(line: formats.Line) -> formats.TraceMeta | RecordedRequest:
+    return (
+        trace_rules.decode_meta(line.text)
+        if line.number == 1 and trace_rules.is_meta(line.text)
+        else _request(line.text)
+    )
 
 
 def _request(text: bytes) -> RecordedRequest:
-    record = decode_record(_RECORD, text)
-    for broken in broken_rules(record):
-        raise UnreadableLineError(broken.rule, broken.message)
+    record = trace_rules.decode_record(_RECORD, text)
+    for broken in trace_rules.broken_rules(record):
+        raise trace_rules.UnreadableLineError(broken.rule, broken.message)
     summary = record.itl_summary if record.itl_ms is None else None
     if summary is not None and summary.count > min(_MOST_SUMMED_GAPS, record.output_tokens):
-        raise UnreadableLineError(
+        raise trace_rules.UnreadableLineError(
             "chunk-sum", f"itl_summary.count is {summary.count}, for {record.output_tokens} tokens"
         )
-    gaps_ms = _gaps_ms(record)
+    gaps_ms = array("d", record.itl_ms or ())
+    if summary is not None:
+        gaps_ms = array("d", [summary.mean_ms]) * summary.count
     for value in chain((record.ttft_ms,), gaps_ms):
         if not 0 <= value <= LONGEST_GAP_MS:
-            raise UnreadableLineError("time", f"a time of {value:g} ms: it must lie between 0 and an hour")
-    for moment in (record.arrival_ms, record.scheduled_ms):
-        if moment is not None and not abs(moment) <= LONGEST_RUN_MS:
-            raise UnreadableLineError("time", f"a moment of {moment:g} ms: it must lie within {LONGEST_RUN_MS:g}")
+            raise trace_rules.UnreadableLineError("time", f"a time of {value:g} ms: it must lie between 0 and an hour")
+    for time_ms in (record.arrival_ms, record.scheduled_ms):
+        if time_ms is not None and not abs(time_ms) <= LONGEST_RUN_MS:
+            raise trace_rules.UnreadableLineError(
+                "time", f"a moment of {time_ms:g} ms: it must lie within {LONGEST_RUN_MS:g}"
+            )
     if max(record.prompt_tokens, record.cached_tokens, record.output_tokens) > MOST_TOKENS:
-        raise UnreadableLineError("tokens", f"more than {MOST_TOKENS:,} tokens, which no request has")
+        raise trace_rules.UnreadableLineError("tokens", f"more than {MOST_TOKENS:,} tokens, which no request has")
+    # Without chunk sizes, each gap ends in one token and the first chunk gets the rest.
+    sizes = record.itl_tokens if record.itl_tokens is not None else [1] * len(gaps_ms)
+    first_chunk = record.output_tokens - sum(sizes)
+    if first_chunk < 1:
+        message = f"output_tokens is {record.output_tokens}, for {len(gaps_ms)} gaps"
+        raise trace_rules.UnreadableLineError("chunk-sum", message)
     context = record.itl_ctx
     return RecordedRequest(
         arrival_ms=record.arrival_ms,
         prompt_tokens=record.prompt_tokens,
         cached_tokens=record.cached_tokens,
         ttft_ms=record.ttft_ms,
-        chunk_tokens=array("I", _chunks(record, len(gaps_ms))),
+        chunk_tokens=array("I", [first_chunk, *sizes]),
         gaps_ms=gaps_ms,
         num_running=array("I", context.num_running) if context else None,
         prefill_tokens=array("I", context.prefill_tokens) if context else None,
@@ -376,18 +297,3 @@ def _request(text: bytes) -> RecordedRequest:
         token_ids=array("I", record.output_token_ids) if record.output_token_ids else None,
         finish_reason=record.finish_reason,
     )
-
-
-def _gaps_ms(record: TraceRecord) -> "array[float]":
-    if record.itl_ms is None and record.itl_summary is not None:
-        return array("d", [record.itl_summary.mean_ms]) * record.itl_summary.count
-    return array("d", record.itl_ms or ())
-
-
-def _chunks(record: TraceRecord, gaps: int) -> list[int]:
-    """Return the tokens of every chunk; without their sizes, what exceeds one each is the first chunk's."""
-    sizes = record.itl_tokens if record.itl_tokens is not None else [1] * gaps
-    first = record.output_tokens - sum(sizes)
-    if first < 1:
-        raise UnreadableLineError("chunk-sum", f"output_tokens is {record.output_tokens}, for {gaps} gaps")
-    return [first, *sizes]

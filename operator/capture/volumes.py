@@ -5,8 +5,8 @@ mounted. Secrets are not checked, because the operator may not read them. ``spec
 missing Secrets and every other cause that the operator cannot see.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DEFAULT_SIZE, SpecDecodeCaptureSpec, Storage
@@ -19,92 +19,82 @@ from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.untrusted import mapping, objects
 
 _READ_ONLY = "ReadOnlyMany"
+# Also the reason of a pod that finds the files of an earlier capture with its name.
 ALREADY_PUBLISHED = "AlreadyPublished"
-"""What a pod says, too, that finds the files of an earlier capture of the name."""
-
+# Reasons of volume failures, beside those that begin with Volume.
 _OF_THE_VOLUME = frozenset({"DiskFull", ALREADY_PUBLISHED})
-"""Reasons of a failure that is about the volume, beside those that begin with Volume."""
 
 
 def claim_of(capture: Capture, storage: Storage) -> str:
     """Return the name of the claim that a capture writes to."""
-    return storage.existing_claim or capture.claim_name
+    return storage.existing_claim or capture.job_name
 
 
 def render_claim(capture: Capture, deployment: str, storage: Storage) -> Body:
-    """Return the claim to create.
-
-    With storage.retain nothing owns it, so it stays when capture and deployment are gone; its labels say whose it is.
-    """
-    claim = render_template(
-        "capture-claim",
-        {
-            "name": capture.claim_name,
-            "size": storage.size or DEFAULT_SIZE,
-            "storage_class_name": storage.storage_class_name,
-        },
-    )
+    """Return the claim to create; with storage.retain it has no owner, and outlives capture and deployment."""
+    values = {
+        "name": capture.job_name,
+        "size": storage.size or DEFAULT_SIZE,
+        "storage_class_name": storage.storage_class_name,
+    }
+    claim = render_template("capture-claim", values)
     claim["metadata"] |= {
         "namespace": capture.key.namespace,
         "labels": child_labels(capture.key) | {CAPTURED_DEPLOYMENT_LABEL: deployment} | capture.schedule_label,
-        "ownerReferences": owners(capture, storage),
+        "ownerReferences": _owners(capture, storage),
     }
     return claim
 
 
-def owners(capture: Capture, storage: Storage) -> list[Body]:
-    """Return what owns the claim that was created: the capture, where it shall go with it."""
+def _owners(capture: Capture, storage: Storage) -> list[Body]:
     return [] if storage.retain else [owner_reference(capture.key, capture.uid)]
 
 
-def is_created_for(capture: Capture, claim: Body) -> bool:
-    """Whether a claim was created for a capture of this name: this one, or an earlier one that left it."""
-    labels = claim["metadata"].get("labels") or {}
-    foreign = [owner for owner in claim["metadata"].get("ownerReferences") or [] if owner["uid"] != capture.uid]
-    return labels.get(CAPTURE_LABEL) == capture.key.name and not foreign
-
-
 def claim_changes(capture: Capture, storage: Storage, claim: Body, *, published: bool) -> Body:
-    """Return what is to change in the metadata of a claim that was created; empty where all is as it should be.
-
-    The UID says which claim: another one may have its name when this is written. A claim that holds published files
-    holds them for good: nothing is ever overwritten, so its label is not taken away.
-    """
+    """Return the changes to the metadata of a created claim, with the UID that they are for; empty if none."""
     changes: Body = {}
-    if is_owned(claim, capture.uid) is storage.retain:  # it was changed since
-        changes["ownerReferences"] = owners(capture, storage)
+    if is_owned(claim, capture.uid) is storage.retain:  # storage.retain has changed since
+        changes["ownerReferences"] = _owners(capture, storage)
+    # The label is never removed, because published files are never overwritten.
     if published and not is_published(claim):
         changes["labels"] = {PUBLISHED_LABEL: "true"}
     return {**changes, "uid": claim["metadata"]["uid"]} if changes else {}
 
 
 def is_published(claim: Body) -> bool:
-    """Whether a claim is known to hold the files of a capture that succeeded."""
+    """Return whether a claim is labelled as holding the files of a successful capture."""
     return (claim["metadata"].get("labels") or {}).get(PUBLISHED_LABEL) == "true"
 
 
 def claim_blocked(capture: Capture, storage: Storage, claim: Body | None) -> Blocked | None:
-    """Return what blocks writing to a claim.
-
-    One that is not bound yet may be waiting for its first pod: the scheduler will say so.
-    """
-    if claim is None:
-        return _missing_claim_blocked(storage)
-    name = claim["metadata"]["name"]
-    if "deletionTimestamp" in claim["metadata"]:
+    """Return what blocks writing to a claim; an unbound one may wait for its first pod."""
+    if claim is None:  # then it is created, unless the user named it
+        wanted = storage.existing_claim
+        message = f"spec.storage.existingClaim: {wanted}: there is no such claim; goes on when it exists"
+        return None if wanted is None else Blocked("ClaimNotFound", message)
+    name, metadata = claim["metadata"]["name"], claim["metadata"]
+    if "deletionTimestamp" in metadata:
         return Blocked("ClaimIsLeaving", f"claim {name} is being deleted; goes on when it is gone")
     if (claim.get("status") or {}).get("phase") == "Lost":
         return Blocked("ClaimLost", f"claim {name} has lost its volume: delete it, or name another one", permanent=True)
-    if storage.existing_claim is None:
-        return _foreign_claim_blocked(capture, claim)
-    if (claim.get("spec") or {}).get("accessModes") == [_READ_ONLY]:
+    if storage.existing_claim is not None:
+        is_readable_only = (claim.get("spec") or {}).get("accessModes") == [_READ_ONLY]
         message = f"spec.storage.existingClaim: {name}: can only be read (accessModes {_READ_ONLY}): name another one"
-        return Blocked("ClaimReadOnly", message, permanent=True)
-    return None
+        return Blocked("ClaimReadOnly", message, permanent=True) if is_readable_only else None
+    if (metadata.get("labels") or {}).get(CAPTURE_LABEL) == capture.key.name:
+        # It was created for a capture of this name: this one, or an earlier one that left it.
+        is_foreign = any(owner["uid"] != capture.uid for owner in metadata.get("ownerReferences") or [])
+        message = f"claim {name} of an earlier capture of this name is still being removed"
+        return Blocked("WaitingForCleanup", message) if is_foreign else None
+    message = (
+        f"claim {name} exists and was not created for this capture; it is left untouched: write to it with"
+        " spec.storage.existingClaim, or rename this object"
+    )
+    return Blocked("ChildNameConflict", message, permanent=True)
 
 
 def with_claim(capture: Capture, storage: Storage, failure: Blocked | None) -> Blocked | None:
-    """Return a failure with the claim and the field that it is about: a pod knows only where its volume is mounted."""
+    """Add claim and field to a failure of the volume, because a pod knows only its mount path."""
     if failure is None or not (failure.reason.startswith("Volume") or failure.reason in _OF_THE_VOLUME):
         return failure
     field = "existingClaim" if storage.existing_claim else "size"
@@ -113,10 +103,7 @@ def with_claim(capture: Capture, storage: Storage, failure: Blocked | None) -> B
 
 
 def published_blocked(storage: Storage, claim: Body | None) -> Blocked | None:
-    """Return that a claim that was created blocks a capture: it holds a finished capture of this name.
-
-    The volume would tell, but only when the pod has its GPUs. One that is given may hold others: it is not labelled.
-    """
+    """Return that the created claim already holds a capture of this name; a claim of the user is not labelled."""
     if storage.existing_claim is not None or claim is None or not is_published(claim):
         return None
     message = (
@@ -126,51 +113,20 @@ def published_blocked(storage: Storage, claim: Body | None) -> Blocked | None:
     return Blocked(ALREADY_PUBLISHED, message, permanent=True)
 
 
-def _missing_claim_blocked(storage: Storage) -> Blocked | None:
-    """Only a claim that is given must be there already."""
-    if storage.existing_claim is None:
-        return None
-    message = f"spec.storage.existingClaim: {storage.existing_claim}: there is no such claim; goes on when it exists"
-    return Blocked("ClaimNotFound", message)
-
-
-def _foreign_claim_blocked(capture: Capture, claim: Body) -> Blocked | None:
-    if is_created_for(capture, claim):
-        return None
-    name = claim["metadata"]["name"]
-    if (claim["metadata"].get("labels") or {}).get(CAPTURE_LABEL) == capture.key.name:
-        return Blocked("WaitingForCleanup", f"claim {name} of an earlier capture of this name is still being removed")
-    message = (
-        f"claim {name} exists and was not created for this capture; it is left untouched: write to it with"
-        " spec.storage.existingClaim, or rename this object"
-    )
-    return Blocked("ChildNameConflict", message, permanent=True)
-
-
 _GOES_ON = "the deployment serves meanwhile, and the capture goes on when that has changed"
 
 
-@dataclass(frozen=True)
-class MountedNames:
-    """Names of what a pod mounts and cannot start without."""
-
-    claims: Sequence[str] = ()
-    config_maps: Sequence[str] = ()
-
-
-def mounted_names(pod_spec: Body) -> MountedNames:
-    """Return what a pod mounts, by its spec."""
-    volumes = objects(pod_spec, "volumes")
-    claims = [mapping(each, "persistentVolumeClaim").get("claimName") for each in volumes]
-    config_maps = [mapping(each, "configMap") for each in volumes]
-    return MountedNames(
-        sorted({str(each) for each in claims if each}),
-        sorted({str(each["name"]) for each in config_maps if each.get("name") and not each.get("optional")}),
-    )
+def mounted_names(pod_spec: Body) -> tuple[list[str], list[str]]:
+    """Return the names of the claims and of the required ConfigMaps that a pod spec mounts."""
+    mounts = objects(pod_spec, "volumes")
+    claims = {str(mapping(each, "persistentVolumeClaim").get("claimName") or "") for each in mounts}
+    config_maps = [mapping(each, "configMap") for each in mounts]
+    required = {str(each["name"]) for each in config_maps if each.get("name") and not each.get("optional")}
+    return sorted(claims - {""}), sorted(required)
 
 
 def class_blocked(spec: SpecDecodeCaptureSpec, mounted: MountedObjects) -> Blocked | None:
-    """Return that the claim to be created would find no volume."""
+    """Return that the StorageClass of the claim to create does not exist."""
     missing = None if mounted.classes is None else mounted.classes.missing(spec.storage.storage_class_name)
     if missing is None:
         return None
@@ -185,7 +141,7 @@ def class_blocked(spec: SpecDecodeCaptureSpec, mounted: MountedObjects) -> Block
 
 
 def waits_for_binding(spec: SpecDecodeCaptureSpec, mounted: MountedObjects) -> Blocked | None:
-    """Return that a claim that is just created has to be bound before the GPUs are borrowed."""
+    """Return that a newly created claim must be bound before the GPUs are borrowed."""
     name = spec.storage.storage_class_name
     if mounted.classes is None or not mounted.classes.binds_at_once(name):
         return None
@@ -195,7 +151,7 @@ def waits_for_binding(spec: SpecDecodeCaptureSpec, mounted: MountedObjects) -> B
 
 
 def mounts_blocked(capture: Capture, spec: SpecDecodeCaptureSpec, mounted: MountedObjects) -> Blocked | None:
-    """Return what of the objects that the capture's pod mounts would keep it from starting."""
+    """Return the first mounted object that would keep the capture's pod from starting."""
     return next(_blocked_mounts(capture, spec, mounted), None)
 
 
@@ -220,7 +176,7 @@ def _blocked_mounts(capture: Capture, spec: SpecDecodeCaptureSpec, mounted: Moun
 
 
 def _unbound(where: str, claim: Body, classes: StorageClasses | None) -> Blocked | None:
-    """Return why no pod can use a claim yet; None for one that is bound, or that its first pod binds."""
+    """Return why no pod can use a claim yet; None if it is bound, or will be by its first pod."""
     phase = mapping(claim, "status").get("phase")
     if phase == "Bound":
         return None

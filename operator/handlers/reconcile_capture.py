@@ -47,7 +47,7 @@ from specdecode_operator.capture.observation import (
     read_capture,
 )
 from specdecode_operator.capture.status import Decision, Writes, compose_status, is_outlived
-from specdecode_operator.capture.volumes import MountedNames, mounted_names
+from specdecode_operator.capture.volumes import mounted_names
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import (
     Cluster,
@@ -281,7 +281,7 @@ class CaptureReconciler:
             deployment=self._deployment(capture, starts=job is None) if is_of_interest else None,
             job=job,
             pods=pods,
-            claim=next((claim for claim in claims if claim["metadata"]["name"] == capture.claim_name), None),
+            claim=next((claim for claim in claims if claim["metadata"]["name"] == capture.job_name), None),
             goes_first=self._goes_first(capture) if is_to_start(job, pods) else None,
             operator_image=self._operator_image,
         )
@@ -302,12 +302,11 @@ class CaptureReconciler:
 
     async def _mounted(self, capture: Capture, job: Body | None, sources: References) -> MountedObjects:
         """Return what the pod of a capture mounts; before there is a Job, what its spec names and what exists."""
+        claim_names, map_names = [each for each in (sources.claim, sources.dataset_claim) if each], list[str]()
         if job is not None:
-            names = mounted_names(mapping(mapping(job["spec"], "template"), "spec"))
-        else:
-            names = MountedNames([each for each in (sources.claim, sources.dataset_claim) if each])
-        claims = {name: await self._seen(capture, PERSISTENT_VOLUME_CLAIM, name) for name in names.claims}
-        config_maps = {name: await self._seen(capture, CONFIG_MAP, name) for name in names.config_maps}
+            claim_names, map_names = mounted_names(mapping(mapping(job["spec"], "template"), "spec"))
+        claims = {name: await self._seen(capture, PERSISTENT_VOLUME_CLAIM, name) for name in claim_names}
+        config_maps = {name: await self._seen(capture, CONFIG_MAP, name) for name in map_names}
         return MountedObjects(
             {name: body for name, body in claims.items() if body is not _UNSEEN and (body or job is not None)},
             {name: body for name, body in config_maps.items() if body is not _UNSEEN},
@@ -403,7 +402,7 @@ class CaptureReconciler:
         if writes.claim is not None:
             self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, await self._cluster.apply_new(writes.claim))
         if writes.claim_metadata:
-            metadata = {"namespace": key.namespace, "name": capture.claim_name}
+            metadata = {"namespace": key.namespace, "name": capture.job_name}
             claim = {"kind": PERSISTENT_VOLUME_CLAIM.kind, "metadata": metadata}
             changed = await self._cluster.merge(claim, {"metadata": writes.claim_metadata})
             self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, changed)

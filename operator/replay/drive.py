@@ -26,10 +26,9 @@ from specdecode_operator.capture.load.engine_client import (
     error_text,
 )
 from specdecode_operator.capture.load.engine_ready import EngineMonitor, MetricsDelta, NoMetrics, metrics_delta
-from specdecode_operator.capture.load.progress import TICK_S
 from specdecode_operator.capture.load.prompts import BlockPrompts, Prompt, Said
 from specdecode_operator.capture.load.run_settings import WARMUP_PHASE
-from specdecode_operator.capture.load.runner import CONNECT_AHEAD_S
+from specdecode_operator.capture.load.runner import CONNECT_AHEAD_S, TICK_S
 from specdecode_operator.capture.load.sender import ClientLog, Prepared, Sender, Sending
 from specdecode_operator.capture.load.shutdown import Stop, beside
 from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, RecordingError
@@ -343,8 +342,8 @@ class _Run:
         while progress is not None:
             await asyncio.sleep(5 * TICK_S)
             tally, in_flight = self._sender.tally, self._sending.client.in_flight
-            failed = tally.ended - tally.completed
-            progress(f"{tally.ended + in_flight} of {len(self._plan)} sent, {in_flight} in flight, {failed} failed")
+            failed = tally.total() - tally["completed"]
+            progress(f"{tally.total() + in_flight} of {len(self._plan)} sent, {in_flight} in flight, {failed} failed")
 
     async def send_all(self) -> None:
         """Send all requests, and return when all have ended."""

@@ -26,7 +26,7 @@ from specdecode_operator.capture.trace_reader import (
     Recording,
     RecordingError,
     read_steps,
-    refuse_different,
+    reject_different,
 )
 from specdecode_operator.enums import Method
 from specdecode_operator.replay import model_file
@@ -403,7 +403,7 @@ def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> FittedM
     RecordingError
         The captures are of different engines, or have too little data.
     """
-    refuse_different(recordings)
+    reject_different(recordings)
     k = max(each.num_speculative_tokens for each in recordings)
     lines, captures, drafts, draft_tokens = list[Timeline](), list[FittedCapture](), 0, 0
     for recording in recordings:

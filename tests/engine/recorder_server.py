@@ -16,7 +16,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from devcluster.cluster.settings import free_ports
-from specdecode_operator.capture.job.pod_files import write_bundle
+from specdecode_operator.capture.job.pod_files import RECORDER
 from specdecode_operator.vllm.logging_config import LOGGING_CONFIG_VARIABLE, WATCH, WATCH_FILE, logging_config
 from tests.engine import chunk_observer
 from tests.engine.engine_process import QUIET, Engine
@@ -114,7 +114,7 @@ def starting(
     plugins, segments, observed = folder / "plugins", folder / "segments", folder / "observed"
     for each in (plugins, segments, observed):
         each.mkdir(parents=True)
-    write_bundle(plugins)
+    RECORDER.write(plugins)
     _write_observer(plugins)
     (port,) = free_ports(1)
     log, logging, watch = folder / "vllm.log", folder / "logging.json", folder / WATCH_FILE

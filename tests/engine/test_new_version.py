@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.capture.job.pod_files import write_bundle
+from specdecode_operator.capture.job.pod_files import RECORDER
 from specdecode_operator.vllm.versions import release
 from tests.engine import made_up_version
 from tests.engine.engine_process import HERE, Engine
@@ -62,7 +62,7 @@ def _segment(oracle: Oracle, tokenizer: Path, folder: Path) -> list[dict[str, An
     """Return the lines of a recorder in an engine that serves requests."""
     plugins, segments = folder / "plugins", folder / "segments"
     segments.mkdir()
-    write_bundle(plugins)
+    RECORDER.write(plugins)
     oracle.begin(HERE / "recorder_on_classes.py", folder / "copy", segments, tokenizer, packages=[plugins]).wait()
     (path,) = segments.glob("*.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]

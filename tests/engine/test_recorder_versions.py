@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from specdecode_operator.capture.job.pod_files import write_bundle
+from specdecode_operator.capture.job.pod_files import RECORDER
 from tests.engine.contract_checks import Vllm
 from tests.engine.engine_process import HERE
 
@@ -14,7 +14,7 @@ TRIMS_FROM = "0.32"
 def test_records_with_the_classes_of(vllm: Vllm, models: Path, tmp_path: Path) -> None:
     version, plugins, segments = vllm.profile.version, tmp_path / "plugins", tmp_path / "segments"
     segments.mkdir()
-    write_bundle(plugins)
+    RECORDER.write(plugins)
     # As on PYTHONPATH: the plugin is found by its entry point.
     script, tokenizer = HERE / "recorder_on_classes.py", models / "target"
     vllm.cpu.begin(script, tmp_path / "copy", segments, tokenizer, packages=[plugins]).wait()

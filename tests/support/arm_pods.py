@@ -12,7 +12,7 @@ import msgspec
 
 from specdecode_operator.capture.files.formats import Manifest, PartialManifest
 from specdecode_operator.capture.job.entrypoint import Job
-from specdecode_operator.capture.job.pod_files import switcher_command, write_bundle
+from specdecode_operator.capture.job.pod_files import RECORDER, switcher_command
 from specdecode_operator.capture.job.record_part import Timeouts
 from tests.support.capture_pods import PATIENT, environment
 
@@ -45,7 +45,7 @@ class ArmPod:
     def containers(self) -> Iterator[None]:
         """Run what the pod's other containers run: first `prepare`, then the engine's beside the body."""
         self.job.prepare(self.root / "bundle")
-        write_bundle(self.root / "bundle")
+        RECORDER.write(self.root / "bundle")
         _, *arguments = switcher_command(str(self.root / "bundle"), str(self.switch))
         with subprocess.Popen([sys.executable, *arguments]) as self.switcher:
             try:

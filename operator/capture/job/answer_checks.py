@@ -4,26 +4,15 @@ The questions are sent one at a time and are not recorded. The complete answers 
 """
 
 import hashlib
-import heapq
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import TracebackType
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import httpx
 import msgspec
 from msgspec import Meta, Struct
 
-from specdecode_operator.capture.files.formats import (
-    MOST_CHECK_TOKENS,
-    Checks,
-    Count,
-    GreedyAnswer,
-    GreedyCheck,
-    ParsingCheck,
-    Word,
-)
+from specdecode_operator.capture.files import formats
 from specdecode_operator.capture.load.engine_client import Server, error_text, server_of
 from specdecode_operator.capture.load.prompts import PromptSource
 from specdecode_operator.capture.load.run_settings import CheckSettings, RunSettings
@@ -32,14 +21,13 @@ from specdecode_operator.redaction import clip
 _LARGEST_ANSWER_BYTES: Final = 2**22
 _SEED: Final = 0
 _TOOL: Final = "answer"
-
-# Every member has few values, so that an answer of it ends, whatever the model.
+# Every member has few values, so that the answer of any model ends.
 _PROPERTIES: Final[Mapping[str, Any]] = {
     "answer": {"type": "string", "enum": ["yes", "no", "unknown"]},
     "certain": {"type": "boolean"},
     "score": {"type": "integer", "enum": [1, 2, 3, 4, 5]},
 }
-SCHEMA: Final[Mapping[str, Any]] = {
+_SCHEMA: Final[Mapping[str, Any]] = {
     "type": "object",
     "properties": _PROPERTIES,
     "required": list(_PROPERTIES),
@@ -48,11 +36,11 @@ SCHEMA: Final[Mapping[str, Any]] = {
 
 
 class NotAnsweredError(Exception):
-    """A request without an answer that can be read."""
+    """A request got no readable answer."""
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
-        self.refused = refused  # by the engine, which would refuse it again
+        self.refused = refused  # rejected by the engine, which would reject it again
 
 
 class _Form(Struct, forbid_unknown_fields=True):
@@ -80,14 +68,14 @@ class _Message(Struct):
 
 class _Choice(Struct):
     text: str | None = None
-    token_ids: list[Word] | None = None
+    token_ids: list[formats.Word] | None = None
     logprobs: _Logprobs | None = None
     message: _Message | None = None
     finish_reason: str | None = None
 
 
 class _Usage(Struct, frozen=True):
-    prompt_tokens: Count = 0
+    prompt_tokens: formats.Count = 0
 
 
 class _Answer(Struct):
@@ -100,11 +88,11 @@ _FORM: Final = msgspec.json.Decoder(_Form)
 
 
 class CheckRequests:
-    """Asks one engine, one request at a time."""
+    """Client that sends one request at a time to one engine."""
 
     def __init__(self, server: Server, timeout_s: float) -> None:
         headers = {"authorization": f"Bearer {server.api_key}"} if server.api_key else {}
-        # The engine is in the same pod: proxies of the environment do not apply.
+        # The engine is in the same pod, so proxy variables do not apply.
         self._client = httpx.AsyncClient(
             base_url=f"http{'s' if server.tls else ''}://{server.host}:{server.port}{server.path}",
             headers=headers,
@@ -117,31 +105,25 @@ class CheckRequests:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._client.aclose()
 
-    async def greedy(self, prompt: Sequence[int] | str, sha256: str, most_tokens: int) -> GreedyAnswer:
-        """Return the likeliest tokens after a prompt.
-
-        Raises
-        ------
-        NotAnsweredError
-            The engine gave none.
-        """
+    async def greedy(self, prompt: Sequence[int] | str, sha256: str, most_tokens: int) -> formats.GreedyAnswer:
+        """Return the greedy continuation of a prompt."""
         wanted = {"ignore_eos": not isinstance(prompt, str), "logprobs": 2, "return_token_ids": True}
-        # Two tokens may be the same text: only their ids tell them apart.
+        # Different tokens may have the same text, so token ids are returned.
         wanted |= {"return_tokens_as_token_ids": True}
         answer = await self._ask("/completions", {"prompt": prompt, "max_tokens": most_tokens, **wanted}, sha256)
         choice = answer.choices[0]
         if choice.token_ids is None:
             raise NotAnsweredError("the engine does not say which tokens it answered", refused=True)
         likeliest = (choice.logprobs.top_logprobs if choice.logprobs else None) or []
-        margins = [_margin(each) for each in likeliest]
-        tokens = choice.token_ids[:MOST_CHECK_TOKENS]
+        # How far the most likely token is ahead of the second.
+        best = [sorted((each or {}).values(), reverse=True) for each in likeliest]
+        margins = [each[0] - each[1] if len(each) > 1 else None for each in best]
+        tokens = choice.token_ids[: formats.MOST_CHECK_TOKENS]
         missing: list[float | None] = [None] * len(tokens)
-        return GreedyAnswer(
+        return formats.GreedyAnswer(
             prompt_sha256=sha256,
             prompt_tokens=len(prompt) if not isinstance(prompt, str) else answer.usage.prompt_tokens,
             tokens=tokens,
@@ -149,31 +131,19 @@ class CheckRequests:
         )
 
     async def structured(self, prompt: Sequence[int] | str, salt: str) -> str | None:
-        """Ask for JSON of the schema; return None where it came, else what is wrong, without its content.
-
-        Raises
-        ------
-        NotAnsweredError
-            The engine gave no answer.
-        """
-        form = {"type": "json_schema", "json_schema": {"name": _TOOL, "schema": SCHEMA}}
-        document = {"prompt": prompt, "max_tokens": MOST_CHECK_TOKENS, "response_format": form}
+        """Request JSON of the schema; return None if it is valid, else the problem without the content."""
+        form = {"type": "json_schema", "json_schema": {"name": _TOOL, "schema": _SCHEMA}}
+        document = {"prompt": prompt, "max_tokens": formats.MOST_CHECK_TOKENS, "response_format": form}
         choice = (await self._ask("/completions", document, salt)).choices[0]
         return _wrong_form(choice.text or "", choice.finish_reason)
 
     async def tool_call(self, question: str, salt: str) -> str | None:
-        """Ask for a call of a named function; return as `structured` does.
-
-        Raises
-        ------
-        NotAnsweredError
-            The engine gave no answer.
-        """
-        # Without `strict` some parsers let the model answer any JSON.
-        function = {"name": _TOOL, "parameters": SCHEMA, "strict": True}
+        """Request a call of a named function; return as `structured` does."""
+        # Without `strict`, some parsers accept any JSON.
+        function = {"name": _TOOL, "parameters": _SCHEMA, "strict": True}
         document = {
             "messages": [{"role": "user", "content": question}],
-            "max_tokens": MOST_CHECK_TOKENS,
+            "max_tokens": formats.MOST_CHECK_TOKENS,
             "tools": [{"type": "function", "function": function}],
             "tool_choice": {"type": "function", "function": {"name": _TOOL}},
         }
@@ -184,7 +154,7 @@ class CheckRequests:
         return _wrong_form(calls[0].function.arguments, choice.finish_reason)
 
     async def _ask(self, path: str, document: Mapping[str, Any], salt: str) -> _Answer:
-        # What the load left in the prefix cache was computed in batches: nothing of it counts here.
+        # The prefix cache of the load was computed in batches, so a salt excludes it.
         always = {"model": self._model, "temperature": 0, "seed": _SEED, "cache_salt": f"specdecode-{salt}"}
         try:
             async with self._client.stream("POST", path, json={**always, **document}) as response:
@@ -204,12 +174,6 @@ class CheckRequests:
             raise NotAnsweredError("an answer that nobody can read") from error
 
 
-def _margin(likeliest: Mapping[str, float] | None) -> float | None:
-    """Return how far the likeliest token is before the next."""
-    best = heapq.nlargest(2, (likeliest or {}).values())
-    return best[0] - best[1] if len(best) == 2 else None  # noqa: PLR2004
-
-
 def _wrong_form(text: str, finish_reason: str | None) -> str | None:
     try:
         _FORM.decode(text)
@@ -218,76 +182,68 @@ def _wrong_form(text: str, finish_reason: str | None) -> str | None:
     return None
 
 
-BUDGET_S: Final = 180.0
-"""How long each check may take; what was asked until then counts."""
-
+_BUDGET_S: Final = 180.0  # time limit of each check; requests answered by then count
 _NONE_ASKED: Final = "spec.checks asks for none"
 _NO_TIME: Final = "there was no time for any"
 _SHOWN_FAILURES: Final = 5
 _LONGEST_REASON: Final = 500
+# Replaces random token ids, which no chat template accepts.
 _QUESTION: Final = "Is {} an even number? Answer through the function."
-"""For a workload of random token ids, which no chat template takes."""
 
 _Subject = TypeVar("_Subject")
 
 
 async def check_answers(
-    settings: RunSettings, wanted: CheckSettings, source: PromptSource, budget_s: float = BUDGET_S
-) -> Checks:
-    """Ask an engine what all arms are asked; what it does not answer is told, and no error."""
-    greedy = _asked(settings, source, wanted.greedy_prompts)
-    prompts = [each.prompt for each in _asked(settings, source, wanted.structured_requests)]
+    settings: RunSettings, wanted: CheckSettings, source: PromptSource, budget_s: float = _BUDGET_S
+) -> formats.Checks:
+    """Send an engine the questions for all arms; missing answers are reported and not raised."""
+    phases = [phase.name for phase in settings.workload.phases]
+
+    def asked(count: int) -> list[tuple[Sequence[int] | str, int]]:
+        """Return prompts and output limits, by turns of the workload's phases."""
+        places = [(phases[number % len(phases)], number // len(phases)) for number in range(count)]
+        return [
+            (source.first(*place).content, min(source.output_tokens(*place), formats.MOST_CHECK_TOKENS))
+            for place in places
+        ]
+
+    prompts = [prompt for prompt, _ in asked(wanted.structured_requests)]
     questions = [
         prompt if isinstance(prompt, str) else _QUESTION.format(number) for number, prompt in enumerate(prompts)
     ]
     async with CheckRequests(server_of(settings.engine), settings.workload.timeout_seconds) as requests:
-        return Checks(
-            greedy=await _greedy(requests, greedy, budget_s),
+        return formats.Checks(
+            greedy=await _greedy(requests, asked(wanted.greedy_prompts), budget_s),
             structured=await _parsing(requests.structured, prompts, budget_s),
             tool_calls=await _parsing(requests.tool_call, questions, budget_s),
         )
 
 
-@dataclass(frozen=True)
-class _Asked:
-    prompt: Sequence[int] | str
-    most_tokens: int
-    sha256: str
-
-
-def _asked(settings: RunSettings, source: PromptSource, count: int) -> list[_Asked]:
-    """Return prompts of the workload, by turns of its phases."""
-    phases = [phase.name for phase in settings.workload.phases]
-    found = []
-    for number in range(count):
-        phase, index = phases[number % len(phases)], number // len(phases)
-        prompt = source.first(phase, index).content
-        sha256 = hashlib.sha256(msgspec.json.encode(prompt)).hexdigest()
-        found.append(_Asked(prompt, min(source.output_tokens(phase, index), MOST_CHECK_TOKENS), sha256))
-    return found
-
-
-async def _greedy(requests: CheckRequests, asked: Sequence[_Asked], budget_s: float) -> GreedyCheck:
-    answers: list[GreedyAnswer] = []
-    refused = _NONE_ASKED
+async def _greedy(
+    requests: CheckRequests, asked: Sequence[tuple[Sequence[int] | str, int]], budget_s: float
+) -> formats.GreedyCheck:
+    answers: list[formats.GreedyAnswer] = []
+    rejected = _NONE_ASKED
     until_s = time.monotonic() + budget_s
-    for each in asked:
+    for prompt, most_tokens in asked:
         if time.monotonic() >= until_s:
-            refused = _NO_TIME
+            rejected = _NO_TIME
             break
+        sha256 = hashlib.sha256(msgspec.json.encode(prompt)).hexdigest()
         try:
-            answers.append(await requests.greedy(each.prompt, each.sha256, each.most_tokens))
+            answers.append(await requests.greedy(prompt, sha256, most_tokens))
         except NotAnsweredError as error:
+            reason = clip(str(error), _LONGEST_REASON)
             if not error.refused:
-                return GreedyCheck(not_measured=clip(str(error), _LONGEST_REASON))
-            # Every arm refuses it: the prompt is longer than the engine takes, say.
-            refused = clip(str(error), _LONGEST_REASON)
-    return GreedyCheck(answers=answers, not_measured=None if answers else refused)
+                return formats.GreedyCheck(not_measured=reason)
+            # Every arm rejects it, for example because the prompt is too long.
+            rejected = reason
+    return formats.GreedyCheck(answers=answers, not_measured=None if answers else rejected)
 
 
 async def _parsing(
     ask: Callable[[_Subject, str], Awaitable[str | None]], asked: Sequence[_Subject], budget_s: float
-) -> ParsingCheck:
+) -> formats.ParsingCheck:
     failures: list[str] = []
     number = 0
     until_s = time.monotonic() + budget_s
@@ -297,13 +253,13 @@ async def _parsing(
         try:
             wrong = await ask(subject, str(number))
         except NotAnsweredError as error:
-            if error.refused and number == len(failures):
-                # It would refuse all of them: a tokenizer without a chat template, say.
-                return ParsingCheck(not_measured=clip(str(error), _LONGEST_REASON))
             wrong = clip(str(error), _LONGEST_REASON)
+            if error.refused and number == len(failures):
+                # It would reject all of them, for example because the tokenizer has no chat template.
+                return formats.ParsingCheck(not_measured=wrong)
         number += 1
         failures += [wrong] if wrong is not None else []
-    return ParsingCheck(
+    return formats.ParsingCheck(
         asked=number,
         parsed=number - len(failures),
         failures=failures[:_SHOWN_FAILURES],

@@ -18,30 +18,15 @@ from specdecode_operator.capture.comparison.arm_verdict import comparison_status
 from specdecode_operator.capture.comparison.compare_arms import compare_capture, write_comparison
 from specdecode_operator.capture.comparison.comparison_file import Comparison
 from specdecode_operator.capture.comparison.regression import regression_status, with_regression
-from specdecode_operator.capture.files.formats import CaptureError, PartialManifest
-from specdecode_operator.capture.files.publish import label_partial
+from specdecode_operator.capture.files.formats import CaptureError
 from specdecode_operator.capture.files.summary import MESSAGE_BYTES, summary_text
+from specdecode_operator.capture.job import pod_files
 from specdecode_operator.capture.job.finish import Asked, Published, finish, published_before
-from specdecode_operator.capture.job.pod_files import (
-    IMAGE_ID_FILE,
-    SWITCH_FOLDER,
-    begin,
-    look_at_volume,
-    volume_errors,
-    write_bundle,
-)
 from specdecode_operator.capture.job.record_part import PATIENT, Load, Part, Pod, Recording, Timeouts, parts_of
+from specdecode_operator.capture.load import run_settings
 from specdecode_operator.capture.load.datasets import DATASET_MOUNT, BadDatasetError
-from specdecode_operator.capture.load.progress import print_line
 from specdecode_operator.capture.load.prompts import prompt_source
-from specdecode_operator.capture.load.run_settings import (
-    ATTEMPT_VARIABLE,
-    NODE_VARIABLE,
-    SETTINGS_VARIABLE,
-    InvalidSettingsError,
-    read_settings,
-)
-from specdecode_operator.capture.load.runner import run_load
+from specdecode_operator.capture.load.runner import print_line, run_load
 from specdecode_operator.redaction import clip
 
 _MESSAGE_CHARACTERS: Final = 2000
@@ -56,38 +41,34 @@ def error_message(error: CaptureError) -> bytes:
 
 
 def success_message(published: Published, comparison: Comparison | None = None) -> bytes:
-    """Return the termination message of a success: ``status.summary``, small enough for Kubernetes.
-
-    With several arms it is under that name, without its files, and ``status.comparison`` beside it.
-    """
+    """Return the termination message of a success: ``status.summary`` within the limit of Kubernetes."""
+    # With several arms it is nested without its files, beside ``status.comparison``.
     status: dict[str, Any] = dict(published.status)
+
+    def encoded(compared: dict[str, Any] | None) -> bytes:
+        return msgspec.json.encode(status if compared is None else {"summary": status, "comparison": compared})
+
     compared = None
     if comparison is not None:
         del status["files"]
         compared = comparison_status(comparison)
-    text = _message(status, compared)
     for dropped in ("files", "perPositionPercent", "lateMs", "latencyMs"):
-        if len(text) <= MESSAGE_BYTES:
+        if len(text := encoded(compared)) <= MESSAGE_BYTES:
             return text
         status.pop(dropped, None)
-        text = _message(status, compared)
+    text = encoded(compared)
     if comparison is not None and len(text) > MESSAGE_BYTES:
-        left = MESSAGE_BYTES - len(_message(status, {}))
-        return _message(status, comparison_status(comparison, left))
+        return encoded(comparison_status(comparison, MESSAGE_BYTES - len(encoded({}))))
     return text
 
 
-def _message(summary: dict[str, Any], comparison: dict[str, Any] | None) -> bytes:
-    return msgspec.json.encode(summary if comparison is None else {"summary": summary, "comparison": comparison})
-
-
 def comparison_report(comparison: Comparison) -> str:
-    """Return what the container's log says of the arms."""
+    """Return the log lines of the arms."""
     return "\n".join(f"{arm.name}: {arm.verdict}: {arm.message}" for arm in comparison.arms if arm.verdict is not None)
 
 
 def report(published: Published) -> str:
-    """Return what the container's log ends with."""
+    """Return the last log lines of a success."""
     return f"{summary_text(published.summary)}\n{published.manifest.accounting.equation}\n{published.status['path']}"
 
 
@@ -98,74 +79,58 @@ class Job:
         self,
         environment: Mapping[str, str],
         timeouts: Timeouts = PATIENT,
-        image_id_file: Path = IMAGE_ID_FILE,
-        switch_folder: Path = Path(SWITCH_FOLDER),
+        image_id_file: Path = pod_files.IMAGE_ID_FILE,
+        switch_folder: Path = Path(pod_files.SWITCH_FOLDER),
     ) -> None:
-        text = environment.get(SETTINGS_VARIABLE)
-        attempt = environment.get(ATTEMPT_VARIABLE)
+        text = environment.get(run_settings.SETTINGS_VARIABLE)
+        attempt = environment.get(run_settings.ATTEMPT_VARIABLE)
         if not text or not attempt:
-            missing = ATTEMPT_VARIABLE if text else SETTINGS_VARIABLE
+            missing = run_settings.ATTEMPT_VARIABLE if text else run_settings.SETTINGS_VARIABLE
             raise CaptureError("InvalidSettings", f"{missing} is not set: this runs in the pod of a capture's Job only")
         try:
-            self.settings = read_settings(text)
-        except InvalidSettingsError as error:
+            self.settings = run_settings.read_settings(text)
+        except run_settings.InvalidSettingsError as error:
             raise CaptureError("InvalidSettings", str(error)) from error
         self.parts = parts_of(self.settings, msgspec.json.decode(text, type=Asked), attempt)
         self.places = self.parts[0].places
         self._timeouts = timeouts
-        self._pod = Pod(environment.get(NODE_VARIABLE), image_id_file, switch_folder)
+        self._pod = Pod(environment.get(run_settings.NODE_VARIABLE), image_id_file, switch_folder)
 
     def prepare(self, recorder: Path, datasets: Path = DATASET_MOUNT) -> None:
-        """Do what comes before the engine; nothing where an earlier attempt has published all of it already.
-
-        Raises
-        ------
-        CaptureError
-            When this volume cannot take the capture, or the dataset has no prompts.
-        """
+        """Prepare the volume and write the recorder, unless an earlier attempt has published all parts."""
         left = [part for part in self.parts if published_before(part.places, part.asked) is None]
         for part in left:
-            look_at_volume(part.places)
-            # Where arms are switched, each has its folder when it is its turn.
+            pod_files.look_at_volume(part.places)
+            # The folder of an arm is created when its turn comes.
             if part.arm is None:
-                begin(part.places)
+                pod_files.begin(part.places)
         if left:
-            write_bundle(recorder)
-            self._check_dataset(datasets, left[0])
-
-    def _check_dataset(self, mount: Path, first: Part) -> None:
-        """Read the dataset once before the engine starts: no GPU loads a model for prompts that cannot be read."""
-        try:
-            prompt_source(self.settings, mount)
-        except BadDatasetError as error:
-            failure = CaptureError("InvalidDataset", str(error))
-            _label(first, failure)
-            raise failure from error
+            pod_files.RECORDER.write(recorder)
+            try:
+                # Before the engine starts, so that no GPU loads a model for an unreadable dataset.
+                prompt_source(self.settings, datasets)
+            except BadDatasetError as error:
+                failure = CaptureError("InvalidDataset", str(error))
+                _label(left[0], failure)
+                raise failure from error
 
     def run(self, load: Load = run_load) -> Published:
-        """Do what comes beside the engine; a failure leaves the files of its part labelled as partial.
-
-        What an earlier attempt of this capture has published already is not done again. Of several arms the last
-        repetition of the first that is compared is returned.
-
-        Raises
-        ------
-        CaptureError
-            When a part of the capture was not published.
-        """
-        published = {part.places: self._once(part, load) for part in self.parts}
+        """Record and publish all parts; a failure leaves the files of its part labelled as partial."""
+        # Parts that an earlier attempt has published are skipped. With several arms, the last repetition of the first
+        # arm that is compared with the baseline is returned.
         compared = self.settings.arms[1].name if self._compares else None
-        shown = [each for places, each in published.items() if places.arm == compared]
-        return [*published.values(), *shown][-1]
+        last = shown = None
+        for part in self.parts:
+            last = published_before(part.places, part.asked) or self._run(part, load)
+            if part.arm is not None:
+                # JSON, like progress: the other lines are searched for the cause when a pod is killed.
+                print_line(msgspec.json.encode({"published": part.places.path}).decode())
+            shown = last if part.places.arm == compared else shown
+        assert last is not None  # noqa: S101 - there is at least one part
+        return shown or last
 
     def compare(self) -> Comparison | None:
-        """Write ``comparison.json`` of a capture whose arms are all published; None where there is one arm.
-
-        Raises
-        ------
-        CaptureError
-            When they cannot be compared; their files stay.
-        """
+        """Write ``comparison.json`` of published arms; return None if there is only one arm."""
         if not self._compares:
             return None
         folder = self.places.of_capture
@@ -176,7 +141,7 @@ class Job:
         except Exception as error:
             message = f"the arms are published, and comparing them failed: {type(error).__name__}: {error}"
             raise CaptureError("InternalError", f"{message}: specdecode capture compare does it again") from error
-        with volume_errors(self.places.root):
+        with pod_files.volume_errors(self.places.root):
             write_comparison(folder, comparison)
         return comparison
 
@@ -184,65 +149,37 @@ class Job:
     def _compares(self) -> bool:
         return len(self.settings.arms) > 1
 
-    def _once(self, part: Part, load: Load) -> Published:
-        published = published_before(part.places, part.asked) or self._run(part, load)
-        if part.arm is not None:
-            # For programs, as lines of progress are: why a pod was killed is looked for in its other lines.
-            print_line(msgspec.json.encode({"published": part.places.path}).decode())
-        return published
-
     def _run(self, part: Part, load: Load) -> Published:
         try:
             if part.arm is not None:
-                look_at_volume(part.places)
-                begin(part.places)
+                pod_files.look_at_volume(part.places)
+                pod_files.begin(part.places)
             return finish(part.places, part.asked, asyncio.run(Recording(part, self._timeouts, self._pod).run(load)))
-        except CaptureError as error:
-            failure = part.named(error)
-            _label(part, failure)
-            raise failure from error
         except Exception as error:
-            failure = part.named(
-                CaptureError("InternalError", f"{type(error).__name__}: {error}: see the log of this container")
-            )
+            failure = error
+            if not isinstance(failure, CaptureError):
+                message = f"{type(error).__name__}: {error}: see the log of this container"
+                failure = CaptureError("InternalError", message)
+            failure = part.named(failure)
             _label(part, failure)
             raise failure from error
 
 
 def _label(part: Part, error: CaptureError) -> None:
-    manifest = PartialManifest(
-        namespace=part.places.namespace,
-        capture=part.places.capture,
-        attempt=part.places.attempt,
-        reason=error.reason,
-        message=error.message,
-    )
-    # Where not even this can be written, the label of the start still says that it is unfinished.
+    # If even this cannot be written, the initial label still says that it is unfinished.
     with suppress(OSError):
-        label_partial(part.places.folder, manifest)
+        pod_files.label_attempt(part.places, error.reason, error.message)
 
 
 def prepare_job(recorder: Path) -> bytes:
-    """Do what comes before the engine; return the termination message.
-
-    Raises
-    ------
-    CaptureError
-        When this volume cannot take the capture.
-    """
+    """Run the container `prepare`; return its termination message."""
     job = Job(os.environ)
     job.prepare(recorder)
-    return msgspec.json.encode({"prepared": str(job.parts[0].places.folder)})
+    return msgspec.json.encode({"prepared": str(job.places.folder)})
 
 
 def run_job() -> bytes:
-    """Do what comes beside the engine, and print the summary; return the termination message.
-
-    Raises
-    ------
-    CaptureError
-        When the capture was not published.
-    """
+    """Run the container `load`, and print the summary; return its termination message."""
     job = Job(os.environ)
     published = job.run()
     print_line(report(published))

@@ -23,15 +23,15 @@ from specdecode_operator.capture.recorder.segment_format import CLOSE_FILE, RECO
 
 @dataclass(frozen=True)
 class PluginBundle:
-    """Modules of ours as a package of their own, which imports nothing else of ours."""
+    """Modules of this package as a self-contained package with its own distribution metadata."""
 
     package: str
     version: str
-    sources: Path  # The folder of its modules
-    entry_points: str  # As in a distribution's entry_points.txt
+    sources: Path  # folder of its modules
+    entry_points: str  # content of entry_points.txt
 
     def files(self) -> dict[str, str]:
-        """Return the content of every file, by its path below the folder that goes on PYTHONPATH."""
+        """Return the content of every file, by its path relative to the folder on PYTHONPATH."""
         info = f"{self.package}-{self.version}.dist-info"
         paths = sorted(self.sources.glob("*.py"))
         modules = {f"{self.package}/{path.name}": path.read_text(encoding="utf-8") for path in paths}
@@ -39,7 +39,7 @@ class PluginBundle:
         return modules | {f"{info}/METADATA": metadata, f"{info}/entry_points.txt": self.entry_points}
 
     def write(self, folder: Path) -> list[Path]:
-        """Write it below a folder, readable by every user; return its files."""
+        """Write the package below a folder, readable by every user; return its files."""
         written = []
         for name, text in self.files().items():
             path = folder / name
@@ -50,12 +50,7 @@ class PluginBundle:
         return written
 
 
-PLUGIN: Final = "specdecode_recorder"
-"""Name of the entry point: what VLLM_PLUGINS must list, where it is set."""
-
-SWITCHER: Final = "switcher.py"
-"""The script in the bundle that starts engines."""
-
+PLUGIN: Final = "specdecode_recorder"  # name of the entry point, which VLLM_PLUGINS must list if it is set
 RECORDER: Final = PluginBundle(
     package=PLUGIN,
     version=RECORDER_VERSION,
@@ -63,35 +58,26 @@ RECORDER: Final = PluginBundle(
     entry_points=f"[vllm.stat_logger_plugins]\n{PLUGIN} = {PLUGIN}.plugin:RecorderPlugin\n",
 )
 
-
+# Folder that the engine and the load generator share, with orders and states.
 SWITCH_FOLDER: Final = "/specdecode/switch"
-"""What the engine's container and the load generator's share: orders, and what became of them."""
 
 
 def switcher_command(recorder: str, folder: str = SWITCH_FOLDER) -> list[str]:
-    """Return the command of an engine's container that starts the engine that it is told to start.
+    """Return the command of an engine's container that starts engines on orders.
 
-    ``recorder`` is the folder with the bundle. What the image has in Python's variables is for engines alone.
+    ``recorder`` is the folder of the bundle. ``-I`` ignores the image's Python variables, which are for engines alone.
     """
-    return ["python3", "-I", f"{recorder}/{PLUGIN}/{SWITCHER}", folder]
+    return ["python3", "-I", f"{recorder}/{PLUGIN}/switcher.py", folder]
 
 
-def write_bundle(folder: Path) -> list[Path]:
-    """Write the recorder below a folder, readable by every user; return its files."""
-    return RECORDER.write(folder)
-
-
+# File of a ConfigMap that the operator writes from the pod's status: one line, ``<UID of the pod> <image id>``.
 IMAGE_ID_FILE: Final = Path("/specdecode/podinfo/engine-image-id")
-"""Of a ConfigMap that the operator writes when the pod's status has it: one line, ``<UID of the pod> <image id>``."""
-
 _POLL_S: Final = 0.5
 
 
 async def engine_image_id(file: Path, pod_uid: str, until_s: float) -> str | None:
-    """Return the image's id with its digest; None where it does not come in time, or nothing is mounted there.
-
-    What the file says of an earlier attempt's pod is passed over. ``until_s`` is on the monotonic clock.
-    """
+    """Return the image ID with its digest; None if it does not come in time, or no ConfigMap is mounted."""
+    # The ID of an earlier attempt's pod is ignored. ``until_s`` is on the monotonic clock.
     while (found := _read_image_id(file, pod_uid)) is None:
         if not file.parent.is_dir() or time.monotonic() >= until_s:
             return None
@@ -108,62 +94,56 @@ def _read_image_id(file: Path, pod_uid: str) -> str | None:
 
 
 ARM: Final = "as-deployed"
-REPETITION: Final = 1
 
 
 @dataclass(frozen=True)
 class Places:
-    """The folders of one attempt at one repetition of one arm."""
+    """Folders of one attempt at one repetition of one arm."""
 
     root: Path
     namespace: str
     capture: str
     attempt: str  # UID of the pod
     arm: str = ARM
-    repetition: int = REPETITION
+    repetition: int = 1
 
     @property
     def of_capture(self) -> Path:
-        """What holds all arms of the capture."""
+        """Folder of all arms."""
         return self.root / self.namespace / self.capture
 
     @property
     def final(self) -> Path:
-        """Where the files appear when they are complete."""
+        """Folder of the published files."""
         return self.of_capture / self.arm / str(self.repetition)
 
     @property
     def folder(self) -> Path:
-        """Where they are until then; for ever, if the attempt fails."""
+        """Folder of the files until they are published, and of a failed attempt."""
         return self.final.with_name(f"{self.repetition}{PART_SUFFIX}-{self.attempt}")
 
     @property
     def segments(self) -> Path:
-        """Where the recorders write."""
+        """Folder of the recorders' files."""
         return self.folder / FOLDER
 
     @property
     def close_file(self) -> Path:
-        """What orders the recorders to finish."""
+        """File that orders the recorders to finish."""
         return self.segments / CLOSE_FILE
 
     @property
     def client_file(self) -> Path:
-        """What the load generator writes."""
+        """File of the load generator."""
         return self.folder / f"{CLIENT}{PART_SUFFIX}"
 
     @property
     def path(self) -> str:
-        """The final folder, from the volume's root."""
+        """Final folder, relative to the volume's root."""
         return str(self.final.relative_to(self.root))
 
 
-SMALLEST_FREE_BYTES: Final = 32 * 2**20
-"""Room for a minute of a small engine; less is a mistake."""
-
-_ANYBODY: Final = 0o777
-"""The engine runs as whatever user its image has."""
-
+_SMALLEST_FREE_BYTES: Final = 32 * 2**20  # a minute of a small engine
 _REASONS: Final = {
     errno.EROFS: ("VolumeReadOnly", "is read-only: mount a volume that can be written"),
     errno.EACCES: ("VolumeNotWritable", "may not be written by this user: set fsGroup, or another volume"),
@@ -173,28 +153,9 @@ _REASONS: Final = {
 }
 
 
-def look_at_volume(places: Places, smallest_free_bytes: int = SMALLEST_FREE_BYTES) -> None:
-    """Raise a CaptureError when the volume cannot take an attempt, or holds what it would publish already."""
-    with volume_errors(places.root):
-        _check_volume(places, smallest_free_bytes)
-
-
-def begin(places: Places) -> None:
-    """Make the folders of an attempt, and label it as unfinished.
-
-    Raises
-    ------
-    CaptureError
-        When the volume refuses, or the attempt was begun before.
-    """
-    with volume_errors(places.root):
-        _make_folders(places)
-        label_partial(places.folder, _unfinished(places))
-
-
 @contextmanager
 def volume_errors(root: Path) -> Iterator[None]:
-    """Turn what a volume refuses into a CaptureError with a reason."""
+    """Convert an OSError of a volume to a CaptureError with a reason."""
     try:
         yield
     except OSError as error:
@@ -203,41 +164,44 @@ def volume_errors(root: Path) -> Iterator[None]:
         raise CaptureError(reason, f"the volume at {root} {what} ({error.filename or root})") from error
 
 
-def _check_volume(places: Places, smallest_free_bytes: int) -> None:
-    if not places.root.is_dir():
-        raise CaptureError("VolumeMissing", f"{places.root}: no volume is mounted here")
-    refuse_finished(places.final)
-    free_bytes = shutil.disk_usage(places.root).free
-    if free_bytes < smallest_free_bytes:
-        free, needed = (f"{size / 2**20:.0f} MiB" for size in (free_bytes, smallest_free_bytes))
-        raise CaptureError(
-            "VolumeTooSmall",
-            f"the volume at {places.root} has {free} free of the {needed} that the shortest capture needs:"
-            " free some of it, or use a larger one",
-        )
+def look_at_volume(places: Places, smallest_free_bytes: int = _SMALLEST_FREE_BYTES) -> None:
+    """Raise a CaptureError if the volume cannot take an attempt, or already holds the published files."""
+    with volume_errors(places.root):
+        if not places.root.is_dir():
+            raise CaptureError("VolumeMissing", f"{places.root}: no volume is mounted here")
+        refuse_finished(places.final)
+        free_bytes = shutil.disk_usage(places.root).free
+        if free_bytes < smallest_free_bytes:
+            free, needed = (f"{size / 2**20:.0f} MiB" for size in (free_bytes, smallest_free_bytes))
+            raise CaptureError(
+                "VolumeTooSmall",
+                f"the volume at {places.root} has {free} free of the {needed} that the shortest capture needs:"
+                " free some of it, or use a larger one",
+            )
 
 
-def _make_folders(places: Places) -> None:
-    if places.client_file.exists() or (places.segments.exists() and any(places.segments.iterdir())):
-        raise CaptureError(
-            "AttemptInterrupted",
-            f"{places.folder.name} was begun and interrupted: its files stay as they are, a new pod begins anew",
-        )
-    places.segments.mkdir(parents=True, exist_ok=True)
-    for folder in (places.folder, places.segments):
-        folder.chmod(_ANYBODY)
-    # A power failure must not take the names of folders whose files are flushed.
-    for folder in (places.folder, *places.folder.parents):
-        flush(folder)
-        if folder == places.root:
-            break
+def begin(places: Places) -> None:
+    """Create the folders of an attempt, and label it as unfinished."""
+    with volume_errors(places.root):
+        if places.client_file.exists() or (places.segments.exists() and any(places.segments.iterdir())):
+            raise CaptureError(
+                "AttemptInterrupted",
+                f"{places.folder.name} was begun and interrupted: its files stay as they are, a new pod begins anew",
+            )
+        places.segments.mkdir(parents=True, exist_ok=True)
+        for folder in (places.folder, places.segments):
+            folder.chmod(0o777)  # the engine runs as the user of its image
+        # A power failure must not lose the names of folders whose files are flushed.
+        for folder in (places.folder, *places.folder.parents):
+            flush(folder)
+            if folder == places.root:
+                break
+        label_attempt(places, UNFINISHED, "the attempt runs, or was killed before it could say why")
 
 
-def _unfinished(places: Places) -> PartialManifest:
-    return PartialManifest(
-        namespace=places.namespace,
-        capture=places.capture,
-        attempt=places.attempt,
-        reason=UNFINISHED,
-        message="the attempt runs, or was killed before it could say why",
+def label_attempt(places: Places, reason: str, message: str) -> None:
+    """Label the files of an attempt as partial."""
+    manifest = PartialManifest(
+        namespace=places.namespace, capture=places.capture, attempt=places.attempt, reason=reason, message=message
     )
+    label_partial(places.folder, manifest)

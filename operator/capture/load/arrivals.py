@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import count, islice, takewhile
+from itertools import accumulate, count, islice, takewhile
 from random import Random
 
 from specdecode_operator.api.capture import CaptureWorkload, Pattern, Phase
@@ -16,17 +16,13 @@ from specdecode_operator.capture.load.run_settings import exact, needed
 
 
 def arrival_offsets_s(phase: Phase, seed: int, recorded_s: Sequence[float] = ()) -> Iterator[float]:
-    """Yield when each request of an open phase is to be sent, in seconds from the phase's start, ascending.
-
-    ``recorded_s`` are the moments of a ``Recorded`` phase, and at the end the one when it begins again.
-
-    Requests of a phase with a duration are sent before it is over, the first
-    of a ``Constant``, ``Burst`` or ``Staircase`` phase at 0.
-    """
+    """Yield the send times of an open phase in seconds from its start, in ascending order."""
+    # ``recorded_s`` are the times of a ``Recorded`` phase, followed by the time at which it repeats. In a phase with a
+    # duration, all times lie before its end. A ``Constant``, ``Burst`` or ``Staircase`` phase starts at 0.
     offsets_s = _endless_offsets_s(phase, seed, recorded_s)
     if phase.requests is not None:
         return map(float, islice(offsets_s, phase.requests))
-    # Whether a request is still in the phase is asked of the exact time: rounded, one at the very end would count.
+    # Compared exactly: a rounded time at the very end would count.
     duration_s = exact(phase.duration_seconds)
     return map(float, takewhile(lambda offset_s: offset_s < duration_s, offsets_s))
 
@@ -37,35 +33,24 @@ def _endless_offsets_s(phase: Phase, seed: int, recorded_s: Sequence[float]) -> 
             rate = exact(phase.requests_per_second)
             return (index / rate for index in count())
         case Pattern.POISSON:
-            return _poisson_offsets_s(phase, seed)
+            random = Random(f"{seed}/{phase.name}/arrivals")  # noqa: S311 - not for secrets
+            mean_rate = float(exact(phase.requests_per_second))
+            return map(Fraction, accumulate(random.expovariate(mean_rate) for _ in count()))
         case Pattern.BURST:
             interval_s, size = exact(phase.burst_interval_seconds), needed(phase.burst_size)
             return (index // size * interval_s for index in count())
         case Pattern.STAIRCASE:
             return (stair.offset_s(index) for stair in _stairs(phase) for index in stair.indexes())
         case Pattern.RECORDED:
-            *moments_s, again_s = map(Fraction, recorded_s)
-            return (run * again_s + moment_s for run in count() for moment_s in moments_s)
+            *times_s, again_s = map(Fraction, recorded_s)
+            return (run * again_s + time_s for run in count() for time_s in times_s)
         case Pattern.CLOSED | Pattern.MULTITURN:
             raise ValueError(f"requests of a {phase.pattern} phase have no planned times")
 
 
-def _poisson_offsets_s(phase: Phase, seed: int) -> Iterator[Fraction]:
-    random = Random(f"{seed}/{phase.name}/arrivals")  # noqa: S311 - not for secrets
-    rate = float(exact(phase.requests_per_second))
-    offset_s = 0.0
-    while True:
-        offset_s += random.expovariate(rate)
-        yield Fraction(offset_s)
-
-
 @dataclass(frozen=True)
 class _Stair:
-    """A step of a staircase: from when on, at what rate, and how many requests were due before and after it.
-
-    The numbers of requests due are fractions: a request's number need not be
-    reached just when the rate changes.
-    """
+    """One step of a staircase. The requests due before and after it may be fractions."""
 
     start_s: Fraction
     rate: Fraction
@@ -90,17 +75,14 @@ def _stairs(phase: Phase) -> Iterator[_Stair]:
 
 
 def expected_duration_s(workload: CaptureWorkload) -> float:
-    """Return how long the phases of a workload take at least, in seconds.
-
-    What depends on the engine comes on top: warm-up, the answers still in
-    flight when a phase ends, and the whole of a closed phase that ends after a
-    number of requests.
-    """
+    """Return the minimum duration of a workload in seconds."""
+    # Warm-up, open requests at the end of a phase, and closed phases with a number of requests depend on the engine and
+    # are not included.
     return math.fsum(phase_duration_s(phase) for phase in workload.phases)
 
 
 def phase_duration_s(phase: Phase) -> float:
-    """Return how long requests of a phase begin, in seconds; 0 where the engine or a trace decides."""
+    """Return the time from the first to the last request of a phase in s; 0 if the engine or a trace decides."""
     if phase.duration_seconds is not None:
         return float(phase.duration_seconds)
     last = needed(phase.requests) - 1
@@ -116,7 +98,7 @@ def phase_duration_s(phase: Phase) -> float:
 
 
 def phase_requests(phase: Phase) -> int | None:
-    """Return how many requests a phase has; None where the engine or a trace decides, the mean where chance does."""
+    """Return the number of requests of a phase, for Poisson the mean; None if the engine or a trace decides."""
     if phase.requests is not None:
         return phase.requests
     duration_s = exact(phase.duration_seconds)

@@ -13,57 +13,51 @@ from specdecode_operator.capture.load.run_settings import WARMUP_PHASE, needed
 from specdecode_operator.problems import printable
 
 DATASET_MOUNT = Path("/dataset")
-"""Where the Job's pod has the ConfigMap or the volume with the dataset."""
-
 _GSM8K_COLUMN = "question"
+# Files of a GSM8K folder on Hugging Face, in order of preference; the first pattern with files counts.
 _GSM8K_SHARDS = ("main/test-*.parquet", "test-*.parquet", "main/train-*.parquet", "train-*.parquet")
-"""Files of a GSM8K folder as Hugging Face has it, in order of preference: the first pattern with files counts."""
-
+# Fields with the prompt of a SPEED-Bench line, as its own script and as the hub write it.
 _SPEED_BENCH_TURNS = ("messages", "turns")
-"""Fields of a SPEED-Bench line that hold the prompt: as its own script writes it, and as the hub has it."""
-
+# Start of a prompt that the hub may not redistribute; half of them are.
 _SPEED_BENCH_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
-"""How a prompt begins that the hub may not hand on; half of them do."""
-
-_MOST_NAMED = 12
-
-_PERSONS = (None, "human", "user")
-"""Who says prompts in ShareGPT's turns; of one that names nobody, the first is taken for one."""
-
-_MOST_BYTES = 2**30
-"""Half of the memory that the containers with the operator's image have."""
+_PERSONS = (None, "human", "user")  # speakers of prompts in ShareGPT; None is a turn without a speaker
+_MOST_BYTES = 2**30  # half of the memory of the containers with the operator's image
 
 
 class BadDatasetError(ValueError):
-    """A dataset without prompts that could be sent; the message names the file, the place in it and what to do."""
+    """A dataset without usable prompts; the message has the file, the place in it and the fix."""
 
 
 class Part(NamedTuple):
-    """What of a dataset a phase asks."""
+    """Part of a dataset that a phase uses."""
 
     path: str
     category: str | None = None  # of SPEED-Bench
 
 
 def parts_of(workload: CaptureWorkload) -> Mapping[str, Part]:
-    """Return what of its dataset each phase of a workload asks; warm-up asks what the first phase does."""
+    """Return the part of the dataset for each phase; warm-up uses that of the first phase."""
     path = needed(workload.prompts.dataset).path
     parts = {phase.name: Part(phase.path or path, phase.category) for phase in workload.phases}
     return parts | {WARMUP_PHASE: parts[workload.phases[0].name]}
 
 
 def read_dataset(settings: Dataset, mount: Path = DATASET_MOUNT, part: Part | None = None) -> list[str]:
-    """Return the prompts of a dataset, or of a part of it, in the order of its files.
-
-    Raises
-    ------
-    BadDatasetError
-        A file is missing, empty, too large, not of the format that was said, or has no prompts where they should be.
-    """
+    """Return the prompts of a dataset, or of a part of it, in the order of its files."""
     part = part or Part(settings.path)
     path = inside(mount, part.path)
     try:
-        prompts = list(_read(path, settings, part.category))
+        match settings.format:
+            case DatasetFormat.JSONL:
+                prompts = list(_read_jsonl(path, settings.prompt_field))
+            case DatasetFormat.GSM8K:
+                prompts = list(_read_gsm8k(path))
+            case DatasetFormat.SHAREGPT:
+                prompts = list(_read_share_gpt(path))
+            case DatasetFormat.SPEED_BENCH:
+                prompts = list(_read_speed_bench(path, part.category))
+            case DatasetFormat.TRACE:
+                raise ValueError("a trace holds no prompts")
     except OSError as error:
         raise BadDatasetError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not prompts:
@@ -71,38 +65,20 @@ def read_dataset(settings: Dataset, mount: Path = DATASET_MOUNT, part: Part | No
     return prompts
 
 
-def _read(path: Path, settings: Dataset, category: str | None) -> Iterator[str]:
-    match settings.format:
-        case DatasetFormat.JSONL:
-            return _read_jsonl(path, settings.prompt_field)
-        case DatasetFormat.GSM8K:
-            return _read_gsm8k(path)
-        case DatasetFormat.SHAREGPT:
-            return _read_share_gpt(path)
-        case DatasetFormat.SPEED_BENCH:
-            return _read_speed_bench(path, category)
-        case DatasetFormat.TRACE:
-            raise ValueError("a trace holds no prompts")
-
-
 def inside(mount: Path, path: str) -> Path:
-    """Return the path in the mounted source; links may not lead out of it."""
+    """Return the path in the mounted source; links may not leave it."""
     place = mount / path
     if not place.resolve().is_relative_to(mount.resolve()):
         raise BadDatasetError(f"{path}: leads out of the dataset's volume: write a path inside it, without ..")
     if not place.exists():
-        raise BadDatasetError(f"{place}: does not exist; {_neighbours(place, mount)}: correct prompts.dataset.path")
+        folder = next(parent for parent in (*place.parents, mount) if parent.is_dir() or parent == mount)
+        found = f"nothing is mounted at {mount}"
+        if folder.is_dir():
+            names, most = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("..")), 10
+            shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+            found = f"{folder} has {shown}" if names else f"{folder} is empty"
+        raise BadDatasetError(f"{place}: does not exist; {found}: correct prompts.dataset.path")
     return place
-
-
-def _neighbours(place: Path, mount: Path) -> str:
-    folder = next(parent for parent in (*place.parents, mount) if parent.is_dir() or parent == mount)
-    if not folder.is_dir():
-        return f"nothing is mounted at {mount}"
-    most = 10
-    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(".."))
-    shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-    return f"{folder} has {shown}" if names else f"{folder} is empty"
 
 
 def _checked_file(path: Path) -> Path:
@@ -129,26 +105,25 @@ def _read_jsonl(path: Path, field: str) -> Iterator[str]:
 
 
 def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a file of lines, each with its place for messages."""
+    """Yield the objects of a JSONL file, each with its place for messages."""
     with _checked_file(path).open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            # Editors on Windows begin a file with a byte order mark, which JSON does not know.
+            # Editors on Windows write a byte order mark, which JSON does not allow.
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            if text.strip():
-                place = f"{path}: line {number}"
-                yield place, _object(text, place)
-
-
-def _object(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        record = msgspec.json.decode(line.decode())
-    except UnicodeDecodeError as error:
-        raise BadDatasetError(f"{place}: byte {error.start + 1} is not UTF-8: convert the file to UTF-8") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise BadDatasetError(f"{place}: is not JSON ({error}): write one object on each line") from error
-    if not isinstance(record, dict):
-        raise BadDatasetError(f"{place}: is {_kind(record)}, not an object: write one object on each line")
-    return record
+            if not text.strip():
+                continue
+            place = f"{path}: line {number}"
+            try:
+                record = msgspec.json.decode(text.decode())
+            except UnicodeDecodeError as error:
+                message = f"byte {error.start + 1} is not UTF-8: convert the file to UTF-8"
+                raise BadDatasetError(f"{place}: {message}") from error
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise BadDatasetError(f"{place}: is not JSON ({error}): write one object on each line") from error
+            if not isinstance(record, dict):
+                message = f"is {_kind(record)}, not an object: write one object on each line"
+                raise BadDatasetError(f"{place}: {message}")
+            yield place, record
 
 
 def _text(value: Any, place: str) -> str:
@@ -165,25 +140,21 @@ def _kind(value: Any) -> str:
 
 
 def _read_gsm8k(path: Path) -> Iterator[str]:
-    for file in _shards(path) if path.is_dir() else [path]:
+    files = [path]
+    if path.is_dir():
+        files = next((found for each in _GSM8K_SHARDS if (found := sorted(path.glob(each)))), [])
+        if not files:
+            fix = "name the folder that was downloaded, or a parquet file"
+            raise BadDatasetError(f"{path}: has none of {', '.join(_GSM8K_SHARDS)}: {fix}")
+    for file in files:
         for place, row in _rows(_checked_file(file), [_GSM8K_COLUMN], "GSM8K"):
             yield _text(row[_GSM8K_COLUMN], f"{place}, column {_GSM8K_COLUMN!r}")
 
 
-def _shards(folder: Path) -> list[Path]:
-    for pattern in _GSM8K_SHARDS:
-        files = sorted(folder.glob(pattern))
-        if files:
-            return files
-    raise BadDatasetError(
-        f"{folder}: has none of {', '.join(_GSM8K_SHARDS)}: name the folder that was downloaded, or a parquet file"
-    )
-
-
 def _rows(path: Path, wanted: Sequence[str], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a parquet file with those of the wanted columns that it has, each with its place."""
+    """Yield the rows of a parquet file with the wanted columns that it has, each with its place for messages."""
     try:
-        # Only parquet needs it, and it is large.
+        # An optional and large dependency.
         from pyarrow import ArrowInvalid, parquet  # type: ignore[import-untyped]  # noqa: PLC0415
     except ImportError as error:
         message = f"{path}: reading parquet needs pyarrow: pip install '.[parquet]' in a clone"
@@ -208,7 +179,6 @@ def _rows(path: Path, wanted: Sequence[str], name: str) -> Iterator[tuple[str, d
 
 
 def _read_speed_bench(path: Path, category: str | None) -> Iterator[str]:
-    """Yield what is asked first in each question of a category, or of all."""
     wanted = [*_SPEED_BENCH_TURNS, "category"]
     is_parquet = path.suffix == ".parquet"
     rows = _rows(_checked_file(path), wanted, "SPEED-Bench") if is_parquet else _objects(path)
@@ -219,10 +189,8 @@ def _read_speed_bench(path: Path, category: str | None) -> Iterator[str]:
             has_prompts = True
             yield _speed_bench_prompt(row, place)
     if categories and not has_prompts:
-        names = ", ".join(sorted(categories)[:_MOST_NAMED])
-        raise BadDatasetError(
-            f"{path}: has no category {category}; its categories: {printable(names)}: name one of them"
-        )
+        names = printable(", ".join(sorted(categories)[:12]))
+        raise BadDatasetError(f"{path}: has no category {category}; its categories: {names}: name one of them")
 
 
 def _speed_bench_prompt(row: dict[str, Any], place: str) -> str:
@@ -241,15 +209,10 @@ def _speed_bench_prompt(row: dict[str, Any], place: str) -> str:
 
 
 class _Turn(Struct, rename={"speaker": "from"}):
-    """What somebody says; the public files have turns without either."""
+    """A turn of ShareGPT; some in the public files lack a field."""
 
     speaker: Any = None
     value: Any = None
-
-    @property
-    def is_prompt(self) -> bool:
-        """Whether a person says it, and says anything."""
-        return self.speaker in _PERSONS and isinstance(self.value, str) and bool(self.value.strip())
 
 
 class _Conversation(Struct):
@@ -262,22 +225,22 @@ _TURN: Final = msgspec.json.Decoder(_Turn)
 
 
 def _read_share_gpt(path: Path) -> Iterator[str]:
-    """Yield what a person says first in every conversation; those in which none does are passed over.
-
-    The file's bytes are held once, and of each conversation only the turns up to that one are looked into.
-    """
+    """Yield the first prompt of every conversation that has one."""
+    # The file is held in memory once, and conversations are parsed only up to that turn.
     text = memoryview(_checked_file(path).read_bytes())
     if bytes(text[: len(codecs.BOM_UTF8)]) == codecs.BOM_UTF8:
         text = text[len(codecs.BOM_UTF8) :]
+    odd: msgspec.DecodeError | None = None
+    has_prompts, conversations = False, list[Raw]()
     try:
         conversations = _CONVERSATIONS.decode(text)
     except msgspec.DecodeError as error:
-        raise _no_share_gpt(path, error) from error
-    odd: msgspec.DecodeError | None = None
-    has_prompts = False
+        odd = error
     for number, conversation in enumerate(conversations, start=1):
         try:
-            prompt = _first_prompt(conversation)
+            turns = map(_TURN.decode, _CONVERSATION.decode(conversation).conversations)
+            said = (each.value for each in turns if each.speaker in _PERSONS and isinstance(each.value, str))
+            prompt = next((each for each in said if each.strip()), None)
         except UnicodeDecodeError as error:
             raise BadDatasetError(
                 f"{path}: conversation {number}: is not UTF-8 ({error.reason}): convert the file to UTF-8"
@@ -289,15 +252,5 @@ def _read_share_gpt(path: Path) -> Iterator[str]:
             has_prompts = True
             yield prompt
     if odd is not None and not has_prompts:
-        raise _no_share_gpt(path, odd)
-
-
-def _first_prompt(conversation: Raw) -> str | None:
-    turns = map(_TURN.decode, _CONVERSATION.decode(conversation).conversations)
-    return next((str(turn.value) for turn in turns if turn.is_prompt), None)
-
-
-def _no_share_gpt(path: Path, error: msgspec.DecodeError) -> BadDatasetError:
-    return BadDatasetError(
-        f"{path}: is not ShareGPT ({error}): it must be a list of objects with conversations[].value"
-    )
+        message = f"is not ShareGPT ({odd}): it must be a list of objects with conversations[].value"
+        raise BadDatasetError(f"{path}: {message}") from odd

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 import h11
@@ -36,8 +36,7 @@ _ERROR = b'{"error"'
 _USAGE = b'"usage"'
 _LONGEST_ERROR = 200
 _LONGEST_EVENT_BYTES = 1024 * 1024
-_LARGEST_KEPT_BYTES: Final = 2**27
-"""Of the events of an answer that is kept: an engine's longest answers have less."""
+_LARGEST_KEPT_BYTES: Final = 2**27  # limit of a kept answer's events, above an engine's longest answers
 
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
 
@@ -61,43 +60,42 @@ _EVENT: Final = msgspec.json.Decoder(_Event)
 
 
 class UnreadableStreamError(Exception):
-    """What arrives is no stream of events."""
+    """The response is not a stream of events."""
 
 
 class CompletionStream:
-    """The server-sent events of one answer.
+    """Server-sent events of one answer.
 
-    Events with tokens are only counted, unless the answer itself is wanted:
-    taking hundreds of streams apart would make the load generator late.
+    Events with tokens are only counted unless the answer is kept: parsing hundreds of streams would delay the load.
     """
 
     def __init__(self, *, keep_answer: bool) -> None:
         self.chunks = 0  # events with tokens
-        # When the first and the last of them arrived, on the monotonic clock.
+        # Arrival of the first and the last of them, on the monotonic clock.
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
-        # What the engine's usage report says, at the end.
+        # From the engine's usage report at the end.
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
         self.done = False
-        self.error: str | None = None  # what the engine said went wrong after it had begun to answer
+        self.error: str | None = None  # an error that the engine reported after it began to answer
         self._keep_answer = keep_answer
         self._ids: list[int] = []
         self._texts: list[str] = []
         self._kept_bytes = 0
-        self._tail = bytearray()  # of an event whose end has not arrived
+        self._tail = bytearray()  # incomplete event
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Read what arrived now.
+        """Process received bytes.
 
         Raises
         ------
         UnreadableStreamError
-            An event, or an answer that is kept, is longer than any of an engine.
+            An event, or a kept answer, exceeds its size limit.
         msgspec.DecodeError, UnicodeDecodeError, RecursionError
-            An event is not what an engine sends.
+            An event has the wrong form.
         """
-        # Only what is new is searched, and nothing is copied: an event may arrive in very many pieces.
+        # Only new bytes are searched, without copies: an event may arrive in many pieces.
         searched = max(len(self._tail) - len(_EVENT_END) + 1, 0)
         self._tail += data
         if self._tail.find(_EVENT_END, searched) < 0:
@@ -110,7 +108,7 @@ class CompletionStream:
                 self._read(event[len(_DATA) :], now_s)
 
     def answer(self, *, as_text: bool) -> Prompt:
-        """Return what was answered; only of a stream that was to keep it."""
+        """Return the answer of a stream that keeps it."""
         return Prompt("".join(self._texts) if as_text else self._ids)
 
     def _read(self, payload: bytearray, now_s: float) -> None:
@@ -146,73 +144,55 @@ class CompletionStream:
 
 
 def error_text(body: bytes | bytearray) -> str:
-    """Return the short reason in an engine's error document, without anything of the prompt that it may repeat.
-
-    vLLM says ``{"error": {"message": ...}}``, FastAPI ``{"detail": ...}``;
-    a document on a field that it does not take ends with the field's input.
-    """
+    """Return the reason in an engine's error document, shortened and without input that it may echo."""
+    # vLLM returns ``{"error": {"message": ...}}``, FastAPI ``{"detail": ...}``. A validation error of FastAPI ends with
+    # the input of the invalid field.
     try:
-        return shortened(_reason(msgspec.json.decode(body)))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # no JSON, or nested too deep
-        return shortened(body.decode(errors="replace"))
+        document = msgspec.json.decode(body)
+        if isinstance(document, dict):
+            error = document.get("error", document.get("detail", document))
+            document = error.get("message", error) if isinstance(error, dict) else error
+        return _shortened(document if isinstance(document, str) else msgspec.json.encode(document).decode())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # not JSON, or nested too deep
+        return _shortened(body.decode(errors="replace"))
 
 
-def _reason(document: Any) -> str:
-    if isinstance(document, dict):
-        error = document.get("error", document.get("detail", document))
-        document = error.get("message", error) if isinstance(error, dict) else error
-    return document if isinstance(document, str) else msgspec.json.encode(document).decode()
-
-
-def shortened(text: str) -> str:
-    """Return the beginning of a text from the engine, without anything of the prompt that it may repeat."""
+def _shortened(text: str) -> str:
     for mark in ("'input'", '"input"'):
         text = text.partition(mark)[0]
     return clip(" ".join(text.split()), _LONGEST_ERROR)
 
 
-LONGEST_HEAD_BYTES: Final = 64 * 1024
-"""Of the head, and of the line before a chunk: an answer that is longer is none."""
-
+LONGEST_HEAD_BYTES: Final = 64 * 1024  # limit of a response's head, and of the line before a chunk
+# Limit of responses like ``100 Continue`` before the response itself; an engine sends one at most.
 _MOST_INFORMATIONAL: Final = 16
-"""Responses like ``100 Continue`` before the response itself; an engine sends one at most."""
-
-# What a response may be depends on what was asked. The requests themselves are made before their time (`EngineClient`).
+# h11 needs a request to parse a response. The real ones are encoded before their time (`EngineClient`).
 _ASKED: Final = h11.Request(
     method="POST", target="/", headers=[("Host", "engine"), ("Content-Length", "0"), ("Connection", "close")]
 )
 
 
 class HttpResponse:
-    """Hands out the status of a response and the bytes of its body, as soon as they are there."""
+    """Incremental parser of a response."""
 
     def __init__(self) -> None:
         self.status: int | None = None
-        self.complete = False  # the body's end was seen
+        self.complete = False  # the body has ended
         self._informational = 0
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD_BYTES)
         self._connection.send(_ASKED)
         self._connection.send(h11.EndOfMessage())
 
     def feed(self, data: bytes) -> bytes:
-        """Return the bytes of the body in what arrived.
+        """Return the bytes of the body in received data.
 
         Raises
         ------
         h11.RemoteProtocolError
-            It is not HTTP, or never comes to the response itself.
+            It is not HTTP, or has too many informational responses.
         """
-        if data:  # nothing would be the end of the connection
+        if data:  # h11 takes empty data as the end of the connection
             self._connection.receive_data(data)
-        return self._body()
-
-    def end_of_connection(self) -> None:
-        """Note that nothing more comes: the end of a body without a length, and of no other."""
-        with suppress(h11.RemoteProtocolError):
-            self._connection.receive_data(b"")
-            self._body()
-
-    def _body(self) -> bytes:
         body = []
         while not self.complete and (event := self._connection.next_event()) is not h11.NEED_DATA:
             if isinstance(event, h11.Data):
@@ -227,6 +207,12 @@ class HttpResponse:
                 self.complete = True
         return b"".join(body)
 
+    def end_of_connection(self) -> None:
+        """Note the end of the connection, which completes only a body without a length."""
+        with suppress(h11.RemoteProtocolError):
+            self._connection.receive_data(b"")
+            self.feed(b"")
+
 
 _OK = 200
 _MOST_ERROR_BYTES = 64 * 1024
@@ -240,20 +226,18 @@ _UNREADABLE = (
 
 
 class Exchange(asyncio.Protocol):
-    """A request that is sent at its time, or as soon as there is a connection, and its answer.
+    """A request that is sent at its time or once it is connected, and its answer.
 
-    ``due_s`` is on the monotonic clock, which is also the event loop's; a time that is over means at once.
+    ``due_s`` is on the monotonic clock, which is also the event loop's. A past time means at once.
     """
 
     def __init__(self, request: bytes, due_s: float, *, keep_answer: bool) -> None:
         self.stream = CompletionStream(keep_answer=keep_answer)
-        # When the request was written to its connection, on the monotonic clock; None before.
-        self.sent_s: float | None = None
-        self.finished_s = 0.0  # when it ended, whatever the outcome
-        # How it ended, and why if it did not complete.
+        self.sent_s: float | None = None  # when the request was written to its connection
+        self.finished_s = 0.0
         self.outcome: Outcome | None = None
         self.error: str | None = None
-        self.withdrawn = False  # it was cancelled before its time, so there never was such a request
+        self.withdrawn = False  # cancelled before its time, so it does not count as a request
         self._request = request
         self._due_s = due_s
         self._response = HttpResponse()
@@ -264,11 +248,11 @@ class Exchange(asyncio.Protocol):
 
     @property
     def http_status(self) -> int | None:
-        """The answer's status; None if none arrived."""
+        """Status of the answer, if it arrived."""
         return self._response.status
 
     async def run(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        """Connect, send, and wait for the end; what goes wrong is an outcome, never an exception."""
+        """Connect, send, and wait for the end. Failures become outcomes, not exceptions."""
         connecting = self._loop.create_task(self._loop.create_connection(lambda: self, host, port, ssl=tls))
         try:
             await asyncio.wait([connecting, self._ended], return_when=asyncio.FIRST_COMPLETED)
@@ -280,7 +264,7 @@ class Exchange(asyncio.Protocol):
             self.end("cancelled", "the load generator stopped")
 
     def end(self, outcome: Outcome, error: str | None = None) -> None:
-        """End it now, unless it has ended; a request that never left is ``not_sent`` whatever ends it."""
+        """End the exchange unless it has ended; the outcome of an unsent request is always ``not_sent``."""
         if self._ended.done():
             return
         self.outcome = outcome if self.sent_s is not None else "not_sent"
@@ -292,7 +276,7 @@ class Exchange(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the request, or let it be sent when its time comes."""
+        """Schedule the request."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_connection makes
         self._transport = transport
         if self._ended.done():
@@ -303,12 +287,12 @@ class Exchange(asyncio.Protocol):
     def _send(self) -> None:
         assert self._transport is not None  # noqa: S101 - there is a connection
         if not self._transport.is_closing():
-            # Taken before writing: on a loopback the engine may answer before the call returns.
+            # Taken before writing, since on a loopback the engine may answer before the call returns.
             self.sent_s = time.monotonic()
             self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Take a piece of the answer."""
+        """Process a piece of the answer."""
         now_s = time.monotonic()
         try:
             body = self._response.feed(data)
@@ -317,14 +301,14 @@ class Exchange(asyncio.Protocol):
             elif len(self._rejection) < _MOST_ERROR_BYTES:
                 self._rejection += body
         except _UNREADABLE as error:
-            # h11 repeats the whole line that it cannot read.
-            self.end("disconnected", f"unreadable answer: {shortened(str(error))}")
+            # The error of h11 contains the whole line.
+            self.end("disconnected", f"unreadable answer: {_shortened(str(error))}")
         else:
             if self._response.complete:
                 self._end_of_response()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Take the connection's end for the answer's, if it can be."""
+        """End the exchange; the end of the connection may complete the answer."""
         self._response.end_of_connection()
         if self._response.complete:
             self._end_of_response()
@@ -332,7 +316,7 @@ class Exchange(asyncio.Protocol):
             self._end_when_due("disconnected", str(exc) if exc else "the engine closed the connection")
 
     def _end_when_due(self, outcome: Outcome, error: str) -> None:
-        """End it, but not before its time: until then it is not late, and a run that is stopped does without it."""
+        """End the exchange, but not before its time: a stopped run withdraws it until then."""
         if time.monotonic() < self._due_s:
             self._loop.call_at(self._due_s, self.end, outcome, error)
         else:
@@ -354,29 +338,29 @@ _ENCODER = msgspec.json.Encoder()
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """Where completions come from."""
+    """Address of an OpenAI-compatible server."""
 
     host: str
     port: int
     model: str
-    path: str = "/v1"  # what the names of its paths begin with
+    path: str = "/v1"  # prefix of its paths
     api_key: str | None = None
     tls: ssl.SSLContext | None = None  # None: plain HTTP
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """One request, ready to be sent."""
+    """A completion request."""
 
-    request_id: str  # goes as X-Request-Id, and so into the engine's own records
+    request_id: str  # sent as X-Request-Id, which the engine records
     prompt: Prompt
     max_tokens: int
-    temperature: float | None  # None: the server's own
-    ignore_eos: bool  # the answer is ``max_tokens`` long whatever the model says
+    temperature: float | None  # None: the server's default
+    ignore_eos: bool  # always generate ``max_tokens``
     keep_answer: bool = False  # for the next turn of a conversation
 
     def body(self, model: str) -> bytes:
-        """Return the document that /v1/completions takes."""
+        """Return the JSON body for /v1/completions."""
         document = {
             "model": model,
             "prompt": self.prompt.content,
@@ -393,28 +377,36 @@ class CompletionRequest:
 
 
 class EngineClient:
-    """Sends requests, each on a connection of its own, as many at a time as it is asked to."""
+    """Client that sends each request on its own connection, without a limit of concurrent ones."""
 
     def __init__(self, server: Server, timeout_s: float) -> None:
         self._server = server
         self._timeout_s = timeout_s
-        self._headers = _headers(server)
+        host = f"[{server.host}]" if ":" in server.host else server.host
+        lines = [
+            f"POST {server.path}/completions HTTP/1.1",
+            f"Host: {host}:{server.port}",
+            "Content-Type: application/json",
+            "Connection: close",
+            *([] if server.api_key is None else [f"Authorization: Bearer {server.api_key}"]),
+        ]
+        self._headers = "".join(f"{line}\r\n" for line in lines).encode()
         self._open: set[Exchange] = set()
         self._cancelled: str | None = None
 
     @property
     def in_flight(self) -> int:
-        """How many requests were sent and have not ended."""
+        """Number of requests that were sent and have not ended."""
         return sum(exchange.sent_s is not None for exchange in self._open)
 
     def prepare(self, request: CompletionRequest) -> bytes:
-        """Return the bytes of a request, made before its time so that making them does not delay it."""
+        """Return the bytes of a request, encoded ahead so that encoding does not delay it."""
         body = request.body(self._server.model)
         own = f"X-Request-Id: {request.request_id}\r\nContent-Length: {len(body)}\r\n\r\n"
         return self._headers + own.encode() + body
 
     async def send(self, prepared: bytes, due_s: float, *, keep_answer: bool = False) -> Exchange:
-        """Return the ended exchange of a prepared request, sent at its time or, if that is over, at once."""
+        """Send a prepared request at its time, or at once if it is late; return the ended exchange."""
         exchange = Exchange(prepared, due_s, keep_answer=keep_answer)
         if self._cancelled is not None:
             exchange.end("cancelled", self._cancelled)
@@ -434,51 +426,29 @@ class EngineClient:
         return exchange
 
     def cancel_all(self, reason: str) -> None:
-        """End every open request as cancelled; requests after it do not leave."""
+        """End every open request as cancelled, and send no more."""
         self._cancelled = reason
         for exchange in list(self._open):
             exchange.end("cancelled", reason)
 
 
 def server_of(engine: EngineAddress, environment: Mapping[str, str] = os.environ) -> Server:
-    """Return the engine of a capture.
-
-    Raises
-    ------
-    InvalidSettingsError
-        Its key is not in the environment, or its certificates are not in their folder.
-    """
+    """Return the engine of a capture."""
     url = urlsplit(engine.url)
     assert url.hostname and url.port  # noqa: S101, PT018 - the settings' pattern
-    key = _api_key(engine, environment)
-    return Server(host=url.hostname, port=url.port, model=engine.model, api_key=key, tls=tls_of(engine))
+    key = None
+    if engine.api_key_variable is not None:
+        key = environment.get(engine.api_key_variable)
+        if not key:
+            raise InvalidSettingsError(
+                Problem(
+                    "settings.engine.api_key_variable", engine.api_key_variable, "is not set in this container: set it"
+                )
+            )
+    return Server(host=url.hostname, port=url.port, model=engine.model, api_key=key and key.strip(), tls=tls_of(engine))
 
 
 def allow_many_connections() -> None:
-    """Use as many file descriptors as this process may: every request in flight has one."""
+    """Raise the limit of file descriptors, since every open request has one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _headers(server: Server) -> bytes:
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    lines = [
-        f"POST {server.path}/completions HTTP/1.1",
-        f"Host: {host}:{server.port}",
-        "Content-Type: application/json",
-        "Connection: close",
-    ]
-    if server.api_key is not None:
-        lines.append(f"Authorization: Bearer {server.api_key}")
-    return "".join(f"{line}\r\n" for line in lines).encode()
-
-
-def _api_key(engine: EngineAddress, environment: Mapping[str, str]) -> str | None:
-    if engine.api_key_variable is None:
-        return None
-    key = environment.get(engine.api_key_variable)
-    if not key:
-        raise InvalidSettingsError(
-            Problem("settings.engine.api_key_variable", engine.api_key_variable, "is not set in this container: set it")
-        )
-    return key.strip()

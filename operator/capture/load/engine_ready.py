@@ -5,84 +5,75 @@ import ssl
 import time
 from dataclasses import dataclass
 from itertools import zip_longest
-from types import TracebackType
 from typing import Self
 
 import httpx
 
 from specdecode_operator.capture.load.shutdown import Stop
-from specdecode_operator.vllm.engine_metrics import (
-    EngineReading,
-    SpeculationReading,
-    UnreadableMetricsError,
-    read_metrics,
-)
-from specdecode_operator.vllm.profiles import EngineProfile, UnknownEngineVersionError, find_profile
+from specdecode_operator.vllm import engine_metrics
+from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile
 from specdecode_operator.vllm.versions import read_version, version_of_engine
 
 _TIMEOUT_S = 5.0
 _LARGEST_PAGE_BYTES = 16 * 2**20
 _POLL_S = 0.5
-_IDLE_POLL_S = 0.1
-IDLE_DEADLINE_S = 30.0
-"""How long the engine is given, after the last request ended, to say that it has none."""
+IDLE_DEADLINE_S = 30.0  # time for the engine to report no requests after the last one ended
 
 
 class EngineNotReadyError(Exception):
-    """The engine did not become ready, or does not say what it is."""
+    """The engine did not become ready, or does not report its version."""
 
 
 @dataclass(frozen=True)
 class MetricsDelta:
-    """How far the engine's own counters went from before the first measured request until it was idle again."""
+    """Change of the engine's counters from before the first measured request until it was idle again."""
 
     generation_tokens: int  # over all ranks
-    # Drafts and what was accepted of them; None for an engine that does not speculate.
-    speculation: SpeculationReading | None
-    # What the engine allocated for the KV cache, of the smallest rank; None where it does not say.
+    speculation: engine_metrics.SpeculationReading | None  # None for an engine that does not speculate
+    # KV cache of the smallest rank; None if the engine does not report it.
     num_gpu_blocks: int | None = None
     kv_cache_tokens: int | None = None
 
 
 @dataclass(frozen=True)
 class NoMetrics:
-    """Why nothing is known of the engine's counters."""
+    """Counters are unknown, and why."""
 
     reason: str
 
 
 class EngineMonitor:
-    """Asks the engine at its own pages, outside the load."""
+    """Client of the engine's health, version and metrics endpoints."""
 
     def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
-        # The engine is in the same pod: proxies of the environment do not apply.
+        # The engine is in the same pod, so proxy variables do not apply.
         self._client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False, verify=tls or True)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._client.aclose()
 
     async def wait_until_ready(self, deadline_s: float, stop: Stop) -> None:
-        """Wait until the engine's /health is good.
-
-        Raises
-        ------
-        EngineNotReadyError
-            It was not within so many seconds, or the run was stopped.
-        """
+        """Wait until the engine's /health succeeds."""
         until_s = time.monotonic() + deadline_s
-        while (problem := await self._health_problem()) is not None:
+        while True:
+            try:
+                await self._page("/health")
+            except httpx.HTTPStatusError as error:
+                problem = f"/health answered {error.response.status_code}"
+            except httpx.HTTPError as error:
+                problem = f"/health did not answer ({type(error).__name__}: {error})"
+            else:
+                return
             if time.monotonic() >= until_s:
                 raise EngineNotReadyError(f"not ready after {deadline_s:g} s: {problem}; see the engine's own log")
             if not await stop.sleep_until(min(until_s, time.monotonic() + _POLL_S)):
                 raise EngineNotReadyError(f"stopped before the engine was ready: {stop.reason}")
 
     async def wait_until_gone(self) -> None:
-        """Wait until nothing listens at the engine's address any more; one that is busy only answers late."""
+        """Wait until nothing listens at the engine's address; a busy engine still accepts connections."""
         url = self._client.base_url
         while True:
             try:
@@ -90,19 +81,13 @@ class EngineMonitor:
             except ConnectionRefusedError:
                 return
             except OSError:
-                pass  # too many open files, say: that is no word about the engine
+                pass  # such as too many open files, which says nothing about the engine
             else:
                 writer.close()
             await asyncio.sleep(_POLL_S)
 
     async def version(self) -> str:
-        """Return the version that the engine says it is, such as 0.32.0.
-
-        Raises
-        ------
-        EngineNotReadyError
-            It does not say.
-        """
+        """Return the engine's version, such as 0.32.0."""
         try:
             page = await self._page("/version")
         except httpx.HTTPError as error:
@@ -112,18 +97,20 @@ class EngineMonitor:
             raise EngineNotReadyError("/version gave no version")
         return version
 
-    async def read(self) -> EngineReading | NoMetrics:
-        """Return what its /metrics says now."""
+    async def read(self) -> engine_metrics.EngineReading | NoMetrics:
+        """Return the current counters."""
         try:
             page = await self._page("/metrics")
-            return read_metrics(page.decode(errors="replace"), await self._profile())
+            version = await self.version()
+            profile = find_profile(version_of_engine(version) or version)
+            return engine_metrics.read_metrics(page.decode(errors="replace"), profile)
         except httpx.HTTPError as error:
             return NoMetrics(f"/metrics did not answer ({type(error).__name__}: {error})")
-        except (UnreadableMetricsError, UnknownEngineVersionError, EngineNotReadyError) as error:
+        except (engine_metrics.UnreadableMetricsError, UnknownEngineVersionError, EngineNotReadyError) as error:
             return NoMetrics(str(error))
 
-    async def read_when_idle(self, deadline_s: float = IDLE_DEADLINE_S) -> EngineReading | NoMetrics:
-        """Return what its /metrics says when no request runs or waits any more."""
+    async def read_when_idle(self, deadline_s: float = IDLE_DEADLINE_S) -> engine_metrics.EngineReading | NoMetrics:
+        """Return the counters once no request runs or waits."""
         until_s = time.monotonic() + deadline_s
         while not isinstance(reading := await self.read(), NoMetrics):
             busy = reading.requests_running + reading.requests_waiting
@@ -131,20 +118,11 @@ class EngineMonitor:
                 break
             if time.monotonic() >= until_s:
                 return NoMetrics(f"{busy} requests still ran {deadline_s:g} s after the last one had ended")
-            await asyncio.sleep(_IDLE_POLL_S)
+            await asyncio.sleep(0.1)
         return reading
 
-    async def _health_problem(self) -> str | None:
-        try:
-            await self._page("/health")
-        except httpx.HTTPStatusError as error:
-            return f"/health answered {error.response.status_code}"
-        except httpx.HTTPError as error:
-            return f"/health did not answer ({type(error).__name__}: {error})"
-        return None
-
     async def _page(self, path: str) -> bytes:
-        """Return a page as it was sent, within a time and a size: whoever answers need not be an engine."""
+        """Return a page, limited in time and size, because the server is untrusted."""
         page = bytearray()
         asked = self._client.stream("GET", path, headers={"Accept-Encoding": "identity"})
         try:
@@ -158,31 +136,25 @@ class EngineMonitor:
             raise httpx.ReadTimeout(f"not complete after {_TIMEOUT_S:g} s") from error
         return bytes(page)
 
-    async def _profile(self) -> EngineProfile:
-        version = await self.version()
-        return find_profile(version_of_engine(version) or version)
 
-
-def metrics_delta(before: EngineReading | NoMetrics, after: EngineReading | NoMetrics) -> MetricsDelta | NoMetrics:
-    """Return how far the counters went, or why that is not known."""
+def metrics_delta(
+    before: engine_metrics.EngineReading | NoMetrics, after: engine_metrics.EngineReading | NoMetrics
+) -> MetricsDelta | NoMetrics:
+    """Return the change of the counters, or why it is unknown."""
     if isinstance(before, NoMetrics):
         return before
     if isinstance(after, NoMetrics):
         return after
     tokens = after.generation_tokens - before.generation_tokens
-    speculation = _difference(before.speculation, after.speculation)
+    speculation, old, new = None, before.speculation, after.speculation
+    if old is not None and new is not None:
+        positions = zip_longest(old.accepted_per_position, new.accepted_per_position, fillvalue=0)
+        speculation = engine_metrics.SpeculationReading(
+            drafts=new.drafts - old.drafts,
+            draft_tokens=new.draft_tokens - old.draft_tokens,
+            accepted_tokens=new.accepted_tokens - old.accepted_tokens,
+            accepted_per_position=tuple(later - earlier for earlier, later in positions),
+        )
     if tokens < 0 or (speculation is not None and speculation.drafts < 0):
         return NoMetrics("the engine's counters went back: it was restarted during the run")
     return MetricsDelta(tokens, speculation, after.num_gpu_blocks, after.kv_cache_tokens)
-
-
-def _difference(before: SpeculationReading | None, after: SpeculationReading | None) -> SpeculationReading | None:
-    if before is None or after is None:
-        return None
-    positions = zip_longest(before.accepted_per_position, after.accepted_per_position, fillvalue=0)
-    return SpeculationReading(
-        drafts=after.drafts - before.drafts,
-        draft_tokens=after.draft_tokens - before.draft_tokens,
-        accepted_tokens=after.accepted_tokens - before.accepted_tokens,
-        accepted_per_position=tuple(later - earlier for earlier, later in positions),
-    )

@@ -18,21 +18,15 @@ from specdecode_operator.problems import Problem
 from specdecode_operator.redaction import clip
 
 SETTINGS_VARIABLE: Final = "SPECDECODE_CAPTURE"
-"""The environment variable that holds the settings."""
-
+# Environment variables with the pod's UID and the name of its node.
 ATTEMPT_VARIABLE, NODE_VARIABLE = "SPECDECODE_ATTEMPT", "SPECDECODE_NODE"
-"""Those that hold the pod's UID and the name of its node."""
-
-WARMUP_PHASE: Final = "warmup"
-"""What the requests before the first phase are counted under; no phase may be called so."""
-
-_SHOWN_CHARACTERS: Final = 200
+WARMUP_PHASE: Final = "warmup"  # reserved phase name of the requests before the first phase
 
 _Value = TypeVar("_Value")
 
 
 class InvalidSettingsError(ValueError):
-    """A setting that no run can be made from."""
+    """A setting is missing or invalid."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
@@ -44,30 +38,30 @@ class _Settings(BaseModel):
 
 
 class EngineAddress(_Settings):
-    """The engine that is sent to: it is in the same pod."""
+    """Address of the engine in the same pod."""
 
     url: Annotated[str, Field(pattern=r"^https?://[^/:\s]+:[0-9]+/?$")]
-    certificates: str | None = None  # the folder of those that it serves with, where it serves TLS
-    model: str  # the name that it is served under
+    certificates: str | None = None  # folder of its certificates, if it serves TLS
+    model: str  # served model name
     max_model_len: Annotated[int, Field(ge=1)]
     vocab_size: Annotated[int, Field(ge=64)]
-    api_key_variable: str | None = None  # the environment variable that holds its key, where it wants one
+    api_key_variable: str | None = None  # environment variable with its API key, if it requires one
 
 
 class ArmSettings(_Settings):
-    """One arm of a capture with several: an engine that is started for it, and stopped before the next one."""
+    """One of several arms: an engine that is started for it, and stopped before the next one."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
     engine: EngineAddress
-    command: Annotated[list[str], Field(min_length=1, max_length=1024)]  # as it is run, without Kubernetes' $(NAME)
-    env: dict[str, str] = {}  # beside what the container has; the recorder's folder is added for each run
-    start_seconds: Annotated[float, Field(gt=0)] = 3600.0  # how long the engine may take to be ready
-    context: dict[str, Any] = {}  # what the manifest repeats
-    lossy: str | None = None  # why it may answer otherwise by its settings
+    command: Annotated[list[str], Field(min_length=1, max_length=1024)]  # with Kubernetes' $$ unescaped
+    env: dict[str, str] = {}  # added to the container's; each run adds the recorder's folder
+    start_seconds: Annotated[float, Field(gt=0)] = 3600.0  # start-up timeout
+    context: dict[str, Any] = {}  # copied to the manifest
+    lossy: str | None = None  # why its settings may change the answers
 
 
 class CheckSettings(_Settings):
-    """How many requests are sent to see whether arms answer alike: ``spec.checks``, in camelCase as ``workload`` is."""
+    """Numbers of requests that compare the answers of arms: ``spec.checks``, in camelCase."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
@@ -76,7 +70,7 @@ class CheckSettings(_Settings):
 
 
 class RunSettings(_Settings):
-    """The settings of the load generator. What only the manifest repeats is read in ``job/finish.py``."""
+    """Settings of the load generator. Values for the manifest alone are read in ``job/finish.py``."""
 
     namespace: str
     capture: str
@@ -84,8 +78,8 @@ class RunSettings(_Settings):
     workload: CaptureWorkload
     seed: int
     root: str = "/capture"
-    deadline_seconds: float | None = None  # of the load of each run
-    # Without arms the engine is started by its container; with arms by the switcher in it, one run after the other.
+    deadline_seconds: float | None = None  # of each run's load
+    # Without arms, the container's command starts the engine; with arms, the switcher in it does, for each run.
     arms: Annotated[list[ArmSettings], Field(max_length=8)] = []
     repetitions: Annotated[int, Field(ge=1, le=20)] = 1
     slo: dict[str, int] = {}  # ``ttftMs``, ``tpotMs``, ``latencyMs``
@@ -93,52 +87,39 @@ class RunSettings(_Settings):
 
 
 def read_settings(text: str | bytes) -> RunSettings:
-    """Return the settings of a run from the operator's JSON document.
-
-    Raises
-    ------
-    InvalidSettingsError
-        It is no JSON, or a setting is missing, of the wrong type or out of bounds.
-    """
+    """Parse the operator's JSON document."""
     try:
         return RunSettings.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, (SETTINGS_VARIABLE, *first["loc"])))
-        value = clip(str(first["input"]), _SHOWN_CHARACTERS)
+        value = clip(str(first["input"]), 200)
         raise InvalidSettingsError(Problem(field, value, f"{first['msg']}; the operator writes it")) from error
 
 
 def needed(value: _Value | None) -> _Value:
-    """Return a field that the CRD's rules demand of a phase with its pattern."""
-    assert value is not None  # noqa: S101 - so the operator has checked
+    """Return a field that the CRD's rules require of a phase with its pattern."""
+    assert value is not None  # noqa: S101 - the operator has validated it
     return value
 
 
 def exact(value: str | int | None) -> Fraction:
-    """Return a number that a phase must have, a decimal such as 0.1 without the error of binary fractions."""
+    """Return a required number of a phase exactly: a decimal such as 0.1 has no binary fraction."""
     assert value is not None  # noqa: S101 - as above
     return Fraction(value)
 
 
 CERTIFICATE: Final = "tls.crt"
+# Public keys of the Secret. Its maintainer, such as cert-manager, adds the authority's certificate.
 AUTHORITY: Final = "ca.crt"
-"""Keys of the Secret that hold no secret. Who maintains it, such as cert-manager, adds the authority's."""
-
-_NO_CHECK_TIME: Final = 0x200000
-"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL (x509_vfy.h), which Python has no name for."""
+_NO_CHECK_TIME: Final = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL (x509_vfy.h), which Python does not export
 
 
 def tls_of(engine: EngineAddress) -> ssl.SSLContext | None:
-    """Return what believes the certificates that the engine was given, and no others; None for plain HTTP.
+    """Return a context that trusts only the engine's certificates; None for plain HTTP.
 
-    It is asked at its own pod's address, which no certificate names. One that has expired meets the engine's clients,
-    and says nothing of what is measured; one that is renewed in the meantime is believed if its authority is known.
-
-    Raises
-    ------
-    InvalidSettingsError
-        There are no certificates.
+    The hostname is not checked: the engine is addressed by its pod's IP, which no certificate names. Expiry is not
+    checked either, because it does not affect the measurement. A renewed certificate is trusted through its authority.
     """
     if engine.certificates is None:
         return None

@@ -4,28 +4,27 @@ import asyncio
 import errno
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import gcd
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
-from typing import NamedTuple
 
 from specdecode_operator.api.capture import Phase, TemperatureShare
-from specdecode_operator.capture.files.formats import CLIENT, PART_SUFFIX, ClientRecord, encode
+from specdecode_operator.capture.files.formats import CLIENT, PART_SUFFIX, ClientRecord, Outcome, encode
 from specdecode_operator.capture.load.engine_client import CompletionRequest, EngineClient, Exchange
-from specdecode_operator.capture.load.progress import Tally
 from specdecode_operator.capture.load.prompts import Prompt, PromptSource
 from specdecode_operator.capture.load.run_settings import WARMUP_PHASE, RunSettings
 
 
 class TemperatureMix:
-    """Which request is sampled at which temperature.
+    """Temperatures of the requests.
 
-    The shares hold exactly in every block of requests, not only on average:
-    a block is as short as the shares allow, and shuffled by the seed.
+    The shares hold exactly in every block of requests, not only on average. A block is as short as the shares allow,
+    and shuffled by the seed.
     """
 
     def __init__(self, shares: Sequence[TemperatureShare], seed: int) -> None:
@@ -45,51 +44,30 @@ class TemperatureMix:
         return block
 
 
-_SORTED_SUFFIX = ".sorted"
-
-
-class _Place(NamedTuple):
-    """Where a line lies in the file, and which in the order of sending it is."""
-
-    sent_s: float
-    offset: int
-    length: int
-
-
 class ClientLog:
-    """The attempt's client.jsonl.part.
+    """Writer of the attempt's client.jsonl.part.
 
-    A line is written when its request ends, so that no ended request is lost
-    with the process. `close` then brings the lines into the order of sending.
-    A thread writes, because the volume may be slow and the schedule must not
-    wait for it.
-
-    ``on_failure`` is called in the writing thread with the reason if a line cannot be written; nothing is kept from
-    then on.
+    A line is written when its request ends, so a crash loses no ended request. `close` sorts the lines by send time.
+    A thread writes, because a slow volume must not delay the schedule. If a line cannot be written, the thread calls
+    ``on_failure`` with the reason and drops all further lines.
     """
 
     def __init__(self, folder: Path, on_failure: Callable[[str], None]) -> None:
         self.path = folder / (CLIENT + PART_SUFFIX)
         self._on_failure = on_failure
         self._lines: SimpleQueue[tuple[float, bytes] | None] = SimpleQueue()
-        self._places: list[_Place] = []
+        self._places: list[tuple[float, int, int]] = []  # send time, offset in the file, length
         self._failure: str | None = None
         self._file = self.path.open("xb", buffering=0)
         self._thread = threading.Thread(target=self._write_all, name="client-log", daemon=True)
         self._thread.start()
 
     def add(self, sent_s: float, record: ClientRecord) -> None:
-        """Write the line of a request that ended."""
+        """Write the line of an ended request."""
         self._lines.put((sent_s, encode(record) + b"\n"))
 
     async def close(self) -> None:
-        """Write what is left, and bring the lines into the order of sending; on disk when it returns.
-
-        Raises
-        ------
-        OSError
-            A line could not be written.
-        """
+        """Write the remaining lines, sort the file by send time and flush it to disk."""
         self._lines.put(None)
         await asyncio.to_thread(self._thread.join)
         if self._failure is not None:
@@ -98,32 +76,27 @@ class ClientLog:
 
     def _write_all(self) -> None:
         with self._file:
-            while (line := self._lines.get()) is not None:
-                if self._failure is None:
-                    self._try(partial(self._write, *line))
-            if self._failure is None:
-                self._try(partial(os.fsync, self._file.fileno()))
+            try:
+                while (item := self._lines.get()) is not None:
+                    self._append(*item)
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                self._failure = f"{self.path}: {error.strerror}"
+                self._on_failure(self._failure)
 
-    def _try(self, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except OSError as error:
-            self._failure = f"{self.path}: {error.strerror}"
-            self._on_failure(self._failure)
-
-    def _write(self, sent_s: float, line: bytes) -> None:
+    def _append(self, sent_s: float, line: bytes) -> None:
         offset = self._file.tell()
         if self._file.write(line) < len(line):
             raise OSError(errno.ENOSPC, "the volume took only part of a line")
-        self._places.append(_Place(sent_s, offset, len(line)))
+        self._places.append((sent_s, offset, len(line)))
 
     def _sort(self) -> None:
-        sorted_path = self.path.with_name(self.path.name + _SORTED_SUFFIX)
+        sorted_path = self.path.with_name(f"{self.path.name}.sorted")
         try:
             with self.path.open("rb") as source, sorted_path.open("wb") as target:
-                for place in sorted(self._places):
-                    source.seek(place.offset)
-                    target.write(source.read(place.length))
+                for _, offset, length in sorted(self._places):
+                    source.seek(offset)
+                    target.write(source.read(length))
                 target.flush()
                 os.fsync(target.fileno())
             sorted_path.replace(self.path)
@@ -133,20 +106,20 @@ class ClientLog:
 
 @dataclass(frozen=True, kw_only=True)
 class Sending:
-    """What all requests of a run share."""
+    """State that all requests of a run share."""
 
     client: EngineClient
     log: ClientLog
     zero_s: float  # on the monotonic clock
 
     def since_zero_ms(self, time_s: float) -> float:
-        """Return a time of the monotonic clock as the files have it."""
+        """Convert a time of the monotonic clock to ms since the run's zero."""
         return _ms(time_s - self.zero_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunParts(Sending):
-    """What all phases of a run share."""
+    """State that all phases of a run share."""
 
     settings: RunSettings
     prompts: PromptSource
@@ -154,7 +127,7 @@ class RunParts(Sending):
 
 @dataclass(frozen=True)
 class Turn:
-    """Which turn of which conversation a request is; both count from 0."""
+    """Turn of a conversation; both numbers count from 0."""
 
     session: int
     turn: int
@@ -162,7 +135,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request made ready before its time."""
+    """A request that is encoded before its time."""
 
     phase: str
     index: int
@@ -175,39 +148,32 @@ class Sender:
     """Sends requests and logs them."""
 
     def __init__(self, parts: Sending) -> None:
-        self.tally = Tally()
+        self.tally: Counter[Outcome] = Counter()
         self._parts = parts
 
     async def send(self, prepared: Prepared, scheduled_s: float) -> Exchange:
-        """Send a request at a time of the monotonic clock, or late; write down how it ended, and return that."""
-        keep_answer = prepared.request.keep_answer
-        exchange = await self._parts.client.send(prepared.wire, scheduled_s, keep_answer=keep_answer)
+        """Send a request at a time of the monotonic clock, or at once if it is late; log and return the exchange."""
+        request, parts = prepared.request, self._parts
+        exchange = await parts.client.send(prepared.wire, scheduled_s, keep_answer=request.keep_answer)
         if exchange.withdrawn:
             return exchange
-        # A request that never left has the time when that was clear.
+        assert exchange.outcome is not None  # noqa: S101 - it has ended
+        # A request that was never sent gets the time at which that was known.
         sent_s = exchange.finished_s if exchange.sent_s is None else exchange.sent_s
-        record = self._record(prepared, exchange, scheduled_s, sent_s)
-        self._parts.log.add(sent_s, record)
-        assert exchange.outcome is not None  # noqa: S101 - it has ended
-        self.tally.add(exchange.outcome)
-        return exchange
-
-    def _record(self, prepared: Prepared, exchange: Exchange, scheduled_s: float, sent_s: float) -> ClientRecord:
-        assert exchange.outcome is not None  # noqa: S101 - it has ended
-        request, stream = prepared.request, exchange.stream
-        first_s, last_s, tokens = stream.first_token_s, stream.last_token_s, request.prompt.tokens
-        return ClientRecord(
+        stream, turn, tokens = exchange.stream, prepared.turn, request.prompt.tokens
+        first_s, last_s = stream.first_token_s, stream.last_token_s
+        record = ClientRecord(
             id=request.request_id,
             phase=prepared.phase,
             index=prepared.index,
             outcome=exchange.outcome,
             warmup=prepared.phase == WARMUP_PHASE,
-            scheduled_ms=self._parts.since_zero_ms(scheduled_s),
-            sent_ms=self._parts.since_zero_ms(sent_s),
+            scheduled_ms=parts.since_zero_ms(scheduled_s),
+            sent_ms=parts.since_zero_ms(sent_s),
             late_ms=_ms(sent_s - scheduled_s),
-            first_token_ms=None if first_s is None else self._parts.since_zero_ms(first_s),
-            last_token_ms=None if last_s is None else self._parts.since_zero_ms(last_s),
-            finished_ms=self._parts.since_zero_ms(exchange.finished_s),
+            first_token_ms=None if first_s is None else parts.since_zero_ms(first_s),
+            last_token_ms=None if last_s is None else parts.since_zero_ms(last_s),
+            finished_ms=parts.since_zero_ms(exchange.finished_s),
             ttft_ms=None if first_s is None else _ms(first_s - sent_s),
             latency_ms=None if last_s is None else _ms(last_s - sent_s),
             http_status=exchange.http_status,
@@ -217,13 +183,16 @@ class Sender:
             completion_tokens=stream.completion_tokens,
             chunks=stream.chunks,
             temperature=request.temperature,
-            session=None if prepared.turn is None else prepared.turn.session,
-            turn=None if prepared.turn is None else prepared.turn.turn,
+            session=None if turn is None else turn.session,
+            turn=None if turn is None else turn.turn,
         )
+        parts.log.add(sent_s, record)
+        self.tally[exchange.outcome] += 1
+        return exchange
 
 
 class PhaseSender(Sender):
-    """Makes the requests of one phase, too."""
+    """Sender that also makes the requests of one phase."""
 
     def __init__(self, phase: Phase, parts: RunParts) -> None:
         super().__init__(parts)
@@ -236,14 +205,14 @@ class PhaseSender(Sender):
         self._temperatures = TemperatureMix(shares, parts.settings.seed)
 
     def prepare(self, index: int, prompt: Prompt | None = None, turn: Turn | None = None) -> Prepared:
-        """Return a request of the phase, with the phase's own prompt unless one is given."""
+        """Return a request of the phase, with the given prompt or the phase's own."""
         prompt = prompt or self.prompts.first(self._phase, index)
         request = CompletionRequest(
             request_id=f"{self._settings.capture}-{self._phase}-{index}",
             prompt=prompt,
             max_tokens=self.prompts.output_tokens(self._phase, index),
             temperature=self._temperatures.at(self._phase, index),
-            # Random tokens have no end that means anything; an answer to a real question has.
+            # The answer to random tokens has no meaningful end; that to a real question has.
             ignore_eos=not isinstance(prompt.content, str),
             keep_answer=turn is not None,
         )

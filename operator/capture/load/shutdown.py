@@ -7,10 +7,7 @@ from collections.abc import AsyncIterator, Coroutine
 
 
 class Stop:
-    """Says that the run must end, and why; the first reason counts.
-
-    It is set from the event loop's thread; from another one by way of `set_from_thread`.
-    """
+    """Request to end a run, with the first reason given. `set` runs in the event loop's thread."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -24,7 +21,7 @@ class Stop:
             self._event.set()
 
     def set_from_thread(self, reason: str) -> None:
-        """End the run for a reason that another thread found."""
+        """End the run from another thread."""
         self._loop.call_soon_threadsafe(self.set, reason)
 
     @property
@@ -37,8 +34,8 @@ class Stop:
         await self._event.wait()
 
     async def sleep_until(self, when_s: float) -> bool:
-        """Wait until a time of the monotonic clock, or until the run must end; return whether it goes on."""
-        # The loop's own clock is the monotonic one, so this is exact to its timer's millisecond.
+        """Wait until a time of the monotonic clock or the end of the run; return whether the run continues."""
+        # The event loop uses the monotonic clock, so this is exact to a millisecond.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(when_s):
                 await self.wait()
@@ -46,7 +43,7 @@ class Stop:
 
 
 def stop_on_signals(stop: Stop) -> None:
-    """Let SIGTERM and SIGINT end the run; what is in flight is then written as cancelled."""
+    """End the run on SIGTERM and SIGINT."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set, f"{signal.Signals(number).name} received")
@@ -54,7 +51,7 @@ def stop_on_signals(stop: Stop) -> None:
 
 @contextlib.asynccontextmanager
 async def beside(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run something beside the body, until the body ends."""
+    """Run coroutines in the background until the body ends."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         yield

@@ -1,4 +1,4 @@
-"""Hash the blocks of a prompt, to find common prefixes of prompts without storing them."""
+"""Hash the blocks of prompts, to find common prefixes without storing the prompts."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -22,11 +22,9 @@ def block_hashes(token_ids: Sequence[int], block_size: int, pause: Callable[[], 
 
 
 def chained_hashes(token_ids: Sequence[int], block_size: int) -> Iterator[int]:
-    """Return the chained hash of every full block of a prompt, one after the other.
-
-    FNV-1a with 64 bits, over the hash of the block before (8 bytes, little-endian; of none: the offset
-    basis) and then over each token id (4 bytes, little-endian), as vllm-vcr makes them.
-    """
+    """Yield the chained hash of every full block of a prompt."""
+    # 64-bit FNV-1a over the hash of the previous block (8 bytes, little-endian; initially the offset basis) and each
+    # token id (4 bytes, little-endian), as in vllm-vcr.
     previous = _OFFSET_BASIS
     for start in range(0, len(token_ids) - block_size + 1, block_size):
         previous = _block_hash(previous, token_ids[start : start + block_size])
@@ -38,8 +36,8 @@ def _block_hash(previous: int, token_ids: Sequence[int]) -> int:
     for byte in previous.to_bytes(_PREVIOUS_BYTES, "little"):
         state = (state ^ byte) * _PRIME & _MASK
     for token in token_ids:
-        # A zero byte changes nothing before the multiplication: the high ones of small ids become one factor.
-        # 0.25 us a token, a third less than with four equal rounds.
+        # The XOR with a zero byte has no effect, so the high bytes of small ids combine to one factor. This takes
+        # 0.25 us a token, a third less than four equal rounds.
         state = (state ^ token & 0xFF) * _PRIME & _MASK
         if token < _TWO_BYTES:
             state = (state ^ token >> 8) * _PRIME_3 & _MASK

@@ -1,7 +1,7 @@
 """Follow the requests of an API server through its messages, and queue samples for the writer.
 
-All of it runs on the engine's event loop (or in the thread that closes), so it only appends to lists and never
-waits. It reads plain attributes of vLLM's objects and does not import vllm.
+This code runs on the engine's event loop, or in the thread that closes. It only appends to lists and never waits. It
+reads plain attributes of vLLM's objects and does not import vllm.
 """
 
 import threading
@@ -10,11 +10,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+# Upper bound for SchedulerStats of vLLM 0.32 with speculation and step details: a little over 1.4 KiB.
 _STEP_BYTES = 2048
-"""SchedulerStats of vLLM 0.32 with speculation and the details of the step have 1.4 KiB and a little more."""
 _REQUEST_BYTES = 1024
-_CHUNK_BYTES = 16
-"""Two references; the moments are shared by all requests of a batch."""
+_CHUNK_BYTES = 16  # two references; all requests of a batch share a Moment
 _TOKEN_ID_BYTES = 36
 
 
@@ -31,60 +30,39 @@ class StepSample:
 
 
 class Moment:
-    """What all chunks of one engine message have in common."""
+    """Common part of all chunks of one engine message."""
 
     __slots__ = ("monotonic_s", "num_running", "prefill_tokens")
 
     def __init__(self, monotonic_s: float, num_running: int) -> None:
-        self.monotonic_s = monotonic_s  # when the engine made the message, by its own clock
+        self.monotonic_s = monotonic_s  # when the engine made the message, on its clock
         # Requests that run after the step; at least 1, as the last one may just have ended.
         self.num_running = num_running if num_running > 0 else 1
-        self.prefill_tokens = 0  # prompt tokens of the requests whose first token the message brought
+        self.prefill_tokens = 0  # prompt tokens of the requests whose first token is in the message
 
 
 class RequestSample:
     """A request of this API server, from its admission on."""
 
-    __slots__ = (
-        "arrival_monotonic_s",
-        "arrival_wall_s",
-        "cached_tokens",
-        "concurrency",
-        "counts",
-        "ended_by",
-        "engine",
-        "external_id",
-        "finish_reason",
-        "id",
-        "kept_tokens",
-        "moments",
-        "preemptions",
-        "prefill_tokens",
-        "prompt_token_ids",
-        "prompt_tokens",
-        "queued_s",
-        "scheduled_s",
-        "stop_reason",
-        "stop_strings",
-        "temperature",
-        "token_ids",
-    )
-
     def __init__(self, request: Any, arrival_monotonic_s: float, *, token_ids: bool) -> None:
-        """Take what an EngineCoreRequest says."""
+        """Read an EngineCoreRequest."""
         parameters = request.sampling_params
         self.id: str = request.request_id
         self.external_id: str | None = request.external_req_id
         self.arrival_monotonic_s = arrival_monotonic_s
         self.arrival_wall_s: float = request.arrival_time
         self.concurrency = 1  # requests in flight at its arrival, itself included
-        # 8 bytes a token instead of 40, for as long as it waits to be hashed; 0.14 ms for 8,000 of them.
+        # 8 bytes a token instead of 40, until it is hashed; 0.14 ms for 8,000 of them.
         self.prompt_token_ids = array("q", request.prompt_token_ids or ())
-        self.prompt_tokens = _prompt_tokens(request)
-        # What it counts for in the step of its first token: its prompt, or nothing where another engine did that.
-        self.prefill_tokens = 0 if _is_prefilled_elsewhere(parameters) else self.prompt_tokens
+        # The prompt may have been given as embeddings.
+        prompt = request.prompt_token_ids if request.prompt_token_ids is not None else request.prompt_embeds
+        self.prompt_tokens = len(prompt) if prompt is not None else 0
+        # An engine that only prefills may have processed the prompt (vllm-vcr leaves those out too).
+        transfer = (getattr(parameters, "extra_args", None) or {}).get("kv_transfer_params") or {}
+        self.prefill_tokens = 0 if transfer.get("do_remote_prefill") else self.prompt_tokens
         self.temperature: float | None = getattr(parameters, "temperature", None)
-        self.stop_strings = _stop_strings(parameters)  # what would end it, apart from the engine
+        stop = getattr(parameters, "stop", None) or []
+        self.stop_strings: list[str] = [stop] if isinstance(stop, str) else list(stop)
         self.engine: int | None = None
         self.queued_s: float | None = None
         self.scheduled_s: float | None = None
@@ -93,8 +71,7 @@ class RequestSample:
         # One entry a chunk
         self.moments: list[Moment] = []
         self.counts: list[int] = []
-        # What was generated; None where that is not recorded.
-        self.token_ids: list[int] | None = [] if token_ids else None
+        self.token_ids: list[int] | None = [] if token_ids else None  # generated tokens
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.ended_by = "unfinished"
@@ -102,48 +79,30 @@ class RequestSample:
 
     @property
     def size_bytes(self) -> int:
-        """What it keeps in memory, about; all its tokens and chunks must be there."""
+        """Approximate memory of a request with all its chunks."""
         ids = len(self.token_ids) if self.token_ids is not None else 0
         chunks_bytes = _CHUNK_BYTES * len(self.counts)
         prompt_bytes = self.prompt_token_ids.itemsize * len(self.prompt_token_ids)
         return _REQUEST_BYTES + prompt_bytes + chunks_bytes + _TOKEN_ID_BYTES * ids
 
 
-def _prompt_tokens(request: Any) -> int:
-    """Return the length of the prompt, which may have been given as embeddings."""
-    given = request.prompt_token_ids if request.prompt_token_ids is not None else request.prompt_embeds
-    return len(given) if given is not None else 0
-
-
-def _is_prefilled_elsewhere(parameters: Any) -> bool:
-    """Decide whether a request came from an engine that only prefills (vllm-vcr leaves those out too)."""
-    extra = getattr(parameters, "extra_args", None)
-    return bool(((extra or {}).get("kv_transfer_params") or {}).get("do_remote_prefill"))
-
-
-def _stop_strings(parameters: Any) -> list[str]:
-    given = getattr(parameters, "stop", None) or []
-    return [given] if isinstance(given, str) else list(given)
-
-
 Sample = RequestSample | StepSample
 
-CAPACITY_BYTES = 256 * 2**20
-"""Minutes of steps on a disk that does not answer, or all requests of a large batch that end at once."""
+CAPACITY_BYTES = 256 * 2**20  # minutes of steps on a hanging disk, or all requests of a large batch that end at once
 
 
 class BoundedQueue:
-    """A queue that drops and counts what it has no room for.
+    """A queue that drops and counts items beyond its capacity.
 
-    The room is in bytes: a request with a long prompt takes as much as hundreds of steps. The writer asks for what
-    there is some times a second: waking it for every item would cost the event loop more than all the rest.
+    The capacity is in bytes, because a request with a long prompt takes as much as hundreds of steps. The writer polls
+    it several times a second: waking it for every item would cost the event loop more than everything else.
     """
 
     def __init__(self, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self.dropped = 0
         self._capacity_bytes = capacity_bytes
         self._items: deque[Sample] = deque()
-        # One for either thread: a sum that both change would go wrong.
+        # One counter for each thread, because a shared one would need a lock.
         self._put_bytes = 0
         self._got_bytes = 0
 
@@ -169,15 +128,12 @@ class BoundedQueue:
         return len(self._items)
 
 
-_QUEUED, _SCHEDULED, _PREEMPTED = 1, 2, 3
-"""vllm/v1/engine/__init__.py EngineCoreEventType."""
-
-TOO_MANY_ERRORS = 16
-"""After so many the recorder is of no use: what it would write is full of holes."""
+_QUEUED, _SCHEDULED, _PREEMPTED = 1, 2, 3  # vllm/v1/engine/__init__.py EngineCoreEventType
+TOO_MANY_ERRORS = 16  # limit of errors, after which a recording has too many gaps to be useful
 
 
 class Collector:
-    """The requests that are on the way, and what has been seen of them."""
+    """Samples of the requests in flight."""
 
     def __init__(self, queue: BoundedQueue, *, token_ids: bool, steps: bool) -> None:
         self.errors = 0
@@ -188,12 +144,12 @@ class Collector:
         self._is_open = True
         self._live: dict[str, RequestSample] = {}
         self._finishing: list[tuple[RequestSample, Any]] = []
-        # Held by every hook for as long as it takes, and by the writer once, to close. Free, it costs 0.1 us.
+        # Held by every hook while it runs, and by the writer once, to close. Uncontended it costs 0.1 us.
         self._lock = threading.Lock()
 
     @property
     def is_broken(self) -> bool:
-        """Whether the hooks failed so often that recording has ended."""
+        """Whether the limit of errors is reached and recording has ended."""
         return self.errors >= TOO_MANY_ERRORS
 
     def fail(self, error: Exception) -> None:
@@ -205,10 +161,7 @@ class Collector:
             self._is_open = False
 
     def admit(self, request: Any, arrival_monotonic_s: float) -> None:
-        """Begin to follow a request.
-
-        One that is followed already gets more input (a streamed prompt): it stays the same request.
-        """
+        """Start to follow a request; a followed one with more input (a streamed prompt) stays the same request."""
         with self._lock:
             if self._is_open and request.request_id not in self._live:
                 sample = RequestSample(request, arrival_monotonic_s, token_ids=self._keeps_token_ids)
@@ -216,7 +169,7 @@ class Collector:
                 sample.concurrency = len(self._live)
 
     def take(self, message: Any) -> None:
-        """Note the chunks of one message of an engine, whole and before vLLM trims what follows a stop string."""
+        """Record the chunks of one message of an engine, before vLLM trims them after a stop string."""
         with self._lock:
             if not self._is_open:
                 return
@@ -224,7 +177,7 @@ class Collector:
             if stats is not None and self._keeps_steps:
                 self._queue.put(StepSample(message.engine_index, message.timestamp, stats))
             if message.outputs:
-                # The statistics of a step go to one of its API servers only; the others know their own requests.
+                # Only one API server gets the statistics of a step; the others count their own requests.
                 running = len(self._live) if stats is None else stats.num_running_reqs
                 self._take_outputs(message, Moment(message.timestamp, running))
 
@@ -233,7 +186,7 @@ class Collector:
         for output in message.outputs:
             sample = find(output.request_id)
             if sample is None:
-                continue  # it was aborted: the engine did not know yet
+                continue  # aborted, which the engine did not know yet
             tokens = output.new_token_ids
             if tokens:
                 if not sample.counts:
@@ -251,11 +204,9 @@ class Collector:
                 self._finishing.append((sample, output))
 
     def stop(self, request_ids: Iterable[str], outputs: Iterable[Any]) -> None:
-        """Note the requests that ended by a stop string, of which the engine does not know.
-
-        Called after vLLM processed the outputs: 0.32 has cut off by then what follows the string
-        (OutputProcessor._trim_surplus_tokens); older ones leave it.
-        """
+        """Record requests that ended by a stop string, which the engine does not see."""
+        # Called after vLLM processed the outputs. By then 0.32 has trimmed them after the string
+        # (OutputProcessor._trim_surplus_tokens); older versions do not.
         with self._lock:
             stopped = set(request_ids)
             for output in outputs:
@@ -265,7 +216,7 @@ class Collector:
                     self._put(sample)
 
     def settle(self) -> None:
-        """Hand over the requests that the engine finished in the last message, now that vLLM has processed it."""
+        """Queue the requests that the engine finished in the last message, after vLLM has processed it."""
         if not self._finishing:
             return
         with self._lock:
@@ -275,10 +226,10 @@ class Collector:
         finishing, self._finishing = self._finishing, []
         for sample, output in finishing:
             if self._live.pop(sample.id, None) is None:
-                continue  # ended otherwise in between
+                continue  # ended in another way in between
             kept = len(output.new_token_ids)
             if sample.counts and 0 < kept < sample.counts[-1]:
-                # The engine finished it in the very step in which a stop string cut it.
+                # The engine finished it in the same step in which a stop string cut it.
                 _end_by_stop_string(sample, kept)
             else:
                 sample.ended_by = "engine"
@@ -287,7 +238,7 @@ class Collector:
             self._put(sample)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Note the requests that were given up, mostly as their client left."""
+        """Record aborted requests, mostly those whose client disconnected."""
         with self._lock:
             for request_id in request_ids:
                 sample = self._live.pop(request_id, None)
@@ -312,7 +263,7 @@ class Collector:
 def _end_by_stop_string(sample: RequestSample, kept_tokens: int) -> None:
     sample.ended_by, sample.finish_reason = "stop_string", "stop"
     if len(sample.stop_strings) == 1:
-        # Which of several it was, only the detokenizer knew.
+        # Only the detokenizer knows which of several it was.
         sample.stop_reason = sample.stop_strings[0]
     if sample.counts and kept_tokens < sample.counts[-1]:
         sample.kept_tokens = kept_tokens

@@ -22,31 +22,28 @@ from .writer import Segment, Writer
 
 
 class Hooks:
-    """The wrapped methods of one process."""
+    """Wrapped methods of one process."""
 
     def __init__(self, classes: EngineClasses, collector: Collector) -> None:
-        processor, client = classes.output_processor, classes.client
-        self._originals = [
-            (processor, "add_request", processor.add_request),
-            (processor, "process_outputs", processor.process_outputs),
-            (processor, "abort_requests", processor.abort_requests),
-            (client, "get_output_async", client.get_output_async),
+        self._collector = collector
+        self._methods = [
+            (owner, wrap.__name__.removeprefix("_"), getattr(owner, wrap.__name__.removeprefix("_")), wrap)
+            for owner, wrap in (
+                (classes.output_processor, _add_request),
+                (classes.output_processor, _process_outputs),
+                (classes.output_processor, _abort_requests),
+                (classes.client, _get_output_async),
+            )
         ]
-        self._wraps = {
-            "add_request": functools.partial(_add_request, collector),
-            "process_outputs": functools.partial(_process_outputs, collector),
-            "abort_requests": functools.partial(_abort_requests, collector),
-            "get_output_async": functools.partial(_get_output_async, collector),
-        }
 
     def install(self) -> None:
-        """Put the hooks around the methods."""
-        for owner, name, original in self._originals:
-            setattr(owner, name, functools.wraps(original)(self._wraps[name](original)))
+        """Wrap the methods."""
+        for owner, name, original, wrap in self._methods:
+            setattr(owner, name, functools.wraps(original)(wrap(self._collector, original)))
 
     def remove(self) -> None:
-        """Put the originals back. A message that is being waited for still passes the old hook, which is harmless."""
-        for owner, name, original in self._originals:
+        """Restore the originals. A pending message still passes the old hook, which is harmless."""
+        for owner, name, original, _ in self._methods:
             setattr(owner, name, original)
 
 
@@ -91,7 +88,7 @@ def _abort_requests(collector: Collector, original: Callable[..., Any]) -> Calla
 def _get_output_async(collector: Collector, original: Callable[..., Any]) -> Callable[..., Any]:
     async def get_output_async(self: Any) -> Any:
         try:
-            # Asked for the next message, vLLM is done with all slices of the one before.
+            # When vLLM requests the next message, it has processed all slices of the previous one.
             collector.settle()
         except Exception as error:  # noqa: BLE001 (the engine must not see any)
             collector.fail(error)
@@ -106,18 +103,18 @@ def _get_output_async(collector: Collector, original: Callable[..., Any]) -> Cal
 
 
 logger = logging.getLogger("vllm.specdecode_recorder")
-"""Below vLLM's own logger, whose handler prints it among the engine's lines."""
+"""Child of vLLM's logger, whose handler prints it with the engine's lines."""
 
 TURN_EVERY_S = 0.05
 EXIT_TIMEOUT_S = 10.0
 SMALLEST_BLOCK_SIZE = 16
 
 _first = threading.Lock()
-"""Taken for good: a process has one recorder, however many engines it talks to."""
+"""Never released: a process has one recorder, however many engines it talks to."""
 
 
 def start(vllm_config: Any, engines: list[int]) -> None:
-    """Start to record, where the environment wants it; say why where it cannot. Never raises."""
+    """Start recording if the environment configures it; log a failure. Never raises."""
     try:
         settings = Settings.from_environment()
         if settings is not None and _first.acquire(blocking=False):
@@ -134,7 +131,14 @@ def _start(settings: Settings, vllm_config: Any, engines: list[int]) -> None:
     collector = Collector(queue, token_ids=settings.token_ids, steps=settings.steps)
     writer = Writer(segment, collector, queue, first_line.config.block_size or SMALLEST_BLOCK_SIZE)
     writer.begin(first_line)
-    classes, problems = _known_classes()
+    classes = None
+    try:
+        classes = find_classes()
+        problems = unknown_shapes(classes)
+    except ImportError as error:
+        problems = [str(error)]
+    except Exception as error:  # noqa: BLE001 (inspecting an unknown class may raise anything)
+        problems = [f"{type(error).__name__}: {error}"]
     if classes is None or problems:
         writer.turn_off(UNKNOWN_SHAPE, "; ".join(problems))
         logger.warning("recorder: off, this engine is not one that it knows: %s", "; ".join(problems))
@@ -147,19 +151,8 @@ def _start(settings: Settings, vllm_config: Any, engines: list[int]) -> None:
     logger.info("recorder: on, writing %s", segment.path)
 
 
-def _known_classes() -> tuple[EngineClasses | None, list[str]]:
-    try:
-        classes = find_classes()
-        problems = unknown_shapes(classes)
-    except ImportError as error:
-        return None, [str(error)]
-    except Exception as error:  # noqa: BLE001 (whatever an unknown class does when it is looked at)
-        return None, [f"{type(error).__name__}: {error}"]
-    return classes, problems
-
-
 class Recording(threading.Thread):
-    """The writer's thread: takes its turns until it is told to close or the process ends."""
+    """Thread of the writer, until it is told to close or the process ends."""
 
     def __init__(self, writer: Writer, hooks: Hooks, close_file: Path) -> None:
         super().__init__(name="specdecode-recorder", daemon=True)
@@ -171,10 +164,16 @@ class Recording(threading.Thread):
         atexit.register(self.end)
 
     def run(self) -> None:
-        """Write until there is nothing more to record; then the engine has its own methods back."""
+        """Write until the segment is closed; then restore the engine's methods."""
         try:
             while not self._writer.is_closed:
-                self._take_turn()
+                process_ends = self._process_ends.wait(TURN_EVERY_S)
+                if self._close_file.exists():
+                    self._writer.close(ORDERED)
+                elif process_ends:
+                    self._writer.close(EXIT)
+                else:
+                    self._writer.turn()
         except Exception as error:
             logger.exception("recorder: off")
             self._writer.turn_off(WRITE_ERROR, f"{type(error).__name__}: {error}")
@@ -182,17 +181,8 @@ class Recording(threading.Thread):
             self._hooks.remove()
             logger.info("recorder: closed (%s)", self._writer.closed_as)
 
-    def _take_turn(self) -> None:
-        process_ends = self._process_ends.wait(TURN_EVERY_S)
-        if self._close_file.exists():
-            self._writer.close(ORDERED)
-        elif process_ends:
-            self._writer.close(EXIT)
-        else:
-            self._writer.turn()
-
     def end(self) -> None:
-        """Close the segment; called when the process ends, which TERM makes vLLM do in good order."""
-        if os.getpid() == self._process:  # a fork has no such thread
+        """Close the segment when the process ends. vLLM exits in order on SIGTERM."""
+        if os.getpid() == self._process:  # a fork does not have the thread
             self._process_ends.set()
             self.join(EXIT_TIMEOUT_S)

@@ -13,23 +13,15 @@ from typing import Any
 
 import msgspec
 
-EMULATED = "emulated"
-"""Before the name of the GPU of a header: nothing was computed, see replay/emulated."""
-
-RECORDER_VERSION = "0.1.0"
-"""Raised when what is recorded, or how, changes.
-
-Not the operator's version, which a capture's manifest names beside it: that changes where captures do not.
-"""
-
+EMULATED = "emulated"  # prefix of the GPU name of an emulated engine (replay/emulated), which computes nothing
+RECORDER_VERSION = "0.1.0"  # changes with the recorded data, unlike the operator's version, which the manifest also has
 SCHEMA = 1
-
+# Reasons for closing a segment: on order, end of the engine, full disk, unknown engine, broken disk.
 ORDERED, EXIT, DISK_FULL, UNKNOWN_SHAPE, WRITE_ERROR = "ordered", "exit", "disk_full", "unknown_shape", "write_error"
-"""Why a segment was closed: told to, the engine ended, no room, an engine this is not made for, a broken disk."""
 
 
 class Speculative(msgspec.Struct, frozen=True, kw_only=True):
-    """How the engine speculates, in vLLM's words: ``ngram`` or ``draft_model``, K, and the draft model."""
+    """Speculation settings of the engine, with vLLM's names."""
 
     method: str | None = None
     num_speculative_tokens: int | None = None
@@ -38,10 +30,10 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine resolved its settings to; what its version does not have is null."""
+    """Resolved settings of the engine; null if its version lacks one."""
 
     max_num_seqs: int | None = None
-    block_size: int | None = None  # tokens in a block of the KV cache, which is what block hashes are over
+    block_size: int | None = None  # tokens in a block of the KV cache, and of a block hash
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
     tensor_parallel: int | None = None
@@ -55,7 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Header(msgspec.Struct, tag_field="k", tag="header", frozen=True, kw_only=True):
-    """First line: who records, where, and with which settings the engine runs."""
+    """First line: recorder, process and engine settings."""
 
     schema: int
     recorder: str  # RECORDER_VERSION
@@ -63,7 +55,7 @@ class Header(msgspec.Struct, tag_field="k", tag="header", frozen=True, kw_only=T
     boot: str  # random, one for each start of a process
     host: str
     pid: int
-    client_index: int  # which API server of client_count
+    client_index: int  # index of the API server among client_count
     client_count: int
     engines: list[int]
     wall_s: float
@@ -73,20 +65,20 @@ class Header(msgspec.Struct, tag_field="k", tag="header", frozen=True, kw_only=T
     gpu: str | None  # None on CPU
     token_ids: bool
     steps: bool
-    start: str | None = None  # the same for all API servers of one start of the engine, where that can be told
-    gpu_uuids: list[str] = []  # empty where the driver does not tell
-    recorder_tried: bool = True  # with this version of vLLM; if not, all that it uses is as in those that were
+    start: str | None = None  # common to all API servers of one start of the engine; None if unknown
+    gpu_uuids: list[str] = []  # empty if unknown
+    recorder_tried: bool = True  # tested with this version of vLLM; if not, all classes it uses match the tested ones
 
 
 class Request(msgspec.Struct, tag_field="k", tag="request", frozen=True, kw_only=True, omit_defaults=True):
-    """A request that ended: finished, aborted, or unfinished when the segment was closed.
+    """A request that finished, was aborted, or was unfinished when the segment was closed.
 
-    The arrays ``chunk_s``, ``chunk_tokens``, ``num_running`` and ``prefill_tokens`` have one entry an engine
-    output that carried tokens, with the tokens as the engine produced them.
+    The arrays ``chunk_s``, ``chunk_tokens``, ``num_running`` and ``prefill_tokens`` have one entry for each engine
+    output with tokens, before trimming.
     """
 
     id: str
-    external_id: str | None  # what the API server made of X-Request-Id
+    external_id: str | None  # derived from X-Request-Id by the API server
     engine: int | None  # None if no engine ran it
     arrival_monotonic_s: float
     arrival_wall_s: float
@@ -105,43 +97,41 @@ class Request(msgspec.Struct, tag_field="k", tag="request", frozen=True, kw_only
     finish_reason: str | None
     stop_reason: int | str | None
     ended_by: str  # engine, stop_string, abort or unfinished
+    # Tokens of the last chunk that the client got, if a stop string cut it. vLLM before 0.32 does not report them.
     kept_tokens: int | None = None
-    """How many tokens of the last chunk the client could get, where a stop string cut it.
-    Absent where nothing was cut or vLLM does not tell (before 0.32)."""
-    token_ids: list[int] | None = None  # what was generated; absent unless asked for
+    token_ids: list[int] | None = None  # generated tokens, if requested
 
 
 class Step(msgspec.Struct, tag_field="k", tag="step", frozen=True):
-    """The statistics of one engine step, as the scheduler made them."""
+    """Scheduler statistics of one engine step."""
 
     engine: int
     t: float
-    scheduler: dict[str, Any] | None = None  # None where another API server got those of this step
+    scheduler: dict[str, Any] | None = None  # None if another API server got them
 
 
 class Anchor(msgspec.Struct, tag_field="k", tag="anchor", frozen=True):
-    """Both clocks at one moment."""
+    """Both clocks, read together."""
 
     monotonic_s: float
     wall_s: float
 
 
 class Off(msgspec.Struct, tag_field="k", tag="off", frozen=True):
-    """The recorder turned itself off; the engine went on."""
+    """The recorder turned itself off; the engine continued."""
 
     reason: str
 
 
 class Closed(msgspec.Struct, tag_field="k", tag="closed", frozen=True):
-    """Last line: why, and how much there is before it."""
+    """Last line: reason, and counts of the lines before it."""
 
     reason: str  # ORDERED, EXIT, DISK_FULL, UNKNOWN_SHAPE or WRITE_ERROR
     requests: int
     steps: int
+    # Samples dropped by the queue or not written, plus one for each error in a hook. Above 0 the capture is incomplete.
     dropped: int
-    """Everything that could not be recorded: what the queue had no room for, what was not written,
-    and one for each error in a hook. A capture with any of them is incomplete."""
-    unfinished: int  # how many of the requests had not ended
+    unfinished: int  # requests that had not ended
     errors: int
     first_error: str | None
 
@@ -150,7 +140,7 @@ SegmentLine = Header | Request | Step | Anchor | Off | Closed
 
 
 def _as_plain(value: Any) -> Any:
-    """Return something that can be encoded for what msgspec does not know (connector statistics hold anything)."""
+    """Encode types that msgspec does not know: connector statistics may hold anything."""
     return getattr(value, "__dict__", None) or str(value)
 
 
@@ -165,22 +155,20 @@ def encode(line: msgspec.Struct) -> bytes:
 FOLDER_VARIABLE = "SPECDECODE_RECORD_DIR"
 TOKEN_IDS_VARIABLE = "SPECDECODE_RECORD_TOKEN_IDS"  # noqa: S105 (no password)
 STEPS_VARIABLE = "SPECDECODE_RECORD_STEPS"
-
-CLOSE_FILE = "close"
-"""Made beside the segments by the load generator: the order to finish."""
+CLOSE_FILE = "close"  # file beside the segments by which the load generator orders the recorders to finish
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where to record, and what apart from the requests."""
+    """Settings of the recorder."""
 
-    folder: Path  # takes one segment of every API server of the engine
-    token_ids: bool = False  # whether what was generated is recorded too. Prompts never are
+    folder: Path  # for one segment per API server
+    token_ids: bool = False  # record generated tokens; prompts are never recorded
     steps: bool = True
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings | None":
-        """Return what the variables say, or None where nothing is to be recorded."""
+        """Return the settings, or None if nothing is to be recorded."""
         folder = environment.get(FOLDER_VARIABLE)
         if not folder:
             return None

@@ -1,9 +1,8 @@
 """Run the engines of several arms in one container, one at a time, on the load generator's orders.
 
-Runs as a script by the python3 of the engine's image, on the standard library alone. Orders and answers are files
-in a folder that the load generator's container shares. Each is written beside its name and renamed, so that a
-reader never sees half of one. An engine counts as stopped when every process that it started is gone: the next one
-needs its port and its GPU memory.
+Runs as a script with the python3 of the engine's image, on the standard library alone. Orders and states are files in
+a shared folder. Each is written under another name and renamed, so that a reader never sees a partial file. An engine
+counts as stopped when every process that it started is gone, because the next one needs its port and GPU memory.
 """
 
 import ctypes
@@ -23,7 +22,6 @@ from typing import Any
 ORDER_FILE, STATE_FILE = "order.json", "state.json"
 RUNNING, STOPPED, ENDED = "running", "stopped", "ended"
 NOT_STARTED = 127  # exit code where a command cannot be run, as of a shell
-
 _LARGEST_ORDER_BYTES = 2**20
 _LARGEST_NUMBER = 2**53
 _POLL_S = 0.1
@@ -33,35 +31,29 @@ _BY_SIGNAL = 128
 
 @dataclass(frozen=True)
 class Grace:
-    """How long an engine may take to end by itself, in seconds."""
+    """Time for an engine to end by itself, in seconds."""
 
-    told_s: float = 90.0  # from when it was told: longer than vLLM waits for answers under way (--shutdown-timeout)
-    rest_s: float = 10.0  # what it started, from when it ended itself
+    told_s: float = 90.0  # after SIGTERM; longer than vLLM waits for open requests (--shutdown-timeout)
+    rest_s: float = 10.0  # for its other processes, after it has ended
 
 
 class BadOrderError(ValueError):
-    """A file that is no order."""
+    """A file is not a valid order."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is to run from now on."""
+    """Order to run an engine, or none."""
 
     number: int  # greater than that of every earlier one
     command: list[str] | None  # None: nothing
-    env: dict[str, str]  # beside the container's own
+    env: dict[str, str]  # added to the container's
 
 
 def read_order(path: Path) -> Order | None:
-    """Return the order in a file; None while there is none.
-
-    Raises
-    ------
-    BadOrderError
-        When it is anything but a whole order.
-    """
+    """Return the order in a file, if it exists."""
     try:
-        # Neither follows a link nor waits for the writer of a pipe.
+        # Does not follow a link, or wait for the writer of a pipe.
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
@@ -98,7 +90,7 @@ def _order(document: Any) -> Order:
 
 
 def _passes(word: Any) -> bool:
-    """Whether a process can be given a word."""
+    """Return whether a word can be passed to a process."""
     if not isinstance(word, str) or "\0" in word:
         return False
     try:
@@ -109,25 +101,25 @@ def _passes(word: Any) -> bool:
 
 
 class Engine:
-    """One engine, and everything that it started."""
+    """One engine, and all processes that it started."""
 
     def __init__(self, order: Order) -> None:
-        """Start it.
-
-        Raises
-        ------
-        OSError
-            When its command cannot be run.
-        """
+        """Start it."""
         assert order.command is not None  # noqa: S101  an order to stop starts nothing
-        # In a group of its own: signals for it are not for us.
+        # In its own process group, so that its signals do not reach the switcher.
         self._process = subprocess.Popen(  # noqa: S603  what it is told to run is why it is there
             order.command, env={**os.environ, **order.env}, stdin=subprocess.DEVNULL, start_new_session=True
         )
         self.exit_code: int | None = None
 
+    @property
+    def shown_code(self) -> int:
+        """Exit code as a shell, and so Kubernetes, shows it."""
+        code = self.exit_code or 0
+        return _BY_SIGNAL - code if code < 0 else code
+
     def reap(self) -> bool:
-        """Take note of what ended; return whether anything is left."""
+        """Reap ended processes; return whether any is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -139,17 +131,16 @@ class Engine:
                 self.exit_code = self._process.returncode = os.waitstatus_to_exitcode(status)
 
     def end(self, grace: Grace) -> None:
-        """Tell it to end, and return when nothing of it is left; what takes too long is killed."""
+        """Send SIGTERM, kill what takes too long, and return when no process is left."""
         if self.exit_code is None:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGTERM)
             _wait_until(lambda: not self.reap() or self.exit_code is not None, grace.told_s)
-        rest_s = 0.0 if self.exit_code is None else grace.rest_s
-        _wait_until(lambda: not self.reap(), rest_s)
+        _wait_until(lambda: not self.reap(), 0.0 if self.exit_code is None else grace.rest_s)
         while self.reap():
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            # Those that left the group are children of ours as soon as their parents are gone.
+            # Processes that left the group become our children when their parents end.
             for child in _children():
                 with suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
@@ -161,7 +152,7 @@ def _children() -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            # After the name, which is in brackets and may hold anything: state, parent.
+            # The fields after the name, which is in brackets and may contain anything: state, parent.
             _, _, after = path.read_text(encoding="utf-8", errors="replace").rpartition(")")
             if int(after.split()[1]) == own:
                 found.append(int(path.parent.name))
@@ -183,14 +174,23 @@ class Switcher:
         self._engine: Engine | None = None
         self._told_to_end = False
         self._complained: str | None = None
-        self._number = self._begin()
+        self._number = 0  # of the last order that was followed
+        try:
+            last = json.loads((folder / STATE_FILE).read_bytes())
+            self._number, state = int(last["number"]), last["state"]
+        except FileNotFoundError:
+            return
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise SystemExit(f"switcher: {STATE_FILE} is not what it wrote") from error
+        if state == RUNNING:  # the engine ended with the previous start of the container
+            self._say(ENDED, None)
 
     def tell_to_end(self, *_: Any) -> None:
-        """End, and have the engine end before: what Kubernetes asks for by a signal."""
+        """End after stopping the engine: the handler of Kubernetes' signal."""
         self._told_to_end = True
 
     def run(self) -> int:
-        """Follow orders until it is told to end, or the engine ended by itself; return the exit code."""
+        """Follow orders until told to end, or until the engine ends by itself; return the exit code."""
         while not self._told_to_end:
             order = self._next_order()
             if order is not None and (failed := self._follow(order)) is not None:
@@ -198,22 +198,12 @@ class Switcher:
             if self._engine is not None:
                 self._engine.reap()
                 if self._engine.exit_code is not None:
-                    return self._ended(self._engine)
+                    self._say(ENDED, self._engine.shown_code)
+                    code = self._engine.shown_code
+                    self._engine.end(self._grace)
+                    return code
             time.sleep(_POLL_S)
-        return self._stop() or 0
-
-    def _begin(self) -> int:
-        """Return the number of the last order that was followed; an engine of an earlier start is gone with it."""
-        try:
-            last = json.loads((self._folder / STATE_FILE).read_bytes())
-            number, state = int(last["number"]), last["state"]
-        except FileNotFoundError:
-            return 0
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise SystemExit(f"switcher: {STATE_FILE} is not what it wrote") from error
-        if state == RUNNING:
-            self._say(number, ENDED, None)
-        return number
+        return self._stop()
 
     def _next_order(self) -> Order | None:
         try:
@@ -224,39 +214,33 @@ class Switcher:
         return order if order is not None and order.number > self._number else None
 
     def _follow(self, order: Order) -> int | None:
-        """Stop what runs and start what shall; return the exit code where that cannot be."""
+        """Stop the running engine and start the ordered one; return the exit code if that fails."""
         self._stop()
         self._number = order.number
         if order.command is None:
-            self._say(order.number, STOPPED, None)
+            self._say(STOPPED, None)
             return None
         try:
             self._engine = Engine(order)
         except OSError as error:
             self._complain(f"{order.command[0]} cannot be run: {error.strerror}")
-            self._say(order.number, ENDED, NOT_STARTED)
+            self._say(ENDED, NOT_STARTED)
             return NOT_STARTED
-        self._say(order.number, RUNNING, None)
+        self._say(RUNNING, None)
         return None
 
-    def _stop(self) -> int | None:
-        """Have the engine end; return its exit code, None where none ran."""
+    def _stop(self) -> int:
+        """Stop the engine; return its exit code, 0 if none ran."""
         if self._engine is None:
-            return None
+            return 0
         self._engine.end(self._grace)
-        code, self._engine = _shown(self._engine), None
+        code, self._engine = self._engine.shown_code, None
         return code
 
-    def _ended(self, engine: Engine) -> int:
-        code = _shown(engine)
-        self._say(self._number, ENDED, code)
-        engine.end(self._grace)
-        return code
-
-    def _say(self, number: int, state: str, exit_code: int | None) -> None:
+    def _say(self, state: str, exit_code: int | None) -> None:
         part = self._folder / f"{STATE_FILE}.part"
-        part.write_text(json.dumps({"number": number, "state": state, "exit_code": exit_code}), encoding="utf-8")
-        part.chmod(0o644)  # the load generator is another user, whatever the umask of the image
+        part.write_text(json.dumps({"number": self._number, "state": state, "exit_code": exit_code}), encoding="utf-8")
+        part.chmod(0o644)  # for the load generator, another user, despite the image's umask
         part.replace(self._folder / STATE_FILE)
 
     def _complain(self, words: str) -> None:
@@ -265,21 +249,15 @@ class Switcher:
             self._complained = words
 
 
-def _shown(engine: Engine) -> int:
-    """Return an exit code as a shell, and so Kubernetes, shows it."""
-    code = engine.exit_code or 0
-    return _BY_SIGNAL - code if code < 0 else code
-
-
 def main(folder: Path, grace: Grace = Grace()) -> int:
     """Follow the orders in a folder; return the exit code."""
-    # What an engine's processes leave behind comes to us, and so it is known when all of it is gone. As a container's
-    # first process we have it all the same.
+    # Orphaned processes of an engine become our children, so that their end is noticed. A container's first process
+    # has them anyway.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     switcher = Switcher(folder, grace)
     _on_signals(switcher.tell_to_end)
     code = switcher.run()
-    # Python puts back what would end it by the signal, and its exit code is to be the engine's.
+    # Python would restore the default handlers at exit, and a signal would change the exit code.
     _on_signals(signal.SIG_IGN)
     return code
 

@@ -20,17 +20,14 @@ from typing import Any
 from .segment_format import EMULATED, RECORDER_VERSION, SCHEMA, EngineConfig, Header, Settings, Speculative
 
 OLDEST, NEWEST = (0, 28), (0, 33)
-"""Versions that were looked into and tried.
+"""Tested versions.
 
-They differ, for the hooks, in this alone: process_outputs of 0.32 and newer has one more parameter, and trims what
-follows a stop string.
+For the hooks they differ only in process_outputs: in 0.32 and newer it has one more parameter, and trims tokens after
+a stop string.
 """
 
 TRIED = " to ".join(".".join(map(str, each)) for each in (OLDEST, NEWEST))
-
-_ANYTHING = ""
-"""A type that does not matter."""
-
+_ANYTHING = ""  # a type that is not checked
 _FIELDS = {
     "EngineCoreOutputs": {
         "engine_index": "int",
@@ -78,7 +75,7 @@ _MESSAGES = {
     "abort_requests": {"return": "list[str]"},
     "get_output_async": {"return": "EngineCoreOutputs"},
 }
-"""Types of what the methods take and return, as far as the hooks read it."""
+"""Parameter and return types that the hooks use."""
 
 _EVENTS = {"QUEUED": 1, "SCHEDULED": 2, "PREEMPTED": 3}
 _FINISH_REASONS = ["stop", "length", "abort", "error", "repetition"]
@@ -86,26 +83,28 @@ _FINISH_REASONS = ["stop", "length", "abort", "error", "repetition"]
 
 @dataclass(frozen=True)
 class EngineClasses:
-    """The classes of vLLM that the recorder depends on."""
+    """Classes of vLLM that the recorder depends on."""
 
     output_processor: Any
     client: Any
-    messages: dict[str, type]  # those whose fields are read, by name
+    messages: dict[str, type]  # classes whose fields are read, by name
     event_type: Any
     finish_reason: Any
 
 
 def is_tried(version: str) -> bool:
-    """Whether the recorder was tried with a version of vLLM."""
+    """Return whether the recorder was tested with a version of vLLM."""
     found = re.match(r"(\d+)\.(\d+)\.", version)
     return found is not None and OLDEST <= (int(found[1]), int(found[2])) <= NEWEST
 
 
 def unknown_shapes(classes: EngineClasses) -> list[str]:
-    """Return what is not as the hooks need it; nothing for an engine that is known, whatever its version."""
+    """Return the differences from the classes that the hooks require; none for a known engine of any version."""
     problems = []
     for name, fields in _FIELDS.items():
-        problems += _field_problems(classes.messages[name], name, fields)
+        found = _field_types(classes.messages[name])
+        problems += [f"{name} has no {field}" for field in sorted(fields.keys() - found.keys())]
+        problems += _type_problems(f"{name}.", found, fields)
     for name in ("add_request", "process_outputs", "abort_requests"):
         problems += _method_problems(classes.output_processor, name)
     problems += _client_problems(classes.client)
@@ -116,12 +115,6 @@ def unknown_shapes(classes: EngineClasses) -> list[str]:
     if reasons != _FINISH_REASONS:
         problems.append(f"FinishReason is {reasons}")
     return problems
-
-
-def _field_problems(kind: type, name: str, wanted: dict[str, str]) -> list[str]:
-    found = _field_types(kind)
-    missing = [f"{name} has no {field}" for field in sorted(wanted.keys() - found.keys())]
-    return missing + _type_problems(f"{name}.", found, wanted)
 
 
 def _field_types(kind: type) -> dict[str, Any]:
@@ -135,18 +128,16 @@ def _field_types(kind: type) -> dict[str, Any]:
 
 def _type_problems(prefix: str, found: dict[str, Any], wanted: dict[str, str]) -> list[str]:
     return [
-        f"{prefix}{name} is {_written(found[name])}, not {kind}"
+        f"{prefix}{name} is {written}, not {kind}"
         for name, kind in wanted.items()
-        if name in found and kind != _ANYTHING and _alternatives(_written(found[name])) != _alternatives(kind)
+        if name in found and kind != _ANYTHING
+        # The order of alternatives does not matter.
+        if set((written := _written(found[name])).split(" | ")) != set(kind.split(" | "))
     ]
 
 
-def _alternatives(written: str) -> set[str]:
-    return set(written.split(" | "))
-
-
 def _written(kind: Any) -> str:
-    """Return a type as people write it, without modules."""
+    """Return a type in source notation, without modules."""
     if isinstance(kind, str):
         return re.sub(r"[\w.]+\.", "", kind.strip("\"'"))
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
@@ -157,29 +148,25 @@ def _written(kind: Any) -> str:
 
 
 def _method_problems(owner: type, name: str) -> list[str]:
-    function, wanted = getattr(owner, name, None), _PARAMETERS[name]
+    function, wanted, where = getattr(owner, name, None), _PARAMETERS[name], f"{owner.__name__}.{name}"
     if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
-        return [f"{owner.__name__}.{name} is no plain method"]
+        return [f"{where} is no plain method"]
     found = list(inspect.signature(function).parameters)
     if found[: len(wanted)] != wanted:
-        return [f"{owner.__name__}.{name} takes {', '.join(found)}"]
-    return _message_problems(owner, name)
+        return [f"{where} takes {', '.join(found)}"]
+    return _type_problems(f"{where}: ", inspect.get_annotations(function), _MESSAGES[name])
 
 
 def _client_problems(client: type) -> list[str]:
     name = "get_output_async"
-    if not inspect.iscoroutinefunction(getattr(client, name, None)):
-        return [f"{client.__name__}.{name} is no coroutine"]
-    parameters = list(inspect.signature(getattr(client, name)).parameters)
-    problems = [] if parameters == _PARAMETERS[name] else [f"{client.__name__}.{name} takes {', '.join(parameters)}"]
-    problems += _message_problems(client, name)
-    # The clients of data parallel engines inherit it; one with its own would not be seen.
+    function, where = getattr(client, name, None), f"{client.__name__}.{name}"
+    if function is None or not inspect.iscoroutinefunction(function):
+        return [f"{where} is no coroutine"]
+    parameters = list(inspect.signature(function).parameters)
+    problems = [] if parameters == _PARAMETERS[name] else [f"{where} takes {', '.join(parameters)}"]
+    problems += _type_problems(f"{where}: ", inspect.get_annotations(function), _MESSAGES[name])
+    # The clients of data parallel engines inherit it; an override would not be hooked.
     return problems + [f"{each.__name__} has its own {name}" for each in _descendants(client) if name in vars(each)]
-
-
-def _message_problems(owner: type, name: str) -> list[str]:
-    found = inspect.get_annotations(getattr(owner, name))
-    return _type_problems(f"{owner.__name__}.{name}: ", found, _MESSAGES[name])
 
 
 def _descendants(kind: type) -> list[type]:
@@ -188,12 +175,12 @@ def _descendants(kind: type) -> list[type]:
 
 
 _PROCESSES = Path("/proc")
+# Field 22 of /proc/PID/stat (proc(5)), counted from the third, because the name before it may contain spaces.
 _STARTED = 19
-"""Field 22 of /proc/PID/stat, counted from the third: the name before may hold spaces (proc(5))."""
 
 
 def find_classes() -> EngineClasses:
-    """Return the classes that are hooked and read; fails where vLLM has moved one."""
+    """Import the classes that are hooked and read; raise ImportError if vLLM has moved one."""
     from vllm.v1.engine import (  # noqa: PLC0415 (only inside an engine)
         EngineCoreEvent,
         EngineCoreEventType,
@@ -227,11 +214,13 @@ def find_classes() -> EngineClasses:
 
 
 def header(vllm_config: Any, engines: list[int], boot: str, settings: Settings) -> Header:
-    """Return the first line of the segment; what the configuration does not have is null."""
+    """Return the first line of the segment; settings that vLLM lacks are null."""
     parallel = getattr(vllm_config, "parallel_config", None)
     config = _config(vllm_config)
     client_count = getattr(parallel, "_api_process_count", 1)
-    version = engine_version()
+    import vllm  # noqa: PLC0415 (only inside an engine)
+
+    version = str(vllm.__version__)
     return Header(
         schema=SCHEMA,
         recorder=RECORDER_VERSION,
@@ -240,7 +229,7 @@ def header(vllm_config: Any, engines: list[int], boot: str, settings: Settings) 
         boot=boot,
         host=socket.gethostname(),
         pid=os.getpid(),
-        # EngineCoreRequest.client_index is set later, by the client, to the same.
+        # The client sets EngineCoreRequest.client_index to the same value later.
         client_index=getattr(parallel, "_api_process_rank", 0),
         client_count=client_count,
         engines=list(engines),
@@ -254,13 +243,6 @@ def header(vllm_config: Any, engines: list[int], boot: str, settings: Settings) 
         start=start_id(client_count),
         gpu_uuids=_gpu_uuids(config),
     )
-
-
-def engine_version() -> str:
-    """Return what vLLM says of itself."""
-    import vllm  # noqa: PLC0415 (only inside an engine)
-
-    return str(vllm.__version__)
 
 
 _CONFIG = {
@@ -279,23 +261,19 @@ _CONFIG = {
 
 
 def _config(vllm_config: Any) -> EngineConfig:
-    """Return the settings that a trace is read with, as the engine resolved them."""
     found = {name: getattr(getattr(vllm_config, part, None), field, None) for name, (part, field) in _CONFIG.items()}
     speculation = getattr(vllm_config, "speculative_config", None)
     if not speculation:
         return EngineConfig(**found)
-    fields = Speculative.__struct_fields__
-    return EngineConfig(
-        **found, speculative=Speculative(**{field: getattr(speculation, field, None) for field in fields})
-    )
+    speculative = {field: getattr(speculation, field, None) for field in Speculative.__struct_fields__}
+    return EngineConfig(**found, speculative=Speculative(**speculative))
 
 
 def _gpu() -> str | None:
-    """Return the product's name, which vLLM asks the driver for; None where there is none or it does not tell."""
     from vllm.platforms import current_platform  # noqa: PLC0415 (only inside an engine)
 
     try:
-        # An emulated engine (replay/emulated) says so of itself; of other platforms the name is unknown.
+        # An emulated engine (replay/emulated) sets this attribute.
         if emulated := vars(type(current_platform)).get("specdecode_emulated"):
             return f"{EMULATED} {emulated}"
         return None if current_platform.is_cpu() else str(current_platform.get_device_name())
@@ -304,7 +282,7 @@ def _gpu() -> str | None:
 
 
 def _gpu_uuids(config: EngineConfig) -> list[str]:
-    """Return what the driver calls the engine's GPUs, by their rank; nothing where it does not tell."""
+    """Return the driver's UUIDs of the engine's GPUs by rank; empty if unknown."""
     from vllm.platforms import current_platform  # noqa: PLC0415 (only inside an engine)
 
     try:
@@ -317,11 +295,9 @@ def _gpu_uuids(config: EngineConfig) -> list[str]:
 
 
 def start_id(api_servers: int, processes: Path = _PROCESSES) -> str | None:
-    """Return the process that began it and when, in ticks of this host; None where that cannot be told.
-
-    Several API servers are children of one process (vllm/v1/utils.py APIServerProcessManager); a single one is that
-    process itself. In a container that was started anew it has the same number as before, and another time.
-    """
+    """Return PID and start time of the engine's first process, in ticks of this host; None if unknown."""
+    # Several API servers are children of one process (vllm/v1/utils.py APIServerProcessManager); a single one is that
+    # process itself. A restarted container reuses its PID, but not its start time.
     process = os.getppid() if api_servers > 1 else os.getpid()
     try:
         fields = (processes / str(process) / "stat").read_text().rpartition(")")[2].split()

@@ -1,9 +1,8 @@
-"""Turn samples into lines and append them to the segment file of one API server, in a thread.
+"""Encode samples, and append them to the segment file of one API server, in a thread.
 
-A segment is only ever appended to, and keeps whole lines only.
+A segment is append-only and contains whole lines only.
 """
 
-import contextlib
 import errno
 import os
 import time
@@ -16,64 +15,41 @@ from .block_hashes import block_hashes
 from .collector import BoundedQueue, Collector, RequestSample, Sample, StepSample
 from .segment_format import DISK_FULL, UNKNOWN_SHAPE, WRITE_ERROR, Anchor, Closed, Header, Off, Request, Step, encode
 
-RESERVE_BYTES = 16 * 1024
-"""Held back on the disk, so that a full one still has room for the last lines."""
-
+RESERVE_BYTES = 16 * 1024  # reserved on the disk, so that a full one still has room for the last lines
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class SegmentWriteError(Exception):
-    """The disk did not take it."""
+    """The disk did not accept a write."""
 
     def __init__(self, cause: OSError, written: int = 0) -> None:
         super().__init__(str(cause))
-        self.cause = cause
-        self.written = written  # how many of the lines that were to be appended are in the file
-
-    @property
-    def is_full(self) -> bool:
-        """Whether there is no room, rather than something broken."""
-        return self.cause.errno in _FULL
+        self.written = written  # lines that are in the file
+        self.is_full = cause.errno in _FULL
 
 
 class Segment:
     """A new segment file, beside its reserve."""
 
     def __init__(self, path: Path) -> None:
-        """Create both; fail where one exists."""
+        """Create both; fail if one exists."""
         self.path = path
         self._reserve = path.with_suffix(".reserve")
         self._length = 0
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        os.fchmod(self._file, 0o644)  # the load generator, another user, reads it, whatever the engine's umask
-        self._hold_back()
-        self._keep_names()
+        os.fchmod(self._file, 0o644)  # for the load generator, another user, despite the engine's umask
+        reserve = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
-    def _keep_names(self) -> None:
-        """Have the names of both files on the disk: flushing a file does not."""
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-        finally:
-            os.close(folder)
+        def hold_back() -> None:
+            os.write(reserve, os.urandom(RESERVE_BYTES))  # a compressing file system would reserve nothing for zeros
+            os.fsync(reserve)
 
-    def _hold_back(self) -> None:
-        file = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            # Noise: a file system that compresses would keep no room for zeros.
-            os.write(file, os.urandom(RESERVE_BYTES))
-            os.fsync(file)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise  # a disk that is full already is found out by the first lines
-        finally:
-            os.close(file)
+        _unless_full(hold_back, reserve)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        _unless_full(lambda: os.fsync(folder), folder)  # for the names of both files
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """Write lines; where the disk does not take all of them, keep the whole ones and raise SegmentWriteError."""
+        """Write lines; on a disk error, keep only whole ones and raise SegmentWriteError."""
         left = memoryview(b"".join(lines))
         total = len(left)
         try:
@@ -84,7 +60,7 @@ class Segment:
         self._length += total
 
     def _drop_torn_line(self, lines: Sequence[bytes], written_bytes: int) -> int:
-        """Cut off the line of which only a part went in; return how many before it are whole."""
+        """Truncate a partial line; return the number of whole lines before it."""
         whole = 0
         for line in lines:
             if written_bytes < len(line):
@@ -92,19 +68,19 @@ class Segment:
             written_bytes -= len(line)
             self._length += len(line)
             whole += 1
-        with suppress(OSError):  # of a disk that does not even do this, the reader leaves out a torn end
+        with suppress(OSError):  # a reader skips a torn end
             os.ftruncate(self._file, self._length)
         return whole
 
     def sync(self) -> None:
-        """Have everything on the disk; some file systems notice only here that it is full."""
+        """Flush to disk; some file systems report only here that they are full."""
         try:
             os.fsync(self._file)
         except OSError as error:
             raise SegmentWriteError(error) from error
 
     def close(self, last_lines: Sequence[bytes]) -> None:
-        """Give the reserve back, write the last lines into what it leaves, and close."""
+        """Free the reserve, write the last lines, and close."""
         with suppress(OSError):
             self._reserve.unlink()
         try:
@@ -114,46 +90,55 @@ class Segment:
             os.close(self._file)
 
 
+def _unless_full(step: Callable[[], object], file: int) -> None:
+    """Run a step and close a file. The first lines report a full disk."""
+    try:
+        step()
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+    finally:
+        os.close(file)
+
+
 ANCHOR_EVERY_S = 10.0
 SYNC_EVERY_S = 5.0
-LINES_AT_ONCE = 256
-
+_LINES_AT_ONCE = 256
 _WORK_S = 0.0001
 _PAUSE_S = 0.0001
 
 
-def anchor() -> Anchor:
-    """Return both clocks at one moment, as close as it goes."""
+def _anchor() -> bytes:
+    """Return a line with both clocks, read as close together as possible."""
     before_s = time.monotonic()
     wall_s = time.time()
-    return Anchor((before_s + time.monotonic()) / 2, wall_s)
+    return encode(Anchor((before_s + time.monotonic()) / 2, wall_s))
 
 
 class Pace:
-    """Makes a busy thread step aside after every tenth of a millisecond.
+    """Makes a busy thread yield every 0.1 ms.
 
-    A thread that computes keeps the interpreter's lock for 5 ms at a time, and a message of the engine
-    would wait that long. With this it waits 0.1 ms.
+    A computing thread holds the GIL for 5 ms at a time, and would delay a message of the engine by as much. With this
+    the delay is 0.1 ms.
     """
 
     def __init__(self) -> None:
-        self.is_relaxed = True
-        """Whether there is anything to step aside for; at the end there is not."""
+        self.is_relaxed = True  # False at the end, when there is nothing to yield to
         self._since_s = time.perf_counter()
 
     def pause(self) -> None:
-        """Sleep, if there has been work for long enough."""
+        """Sleep after enough work."""
         if self.is_relaxed and time.perf_counter() - self._since_s > _WORK_S:
             time.sleep(_PAUSE_S)
             self._since_s = time.perf_counter()
 
     def begin(self) -> None:
-        """Count from now, after a longer rest."""
+        """Restart the clock after a longer rest."""
         self._since_s = time.perf_counter()
 
 
 class Writer:
-    """Empties the queue into the segment."""
+    """Writes the queue to the segment."""
 
     def __init__(
         self,
@@ -163,7 +148,7 @@ class Writer:
         block_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.closed_as: str | None = None  # the reason in the last line; None before that is written
+        self.closed_as: str | None = None  # reason in the last line, once that is written
         self._segment = segment
         self._collector = collector
         self._queue = queue
@@ -186,33 +171,33 @@ class Writer:
         self._guarded(lambda: self._segment.append([encode(header)]))
 
     def turn(self) -> None:
-        """Write what has come, anchor and sync when it is time; close where that fails."""
+        """Write queued samples, anchor and sync when due; close on a disk error."""
         self._pace.begin()
         self._guarded(self._take_turn)
         if self._collector.is_broken:
             self.turn_off(UNKNOWN_SHAPE, f"the hooks failed: {self._collector.first_error}")
 
     def close(self, reason: str) -> None:
-        """End recording; write what there is, the unfinished requests, and the last line."""
+        """End recording; write queued samples, unfinished requests and the last line."""
         self._end_recording()
         self._guarded(self._write_rest)
         self._write_last([], reason)
 
     def turn_off(self, reason: str, because: str) -> None:
-        """End recording with a line that says why; what is not written yet is dropped."""
+        """End recording with a line that says why, and drop queued samples."""
         self._end_recording()
         self._write_last([Off(because)], reason)
 
     def _guarded(self, write: Callable[[], None]) -> None:
-        """Write, and close the segment where the disk does not take it."""
+        """Write, and close the segment on a disk error."""
         try:
             write()
         except SegmentWriteError as error:
-            self._end_recording()
             if error.is_full:
+                self._end_recording()
                 self._write_last([], DISK_FULL)
             else:
-                self._write_last([Off(str(error))], WRITE_ERROR)
+                self.turn_off(WRITE_ERROR, str(error))
 
     def _end_recording(self) -> None:
         if not self._has_ended:
@@ -225,7 +210,7 @@ class Writer:
         self._drain()
         now_s = self._clock()
         if now_s - self._anchored_s >= ANCHOR_EVERY_S:
-            self._segment.append([encode(anchor())])
+            self._segment.append([_anchor()])
             self._anchored_s = now_s
         if now_s - self._synced_s >= SYNC_EVERY_S:
             self._segment.sync()
@@ -233,7 +218,7 @@ class Writer:
 
     def _write_rest(self) -> None:
         self._drain()
-        self._segment.append([encode(anchor())])
+        self._segment.append([_anchor()])
 
     def _write_last(self, lines: list[Off], reason: str) -> None:
         if self.is_closed:
@@ -250,35 +235,33 @@ class Writer:
             first_error=self._collector.first_error,
         )
         self.closed_as = reason
-        # Where not even these can be written, the missing last line says it.
-        with contextlib.suppress(SegmentWriteError):
+        # If even these cannot be written, the missing last line shows it.
+        with suppress(SegmentWriteError):
             self._segment.close([encode(line) for line in (*lines, closed)])
 
     def _drain(self) -> None:
-        while samples := self._next_samples():
-            self._write(samples)
-
-    def _next_samples(self) -> list[Sample]:
         samples: list[Sample] = []
-        while len(samples) < LINES_AT_ONCE:
+        while True:
             sample = self._queue.get()
             if sample is None and self._unfinished:
                 sample = self._unfinished.popleft()
-            if sample is None:
-                break
-            samples.append(sample)
-        return samples
+            if sample is not None:
+                samples.append(sample)
+            if samples and (sample is None or len(samples) == _LINES_AT_ONCE):
+                self._write(samples)
+                samples = []
+            elif sample is None:
+                return
 
     def _write(self, samples: list[Sample]) -> None:
         kinds: list[type] = []
         lines: list[bytes] = []
         for sample in samples:
             try:
-                line = self._line(sample)
+                lines.append(self._line(sample))
             except Exception as error:  # noqa: BLE001 (connector statistics hold anything)
                 self._collector.fail(error)
                 continue
-            lines.append(line)
             kinds.append(type(sample))
             self._pace.pause()
         written = 0
@@ -289,13 +272,10 @@ class Writer:
             written = error.written
             raise
         finally:
+            steps = kinds[:written].count(StepSample)
             self._lost += len(lines) - written
-            self._count(kinds[:written])
-
-    def _count(self, kinds: list[type]) -> None:
-        steps = kinds.count(StepSample)
-        self._steps += steps
-        self._requests += len(kinds) - steps
+            self._steps += steps
+            self._requests += written - steps
 
     def _line(self, sample: Sample) -> bytes:
         if isinstance(sample, StepSample):
@@ -304,29 +284,18 @@ class Writer:
         return encode(_request(sample, hashes))
 
 
+_SAME_FIELDS = sorted(
+    set(Request.__struct_fields__) - {"chunk_s", "chunk_tokens", "num_running", "prefill_tokens", "block_hashes"}
+)
+
+
 def _request(sample: RequestSample, hashes: list[int]) -> Request:
     moments = sample.moments
     return Request(
-        id=sample.id,
-        external_id=sample.external_id,
-        engine=sample.engine,
-        arrival_monotonic_s=sample.arrival_monotonic_s,
-        arrival_wall_s=sample.arrival_wall_s,
-        prompt_tokens=sample.prompt_tokens,
-        concurrency=sample.concurrency,
-        temperature=sample.temperature,
-        queued_s=sample.queued_s,
-        scheduled_s=sample.scheduled_s,
-        preemptions=sample.preemptions,
-        cached_tokens=sample.cached_tokens,
+        **{name: getattr(sample, name) for name in _SAME_FIELDS},
         chunk_s=[moment.monotonic_s for moment in moments],
         chunk_tokens=sample.counts,
         num_running=[moment.num_running for moment in moments],
         prefill_tokens=[moment.prefill_tokens for moment in moments],
         block_hashes=hashes,
-        finish_reason=sample.finish_reason,
-        stop_reason=sample.stop_reason,
-        ended_by=sample.ended_by,
-        kept_tokens=sample.kept_tokens,
-        token_ids=sample.token_ids,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.capture.job.pod_files import write_bundle
+from specdecode_operator.capture.job.pod_files import RECORDER
 from specdecode_operator.sizing.families.architectures import READERS
 from tests.engine.contract_cases import GOOD, METHODS, PARALLEL, TARGET
 from tests.engine.contract_checks import Vllm
@@ -43,7 +43,7 @@ def ask(vllm: Vllm, folder: Path) -> Sections:
 
     def shapes() -> dict[str, dict[str, str]]:
         plugins, found = folder / "plugins", folder / "shapes.json"
-        write_bundle(plugins)
+        RECORDER.write(plugins)
         vllm.h100.begin(SHAPES, folder / "copy", found, packages=[plugins]).wait()
         found_out: dict[str, dict[str, str]] = json.loads(found.read_text(encoding="utf-8"))
         return found_out

@@ -8,8 +8,8 @@ import pytest
 
 from specdecode_operator.api.capture import Arm
 from specdecode_operator.capture.arms import arm_body
-from specdecode_operator.capture.decision import Decision
 from specdecode_operator.capture.load.run_settings import RunSettings, read_settings
+from specdecode_operator.capture.status import Decision
 from specdecode_operator.deployment.desired_state import Launch
 from tests.support.capture_decisions import after, decided, words
 from tests.support.captures import capture, capture_pod, capture_spec, ended, job, observed_deployment, surroundings

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from specdecode_operator.capture.job.pod_files import write_bundle
+from specdecode_operator.capture.job.pod_files import RECORDER
 from specdecode_operator.capture.recorder import hooks
 from specdecode_operator.capture.recorder.segment_format import Settings
 from specdecode_operator.capture.recorder.vllm_internals import start_id
@@ -317,17 +317,17 @@ def test_start_of_a_process_of_the_same_number(tmp_path: Path) -> None:
 
 
 def test_bundle_is_a_distribution_with_one_plugin(tmp_path: Path) -> None:
-    written = write_bundle(tmp_path)
+    written = RECORDER.write(tmp_path)
     assert all(path.is_file() and path.stat().st_mode & 0o444 == 0o444 for path in written)
     (distribution,) = importlib.metadata.distributions(path=[str(tmp_path)])
     (plugin,) = distribution.entry_points
     assert (plugin.group, plugin.value) == ("vllm.stat_logger_plugins", "specdecode_recorder.plugin:RecorderPlugin")
     assert distribution.version in next(path.parent.name for path in written if path.name == "METADATA")
-    assert write_bundle(tmp_path) == written
+    assert RECORDER.write(tmp_path) == written
 
 
 def test_bundle_needs_nothing_of_ours(tmp_path: Path) -> None:
-    modules = [path for path in write_bundle(tmp_path) if path.suffix == ".py"]
+    modules = [path for path in RECORDER.write(tmp_path) if path.suffix == ".py"]
     for module in modules:
         for node in ast.walk(ast.parse(module.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []

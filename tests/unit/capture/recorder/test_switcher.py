@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.capture.files.formats import CaptureError
-from specdecode_operator.capture.job.pod_files import switcher_command, write_bundle
+from specdecode_operator.capture.job.pod_files import RECORDER, switcher_command
 from specdecode_operator.capture.job.record_part import EngineSwitch
 from tests.support.waiting import eventually
 
@@ -65,7 +65,7 @@ class Container:
 @pytest.fixture
 def container(tmp_path: Path) -> Iterator[Container]:
     """The switcher from the bundle, as the image's python3 runs it."""
-    write_bundle(tmp_path / "bundle")
+    RECORDER.write(tmp_path / "bundle")
     _, *arguments = switcher_command(str(tmp_path / "bundle"), str(tmp_path / "switch"))
     (tmp_path / "switch").mkdir()
     yield from _running(Container(tmp_path, [sys.executable, *arguments]))
