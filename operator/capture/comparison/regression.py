@@ -36,7 +36,6 @@ from specdecode_operator.problems import printable, shown
 from specdecode_operator.redaction import clip
 from specdecode_operator.stats.verdict import (
     Estimate,
-    NearNothing,
     Statistic,
     estimate,
     estimate_near_nothing,
@@ -248,7 +247,7 @@ def _quantile(blocks: Sequence[Block], name: str, share: float, side: Side) -> S
 
 def _figure(asked: _Asked, alpha: float) -> Figure:
     golden, found = asked.of(0), asked.of(1)
-    estimated: Estimate | NearNothing | None = estimate(golden, found, asked.blocks)
+    estimated: Estimate | None = estimate(golden, found, asked.blocks)
     if estimated is None and asked.gain > 0:
         estimated = estimate_near_nothing(golden, found, asked.blocks)
     low, high = estimated.interval(1 - LEVEL) if estimated else (None, None)
@@ -268,7 +267,7 @@ def _figure(asked: _Asked, alpha: float) -> Figure:
 
 
 def _verdict_of(
-    asked: _Asked, estimated: Estimate | NearNothing | None, alpha: float, *, is_gone: bool
+    asked: _Asked, estimated: Estimate | None, alpha: float, *, is_gone: bool
 ) -> RegressionVerdict | None:
     undecided = RegressionVerdict.INCONCLUSIVE if asked.decides else None
     if estimated is None:
