@@ -266,9 +266,7 @@ def _figure(asked: _Asked, alpha: float) -> Figure:
     )
 
 
-def _verdict_of(
-    asked: _Asked, estimated: Estimate | None, alpha: float, *, is_gone: bool
-) -> RegressionVerdict | None:
+def _verdict_of(asked: _Asked, estimated: Estimate | None, alpha: float, *, is_gone: bool) -> RegressionVerdict | None:
     undecided = RegressionVerdict.INCONCLUSIVE if asked.decides else None
     if estimated is None:
         return RegressionVerdict.REGRESSED if is_gone and asked.decides else undecided
