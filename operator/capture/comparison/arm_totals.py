@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Annotated, Final
 
 import msgspec
@@ -14,12 +15,13 @@ from msgspec import Meta, Struct
 
 from specdecode_operator.api.capture import Phase
 from specdecode_operator.capture.comparison.arm_folders import ArmManifest, Repetition, not_comparable
-from specdecode_operator.capture.comparison.arm_verdict import Pair
 from specdecode_operator.capture.comparison.client_requests import (
     Moment,
     Numbers,
+    Pair,
     PhaseSums,
     Sent,
+    Spans,
     decoded_lines,
     differs_at,
     paired_blocks,
@@ -185,7 +187,7 @@ class EngineSide:
     largest_kv_usage: float | None = None
     kv_usage_ms: float = 0.0
 
-    def read(self, name: str, repetition: Repetition, span_ms: Mapping[str, tuple[float, float]]) -> None:
+    def read(self, name: str, repetition: Repetition, span_ms: Spans) -> None:
         """Add a repetition, with the time span of each phase.
 
         Raises
@@ -197,20 +199,40 @@ class EngineSide:
         k = min(LARGEST_K, speculative.num_speculative_tokens or 0) if speculative is not None else 0
         for record in decoded_lines(name, repetition, TRACE, _RECORD):
             self._add(record, k)
-        if find(repetition.folder, STEP_STATS) is not None or wants_steps(repetition.manifest.record):
-            self._read_steps(name, repetition, span_ms)
+        if find(repetition.folder, STEP_STATS) is None and not wants_steps(repetition.manifest.record):
+            return
+        spans = sorted((first, last, phase) for phase, (first, last) in span_ms.items())
+        begins = [first for first, _, _ in spans]
+        before: dict[int, _Step] = {}
+        for step in decoded_lines(name, repetition, STEP_STATS, _STEP):
+            at = bisect_right(begins, step.ts_ms) - 1
+            sums = [self.all_steps]
+            if at >= 0 and step.ts_ms <= spans[at][1]:
+                sums.append(self.phases[spans[at][2]])
+            last = before.get(step.engine)
+            gap_ms = step.ts_ms - last.ts_ms if last is not None and last.scheduler.num_running_reqs else None
+            if gap_ms is not None and not 0 <= gap_ms <= _LONGEST_STEP_MS:
+                gap_ms = None
+            for each in sums:
+                each.add(step.scheduler, last, gap_ms)
+            usage = min(1.0, max(0.0, step.scheduler.kv_cache_usage))
+            self.largest_kv_usage = max(usage, self.largest_kv_usage or 0.0)
+            self.kv_usage_ms += usage * (gap_ms or 0.0)
+            if (drafts := step.scheduler.spec_decoding_stats) is not None:
+                sums_before, counts = self.per_position, drafts.num_accepted_tokens_per_pos[:LARGEST_K]
+                self.per_position = [sum(each) for each in zip_longest(sums_before, counts, fillvalue=0)]
+            if last is None or step.ts_ms >= last.ts_ms:
+                before[step.engine] = step
 
     def _add(self, record: _Record, k: int) -> None:
         self.prompt_tokens += record.prompt_tokens
         self.cached_tokens += min(record.cached_tokens, record.prompt_tokens)
         self.preemptions += record.preemptions or 0
-        gaps = len(record.itl_ms or ())
         # The last chunk may be cut by the end of the answer.
-        sizes = record.itl_tokens[:-1] if record.itl_tokens else []
-        chunks = len(sizes) if record.itl_tokens else max(0, gaps - 1)
+        sizes = record.itl_tokens or [1] * len(record.itl_ms or ())
+        chunks, tokens = len(sizes[:-1]), sum(sizes[:-1])
         if not k or not chunks:
             return
-        tokens = sum(sizes) if record.itl_tokens else chunks
         temperature = "not given" if record.temperature is None else f"{record.temperature:g}"
         if temperature in self.by_temperature or len(self.by_temperature) < _MOST_TEMPERATURES:
             self.by_temperature[temperature].add(chunks, tokens)
@@ -218,35 +240,6 @@ class EngineSide:
         share = min(1.0, (tokens / chunks - 1) / k)
         self.per_request.add(share)
         self.tenths[min(_TENTHS - 1, int(share * _TENTHS))] += 1
-
-    def _read_steps(self, name: str, repetition: Repetition, span_ms: Mapping[str, tuple[float, float]]) -> None:
-        spans = sorted((first, last, phase) for phase, (first, last) in span_ms.items())
-        begins = [first for first, _, _ in spans]
-        before: dict[int, _Step] = {}
-        for step in decoded_lines(name, repetition, STEP_STATS, _STEP):
-            at = bisect_right(begins, step.ts_ms) - 1
-            phase = spans[at][2] if at >= 0 and step.ts_ms <= spans[at][1] else None
-            last = before.get(step.engine)
-            gap_ms = step.ts_ms - last.ts_ms if last is not None and last.scheduler.num_running_reqs else None
-            backward = last is not None and step.ts_ms < last.ts_ms
-            if gap_ms is not None and (backward or gap_ms > _LONGEST_STEP_MS):
-                gap_ms = None
-            self.all_steps.add(step.scheduler, last, gap_ms)
-            if phase is not None:
-                self.phases[phase].add(step.scheduler, last, gap_ms)
-            self._add_position_and_kv(step.scheduler, gap_ms)
-            if not backward:
-                before[step.engine] = step
-
-    def _add_position_and_kv(self, scheduler: _Scheduler, gap_ms: float | None) -> None:
-        usage = min(1.0, max(0.0, scheduler.kv_cache_usage))
-        self.largest_kv_usage = max(usage, self.largest_kv_usage or 0.0)
-        self.kv_usage_ms += usage * (gap_ms or 0.0)
-        if scheduler.spec_decoding_stats is not None:
-            accepted = scheduler.spec_decoding_stats.num_accepted_tokens_per_pos[:LARGEST_K]
-            self.per_position += [0] * (len(accepted) - len(self.per_position))
-            for position, count in enumerate(accepted):
-                self.per_position[position] += count
 
     def request_by_request(self) -> PerRequest | None:
         """Return the distribution of acceptance over requests."""
@@ -285,13 +278,12 @@ class ArmSums:
 
     def read(self, repetition: Repetition, slo: Slo) -> dict[str, Sent]:
         """Add a repetition, and return its requests by phase."""
-        client = read_client_side(self.name, repetition, slo, self.phases)
-        self.engine.read(self.name, repetition, client.span_ms)
-        for phase, sent in client.sent.items():
-            first, last = client.span_ms.get(phase, (0.0, 0.0))
+        by_phase, span_ms = read_client_side(self.name, repetition, slo, self.phases)
+        self.engine.read(self.name, repetition, span_ms)
+        for phase, (first, last) in span_ms.items():
             if last > first:
-                self.goodputs[phase][repetition.number] = 1000 * sum(sent.good_tokens) / (last - first)
-        return client.sent
+                self.goodputs[phase][repetition.number] = 1000 * sum(by_phase[phase].good_tokens) / (last - first)
+        return by_phase
 
     def pair(self, number: int, phases: Sequence[Phase], baseline: Mapping[str, Sent], own: Mapping[str, Sent]) -> None:
         """Add the blocks of a repetition, paired with those of the baseline's.
@@ -311,6 +303,10 @@ class ArmSums:
                     "is not the one that the baseline was sent: compare arms of one capture"
                 )
             self.pairs[phase.name][number] = paired_blocks(phase, one, other)
+
+    def answered(self, phase: str) -> bool:
+        """Whether a request of a phase was answered."""
+        return phase in self.phases and self.phases[phase].outcomes["completed"] > 0
 
     def running(self, phase: str) -> float | None:
         """Return how many requests ran at once: by the engine's steps, else by the duration of requests."""
