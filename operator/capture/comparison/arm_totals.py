@@ -110,9 +110,8 @@ class Chunks:
     def acceptance(self, k: int) -> AcceptanceOf:
         """Return acceptance if each step drafted K tokens."""
         per_step = self.tokens / self.chunks
-        return AcceptanceOf(
-            requests=self.requests, tokens_per_step=round(per_step, 3), acceptance=round((per_step - 1) / k, 4)
-        )
+        share = round((per_step - 1) / k, 4)
+        return AcceptanceOf(requests=self.requests, tokens_per_step=round(per_step, 3), acceptance=share)
 
 
 @dataclass
@@ -150,24 +149,9 @@ class StepSums:
             self.decode_accepted += drafts.num_accepted_tokens if drafts is not None else 0
 
     @property
-    def running(self) -> float | None:
-        """Mean number of running requests, over the time in which at least one runs."""
-        return self.running_ms / self.busy_ms if self.busy_ms else None
-
-    @property
-    def decode_step_ms(self) -> float | None:
-        """Mean time of a step without prefill."""
-        return self.decode_ms / self.decode_steps if self.decode_steps else None
-
-    @property
     def tokens_per_step(self) -> float | None:
-        """Tokens that a request gets from such a step."""
+        """Tokens that a request gets from a step without prefill."""
         return 1 + self.decode_accepted / self.decoded_requests if self.decoded_requests else None
-
-    @property
-    def batch(self) -> float | None:
-        """Requests in such a step."""
-        return self.decoded_requests / self.decode_steps if self.decode_steps else None
 
 
 @dataclass
@@ -309,55 +293,58 @@ class ArmSums:
         return phase in self.phases and self.phases[phase].outcomes["completed"] > 0
 
     def running(self, phase: str) -> float | None:
-        """Return how many requests ran at once: by the engine's steps, else by the duration of requests."""
-        by_steps = self.engine.phases[phase].running if phase in self.engine.phases else None
-        sums = self.phases.get(phase)
-        if by_steps is not None or sums is None or not sums.seconds:
-            return by_steps
-        return sums.latency_sum_ms / 1000 / sums.seconds
+        """Return the mean running requests: by the engine's steps, else by the duration of requests."""
+        steps, sums = self.steps(phase), self.phases.get(phase)
+        if steps.busy_ms:
+            return steps.running_ms / steps.busy_ms
+        return sums.latency_sum_ms / 1000 / sums.seconds if sums is not None and sums.seconds else None
+
+    def steps(self, phase: str) -> StepSums:
+        """Return the steps of a phase."""
+        return self.engine.phases.get(phase, StepSums())
 
 
 def load_of(arm: ArmSums, baseline: ArmSums, phase: Phase, price_per_gpu_hour: float | None) -> Load:
     """Return the figures of a phase, without its comparison."""
     sums = arm.phases.get(phase.name, PhaseSums())
-    steps = arm.engine.phases.get(phase.name, StepSums())
-    plain = baseline.engine.phases.get(phase.name, StepSums())
-    outcomes = {name: count for name, count in sorted(sums.outcomes.items()) if count}
+    steps = arm.steps(phase.name)
+    overhead = _overhead([(steps, baseline.steps(phase.name))]) if steps.draft_tokens else None
     seconds = sums.seconds
     gpu_seconds = 1000 * arm.manifest.gpus * seconds / sums.good_tokens if sums.good_tokens else None
+    cost = None if price_per_gpu_hour is None or gpu_seconds is None else price_per_gpu_hour * gpu_seconds / 3600
     return Load(
         phase=phase.name,
         pattern=phase.pattern.value,
         asks=phase.asks,
-        requests={"sent": sums.outcomes.total() - sums.outcomes["not_sent"]} | outcomes,
+        requests={"sent": sums.outcomes.total() - sums.outcomes["not_sent"]}
+        | {name: count for name, count in sorted(sums.outcomes.items()) if count},
         within_slo=sums.within_slo,
         seconds=round(seconds, 3),
         running=_rounded(arm.running(phase.name), 2),
         output_tokens=sums.output_tokens,
-        throughput=_rounded(sums.output_tokens / seconds, 2) if seconds else None,
-        goodput=_rounded(sums.good_tokens / seconds, 2) if seconds else None,
+        throughput=_ratio(sums.output_tokens, seconds, 2),
+        goodput=_ratio(sums.good_tokens, seconds, 2),
         ttft_ms=quantiles(sums.ttft_ms.kept),
         tpot_ms=quantiles(sums.tpot_ms.kept),
         latency_ms=quantiles(sums.latency_ms.kept),
-        decode_step_ms=_rounded(steps.decode_step_ms, 4),
+        decode_step_ms=_ratio(steps.decode_ms, steps.decode_steps, 4),
         tokens_per_step=_rounded(steps.tokens_per_step, 4),
-        acceptance=_rounded(steps.accepted / steps.draft_tokens, 4) if steps.draft_tokens else None,
-        speculation_overhead=_rounded(_overhead([(steps, plain)]), 4) if steps.draft_tokens else None,
+        acceptance=_ratio(steps.accepted, steps.draft_tokens, 4),
+        speculation_overhead=_rounded(overhead, 4),
         gpu_seconds_per_1000_tokens=_rounded(gpu_seconds, 4),
-        cost_per_1000_tokens=None
-        if price_per_gpu_hour is None or gpu_seconds is None
-        else price_per_gpu_hour * gpu_seconds / 3600,
+        cost_per_1000_tokens=cost,
     )
 
 
 def predicted_ratio(arm: ArmSums, baseline: ArmSums, phase: str) -> float | None:
-    """Return the speed-up of docs/explanation/payoff.md: by tokens a step and what a step takes."""
-    steps, plain = arm.engine.phases.get(phase, StepSums()), baseline.engine.phases.get(phase, StepSums())
-    if not steps.drafts or not (steps.decode_ms and plain.decode_ms and steps.batch and plain.batch):
+    """Return the speed-up of docs/explanation/payoff.md: by tokens a step and the time of a step."""
+    steps, plain = arm.steps(phase), baseline.steps(phase)
+    if not (steps.drafts and steps.decode_ms and plain.decode_ms and steps.decoded_requests and plain.decoded_requests):
         return None
+    batch, plain_batch = (each.decoded_requests / each.decode_steps for each in (steps, plain))
     tokens, plain_tokens = steps.tokens_per_step or 1.0, plain.tokens_per_step or 1.0
     longer = (steps.decode_ms / steps.decode_steps) / (plain.decode_ms / plain.decode_steps)
-    return round(steps.batch * tokens / (plain.batch * plain_tokens) / longer, 4)
+    return round(batch * tokens / (plain_batch * plain_tokens) / longer, 4)
 
 
 def drafting_of(arm: ArmSums, baseline: ArmSums) -> Drafting | None:
@@ -368,7 +355,7 @@ def drafting_of(arm: ArmSums, baseline: ArmSums) -> Drafting | None:
         return None
     k = speculative.num_speculative_tokens
     tau = 1 + steps.accepted / steps.drafts
-    overhead = _overhead([(each, baseline.engine.phases.get(name, StepSums())) for name, each in engine.phases.items()])
+    overhead = _overhead([(each, baseline.steps(name)) for name, each in engine.phases.items()])
     gained = steps.tokens_per_step
     return Drafting(
         k=k,
@@ -420,22 +407,21 @@ def prefix_cache_of(arm: ArmSums, baseline: ArmSums) -> PrefixCache:
     return PrefixCache(
         prompt_tokens=own.prompt_tokens,
         cached_tokens=own.cached_tokens,
-        hit_rate=_rounded(own.cached_tokens / own.prompt_tokens, 4) if own.prompt_tokens else None,
+        hit_rate=_ratio(own.cached_tokens, own.prompt_tokens, 4),
         tax_tokens=None if tax is None else round(tax * own.prompt_tokens),
         tax_percent=None if tax is None else round(100 * tax, 3),
     )
 
 
 def kv_cache_of(arm: ArmSums) -> KvCache:
-    """Return how the KV cache was used."""
+    """Return the use of the KV cache."""
     counters = [each.manifest.engine_counters for each in arm.repetitions]
     sizes = [each.kv_cache_tokens for each in counters if each is not None and each.kv_cache_tokens is not None]
-    engine, busy_ms = arm.engine, arm.engine.all_steps.busy_ms
     return KvCache(
         tokens=min(sizes, default=None),
-        mean_usage=_rounded(engine.kv_usage_ms / busy_ms, 4) if busy_ms else None,
-        largest_usage=_rounded(engine.largest_kv_usage, 4),
-        preemptions=engine.preemptions,
+        mean_usage=_ratio(arm.engine.kv_usage_ms, arm.engine.all_steps.busy_ms, 4),
+        largest_usage=_rounded(arm.engine.largest_kv_usage, 4),
+        preemptions=arm.engine.preemptions,
     )
 
 
@@ -458,3 +444,7 @@ def engine_of(manifest: ArmManifest) -> Engine:
 
 def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
+
+
+def _ratio(over: float, under: float, digits: int) -> float | None:
+    return round(over / under, digits) if under else None

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdecode_operator.capture.files.formats import ClientRecord
+from specdecode_operator.capture.files.totals import DraftTotals
 from specdecode_operator.capture.files.trace_rules import StepLine
 from specdecode_operator.capture.trace_reader import RecordedRequest
 
@@ -245,12 +246,12 @@ MOST_POSITIONS: Final = 256
 _BATCH_STEPS: Final = 20_000
 
 
-class StepSums:
+class StepSums(DraftTotals):
     """Sums over all steps of all engines."""
 
     def __init__(self) -> None:
-        self.steps = self.drafts = self.draft_tokens = self.accepted_tokens = 0
-        self.accepted_per_position: list[int] = []
+        super().__init__()
+        self.steps = 0
         self.by_running = ByNumber(_LARGEST_BATCH, 2)  # draft tokens, accepted tokens
         # Steps, draft tokens, accepted tokens, KV cache usage, running, waiting, preempted.
         self.by_time = ByTime(7)
@@ -261,19 +262,12 @@ class StepSums:
         scheduler = line.scheduler
         drafting = scheduler.spec_decoding_stats
         drafted, accepted = (drafting.num_draft_tokens, drafting.num_accepted_tokens) if drafting else (0, 0)
-        preempted = scheduler.prefix_cache_stats.preempted_requests
         self.steps += 1
         if drafting is not None and drafted:
-            self.drafts += drafting.num_drafts
-            self.draft_tokens += drafted
-            self.accepted_tokens += accepted
-            by_position = drafting.num_accepted_tokens_per_pos[:MOST_POSITIONS]
-            sums = self.accepted_per_position
-            sums += [0] * (len(by_position) - len(sums))
-            for position, count in enumerate(by_position):
-                sums[position] += count
+            self.add_drafts(drafting, MOST_POSITIONS)
         running, waiting = scheduler.num_running_reqs, scheduler.num_waiting_reqs
         usage = max(0.0, min(scheduler.kv_cache_usage, 1.0))
+        preempted = scheduler.prefix_cache_stats.preempted_requests
         self._pending.append((line.ts_ms, drafted, accepted, usage, running, waiting, preempted))
         if len(self._pending) >= _BATCH_STEPS:
             self.flush()
@@ -284,17 +278,6 @@ class StepSums:
             return
         rows = np.array(self._pending, dtype=np.float64)
         self._pending = []
-        moments_ms, drafted, accepted, usage, running, waiting, preempted = rows.T
-        self.by_time.add(moments_ms, np.ones(len(rows)), drafted, accepted, usage, running, waiting, preempted)
-        batch = np.minimum(running, _LARGEST_BATCH).astype(np.int64)
-        self.by_running.add(batch, drafted, accepted)
-
-    @property
-    def acceptance(self) -> float | None:
-        """Accepted share of the drafted tokens; None if nothing was drafted."""
-        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
-
-    @property
-    def per_position(self) -> list[float]:
-        """The share of drafts of which the token at each position was accepted."""
-        return [count / self.drafts for count in self.accepted_per_position] if self.drafts else []
+        times_ms, drafted, accepted, usage, running, waiting, preempted = rows.T
+        self.by_time.add(times_ms, np.ones(len(rows)), drafted, accepted, usage, running, waiting, preempted)
+        self.by_running.add(np.minimum(running, _LARGEST_BATCH).astype(np.int64), drafted, accepted)

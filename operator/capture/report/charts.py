@@ -123,7 +123,7 @@ def by_position(known: list[Series]) -> _Drawn:
         shares = steps.per_position
         return (
             f"{shares[0]:.0%} of the drafts were accepted at the first position, {shares[-1]:.0%} to the last of "
-            f"{len(shares)}; {1 + steps.accepted_tokens / steps.drafts:.2f} tokens a verification"
+            f"{len(shares)}; {1 + steps.accepted / steps.drafts:.2f} tokens a verification"
         )
 
     return figure, words

@@ -120,22 +120,25 @@ def page(
         *(f'<p class="quiet">{escape(each.capture.caption)}</p>' for each in series),
         *(f'<p class="warning">{escape(each)}</p>' for each in warnings),
         _verdicts(comparison) if comparison is not None else "",
-        _table(series),
+        _figures(series),
         f"</header><nav>{links}</nav><main>",
-        *map(_section, pictures),
+    ]
+    for picture in pictures:
+        sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in picture.sentences)
+        captions = "<br>".join(escape(each.caption) for each in picture.captures)
+        parts.append(
+            f'<section id="{picture.name}"><h2>{escape(picture.title)}</h2>{sentences}'
+            f"<figure>{inline_svg(picture)}<figcaption>{captions}</figcaption></figure></section>"
+        )
+    parts += [
         f"<section><h2>Left out</h2><ul>{left_out}</ul></section>" if left_out else "",
         f"</main><footer><p>specdecode capture report {escape(__version__)}</p></footer></body></html>",
     ]
     return "\n".join(filter(None, parts)) + "\n"
 
 
-def _section(picture: Picture) -> str:
-    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in picture.sentences)
-    captions = "<br>".join(escape(each.caption) for each in picture.captures)
-    return (
-        f'<section id="{picture.name}"><h2>{escape(picture.title)}</h2>{sentences}'
-        f"<figure>{inline_svg(picture)}<figcaption>{captions}</figcaption></figure></section>"
-    )
+def _table(head: str, rows: str) -> str:
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def _verdicts(comparison: Comparison) -> str:
@@ -146,37 +149,30 @@ def _verdicts(comparison: Comparison) -> str:
         f'<td class="words">{escape(printable(arm.message))}</td></tr>'
         for arm in comparison.arms
     )
-    head = "<tr><th>arm</th><th>verdict</th><th>outputs</th><th class='words'>against the baseline</th></tr>"
-    return f'<div class="wide"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
+    return _table("<th>arm</th><th>verdict</th><th>outputs</th><th class='words'>against the baseline</th>", rows)
 
 
-def _table(series: Sequence[Series]) -> str:
+def _figures(series: Sequence[Series]) -> str:
     """Return the figures of all captures, one per column, with the changes from the first one."""
     columns = [measures_of(each.capture) for each in series]
-    head = "".join(f"<th>{escape(each.label)}</th>" for each in series)
     rows = ""
     for name in dict.fromkeys(name for column in columns for name in column):
         cells = "".join(_cell(column.get(name), columns[0].get(name)) for column in columns)
         rows += f"<tr><td>{escape(name)}</td>{cells}</tr>"
-    return f'<div class="wide"><table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return _table("<th></th>" + "".join(f"<th>{escape(each.label)}</th>" for each in series), rows)
 
 
 def _cell(measure: Measure | None, first: Measure | None) -> str:
     if measure is None:
         return "<td>not known</td>"
-    value = measure.value
+    value, share = measure.value, measure.unit == "share"
     if isinstance(value, str):
         return f"<td>{escape(value)}</td>"
-    shown = (
-        f"{100 * value:.1f} %"
-        if measure.unit == "share"
-        else f"{measured(value) if isinstance(value, float) else f'{value:,}'} {measure.unit}".strip()
-    )
+    shown = f"{measured(value) if isinstance(value, float) else f'{value:,}'} {measure.unit}".strip()
+    shown = f"{100 * value:.1f} %" if share else shown
     base = first.value if first is not None and first is not measure else None
     if isinstance(base, float | int) and base:
-        change = (
-            f"{100 * (value - base):+.1f} points" if measure.unit == "share" else f"{100 * (value / base - 1):+.1f} %"
-        )
+        change = f"{100 * (value - base):+.1f} points" if share else f"{100 * (value / base - 1):+.1f} %"
         shown += f' <span class="quiet">({change.replace("-", "−")})</span>'  # noqa: RUF001  a minus
     return f"<td>{shown}</td>"
 
