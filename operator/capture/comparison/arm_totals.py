@@ -172,13 +172,7 @@ class EngineSide:
     kv_usage_ms: float = 0.0
 
     def read(self, name: str, repetition: Repetition, span_ms: Spans) -> None:
-        """Add a repetition, with the time span of each phase.
-
-        Raises
-        ------
-        CaptureError
-            If a file is missing or truncated, or has a line that cannot be read.
-        """
+        """Add a repetition, with the time span of each phase."""
         speculative = repetition.manifest.config.speculative
         k = min(LARGEST_K, speculative.num_speculative_tokens or 0) if speculative is not None else 0
         for record in decoded_lines(name, repetition, TRACE, _RECORD):
@@ -270,13 +264,7 @@ class ArmSums:
         return by_phase
 
     def pair(self, number: int, phases: Sequence[Phase], baseline: Mapping[str, Sent], own: Mapping[str, Sent]) -> None:
-        """Add the blocks of a repetition, paired with those of the baseline's.
-
-        Raises
-        ------
-        CaptureError
-            If the two were sent different requests.
-        """
+        """Add the blocks of a repetition, paired with those of the baseline's."""
         for phase in phases:
             one, other = baseline.get(phase.name), own.get(phase.name)
             if one is None or other is None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.capture_status import ArmVerdict, ComparedArm, ComparedLoad, ComparisonStatus, Outputs
 from specdecode_operator.capture.comparison.client_requests import Pair
-from specdecode_operator.capture.comparison.comparison_file import Arm, Comparison, Load, LoadVerdict, OutputsFound
+from specdecode_operator.capture.comparison.comparison_file import Comparison, Load, LoadVerdict, OutputsFound
 from specdecode_operator.redaction import clip
 from specdecode_operator.stats.verdict import PairedSeries, Verdict, between_starts, bounded_exp, starts_needed
 
@@ -261,17 +261,11 @@ def _wrong(outputs: OutputsFound) -> Iterator[str]:
 
 
 def _outputs(outputs: OutputsFound) -> str:
-    match outputs.outputs:
-        case Outputs.EQUAL:
-            return f"{outputs.prompts} greedy answer{'s' * (outputs.prompts != 1)} equal to the baseline's"
-        case Outputs.EXPLAINED:
-            return (
-                f"{outputs.explained} of {outputs.prompts} greedy answers differ, where two tokens were about as likely"
-            )
-        case Outputs.LOSSY:
-            return "it may answer otherwise by its settings"
-        case _:
-            return "outputs were not checked"
+    equal = f"{outputs.prompts} greedy answer{'s' * (outputs.prompts != 1)} equal to the baseline's"
+    explained = f"{outputs.explained} of {outputs.prompts} greedy answers differ, where two tokens were about as likely"
+    lossy = "it may answer otherwise by its settings"
+    known = {Outputs.EQUAL.value: equal, Outputs.EXPLAINED.value: explained, Outputs.LOSSY.value: lossy}
+    return known.get(outputs.outputs, "outputs were not checked")
 
 
 MOST_BYTES: Final = 3072
@@ -286,7 +280,24 @@ def comparison_status(comparison: Comparison, most_bytes: int = MOST_BYTES) -> d
 
     If it is longer, messages are cut and loads in the middle are left out: comparison.json has all of them.
     """
-    status = _whole(comparison)
+    baseline, *others = comparison.arms
+    of_baseline = {each.phase: each for each in baseline.loads}
+    status = ComparisonStatus(
+        baseline=baseline.name,
+        level_percent=round(100 * comparison.level),
+        arms=[
+            ComparedArm(
+                name=arm.name,
+                verdict=ArmVerdict(arm.verdict or ArmVerdict.INCONCLUSIVE),
+                message=arm.message,
+                outputs=Outputs(arm.outputs.outputs) if arm.outputs is not None else Outputs.NOT_CHECKED,
+                acceptance_percent=None if arm.drafting is None else round(100 * arm.drafting.acceptance),
+                loads=[_load_status(of_baseline[each.phase], each, found) for each, found in compared_loads(arm.loads)],
+            )
+            for arm in others
+        ],
+        crossover_running=_decimal(others[0].crossover_running, 1) if others else None,
+    ).model_dump(mode="json", by_alias=True, exclude_none=True)
     for letters, loads in _SHORTER:
         if len(json.dumps(status, separators=(",", ":"))) <= most_bytes:
             break
@@ -301,41 +312,17 @@ def comparison_status(comparison: Comparison, most_bytes: int = MOST_BYTES) -> d
     return status
 
 
-def _whole(comparison: Comparison) -> dict[str, Any]:
-    baseline, *others = comparison.arms
-    status = ComparisonStatus(
-        baseline=baseline.name,
-        level_percent=round(100 * comparison.level),
-        arms=[
-            ComparedArm(
-                name=arm.name,
-                verdict=ArmVerdict(arm.verdict or ArmVerdict.INCONCLUSIVE),
-                message=arm.message,
-                outputs=Outputs(arm.outputs.outputs) if arm.outputs is not None else Outputs.NOT_CHECKED,
-                acceptance_percent=None if arm.drafting is None else round(100 * arm.drafting.acceptance),
-                loads=list(_loads(baseline, arm)),
-            )
-            for arm in others
-        ],
-        crossover_running=_decimal(others[0].crossover_running, 1) if others else None,
+def _load_status(plain: Load, load: Load, compared: LoadVerdict) -> ComparedLoad:
+    return ComparedLoad(
+        phase=load.phase,
+        running=_decimal(plain.running, 1) or "0",
+        baseline_goodput=_decimal(plain.goodput, 1) or "0",
+        goodput=_decimal(load.goodput, 1) or "0",
+        verdict=ArmVerdict(compared.verdict),
+        ratio=_decimal(compared.ratio, 3),
+        low=_decimal(compared.low, 3),
+        high=_decimal(compared.high, 3),
     )
-    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
-def _loads(baseline: Arm, arm: Arm) -> Iterator[ComparedLoad]:
-    of_baseline = {each.phase: each for each in baseline.loads}
-    for load, compared in compared_loads(arm.loads):
-        plain = of_baseline[load.phase]
-        yield ComparedLoad(
-            phase=load.phase,
-            running=_decimal(plain.running, 1) or "0",
-            baseline_goodput=_decimal(plain.goodput, 1) or "0",
-            goodput=_decimal(load.goodput, 1) or "0",
-            verdict=ArmVerdict(compared.verdict),
-            ratio=_decimal(compared.ratio, 3),
-            low=_decimal(compared.low, 3),
-            high=_decimal(compared.high, 3),
-        )
 
 
 def _decimal(value: float | None, digits: int) -> str | None:

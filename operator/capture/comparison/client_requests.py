@@ -154,13 +154,7 @@ Spans = dict[str, tuple[float, float]]
 def read_client_side(
     name: str, repetition: Repetition, slo: Slo, sums: dict[str, PhaseSums]
 ) -> tuple[dict[str, Sent], Spans]:
-    """Return the requests of one repetition by phase with their time span, and add them to the sums of their arm.
-
-    Raises
-    ------
-    CaptureError
-        If the file is missing, truncated or too long, or has a line that cannot be read.
-    """
+    """Return the requests of one repetition by phase with their time span, and add them to the sums of their arm."""
     by_phase: dict[str, Sent] = {}
     span_ms: Spans = {}
     room = 0
@@ -188,13 +182,7 @@ def read_client_side(
 def decoded_lines(
     arm: str, repetition: Repetition, name: str, decoder: "msgspec.json.Decoder[_Line]"
 ) -> Iterator[_Line]:
-    """Return the lines of a file but a trace's header; their number must be that in the manifest.
-
-    Raises
-    ------
-    CaptureError
-        If the file is missing, damaged or truncated, or has a line that cannot be read.
-    """
+    """Return the lines of a file but a trace's header; their number must be that in the manifest."""
     where = f"arm {arm}, repetition {repetition.number}: {name}"
     path = find(repetition.folder, name)
     if path is None:

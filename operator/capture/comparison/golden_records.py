@@ -86,13 +86,7 @@ class Record:
 
 
 def read_record(folders: Sequence[Path]) -> Record:
-    """Return the answers of a capture: a folder for each repetition.
-
-    Raises
-    ------
-    NotComparableError
-        If one is missing or cannot be read.
-    """
+    """Return the answers of a capture: a folder for each repetition."""
     name = printable(str(folders[0]))
     meta: TraceMeta | None = None
     answers: dict[Request, Answer] = {}
@@ -119,13 +113,7 @@ def read_record(folders: Sequence[Path]) -> Record:
 
 
 def repetitions_of(folder: Path) -> list[Path]:
-    """Return the folders of a capture's repetitions: the folder itself, or those below it, of one arm.
-
-    Raises
-    ------
-    NotComparableError
-        If it holds none, or several arms.
-    """
+    """Return the folders of a capture's repetitions: the folder itself, or those below it, of one arm."""
     if _trace(folder) is not None:
         return [folder]
     # An attempt that was killed just before it was published may have a manifest, too.
@@ -238,13 +226,7 @@ class Block:
 
 
 def paired_blocks(golden: Record, found: Record) -> list[Block]:
-    """Return the blocks of two records, of the requests that both came to, in the order of the workload.
-
-    Raises
-    ------
-    NotComparableError
-        If they are not of the same prompts.
-    """
+    """Return the blocks of two records, of the requests that both came to, in the order of the workload."""
     ends: list[dict[tuple[int, str], int]] = [{}, {}]
     for end, record in zip(ends, (golden, found), strict=True):
         for repetition, phase, index, _ in record.answers:

@@ -377,21 +377,21 @@ def regression_status(environment: Mapping[str, str], published: Path) -> dict[s
     if not text:
         return None
     golden = msgspec.json.decode(text, type=GoldenCapture)
+    status: dict[str, Any] = {"against": golden.capture}
     try:
         regression = _judged(Path(AGAINST_MOUNT) / golden.folder, published, golden.limits)
         told = [each for each in regression.figures if each.verdict is not None]
-        first = sorted(told, key=lambda each: each.verdict is RegressionVerdict.HOLDS)
-        return {
-            "against": golden.capture,
+        told.sort(key=lambda each: each.verdict is RegressionVerdict.HOLDS)
+        return status | {
             "verdict": regression.verdict.value,
             "message": clip(regression.message, _MESSAGE_CHARACTERS),
-            "figures": [_golden_figure(each) for each in first[:_MOST_FIGURES]],
+            "figures": [_golden_figure(each) for each in told[:_MOST_FIGURES]],
         }
     except NotComparableError as error:
         why = str(error)
     except Exception as error:  # noqa: BLE001  files that others may write to
         why = f"it could not be judged: {type(error).__name__}: {error}"
-    return {"against": golden.capture, "verdict": "NotComparable", "message": clip(printable(why), _MESSAGE_CHARACTERS)}
+    return status | {"verdict": "NotComparable", "message": clip(printable(why), _MESSAGE_CHARACTERS)}
 
 
 def _judged(golden: Path, found: Path, limits: Limits) -> Regression:

@@ -138,7 +138,8 @@ def status_summary(summary: Summary, files: Mapping[str, FileEntry], path: str) 
     """Return ``status.summary`` of a SpecDecodeCapture: decimals are text, as everywhere in that API."""
 
     def decimals(times: Quantiles | None) -> dict[str, str] | None:
-        return times and {name: f"{getattr(times, name):.2f}" for name in ("p50", "p90", "p95", "p99")}
+        names = ("p50", "p90", "p95", "p99")
+        return None if times is None else {name: f"{getattr(times, name):.2f}" for name in names}
 
     rates = (summary.requests_per_second, summary.output_tokens_per_second)
     requests_per_second, tokens_per_second = (None if each is None else f"{each:.2f}" for each in rates)

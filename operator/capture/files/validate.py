@@ -186,18 +186,16 @@ def validate_capture(
     found = Validation()
     if (folder / MANIFEST).exists():
         report = FileReport(MANIFEST, "manifest", lines=1)
+        found.files.append(report)
         for fault in verify(folder):
             report.add(0, "manifest", fault)
-        found.files.append(report)
         try:
             if not report.broken:
                 manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Recorded)
                 segments, counters = manifest.segments, manifest.engine_counters
                 steps_wanted = wants_steps(manifest.record)
-                report.notes += maker_note(manifest.specdecode)
-                report.notes += engine_notes(
-                    manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context
-                )
+                notes = engine_notes(manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context)
+                report.notes += [*maker_note(manifest.specdecode), *notes]
         except msgspec.DecodeError as error:
             report.add(1, "manifest", f"{MANIFEST} cannot be read: {error}")
     for name in (TRACE, STEP_STATS, CLIENT, ABORTED):

@@ -146,13 +146,7 @@ class Capture:
 
 
 def captures_below(path: Path) -> list[Path]:
-    """Return the paths of captures: a folder with a trace, those in a folder, or a trace of another name.
-
-    Raises
-    ------
-    RecordingError
-        If there is none.
-    """
+    """Return the paths of captures: a folder with a trace, those in a folder, or a trace of another name."""
     if path.is_file() and path.name in _TRACES:
         return [path.parent]
     if path.is_dir() and not any((path / name).is_file() for name in _TRACES):
@@ -163,13 +157,7 @@ def captures_below(path: Path) -> list[Path]:
 
 
 def read_capture(path: Path, *, replayed: bool = False) -> Capture:
-    """Return a capture's sums; lines that cannot be read are left out, with a warning.
-
-    Raises
-    ------
-    RecordingError
-        If it has no trace, or no request that can be read.
-    """
+    """Return a capture's sums; lines that cannot be read are left out, with a warning."""
     trace, folder = find_trace(path), path if path.is_dir() else None
     first: RecordingError | None = None
     count = 0

@@ -183,21 +183,15 @@ class RequestSums:
             column.append(max(-(2**62), min(value, 2**62)))
         name = request.phase if request.phase in self.phases or len(self.phases) < _MOST_PHASES else _OTHER
         self.phase.append(self.phases.setdefault(name, len(self.phases)))
-        self._add_temperature(request)
+        at, inner = request.temperature, request.chunk_tokens[1:-1]  # the answer's end may cut the last burst short
+        known = at in self.by_temperature or len(self.by_temperature) < _MOST_TEMPERATURES
+        if at is not None and inner and 0 <= at <= _HOTTEST and known:
+            bursts, tokens = self.by_temperature.get(at, (0, 0))
+            self.by_temperature[at] = bursts + len(inner), tokens + sum(inner)
         self._pending.append(request)
         self._pending_gaps += len(request.gaps_ms)
         if self._pending_gaps >= _BATCH_GAPS:
             self.flush()
-
-    def _add_temperature(self, request: RecordedRequest) -> None:
-        """Add the bursts of a request but its last one, which the end of the answer may cut short."""
-        at, inner = request.temperature, request.chunk_tokens[1:-1]
-        if at is None or not inner or not 0 <= at <= _HOTTEST:
-            return
-        if at not in self.by_temperature and len(self.by_temperature) == _MOST_TEMPERATURES:
-            return
-        bursts, tokens = self.by_temperature.get(at, (0, 0))
-        self.by_temperature[at] = bursts + len(inner), tokens + sum(inner)
 
     def flush(self) -> None:
         """Add pending requests to the sums; call it after the last request."""

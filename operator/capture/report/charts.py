@@ -599,8 +599,9 @@ def budgets(known: list[Series]) -> _Drawn:
         if identity.kv_cache_tokens is not None:
             # The tokens of the engine's KV cache times the plan's bytes per token.
             planned = identity.plan.get("kvCacheTokens")
-            known_plan = isinstance(planned, int) and planned > 0
-            reported = identity.kv_cache_tokens / planned * memory["availableKvBytes"] / _GIB if known_plan else 0.0
+            reported = 0.0
+            if isinstance(planned, int) and planned > 0:
+                reported = identity.kv_cache_tokens / planned * memory["availableKvBytes"] / _GIB
             bar([(_REST, max(0.0, requested - reported)), (_KV, reported)], requested)
             names.append("engine")
     axes.set_yticks(range(len(names)), names)

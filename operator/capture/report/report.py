@@ -237,11 +237,13 @@ def make_report(captured: Sequence[Path], replayed: Sequence[Path], outputs: Out
 def _drawn(captures: Sequence[Capture], arms: Sequence[Arms], file: Path, outputs: Outputs) -> Report:
     series = series_of(captures)
     comparison = next((each.comparison for each in arms if each.comparison is not None), None)
-    warnings = [*(warning for each in captures for warning in each.warnings), *_of_arms(arms)]
-    if not arms:
-        warnings += _differences(captures)
+    warnings = [*(warning for each in captures for warning in each.warnings), *_doubts(captures, arms)]
     with looks():
-        drawn = [*(pictures_of(comparison, captures) if comparison is not None else ()), *draw_all(series)]
+        drawn = [
+            *(pictures_of(comparison, captures) if comparison is not None else ()),
+            *(draw(series) for draw in CHARTS),
+        ]
+        drawn += [*timelines(series), budgets(series)]
         # The page first: a figure that is written alone gets its title drawn into it.
         file.write_text(page(series, drawn, warnings, comparison), encoding="utf-8")
         pictures = [each for each in drawn if isinstance(each, Picture)]
@@ -256,29 +258,20 @@ def _drawn(captures: Sequence[Capture], arms: Sequence[Arms], file: Path, output
     return Report(pictures, [each for each in drawn if isinstance(each, LeftOut)], warnings)
 
 
-def draw_all(series: Sequence[Series]) -> list[Picture | LeftOut]:
-    """Return every picture, or why there is none, in the order in which they are read."""
-    return [*(draw(series) for draw in CHARTS), *timelines(series), budgets(series)]
-
-
-def _of_arms(arms: Sequence[Arms]) -> Iterator[str]:
-    """Yield which arms are not drawn, and the doubts about their comparison."""
-    compared = [each for each in arms if each.comparison is not None]
+def _doubts(captures: Sequence[Capture], arms: Sequence[Arms]) -> Iterator[str]:
+    """Yield which arms are not drawn, the doubts about their comparison, and settings that differ without arms."""
+    for what in () if arms else ("model", "speculation"):
+        values = dict.fromkeys(getattr(each.identity, what) or "not known" for each in captures)
+        if len(values) > 1:
+            yield f"The captures have different settings: {what} is {' and '.join(values)}."
+    compared = [(each.folders, each.comparison) for each in arms if each.comparison is not None]
     yield from (printable(each.warning) for each in arms if each.warning is not None)
     if len(compared) > 1:
         yield "Of several captures with arms only the first one's are compared: name one."
-    for each in compared[:1]:
-        if len(each.folders) > MOST_CAPTURES:
-            yield f"The capture has {len(each.folders)} arms: {MOST_CAPTURES} are drawn, all are in the table."
-        yield from each.comparison.notes if each.comparison is not None else ()
-
-
-def _differences(captures: Sequence[Capture]) -> Iterator[str]:
-    """Yield the settings in which the captures differ."""
-    for what in ("model", "speculation"):
-        found = dict.fromkeys(getattr(each.identity, what) or "not known" for each in captures)
-        if len(found) > 1:
-            yield f"The captures have different settings: {what} is {' and '.join(found)}."
+    for folders, comparison in compared[:1]:
+        if len(folders) > MOST_CAPTURES:
+            yield f"The capture has {len(folders)} arms: {MOST_CAPTURES} are drawn, all are in the table."
+        yield from comparison.notes
 
 
 @contextmanager
