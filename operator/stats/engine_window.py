@@ -18,7 +18,7 @@ LOOK_STANDS_S: Final = 60.0
 
 _ENOUGH_OF_WINDOW: Final = 0.75
 _ENOUGH_DRAFTED: Final = 1000
-"""Tokens, before their acceptance is compared: a share of so many errs by a few percent."""
+"""Tokens, before their acceptance is compared: the share of 1,000 errs by a few percent."""
 
 _DECAYED: Final = 0.5
 """Share of the other replicas' accepted tokens per draft below which a replica has decayed."""
@@ -119,7 +119,7 @@ _WINDOW_STEPS: Final = 512
 _MOST_MISSING: Final = 100
 """Engines that are remembered although they do not answer: they may be gone for good."""
 _ENOUGH_DRAFTED_TOKENS: Final = 256
-"""Of a window, before its acceptance is compared: chance alone never halves a share of so many."""
+"""Of a window, before its acceptance is compared: chance alone never halves the share of 256."""
 
 
 @dataclass(frozen=True)

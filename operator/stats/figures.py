@@ -28,7 +28,7 @@ from specdecode_operator.vllm.engine_metrics import Exposition
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 
 WINDOW: Final = Scope().window
-"""What a recorded figure is taken over: ten scrapes at the usual interval."""
+"""Window of a recorded figure: ten scrapes at the usual interval."""
 
 ANSWERED: Final = "stop|length"
 """Finished reasons of requests that got their answer; the others are abort, error and repetition."""
@@ -59,7 +59,7 @@ class Figure:
     measure: Measure
     caveat: str = ""
     levels: tuple[tuple[str, ...], ...] = (DEPLOYMENT_LEVEL,)
-    """What it is recorded for; empty where a limit has to be put in first."""
+    """Levels that it is recorded for; empty if it needs a limit first."""
 
     def promql(self, scope: Scope = Scope()) -> str:  # noqa: B008  it is frozen
         """Return the expression."""
@@ -274,7 +274,7 @@ SAMPLE_INTERVAL_S: Final = 60
 FIGURES_WITHOUT_LIMIT: Final[tuple[Figure, ...]] = tuple(
     figure for figure in FIGURES if not isinstance(figure.measure, Within)
 )
-"""What needs no limit of an owner's."""
+"""Figures that need no limit of an owner's."""
 
 _MOST_SERIES_SETS: Final = 2
 """On the pages of an engine: it has some series more once it works, and a hostile one other series on each page."""

@@ -227,7 +227,7 @@ def break_even_tokens(costs: StepCosts, k: int, load: Load) -> float:
 
 
 def break_even_rate(needed_tokens: float, k: int) -> float | None:
-    """Return the acceptance, accepted over drafted tokens, that gives so many tokens a step; None: K is too few."""
+    """Return the accepted share of drafted tokens that gives the needed tokens per step; None if K is too small."""
     rate = max(0.0, (needed_tokens - 1) / k)
     return rate if rate <= 1 else None
 

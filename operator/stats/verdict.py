@@ -124,7 +124,7 @@ class History:
 
 
 _WEIGHTS: Final = (0.125, 0.25, 0.5, 1.0, 2.0)
-"""Each is best for an effect of so many scales. Doubled each time, as `Point` counts on."""
+"""Each is best for an effect of that many scales. Doubled each time, as `Point` counts on."""
 
 _BOUND_FARTHEST: Final = 2.0
 """Scales that a block counts at most, so that an outlier neither decides nor destroys."""
@@ -146,7 +146,7 @@ _SLACK: Final = 0.8
 
 _USUAL_ERRORS: Final = 3.5
 _GROWTH: Final = 1.1
-"""By how much a series has grown before its grid is chosen anew: scales that change at every block change no grid."""
+"""By how much a series has grown before its grid is chosen again: scales that change at every block change no grid."""
 
 _KEPT: Final = 4
 
@@ -373,7 +373,7 @@ _LARGEST_QUANTILE: Final = 1e9
 
 @lru_cache(maxsize=256)
 def student_quantile(share: float, freedom: int) -> float:
-    """Return what Student's t of so many degrees of freedom stays below with a probability of more than a half."""
+    """Return the quantile of Student's t distribution for a share of more than a half."""
     low, high = 0.0, 1.0
     while _student_below(high, freedom) < share and high < _LARGEST_QUANTILE:
         high *= 2

@@ -16,12 +16,12 @@ from msgspec import Meta, Struct
 from specdecode_operator.api.capture import Phase
 from specdecode_operator.capture.comparison.arm_folders import ArmManifest, Repetition, not_comparable
 from specdecode_operator.capture.comparison.client_requests import (
-    Moment,
     Numbers,
     Pair,
     PhaseSums,
     Sent,
     Spans,
+    Timestamp,
     decoded_lines,
     differs_at,
     paired_blocks,
@@ -84,7 +84,7 @@ class _Scheduler(Struct):
 
 
 class _Step(Struct):
-    ts_ms: Moment
+    ts_ms: Timestamp
     scheduler: _Scheduler
     engine: Annotated[int, Meta(ge=0, lt=4096)] = 0  # the last step of each engine is in memory
 
@@ -363,7 +363,7 @@ def drafting_of(arm: ArmSums, baseline: ArmSums) -> Drafting | None:
 
 
 def _overhead(pairs: Sequence[tuple[StepSums, StepSums]]) -> float | None:
-    """Return how much longer steps without prefill take than the baseline's of the same phases would."""
+    """Return the extra time of steps without prefill, as a share of the baseline's in the same phases."""
     known = [(steps, plain) for steps, plain in pairs if steps.decode_ms and plain.decode_ms]
     plain_ms = sum(steps.decode_steps * plain.decode_ms / plain.decode_steps for steps, plain in known)
     return sum(steps.decode_ms for steps, _ in known) / plain_ms - 1 if plain_ms else None

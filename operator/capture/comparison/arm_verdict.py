@@ -87,7 +87,7 @@ def judge(  # noqa: PLR0913  the measurements and the level
 
 
 def _blocks_needed(pairs: Mapping[int, Sequence[Pair]], effect: float) -> int | None:
-    """Return how many pairs of blocks nine of ten comparisons need for this effect at this noise."""
+    """Return the pairs of blocks that nine of ten comparisons need for this effect at this noise."""
     squares, freedom = 0.0, 0
     for of_one in pairs.values():
         logs = [math.log(other / one) for one, other in of_one if one and other]

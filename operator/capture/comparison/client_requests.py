@@ -35,7 +35,7 @@ _MOST_NUMBERS: Final = 100_000
 """Beyond it only every second number is kept, then every fourth, and so on: 50,000 give the same quantiles."""
 _LONGEST_MS: Final = 1e12
 
-Moment = Annotated[float, Meta(ge=-_LONGEST_MS, le=_LONGEST_MS)]
+Timestamp = Annotated[float, Meta(ge=-_LONGEST_MS, le=_LONGEST_MS)]
 Duration = Annotated[float, Meta(ge=0, le=_LONGEST_MS)]
 _Tokens = Annotated[int, Meta(ge=0, le=2**27)]
 
@@ -47,8 +47,8 @@ class _Request(Struct):
     index: Annotated[int, Meta(ge=0, lt=MOST_REQUESTS)]
     outcome: Outcome
     warmup: bool = False
-    sent_ms: Moment | None = None
-    finished_ms: Moment | None = None
+    sent_ms: Timestamp | None = None
+    finished_ms: Timestamp | None = None
     ttft_ms: Duration | None = None
     latency_ms: Duration | None = None
     prompt_tokens: _Tokens | None = None

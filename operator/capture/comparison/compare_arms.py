@@ -7,7 +7,7 @@ files were published just before; elsewhere they are untrusted.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -250,9 +250,9 @@ def _graphs(manifest: ArmManifest) -> Any:
     """Return the command's compilation settings: K by batch size and some drafts change the CUDA graphs."""
     command = manifest.context.get("command")
     words = [str(each) for each in command] if isinstance(command, list) else []
-    for place, word in enumerate(words):
+    for word, after in zip_longest(words, words[1:]):
         if word.startswith("--compilation-config"):
-            return word.partition("=")[2] or (words[place + 1] if place + 1 < len(words) else None)
+            return word.partition("=")[2] or after
     return None
 
 

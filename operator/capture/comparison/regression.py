@@ -280,7 +280,7 @@ def _figure(asked: _Asked, alpha: float) -> Figure:
 
 
 def _answered(pairs: Sequence[Pair]) -> Figure:
-    """Return how many requests were answered whole, without an interval, since chance has no part in it."""
+    """Return the number of requests answered whole, without an interval, since chance has no part in it."""
     counts = [sum(1 for each in side if each and each.whole) for side in zip(*pairs, strict=True)]
     lost = counts[0] - counts[1]
     lost_too_many = lost > max(1.0, _LOST_ANSWERS * counts[0])

@@ -80,7 +80,7 @@ class TraceMeta(Struct, kw_only=True, frozen=True, omit_defaults=True):
 
 
 class ItlSummary(Struct, kw_only=True, frozen=True):
-    """Stands in for gaps that nobody measured one by one; never written by us."""
+    """Summary of gaps that were not measured one by one; never written by us."""
 
     mean_ms: float
     count: Count
@@ -265,7 +265,7 @@ CheckReason = Annotated[str, Meta(max_length=_LONGEST_REASON)]
 
 
 class GreedyAnswer(Struct, kw_only=True, frozen=True):
-    """What the likeliest tokens after a prompt were."""
+    """The most likely tokens after a prompt."""
 
     prompt_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # of the prompt's JSON, by which arms are paired
     prompt_tokens: Count
@@ -312,7 +312,7 @@ class FileEntry(Struct, kw_only=True, frozen=True):
 
 
 class SegmentEntry(Struct, kw_only=True, frozen=True):
-    """What one API server's recorder said of itself."""
+    """One API server's recorder, by its own report."""
 
     boot: str  # random, one for each start of a process
     client_index: int
@@ -350,7 +350,7 @@ class AccountingEntry(Struct, kw_only=True, frozen=True):
     """Where every request went: ``sent = http_rejected + never_admitted + sum(engine)``."""
 
     sent: int  # without warm-up
-    http_rejected: int  # refused by the server before the engine saw them
+    http_rejected: int  # rejected by the server before the engine saw them
     never_admitted: int  # given up by the client before the engine saw them
     engine: dict[str, int]  # requests with a record of the engine, by the client's outcome
     records: int  # records of the engine: n for each request
@@ -361,7 +361,7 @@ class AccountingEntry(Struct, kw_only=True, frozen=True):
 
 
 class Experiment(Struct, kw_only=True, frozen=True):
-    """What a part of a capture with several arms is a part of; the same in the manifest of each."""
+    """The experiment of a capture with several arms; the same in the manifest of each part."""
 
     arms: list[str]  # in the order of the spec
     baseline: str  # the arm that the others are compared with: the first

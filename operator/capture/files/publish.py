@@ -59,7 +59,7 @@ def publish(attempt: Path, final: Path, manifest: Manifest) -> None:
     CaptureError
         If a finished capture is there already; the attempt stays.
     """
-    refuse_finished(final)
+    reject_finished(final)
     write_whole(attempt / MANIFEST, manifest)
     _appear(attempt, final)
 
@@ -100,7 +100,7 @@ def _take_label_away(final: Path) -> None:
         (final / PARTIAL_MANIFEST).unlink()
 
 
-def refuse_finished(final: Path) -> None:
+def reject_finished(final: Path) -> None:
     """Raise a CaptureError if a finished capture is there."""
     if final.exists():
         raise _finished(final)

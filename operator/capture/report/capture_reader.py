@@ -133,7 +133,7 @@ class Capture:
 
     @property
     def zero_ms(self) -> float:
-        """The first arrival, the zero of all moments that are drawn, so that captures overlap."""
+        """The first arrival, the zero of all drawn times, so that captures overlap."""
         arrivals = np.asarray(self.requests.arrival_ms)
         known = arrivals[~np.isnan(arrivals)]
         return float(known.min()) if len(known) else 0.0

@@ -21,7 +21,7 @@ Integers = NDArray[np.int64]
 MOST_TIME_BINS: Final = 4096
 _FIRST_WIDTH_MS: Final = 16.0
 _FURTHEST_MS: Final = 1e15
-"""30,000 years: a later moment is an error."""
+"""30,000 years: a later timestamp is an error."""
 
 _LEAST_MS: Final = 0.001
 _PER_DECADE: Final = 500
@@ -54,13 +54,13 @@ class ByTime:
         self.sums: Floats = np.empty((0, columns))  # a row per bin
         self.largest: Floats = np.empty((0, columns))
 
-    def add(self, moments_ms: Floats, *columns: Floats | Integers) -> None:
-        """Add the values of some moments; those beyond the longest run are left out."""
-        sane = np.abs(moments_ms) <= _FURTHEST_MS
+    def add(self, times_ms: Floats, *columns: Floats | Integers) -> None:
+        """Add values by their timestamps; those beyond the longest run are left out."""
+        sane = np.abs(times_ms) <= _FURTHEST_MS
         if not sane.any():
             return
         values = np.column_stack(columns).astype(np.float64)[sane]
-        keys = np.floor(moments_ms[sane] / self.width_ms).astype(np.int64)
+        keys = np.floor(times_ms[sane] / self.width_ms).astype(np.int64)
         self._merge(
             np.concatenate((self._keys, keys)),
             np.concatenate((self.sums, values)),
@@ -89,7 +89,7 @@ class ByTime:
         return found
 
     @property
-    def moments_ms(self) -> Floats:
+    def times_ms(self) -> Floats:
         """The middle of each bin with values."""
         return np.asarray((self._keys + 0.5) * self.width_ms, dtype=np.float64)
 
@@ -163,14 +163,14 @@ class RequestSums:
         self._pending_gaps = 0
 
     def __len__(self) -> int:
-        """Return how many requests there are."""
+        """Return the number of requests."""
         return len(self.ttft_ms)
 
     def add(self, request: RecordedRequest) -> None:
         """Add a request."""
         decode_ms, output_tokens = sum(request.gaps_ms), sum(request.chunk_tokens)
-        self.arrival_ms.append(_moment(request.arrival_ms))
-        self.scheduled_ms.append(_moment(request.scheduled_ms))
+        self.arrival_ms.append(_or_nan(request.arrival_ms))
+        self.scheduled_ms.append(_or_nan(request.scheduled_ms))
         self.ttft_ms.append(request.ttft_ms)
         self.decode_ms.append(decode_ms)
         self.tpot_ms.append(decode_ms / (output_tokens - 1) if output_tokens > 1 else float("nan"))
@@ -216,7 +216,7 @@ class RequestSums:
         self.by_context.add(np.asarray(bins, dtype=np.int64), ones, bursts)
         elapsed_ms = np.cumsum(gaps_ms)
         elapsed_ms -= np.concatenate(([0.0], elapsed_ms))[starts]
-        first_ms = np.array([_moment(each.arrival_ms) + each.ttft_ms for each in pending])
+        first_ms = np.array([_or_nan(each.arrival_ms) + each.ttft_ms for each in pending])
         self.by_time.add(np.repeat(first_ms, lengths) + elapsed_ms, ones, bursts)
 
     @property
@@ -231,7 +231,7 @@ def context_tokens(bins: Integers) -> Floats:
     return np.asarray(2 ** ((bins + 0.5) / CONTEXT_BINS_PER_OCTAVE))
 
 
-def _moment(value_ms: float | None) -> float:
+def _or_nan(value_ms: float | None) -> float:
     return float("nan") if value_ms is None else value_ms
 
 

@@ -139,7 +139,7 @@ def over_time(known: list[Series]) -> _Drawn:
         often = bins.sums[:, 1] >= _FEWEST_DRAFTED
         often = often if often.any() else bins.sums[:, 1] > 0
         shares = found[each.label] = bins.sums[often, 2] / bins.sums[often, 1]
-        seconds = (bins.moments_ms[often] - each.capture.zero_ms) / 1000
+        seconds = (bins.times_ms[often] - each.capture.zero_ms) / 1000
         axes.plot(seconds, shares, markersize=3, label=each.label, **each.style.marked_line)
     percent_axis(axes, _ACCEPTANCE, max(shares.max() for shares in found.values()) * _HEADROOM)
     axes.set_xlabel("time since the first arrival (s)")
@@ -639,7 +639,7 @@ def cache_use(known: list[Series]) -> _Drawn:
     figure, rows = new_figure(len(known), 1, height_in=1.3 + 2.1 * len(known), squeeze=False)
     for each, (axes,) in zip(known, rows, strict=True):
         bins = _steps(each).by_time.coarser(_POINTS)
-        seconds = (bins.moments_ms - each.capture.zero_ms) / 1000
+        seconds = (bins.times_ms - each.capture.zero_ms) / 1000
         count, colour = bins.sums[:, 0], each.style.colour
         mean, most = bins.sums[:, 3] / count, bins.largest[:, 3]
         axes.plot(seconds, 100 * most, color=colour, linewidth=0.8, label="KV cache in use, most")

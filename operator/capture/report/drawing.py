@@ -178,7 +178,7 @@ def measured(value: float) -> str:
 
 
 def counted(count: float, what: str) -> str:
-    """Return how many of something there are: 1 request, 12 requests."""
+    """Return a count with its noun: 1 request, 12 requests."""
     return f"{number(count)} {what}{'' if count == 1 else 's'}"
 
 

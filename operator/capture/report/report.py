@@ -25,7 +25,7 @@ from specdecode_operator.capture.report.drawing import (
     series_of,
     write_alone,
 )
-from specdecode_operator.capture.report.timeline import moments, timelines, write_perfetto
+from specdecode_operator.capture.report.timeline import request_times, timelines, write_perfetto
 from specdecode_operator.problems import printable
 from specdecode_operator.version import __version__
 
@@ -53,7 +53,7 @@ def measures_of(capture: Capture) -> dict[str, Measure]:
         "requests": Measure(len(requests)),
         "output tokens": Measure(tokens),
     }
-    rows = moments(requests, 0.0)
+    rows = request_times(requests, 0.0)
     rows = rows[~np.isnan(rows).any(axis=1)]
     if len(rows) and (seconds := float(rows[:, 3].max() - rows[:, 0].min()) / 1000) > 0:
         found["output tokens a second"] = Measure(tokens / seconds, "1/s")

@@ -25,7 +25,7 @@ from specdecode_operator.capture.report.drawing import (
 )
 
 _MOST_ROWS: Final = 60
-"""Requests in one picture, around the busiest moment; more rows could not be read."""
+"""Requests in one picture, around the busiest time; more rows could not be read."""
 
 _MOMENTS: Final = 400
 _ROUNDING_S: Final = 1e-6
@@ -39,7 +39,7 @@ def timelines(series: Sequence[Series]) -> list[Picture | LeftOut]:
 
 def _timeline(each: Series, suffix: str) -> Picture | LeftOut:
     title = f"Timeline of requests{f': {each.label}' if suffix else ''}"
-    rows = moments(each.capture.requests, each.capture.zero_ms) / 1000
+    rows = request_times(each.capture.requests, each.capture.zero_ms) / 1000
     rows = rows[~np.isnan(rows).any(axis=1)]
     if not len(rows):
         return LeftOut(title, "no request has its moment of arrival")
@@ -69,7 +69,7 @@ def _timeline(each: Series, suffix: str) -> Picture | LeftOut:
     return Picture(f"timeline{suffix}", title, (sentence,), figure, (each.capture,))
 
 
-def moments(requests: RequestSums, zero_ms: float) -> Floats:
+def request_times(requests: RequestSums, zero_ms: float) -> Floats:
     """Return a row a request: its arrival, when it was scheduled, its first token and its last, in ms."""
     arrival = np.asarray(requests.arrival_ms) - zero_ms
     first = arrival + np.asarray(requests.ttft_ms)
@@ -132,7 +132,7 @@ def _events(captures: Sequence[Capture]) -> Iterator[dict[str, Any]]:
 
 def _requests(capture: Capture, process: int) -> Iterator[dict[str, Any]]:
     requests = capture.requests
-    rows = moments(requests, capture.zero_ms) * _US
+    rows = request_times(requests, capture.zero_ms) * _US
     phases = list(requests.phases)
     free: list[int] = []
     busy: list[tuple[float, int]] = []
@@ -168,12 +168,12 @@ def _counters(capture: Capture, process: int) -> Iterator[dict[str, Any]]:
         return {"ph": "C", "name": name, "ts": time_us, "pid": process, "tid": 0, "args": {"value": shown}}
 
     bursts = capture.requests.by_time
-    for time_ms, (steps, tokens) in zip(bursts.moments_ms, bursts.sums, strict=True):
+    for time_ms, (steps, tokens) in zip(bursts.times_ms, bursts.sums, strict=True):
         yield counter("tokens per decode step", time_ms, tokens / steps)
     if capture.steps is None:
         return
     bins = capture.steps.by_time
-    for time_ms, sums in zip(bins.moments_ms, bins.sums, strict=True):
+    for time_ms, sums in zip(bins.times_ms, bins.sums, strict=True):
         steps, drafted, accepted, usage, running, waiting, _ = (float(each) for each in sums)
         if drafted:
             yield counter("acceptance (%)", time_ms, 100 * accepted / drafted)
