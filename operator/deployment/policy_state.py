@@ -40,7 +40,7 @@ from specdecode_operator.deployment.policy_decision import (
 from specdecode_operator.enums import Method, PolicyAction, PolicyMode, PolicyOutcome, RejectionSampling
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.redaction import clip
-from specdecode_operator.stats.engine_window import Drafting, Sample, Window
+from specdecode_operator.stats.engine_window import Sample, Window, Work
 from specdecode_operator.vllm.engine_metrics import answering_engines
 
 
@@ -50,7 +50,7 @@ def observe_engines(desired: DesiredState, observation: Observation, window: Win
     engines = answering_engines(observation.readings)
     if settled and engines:
         drafting = {
-            name: Drafting(its.drafts, its.draft_tokens, its.accepted_tokens)
+            name: Work(0, its.drafts, its.draft_tokens, its.accepted_tokens)
             for name, engine in engines.items()
             if (its := engine.speculation) is not None
         }

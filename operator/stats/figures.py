@@ -3,27 +3,21 @@
 `SampleBuffer` keeps the scrapes of one object's engines for as long as a figure looks back.
 """
 
-from array import array
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar, Final
-from weakref import WeakValueDictionary
+from typing import Final
 
 from specdecode_operator.stats.measures import (
     DEPLOYMENT_LEVEL,
     POD_LEVEL,
     Difference,
     Gauge,
-    GaugeValues,
-    Growth,
     Measure,
     Page,
     Quantile,
     Rate,
     Ratio,
     Scope,
-    Series,
-    Spread,
     UnreadablePageError,
     Values,
     Within,
@@ -34,7 +28,7 @@ from specdecode_operator.vllm.engine_metrics import Exposition
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 
 WINDOW: Final = Scope().window
-"""What a recorded figure is taken over: ten scrapes at the usual interval."""
+"""Window of a recorded figure: ten scrapes at the usual interval."""
 
 ANSWERED: Final = "stop|length"
 """Finished reasons of requests that got their answer; the others are abort, error and repetition."""
@@ -65,7 +59,7 @@ class Figure:
     measure: Measure
     caveat: str = ""
     levels: tuple[tuple[str, ...], ...] = (DEPLOYMENT_LEVEL,)
-    """What it is recorded for; empty where a limit has to be put in first."""
+    """Levels that it is recorded for; empty if it needs a limit first."""
 
     def promql(self, scope: Scope = Scope()) -> str:  # noqa: B008  it is frozen
         """Return the expression."""
@@ -168,7 +162,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "",
         "short",
         "How much slower the slowest 1 % of requests get their tokens than the median.",
-        Spread(_NAMES.time_per_output_token, 0.99),
+        Quantile(_NAMES.time_per_output_token, 0.99, over_median=True),
         "Speculation widens it: requests whose drafts are rejected pay for the others'.",
     ),
     Figure(
@@ -280,7 +274,7 @@ SAMPLE_INTERVAL_S: Final = 60
 FIGURES_WITHOUT_LIMIT: Final[tuple[Figure, ...]] = tuple(
     figure for figure in FIGURES if not isinstance(figure.measure, Within)
 )
-"""What needs no limit of an owner's."""
+"""Figures that need no limit of an owner's."""
 
 _MOST_SERIES_SETS: Final = 2
 """On the pages of an engine: it has some series more once it works, and a hostile one other series on each page."""
@@ -288,82 +282,42 @@ _MOST_SERIES_SETS: Final = 2
 _LOOKS_NAMES: Final = frozenset().union(*(figure.measure.series() for figure in FIGURES_WITHOUT_LIMIT))
 
 
-class _Series:
-    """The names and labels of a page: most of its memory, and the same on every page of engines of one model."""
-
-    _known: ClassVar[WeakValueDictionary[tuple[tuple[Series, ...], tuple[str, ...]], "_Series"]] = WeakValueDictionary()
-
-    def __init__(self, counters: tuple[Series, ...], gauges: tuple[str, ...]) -> None:
-        self.counters, self.gauges = counters, gauges
-
-    @classmethod
-    def of(cls, page: Page) -> "_Series":
-        """Return those of a page, shared with all pages that have the same."""
-        names = tuple(page.counters), tuple(page.gauges)
-        return cls._known.setdefault(names, cls(*names))
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """A page as it is kept."""
-
-    at_s: float
-    series: _Series
-    values: "array[float]"
-
-    @classmethod
-    def of(cls, page: Page) -> "_Kept":
-        """Return a page so that it takes little memory."""
-        gauges = (number for said in page.gauges.values() for number in (said.total, said.largest))
-        return cls(page.at_s, _Series.of(page), array("d", [*page.counters.values(), *gauges]))
-
-    def page(self) -> Page:
-        """Return it as it was."""
-        counters, values = self.series.counters, self.values
-        said = map(GaugeValues, values[len(counters) :: 2], values[len(counters) + 1 :: 2])
-        return Page(
-            self.at_s,
-            dict(zip(counters, values[: len(counters)], strict=True)),
-            dict(zip(self.series.gauges, said, strict=True)),
-        )
-
-
 class SampleBuffer:
-    """The pages of one object's engines."""
+    """The last pages of one object's engines."""
 
     def __init__(self) -> None:
-        self._pages: dict[str, list[_Kept]] = {}
+        self._pages: dict[str, list[Page]] = {}
 
     def names_due(self, engine: str, at_s: float) -> frozenset[str]:
-        """Return the names for which a page of this moment is to be read; none where it would tell no more."""
+        """Return the names to read on a page scraped now; none within `SAMPLE_INTERVAL_S` of the last one."""
         pages = self._pages.get(engine)
         return frozenset() if pages and at_s - pages[-1].at_s < SAMPLE_INTERVAL_S else _LOOKS_NAMES
 
     def hear(self, engine: str, page: Exposition, at_s: float) -> None:
-        """Keep a page that was read for the names that were due; what cannot be says nothing."""
+        """Keep a page that was read for the names that were due; ignore an implausible one."""
         pages = self._pages.setdefault(engine, [])
         try:
-            pages.append(_Kept.of(page_of(page, _LOOKS_NAMES, at_s)))
+            pages.append(page_of(page, _LOOKS_NAMES, at_s))
         except UnreadablePageError:
             return
         while len(pages) > 1 and at_s - pages[1].at_s >= WINDOW_S:
             del pages[0]
-        while len({id(page.series) for page in pages}) > _MOST_SERIES_SETS:
+        while len({id(page.names) for page in pages}) > _MOST_SERIES_SETS:
             del pages[0]
 
     def retain(self, engines: Collection[str]) -> None:
-        """Forget the others."""
+        """Forget all other engines."""
         self._pages = {name: pages for name, pages in self._pages.items() if name in engines}
 
     def figures(self, now_s: float) -> tuple[dict[str, Values], float] | None:
-        """Return the figures and the seconds that they are of; None before an engine was looked at twice."""
+        """Return the figures and their window in seconds; None before an engine was scraped twice."""
         looks = [
-            (pages[0].page(), pages[-1].page())
+            (pages[0], pages[-1])
             for pages in self._pages.values()
             if len(pages) > 1 and now_s - pages[-1].at_s < WINDOW_S
         ]
         if not looks:
             return None
-        growth: Growth = growth_between(looks)
+        growth = growth_between(looks)
         values = {figure.name: figure.measure.values(growth) for figure in FIGURES_WITHOUT_LIMIT}
         return values, max(after.at_s - before.at_s for before, after in looks)

@@ -6,62 +6,74 @@ does.
 
 import math
 import re
+from abc import ABC, abstractmethod
+from array import array
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final
+from weakref import WeakValueDictionary
 
 from specdecode_operator.problems import shown
-from specdecode_operator.vllm.engine_metrics import Exposition, ExpositionError, Sample, read_exposition
+from specdecode_operator.vllm.engine_metrics import Exposition, ExpositionError, read_exposition
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 
 Labels = Mapping[str, str]
 Series = tuple[str, tuple[tuple[str, str], ...]]
-"""Name, and those labels that figures read."""
+"""Name, and the labels that figures read."""
 
 _LIMIT_LABEL: Final = "le"
 _NAMES: Final = find_profile(KNOWN_VERSIONS[-1]).metrics
 _READ: Final = (_LIMIT_LABEL, _NAMES.position_label, _NAMES.finished_reason_label)
-"""What else tells series apart, such as the rank, figures sum up or take the largest of."""
+"""Figures sum over all other labels, such as the rank, or take their largest value."""
 
 _MOST_SERIES: Final = 128
-"""Of a page: 43 buckets, up to 32 draft positions, and some 20 more, however many ranks there are."""
+"""Of a page: 43 buckets, up to 32 draft positions, and some 20 more, regardless of the number of ranks."""
 _LONGEST_VALUE: Final = 32
 """Of a label that figures read: the longest is ``repetition``."""
 
 
 class UnreadablePageError(ValueError):
-    """The text is not what an engine's /metrics says."""
+    """The text is not an engine's /metrics page."""
 
 
-@dataclass(frozen=True)
-class GaugeValues:
-    """What the ranks of an engine say of one gauge."""
+class _PageNames:
+    """Names and labels of a page: most of its memory, and the same on every page of engines of one model."""
 
-    total: float
-    largest: float
+    def __init__(self, counters: tuple[Series, ...], gauges: tuple[str, ...]) -> None:
+        self.counters, self.gauges = counters, gauges
+
+
+_KNOWN_NAMES: Final[WeakValueDictionary[tuple[tuple[Series, ...], tuple[str, ...]], _PageNames]] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
 class Page:
-    """What one engine said at one moment."""
+    """One scrape of one engine, in little memory."""
 
-    at_s: float
-    """On a clock that never goes back."""
-    counters: Mapping[Series, float]
-    """Summed over its ranks."""
-    gauges: Mapping[str, GaugeValues]
+    at_s: float  # on the monotonic clock
+    names: _PageNames  # shared by all pages with the same series
+    values: "array[float]"
+
+    @property
+    def counters(self) -> dict[Series, float]:
+        """Counters, summed over the engine's ranks."""
+        return dict(zip(self.names.counters, self.values, strict=False))
+
+    @property
+    def gauges(self) -> dict[str, tuple[float, float]]:
+        """Sum and maximum over the engine's ranks."""
+        rest = self.values[len(self.names.counters) :]
+        return dict(zip(self.names.gauges, zip(rest[::2], rest[1::2], strict=True), strict=True))
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What several engines did meanwhile, each series with its labels."""
+    """Growth of several engines' counters between two scrapes, and their gauges at the second."""
 
-    rates: Mapping[str, list[tuple[Labels, float]]]
-    """Of counters, each second."""
-    gauges: Mapping[str, list[GaugeValues]]
-    """Of each engine."""
+    rates: Mapping[str, list[tuple[Labels, float]]]  # per second
+    gauges: Mapping[str, list[tuple[float, float]]]
 
 
 def read_page(text: str, names: Collection[str], at_s: float) -> Page:
@@ -70,7 +82,7 @@ def read_page(text: str, names: Collection[str], at_s: float) -> Page:
     Raises
     ------
     UnreadablePageError
-        It is not in Prometheus format, has none of them, or holds a number that cannot be.
+        If it is not in Prometheus format, has none of them, or holds an impossible number.
     """
     try:
         return page_of(read_exposition(text, names), names, at_s)
@@ -79,63 +91,60 @@ def read_page(text: str, names: Collection[str], at_s: float) -> Page:
 
 
 def page_of(read: Exposition, names: Collection[str], at_s: float) -> Page:
-    """Return the series of these names on a page of which others are read, too.
+    """Return the series of these names on a page that may hold others.
 
     Raises
     ------
     UnreadablePageError
-        It has none of them, or holds a number that cannot be.
+        If it has none of them, or holds an impossible number.
     """
     counters: defaultdict[Series, float] = defaultdict(float)
-    gauges: dict[str, GaugeValues] = {}
+    gauges: dict[str, tuple[float, float]] = {}
     for sample in (each for each in read.samples if each.name in names):
         value = _checked(sample.name, sample.value)
         if sample.name in read.gauges:
-            said = gauges.get(sample.name, GaugeValues(0, 0))
-            gauges[sample.name] = GaugeValues(said.total + value, max(said.largest, value))
+            total, largest = gauges.get(sample.name, (0.0, 0.0))
+            gauges[sample.name] = (total + value, max(largest, value))
             continue
         if sample.name.endswith("_bucket"):
             _check_limit(sample.labels.get(_LIMIT_LABEL, ""))
-        series = sample.name, _read_labels(sample)
+        labels = tuple((label, sample.labels[label]) for label in _READ if label in sample.labels)
+        if any(len(text) > _LONGEST_VALUE for _, text in labels):
+            raise UnreadablePageError(f"a label of {sample.name} is longer than an engine's: this is not vLLM")
+        series = sample.name, labels
         counters[series] = _checked(sample.name, counters[series] + value)
         if len(counters) > _MOST_SERIES:
             raise UnreadablePageError("more series are said than an engine has: this is not vLLM")
     if not counters:
         raise UnreadablePageError("no figure of vLLM is on it: this is not vLLM, or it runs with --disable-log-stats")
-    # In one order, however a page is ordered: what is kept of it is shared with pages that have the same series.
-    return Page(at_s, dict(sorted(counters.items())), dict(sorted(gauges.items())))
+    key = tuple(sorted(counters)), tuple(sorted(gauges))
+    values = array("d", [counters[series] for series in key[0]])
+    for name in key[1]:
+        values.extend(gauges[name])
+    return Page(at_s, _KNOWN_NAMES.setdefault(key, _PageNames(*key)), values)
 
 
 def growth_between(looks: Collection[tuple[Page, Page]]) -> Growth:
-    """Return what engines did between two looks at each.
+    """Return the growth between two scrapes of each engine.
 
-    A counter that is less than it was began anew, and grew by what it says now, as Prometheus takes it. One that was
-    not there before has nothing to compare with.
+    A counter that decreased was reset: it grew by its present value, as in Prometheus. A counter without an earlier
+    value is left out.
     """
     rates: defaultdict[str, list[tuple[Labels, float]]] = defaultdict(list)
-    gauges: defaultdict[str, list[GaugeValues]] = defaultdict(list)
+    gauges: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for before, after in looks:
-        seconds = after.at_s - before.at_s
+        seconds, old_values = after.at_s - before.at_s, before.counters
         for series, value in after.counters.items():
-            old = before.counters.get(series)
+            old = old_values.get(series)
             if old is not None and seconds > 0:
                 grown = value - old if value >= old else value
                 rates[series[0]].append((dict(series[1]), grown / seconds))
-        for name, said in after.gauges.items():
-            gauges[name].append(said)
+        for name, found in after.gauges.items():
+            gauges[name].append(found)
     return Growth(rates, gauges)
 
 
-def _read_labels(sample: Sample) -> tuple[tuple[str, str], ...]:
-    """Return the labels that figures read."""
-    read = tuple((label, sample.labels[label]) for label in _READ if label in sample.labels)
-    if any(len(value) > _LONGEST_VALUE for _, value in read):
-        raise UnreadablePageError(f"a label of {sample.name} is longer than an engine's: this is not vLLM")
-    return read
-
-
 def _check_limit(limit: str) -> None:
-    """Refuse what is no limit of a time."""
     try:
         possible = float(limit) > 0
     except ValueError:
@@ -151,120 +160,101 @@ def _checked(name: str, value: float) -> float:
 
 
 DEPLOYMENT_LABEL: Final = "specdecode_deployment"
-"""The label that a series of an engine has from the label of its pod, ``specdecode.io/deployment``."""
+"""Label of an engine's series, from the label ``specdecode.io/deployment`` of its pod."""
 
 DEPLOYMENT_LEVEL: Final = ("namespace", DEPLOYMENT_LABEL)
 POD_LEVEL: Final = (*DEPLOYMENT_LEVEL, "pod")
 _FEWEST_BUCKETS: Final = 2
 
 Values = dict[str, float]
-"""Of a figure: by the label that tells them apart, or one under the empty text. None where there is nothing to say."""
+"""Values of a figure by the label that tells them apart, or one value under the empty text."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Of which engines, by which labels, and over how long."""
+    """Engines to measure, labels to group by, and the window."""
 
     level: tuple[str, ...] = DEPLOYMENT_LEVEL
     window: str = "5m"
     namespace: str | None = None
-    deployment: str | None = None
-    """One deployment, by names of Kubernetes; None means all of the operator's."""
+    deployment: str | None = None  # None: all of the operator's
 
-    def chosen(self) -> list[str]:
-        """Return the matchers: a Prometheus may have engines of others."""
-        if self.deployment is None:
-            return [f'{DEPLOYMENT_LABEL}!=""']
-        return [f'namespace="{self.namespace}"', f'{DEPLOYMENT_LABEL}="{self.deployment}"']
+    def select(self, name: str, matching: Mapping[str, str]) -> str:
+        """Return the selector of a metric: a Prometheus may scrape engines of others."""
+        matchers = [f'{DEPLOYMENT_LABEL}!=""']
+        if self.deployment is not None:
+            matchers = [f'namespace="{self.namespace}"', f'{DEPLOYMENT_LABEL}="{self.deployment}"']
+        matchers += (f'{label}=~"{pattern}"' for label, pattern in matching.items())
+        return f"{name}{{{', '.join(matchers)}}}"
 
     def by(self, *labels: str) -> str:
         """Return the labels of a sum, with some more."""
         return ", ".join((*self.level, *labels))
 
 
-class Measure(Protocol):
+class Measure(ABC):
     """A way to take a figure."""
 
+    @abstractmethod
     def promql(self, scope: Scope) -> str:
-        """Return the expression; it has no sample where there is nothing to divide by."""
-        ...
+        """Return the expression; it has no sample if its denominator is zero."""
 
+    @abstractmethod
     def values(self, growth: Growth) -> Values:
-        """Return what the same expression comes to for the engines of one deployment."""
-        ...
+        """Return the value of the same expression for the engines of one deployment."""
 
     def series(self) -> frozenset[str]:
-        """Return the names of the series that it reads."""
-        ...
+        """Return the names of the series that the expression selects."""
+        return frozenset(re.findall(r"([\w:]+)\{", self.promql(Scope())))
 
 
 @dataclass(frozen=True)
-class Rate:
-    """How fast a counter grows, each second."""
+class Rate(Measure):
+    """Growth of a counter per second, summed over pods and ranks."""
 
     counter: str
-    matching: Mapping[str, str] = field(default_factory=dict)
-    """Regular expressions that labels have to match."""
+    matching: Mapping[str, str] = field(default_factory=dict)  # regular expressions by label
 
-    def promql(self, scope: Scope) -> str:
-        """Return the sum over pods and ranks."""
-        return self.promql_by(scope)
+    def promql(self, scope: Scope, *labels: str) -> str:
+        """Return the sum, by some more labels."""
+        return f"sum by ({scope.by(*labels)}) (rate({scope.select(self.counter, self.matching)}[{scope.window}]))"
 
-    def promql_by(self, scope: Scope, *labels: str) -> str:
-        """Return the sum by some more labels."""
-        return f"sum by ({scope.by(*labels)}) (rate({_selected(self.counter, scope, self.matching)}[{scope.window}]))"
-
-    def values(self, growth: Growth) -> Values:
-        """Return the sum over pods and ranks."""
-        return self.values_by(growth, None)
-
-    def values_by(self, growth: Growth, label: str | None) -> Values:
-        """Return the sum by a label."""
+    def values(self, growth: Growth, label: str | None = None) -> Values:
+        """Return the sum, by a label."""
         sums: defaultdict[str, float] = defaultdict(float)
         for labels, rate in growth.rates.get(self.counter, ()):
             if all(re.fullmatch(pattern, labels.get(name, "")) for name, pattern in self.matching.items()):
                 sums["" if label is None else labels.get(label, "")] += rate
         return dict(sums)
 
-    def series(self) -> frozenset[str]:
-        """Return the counter."""
-        return frozenset({self.counter})
-
 
 @dataclass(frozen=True)
-class Ratio:
-    """One counter's growth over another's; both summed first, so that each token counts alike."""
+class Ratio(Measure):
+    """One counter's growth over another's; both are summed first, so that each token has the same weight."""
 
     over: Rate
     under: Rate
-    plus: int = 0
-    """What is added to the ratio."""
-
-    by: str | None = None
-    """A label of the first counter to tell apart."""
+    plus: int = 0  # added to the ratio
+    by: str | None = None  # label of the first counter to tell apart
 
     def promql(self, scope: Scope) -> str:
-        """Return the ratio where the second counter grew."""
+        """Return the ratio if the second counter grew."""
         under = f"({self.under.promql(scope)} > 0)"
         added = f"{self.plus} + " if self.plus else ""
         if self.by is None:
             return f"{added}{self.over.promql(scope)} / {under}"
-        return f"{added}{self.over.promql_by(scope, self.by)} / on ({scope.by()}) group_left () {under}"
+        return f"{added}{self.over.promql(scope, self.by)} / on ({scope.by()}) group_left () {under}"
 
     def values(self, growth: Growth) -> Values:
-        """Return the ratio where the second counter grew."""
+        """Return the ratio if the second counter grew."""
         under = self.under.values(growth).get("", 0)
         if under <= 0:
             return {}
-        return {key: self.plus + over / under for key, over in self.over.values_by(growth, self.by).items()}
-
-    def series(self) -> frozenset[str]:
-        """Return both counters."""
-        return self.over.series() | self.under.series()
+        return {key: self.plus + over / under for key, over in self.over.values(growth, self.by).items()}
 
 
 @dataclass(frozen=True)
-class Difference:
+class Difference(Measure):
     """One counter's growth less another's."""
 
     of: Rate
@@ -279,120 +269,76 @@ class Difference:
         of, less = self.of.values(growth), self.less.values(growth)
         return {key: of[key] - less[key] for key in of.keys() & less.keys()}
 
-    def series(self) -> frozenset[str]:
-        """Return both counters."""
-        return self.of.series() | self.less.series()
-
 
 @dataclass(frozen=True)
-class Quantile:
-    """A quantile of a histogram, as histogram_quantile interpolates it within a bucket."""
+class Quantile(Measure):
+    """A quantile of a histogram, or its ratio to the median."""
 
     histogram: str
     quantile: float
+    over_median: bool = False
 
     def promql(self, scope: Scope) -> str:
-        """Return the quantile of what was observed in the window."""
+        """Return the quantile of the observations in the window."""
+        buckets = Rate(f"{self.histogram}_bucket").promql(scope, _LIMIT_LABEL)
+        found = f"histogram_quantile({self.quantile:g}, {buckets})"
         # Without an observation it is NaN, which no comparison lets pass.
-        return f"{self.interpolated(scope)} >= 0"
-
-    def interpolated(self, scope: Scope) -> str:
-        """Return the same, NaN where nothing was observed."""
-        return f"histogram_quantile({self.quantile:g}, {self._buckets.promql_by(scope, 'le')})"
+        return f"{found} / (histogram_quantile(0.5, {buckets}) > 0)" if self.over_median else f"{found} >= 0"
 
     def values(self, growth: Growth) -> Values:
-        """Return the quantile as Prometheus takes it: linear within a bucket, and none beyond the last limit."""
-        by_limit = {float(limit): rate for limit, rate in self._buckets.values_by(growth, "le").items() if limit}
+        """Return the quantile as Prometheus computes it: linear within a bucket, capped at the last limit."""
+        rates = Rate(f"{self.histogram}_bucket").values(growth, _LIMIT_LABEL)
+        by_limit = {float(limit): rate for limit, rate in rates.items() if limit}
         limits = sorted(by_limit)
-        if len(limits) < _FEWEST_BUCKETS or limits[-1] != math.inf:
+        if len(limits) < _FEWEST_BUCKETS or limits[-1] != math.inf or self.quantile * by_limit[math.inf] <= 0:
             return {}
-        rank = self.quantile * by_limit[math.inf]
-        if rank <= 0:
-            return {}
-        low, high = next(pair for pair in pairwise((0.0, *limits)) if by_limit[pair[1]] >= rank)
-        if high == math.inf:
-            return {"": low}
-        below = by_limit.get(low, 0.0)
-        return {"": low + (high - low) * (rank - below) / (by_limit[high] - below)}
 
-    @property
-    def _buckets(self) -> Rate:
-        return Rate(f"{self.histogram}_bucket")
+        def quantile(share: float) -> float:
+            rank = share * by_limit[math.inf]
+            low, high = next(pair for pair in pairwise((0.0, *limits)) if by_limit[pair[1]] >= rank)
+            if high == math.inf:
+                return low
+            below = by_limit.get(low, 0.0)
+            return low + (high - low) * (rank - below) / (by_limit[high] - below)
 
-    def series(self) -> frozenset[str]:
-        """Return the buckets."""
-        return frozenset({f"{self.histogram}_bucket"})
+        if not self.over_median:
+            return {"": quantile(self.quantile)}
+        return {"": quantile(self.quantile) / median} if (median := quantile(0.5)) > 0 else {}
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A high quantile of a histogram over its median."""
-
-    histogram: str
-    quantile: float
-
-    def promql(self, scope: Scope) -> str:
-        """Return the ratio of the two quantiles."""
-        high, median = (Quantile(self.histogram, each).interpolated(scope) for each in (self.quantile, 0.5))
-        return f"{high} / ({median} > 0)"
-
-    def values(self, growth: Growth) -> Values:
-        """Return the ratio of the two quantiles."""
-        high, median = (Quantile(self.histogram, each).values(growth).get("", 0.0) for each in (self.quantile, 0.5))
-        return {"": high / median} if median > 0 else {}
-
-    def series(self) -> frozenset[str]:
-        """Return the buckets."""
-        return Quantile(self.histogram, self.quantile).series()
-
-
-@dataclass(frozen=True)
-class Within:
+class Within(Measure):
     """The share of a histogram's observations within a limit, which must be one of its buckets."""
 
     histogram: str
     limit: str
 
     def promql(self, scope: Scope) -> str:
-        """Return the share of what was observed in the window."""
-        return self._share.promql(scope)
+        """Return the share of the observations in the window."""
+        return self._share().promql(scope)
 
     def values(self, growth: Growth) -> Values:
-        """Return the share of what was observed."""
-        return self._share.values(growth)
+        """Return the share of the observations."""
+        return self._share().values(growth)
 
-    @property
     def _share(self) -> Ratio:
-        return Ratio(Rate(f"{self.histogram}_bucket", {"le": self.limit}), Rate(f"{self.histogram}_count"))
-
-    def series(self) -> frozenset[str]:
-        """Return buckets and count."""
-        return frozenset({f"{self.histogram}_bucket", f"{self.histogram}_count"})
+        return Ratio(Rate(f"{self.histogram}_bucket", {_LIMIT_LABEL: self.limit}), Rate(f"{self.histogram}_count"))
 
 
 @dataclass(frozen=True)
-class Gauge:
-    """What engines say at this moment: the sum, or the largest."""
+class Gauge(Measure):
+    """The present value of a gauge: its sum over pods and ranks, or the largest."""
 
     gauge: str
     largest: bool = False
 
     def promql(self, scope: Scope) -> str:
-        """Return the sum or maximum over pods and ranks."""
-        return f"{'max' if self.largest else 'sum'} by ({scope.by()}) ({_selected(self.gauge, scope, {})})"
+        """Return the sum or maximum."""
+        return f"{'max' if self.largest else 'sum'} by ({scope.by()}) ({scope.select(self.gauge, {})})"
 
     def values(self, growth: Growth) -> Values:
-        """Return the sum or maximum over pods and ranks."""
-        said = growth.gauges.get(self.gauge, ())
-        if not said:
+        """Return the sum or maximum."""
+        found = growth.gauges.get(self.gauge, ())
+        if not found:
             return {}
-        return {"": max(each.largest for each in said) if self.largest else sum(each.total for each in said)}
-
-    def series(self) -> frozenset[str]:
-        """Return the gauge."""
-        return frozenset({self.gauge})
-
-
-def _selected(name: str, scope: Scope, matching: Mapping[str, str]) -> str:
-    matchers = [*scope.chosen(), *(f'{label}=~"{pattern}"' for label, pattern in matching.items())]
-    return f"{name}{{{', '.join(matchers)}}}"
+        return {"": max(largest for _, largest in found) if self.largest else sum(total for total, _ in found)}

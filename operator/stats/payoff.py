@@ -15,7 +15,7 @@ from operator import mul
 from typing import Final
 
 LARGEST_K: Final = 32
-"""Proposed tokens of a step that are looked at, at most."""
+"""Largest number of proposed tokens per step."""
 
 _HALVINGS: Final = 60
 
@@ -26,12 +26,11 @@ class PayoffError(ValueError):
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The conditional share of each position; beyond the last one, that of the last one."""
+    """The conditional share of each position; the last share stands for all further positions."""
 
     conditional: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what is no share."""
         if not 1 <= len(self.conditional) <= LARGEST_K:
             raise PayoffError(f"{len(self.conditional)} positions: give 1 to {LARGEST_K}")
         for share in self.conditional:
@@ -53,17 +52,16 @@ class Acceptance:
 
     @classmethod
     def of_rate(cls, rate: float, k: int) -> "Acceptance":
-        """Return the one with the same conditional share everywhere whose rate at K is the given one.
+        """Return the one with equal conditional shares whose accepted over drafted tokens at K are the given rate.
 
-        The rate is accepted over drafted tokens, which is strictly increasing in that share: found by bisection.
+        The rate increases strictly with that share, so bisection finds it.
         """
         _checked_share(rate)
         low, high = 0.0, 1.0
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            low, high = (
-                (middle, high) if sum(middle**position for position in range(1, k + 1)) < rate * k else (low, middle)
-            )
+            below = sum(middle**position for position in range(1, k + 1)) < rate * k
+            low, high = (middle, high) if below else (low, middle)
         return cls((high,) * k)
 
     def conditional_to(self, k: int) -> tuple[float, ...]:
@@ -76,7 +74,7 @@ class Acceptance:
         return tuple(accumulate(self.conditional_to(k), mul))
 
     def expected_tokens(self, k: int) -> float:
-        """Return tokens that a request gets from a step, the target's own one among them.
+        """Return the tokens that a request gets from a step, the target's own one included.
 
         A step gives at least 1 + k tokens if and only if the first k were accepted; the expectation of a count is the
         sum of these chances.
@@ -107,14 +105,13 @@ _CLEARLY_LESS: Final = 0.95
 class Curve:
     """Time of a pass by its tokens: points (tokens, milliseconds), by rising tokens.
 
-    Below the first point a pass takes as long as there; above the last it goes on as between the last two, but never
-    falls. One point is a pass that takes equally long whatever is in it, as one does that reads weights alone.
+    Below the first point a pass takes the first point's time. Above the last one, the last slope continues, but never
+    falls. A single point is a constant time, as of a pass that only reads weights.
     """
 
     points: tuple[tuple[float, float], ...]
 
     def __post_init__(self) -> None:
-        """Refuse what is no curve."""
         if not self.points:
             raise PayoffError("no point: give TOKENS:MS")
         for tokens, ms in self.points:
@@ -125,16 +122,16 @@ class Curve:
                 raise PayoffError(f"{after:g} tokens after {before:g}: name each number of tokens once, rising")
 
     def knows(self, tokens: float) -> bool:
-        """Whether so many tokens lie among the points, or one point stands for all."""
+        """Whether the number of tokens lies among the points, or one point stands for all."""
         return len(self.points) == 1 or self.points[0][0] <= tokens <= self.points[-1][0]
 
     @property
     def falls(self) -> bool:
-        """Whether a pass with more tokens takes clearly less, as none does."""
+        """Whether a pass with more tokens takes clearly less time, which is implausible."""
         return any(after < _CLEARLY_LESS * before for (_, before), (_, after) in pairwise(self.points))
 
     def ms(self, tokens: float) -> float:
-        """Return how long a pass with so many tokens takes."""
+        """Return the time of a pass with a number of tokens."""
         if tokens <= self.points[0][0]:
             return self.points[0][1]
         for (left, left_ms), (right, right_ms) in pairwise(self.points):
@@ -149,18 +146,17 @@ class Curve:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What a step of decoding costs, with and without proposed tokens."""
+    """The cost of a decode step, with and without proposed tokens."""
 
     target: Curve
-    draft: Curve = Curve(((1, 0.0),))  # One pass of the draft; nothing for ngram and suffix
-    one_pass: bool = False  # The draft proposes all K tokens in one pass: DFlash, DSpark, P-EAGLE, PARD
-    # What reading the KV cache of 1,000 tokens adds to a pass
+    draft: Curve = Curve(((1, 0.0),))  # one pass of the draft; 0 for ngram and suffix
+    one_pass: bool = False  # the draft proposes all K tokens in one pass: DFlash, DSpark, P-EAGLE, PARD
+    # Added to a pass by reading the KV cache of 1,000 tokens
     target_ms_per_1000_context: float = 0.0
     draft_ms_per_1000_context: float = 0.0
-    drafted: int = 0  # Tokens that the draft proposes at least, however few of them are verified
+    drafted: int = 0  # minimum of proposed tokens, however few of them are verified
 
     def __post_init__(self) -> None:
-        """Refuse times that cannot be, and a target without any."""
         for ms in (self.target_ms_per_1000_context, self.draft_ms_per_1000_context):
             if not (math.isfinite(ms) and 0 <= ms <= _LONGEST_MS):
                 raise PayoffError(f"{ms:g}: milliseconds are from 0 to {_LONGEST_MS:g}")
@@ -168,43 +164,39 @@ class StepCosts:
         if shortest < _SHORTEST_MS:
             raise PayoffError(f"{shortest:g} ms: a step of the target takes time")
 
-    def target_ms(self, batch: float, k: int, context_tokens: float) -> float:
-        """Return the time of the target's pass: K + 1 tokens of each request, which read its context once."""
-        return self.target.ms(batch * (k + 1)) + self.target_ms_per_1000_context * batch * context_tokens / 1000
-
-    def draft_ms(self, batch: float, k: int, context_tokens: float) -> float:
-        """Return the time of proposing: K passes of a token a request, or one of K."""
-        if k == 0:
-            return 0.0
-        k = max(k, self.drafted)
-        reading = self.draft_ms_per_1000_context * batch * context_tokens / 1000
-        if self.one_pass:
-            return self.draft.ms(batch * k) + reading
-        return k * (self.draft.ms(batch) + reading)
-
     def step_ms(self, batch: float, k: int, context_tokens: float = 0.0) -> float:
-        """Return the time of a whole step; with K = 0 one without speculation, whose draft is not there at all."""
-        return self.target_ms(batch, k, context_tokens) + self.draft_ms(batch, k, context_tokens)
+        """Return the time of a step; K = 0 is a step without speculation.
+
+        The target's pass has K + 1 tokens per request, which read its context once. The draft has K passes of one
+        token per request, or one pass of K.
+        """
+        context = batch * context_tokens / 1000
+        target_ms = self.target.ms(batch * (k + 1)) + self.target_ms_per_1000_context * context
+        if k == 0:
+            return target_ms
+        k, reading_ms = max(k, self.drafted), self.draft_ms_per_1000_context * context
+        if self.one_pass:
+            return target_ms + self.draft.ms(batch * k) + reading_ms
+        return target_ms + k * (self.draft.ms(batch) + reading_ms)
 
 
 LARGEST_BATCH: Final = 8192
-"""Requests that a crossover is looked for among: more than engines run at once."""
+"""Largest batch in which to look for a crossover: more requests than engines run at once."""
 
 LARGEST_RATIO: Final = 100
-"""Of a draft's size to the target's: far more than anybody has."""
+"""Of a draft's size to the target's: far more than any pair has."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What an engine decodes at once, with speculation and without."""
+    """Requests that an engine decodes at once, with speculation and without."""
 
-    batch: float  # Requests in a step with speculation
-    batch_alone: float  # Requests in a step without: more where the KV cache is full and the draft takes a share
-    context_tokens: float = 0.0  # Of each request, on average
-    full_cache: bool = False  # Whether these are all that the KV cache holds
+    batch: float  # with speculation
+    batch_alone: float  # without: more if the KV cache is full and the draft takes a share
+    context_tokens: float = 0.0  # mean per request
+    full_cache: bool = False  # these requests fill the KV cache
 
     def __post_init__(self) -> None:
-        """Refuse a load without requests."""
         if not (0 < self.batch <= self.batch_alone):
             raise PayoffError(
                 f"{self.batch:g} requests with speculation, {self.batch_alone:g} without: above 0, and no more with it"
@@ -212,12 +204,12 @@ class Load:
 
     @classmethod
     def same(cls, batch: float, context_tokens: float = 0.0) -> "Load":
-        """Return a load that the KV cache has room for either way."""
+        """Return a load that fits into the KV cache either way."""
         return cls(batch, batch, context_tokens)
 
 
 def full_cache(kv_tokens: float, kv_tokens_alone: float, context_tokens: float) -> Load:
-    """Return the load that fills the KV cache: as many requests as it holds beside a draft, and without one."""
+    """Return the load that fills the KV cache beside a draft, and without one."""
     if not 0 < context_tokens <= kv_tokens:
         raise PayoffError(f"{context_tokens:g} tokens of context: above 0, and no more than the cache's {kv_tokens:g}")
     if kv_tokens > kv_tokens_alone:
@@ -235,7 +227,7 @@ def break_even_tokens(costs: StepCosts, k: int, load: Load) -> float:
 
 
 def break_even_rate(needed_tokens: float, k: int) -> float | None:
-    """Return the acceptance, accepted over drafted tokens, that gives so many tokens a step; None: K is too few."""
+    """Return the accepted share of drafted tokens that gives the needed tokens per step; None if K is too small."""
     rate = max(0.0, (needed_tokens - 1) / k)
     return rate if rate <= 1 else None
 
@@ -251,9 +243,9 @@ def best_k(acceptance: Acceptance, costs: StepCosts, load: Load, largest: int = 
 
 
 def crossover(acceptance: Acceptance, costs: StepCosts, k: int, context_tokens: float = 0.0) -> int | None:
-    """Return the requests from which on K is slower than no speculation; None where it is not at `LARGEST_BATCH`.
+    """Return the requests from which on K is slower than no speculation; None if it is not at `LARGEST_BATCH`.
 
-    It is 1 where no number of requests pays.
+    It is 1 if no number of requests pays.
     """
 
     def loses(batch: int) -> bool:
@@ -261,22 +253,17 @@ def crossover(acceptance: Acceptance, costs: StepCosts, k: int, context_tokens: 
 
     if not loses(LARGEST_BATCH):
         return None
-    # Time that is gained is a straight line from corner to corner: it may be lost and won again.
-    corners = _corners(costs, k)
+    # The gained time is a straight line between corners of a step's time: it may be lost and won again.
+    at = [tokens / rows for tokens, _ in costs.target.points for rows in (1, k + 1)]
+    at += [tokens / (k if costs.one_pass else 1) for tokens, _ in costs.draft.points]
+    beside = {int(each) + up for each in at for up in (0, 1)}
+    corners = {1, LARGEST_BATCH, *(each for each in beside if 1 <= each <= LARGEST_BATCH)}
     low = max((corner for corner in corners if not loses(corner)), default=0)
     high = min(corner for corner in corners if corner > low)
     while low and high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if loses(middle) else (middle, high)
     return high
-
-
-def _corners(costs: StepCosts, k: int) -> set[int]:
-    """Return the requests next to which a step's time has a corner, the fewest and the most."""
-    at = [tokens / rows for tokens, _ in costs.target.points for rows in (1, k + 1)]
-    at += [tokens / (k if costs.one_pass else 1) for tokens, _ in costs.draft.points]
-    beside = {int(each) + up for each in at for up in (0, 1)}
-    return {1, LARGEST_BATCH, *(each for each in beside if 1 <= each <= LARGEST_BATCH)}
 
 
 def memory_bound_speed_up(tokens: float, passes: int, size_ratio: float) -> float:

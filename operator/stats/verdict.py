@@ -51,35 +51,34 @@ of it, and read low (Kendall 1954: by (1 + 3 times it) / n). How they were chose
 
 
 class History:
-    """The log ratios of a series, each with the scale that was known before it.
-
-    Attributes
-    ----------
-    log_ratios
-        Natural logarithm of candidate to baseline, a block each.
-    scales
-        Standard deviation of the blocks before each, by their quartiles, so that outliers do not move it; 0 where it
-        is not known: for the first two, and while all are equal.
-    """
+    """The log ratios of a series, each with the scale that was known before it."""
 
     __slots__ = ("_correlated", "_count", "_last", "_sorted", "_squared", "_summed", "log_ratios", "scales")
 
     def __init__(self) -> None:
-        self.log_ratios = array("d")
+        self.log_ratios = array("d")  # natural logarithm of candidate to baseline, one per block
+        # Standard deviation of the earlier blocks, by their quartiles, so that outliers do not move it; 0 if it is not
+        # known: for the first two, and while all are equal.
         self.scales = array("d")
         self._sorted = array("d")
         self._count = 0
         self._last = self._summed = self._squared = self._correlated = 0.0
 
     def __len__(self) -> int:
-        """Return how many blocks have told something."""
+        """Return the number of blocks."""
         return len(self.log_ratios)
 
     def add(self, log_ratio: float) -> None:
-        """Take the next block."""
+        """Add the next block."""
         scale = self.scale()
         if len(self) > 1:
-            self._note_deviation((log_ratio - self._quantile(0.5)) / scale if scale else 0.0)
+            deviation = (log_ratio - self._quantile(0.5)) / scale if scale else 0.0
+            deviation = min(max(deviation, -_FARTHEST), _FARTHEST)
+            self._correlated += deviation * self._last
+            self._summed += deviation
+            self._squared += deviation**2
+            self._count += 1
+            self._last = deviation
         self.log_ratios.append(log_ratio)
         self.scales.append(scale)
         insort(self._sorted, log_ratio)
@@ -94,9 +93,9 @@ class History:
         return few * (self._quantile(0.75) - self._quantile(0.25)) / _NORMAL_QUARTILES
 
     def centre(self) -> float:
-        """Return the mean of the blocks without the outer ones: of more of them where one arm did nothing in some.
+        """Return the trimmed mean of the blocks; trim more of them if one arm did nothing in some.
 
-        It is ANYTHING_TO_NOTHING where that is so up to the middle.
+        It is ANYTHING_TO_NOTHING if one arm did nothing in half of them.
         """
         cut = int(len(self) * _TRIMMED)
         if max(abs(self._sorted[cut]), abs(self._sorted[-1 - cut])) >= ANYTHING_TO_NOTHING:
@@ -117,14 +116,6 @@ class History:
         at_most = found + _CAUTION_BLOCKS * (1 + 3 * max(found, 0.0)) / self._count + _CAUTION_ERRORS * error
         return next((each for each in DEPENDENCES if each >= at_most), DEPENDENCES[-1])
 
-    def _note_deviation(self, deviation: float) -> None:
-        deviation = min(max(deviation, -_FARTHEST), _FARTHEST)
-        self._correlated += deviation * self._last
-        self._summed += deviation
-        self._squared += deviation**2
-        self._count += 1
-        self._last = deviation
-
     def _quantile(self, share: float) -> float:
         place = share * (len(self._sorted) - 1)
         below = int(place)
@@ -133,7 +124,7 @@ class History:
 
 
 _WEIGHTS: Final = (0.125, 0.25, 0.5, 1.0, 2.0)
-"""Each is best for an effect of so many scales. Doubled each time, as `Point` counts on."""
+"""Each is best for an effect of that many scales. Doubled each time, as `Point` counts on."""
 
 _BOUND_FARTHEST: Final = 2.0
 """Scales that a block counts at most, so that an outlier neither decides nor destroys."""
@@ -155,7 +146,7 @@ _SLACK: Final = 0.8
 
 _USUAL_ERRORS: Final = 3.5
 _GROWTH: Final = 1.1
-"""By how much a series has grown before its grid is chosen anew: scales that change at every block change no grid."""
+"""By how much a series has grown before its grid is chosen again: scales that change at every block change no grid."""
 
 _KEPT: Final = 4
 
@@ -204,105 +195,92 @@ class Point:
 
 
 class LowerBound:
-    """The lowest log ratio that is not refuted, of a series whose blocks depend on the last one by so much.
+    """The lowest log ratio that is not refuted, for blocks with a given dependence on the previous one.
 
-    It is sought on a grid, of which only the points near it are kept up to date. Points are multiples of a power of
+    It is searched on a grid, and only the grid points near it are kept up to date. Points are multiples of a power of
     two: a finer grid has those of a coarser one, and all have 0, the log ratio that a verdict is about.
     """
 
-    __slots__ = (
-        "_chosen_at",
-        "_dependence",
-        "_history",
-        "_index",
-        "_is_there",
-        "_lowest",
-        "_points",
-        "_power",
-        "_side",
-    )
+    __slots__ = ("_chosen_at", "_exists", "_history", "_how", "_index", "_lowest", "_points", "_power")
 
     def __init__(self, history: History, side: int, dependence: float) -> None:
-        self._history, self._side, self._dependence = history, side, dependence
+        self._history = history
+        self._how = history, side, dependence
         self._lowest = Point(_BELOW_ALL)
-        self._is_there = False
+        self._exists = False
         self._points: dict[int, Point] = {}
         self._index = 0
         self._power: int | None = None
         self._chosen_at = 0
 
     def value(self, needed: float) -> float | None:
-        """Return the bound where the logarithm of the evidence stands at what is needed; None while there is none."""
-        # Against what lies below all blocks the evidence only grows.
-        self._is_there = self._is_there or self._evidence(self._lowest) >= needed
-        if not self._is_there:
+        """Return the bound at which the logarithm of the evidence is `needed`; None while there is none."""
+        # Against a log ratio below all blocks the evidence only grows.
+        self._exists = self._exists or self._lowest.evidence(*self._how) >= needed
+        if not self._exists:
             return None
         self._choose_grid()
         self._index = self._highest_refuted(needed)
         below, above = self._point(self._index), self._point(self._index + 1)
         self._points = {key: each for key, each in self._points.items() if abs(key - self._index) <= _KEPT}
         if self._error() <= _SMALLEST_ERROR:
-            # Evidence falls in steps as wide as the grid, at each block: what is refuted for sure.
+            # Evidence falls in steps as wide as the grid, at each block, so the refuted point is the bound.
             return below.log_ratio
-        refuted, not_refuted = self._evidence(below), self._evidence(above)
+        refuted, not_refuted = below.evidence(*self._how), above.evidence(*self._how)
         share = (refuted - needed) / (refuted - not_refuted)
         return below.log_ratio + share * (above.log_ratio - below.log_ratio)
 
     def _choose_grid(self) -> None:
-        """Make the grid as fine as the series allows, and begin where the bound of a usual one is."""
+        """Make the grid as fine as the series allows, starting near the usual bound."""
         # Points of another grid take all blocks again, so that the grid is not changed at every block.
         if len(self._history) < self._chosen_at * _GROWTH:
             return
-        error = self._error()
+        error, dependence = self._error(), self._how[2]
         power = math.log2(error / _STEPS_AN_ERROR)
         if self._power is None:
             self._power, self._chosen_at = round(power), len(self._history)
-            wider = math.sqrt((1 + self._dependence) / (1 - self._dependence))
-            usual = self._side * self._history.centre() - _USUAL_ERRORS * error * wider
+            wider = math.sqrt((1 + dependence) / (1 - dependence))
+            usual = self._how[1] * self._history.centre() - _USUAL_ERRORS * error * wider
             self._index = math.floor(usual / 2.0**self._power)
         elif abs(power - self._power) > _SLACK:
             finer = self._power - round(power)
             self._power, self._chosen_at = round(power), len(self._history)
-            self._points = {
-                _on_grid(key, finer): each for key, each in self._points.items() if finer >= 0 or not key % 2**-finer
-            }
-            self._index = _on_grid(self._index, finer)
+
+            def moved(index: int) -> int:
+                return index << finer if finer >= 0 else index >> -finer
+
+            kept = [key for key in self._points if finer >= 0 or not key % 2**-finer]
+            self._points = {moved(key): self._points[key] for key in kept}
+            self._index = moved(self._index)
 
     def _error(self) -> float:
-        """Return the standard error of the mean, about."""
+        """Return the approximate standard error of the mean."""
         return max(self._history.scale() / math.sqrt(len(self._history)), _SMALLEST_ERROR)
 
     def _highest_refuted(self, needed: float) -> int:
-        """Return the place on the grid, sought from the last one in ever larger steps, then by halves."""
+        """Return the place on the grid, searched from the last one in doubling steps, then by bisection."""
+
+        def is_refuted(index: int) -> bool:
+            return self._point(index).evidence(*self._how) >= needed
+
         step, low = 1, self._index
-        if self._is_refuted(low, needed):
-            while self._is_refuted(low + step, needed):
+        if is_refuted(low):
+            while is_refuted(low + step):
                 low, step = low + step, 2 * step
             high = low + step
         else:
-            while not self._is_refuted(low - step, needed):
+            while not is_refuted(low - step):
                 low, step = low - step, 2 * step
             low, high = low - step, low
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self._is_refuted(middle, needed) else (low, middle)
+            low, high = (middle, high) if is_refuted(middle) else (low, middle)
         return low
-
-    def _is_refuted(self, index: int, needed: float) -> bool:
-        return self._evidence(self._point(index)) >= needed
 
     def _point(self, index: int) -> Point:
         if index not in self._points:
             self._points[index] = Point(index * 2.0 ** (self._power or 0))
         return self._points[index]
-
-    def _evidence(self, point: Point) -> float:
-        return point.evidence(self._history, self._side, self._dependence)
-
-
-def _on_grid(index: int, finer: int) -> int:
-    """Return the place of a point on a grid that is so many times twice as fine, or coarser where that is negative."""
-    return index << finer if finer >= 0 else index >> -finer
 
 
 DEFAULT_LEVEL: Final = 0.95
@@ -311,31 +289,27 @@ _LARGEST_EXPONENT: Final = 700.0
 
 
 class Verdict(StrEnum):
-    """What the interval says of a ratio of 1."""
+    """Whether the interval excludes a ratio of 1."""
 
     PAYS = "Pays"
     DOES_NOT_PAY = "DoesNotPay"
     INCONCLUSIVE = "Inconclusive"
 
+    @classmethod
+    def of(cls, low: float | None, high: float | None) -> "Verdict":
+        """Return the verdict by the ends of an interval of the log ratio."""
+        if low is not None and low > 0:
+            return cls.PAYS
+        return cls.DOES_NOT_PAY if high is not None and high < 0 else cls.INCONCLUSIVE
+
 
 @dataclass(frozen=True)
 class Finding:
-    """What a series says after a block.
-
-    Attributes
-    ----------
-    verdict
-        Pays where the whole interval lies above 1, DoesNotPay where it lies below.
-    ratio
-        Goodput of the candidate to that of the baseline; None where one of them did nothing in half
-        of the blocks or more.
-    low, high
-        The interval; None where it has no such end yet.
-    """
+    """The result of a series after a block."""
 
     verdict: Verdict
-    ratio: float | None
-    low: float | None
+    ratio: float | None  # candidate's goodput to the baseline's; None if one of them did nothing in half of the blocks
+    low: float | None  # end of the interval; None while it has no such end
     high: float | None
 
 
@@ -345,7 +319,7 @@ class PairedSeries:
     Parameters
     ----------
     level
-        Probability that the interval holds the true ratio after every block; its docstring says of which series.
+        Probability that the interval holds the true ratio after every block.
     """
 
     __slots__ = ("_bounds", "_history", "_needed")
@@ -356,27 +330,29 @@ class PairedSeries:
         self._bounds: dict[float, tuple[LowerBound, LowerBound]] = {}
 
     def add(self, baseline: float, candidate: float) -> Finding:
-        """Take the next block and return what is known now. One in which neither arm did anything tells nothing."""
-        if baseline or candidate:
-            self._history.add(_series_log_ratio(baseline, candidate))
+        """Add the next block and return the finding. A block in which neither arm did anything is ignored."""
+        if baseline and candidate:
+            self._history.add(math.log(candidate) - math.log(baseline))
+        elif baseline or candidate:
+            self._history.add(ANYTHING_TO_NOTHING if candidate else -ANYTHING_TO_NOTHING)
         if not len(self._history):
             return Finding(Verdict.INCONCLUSIVE, None, None, None)
-        low, mirrored = self._lowest()
+        # The wider interval: for independent blocks, or for the dependence seen.
+        found = [
+            [bound.value(self._needed) for bound in self._both(each)] for each in {0.0, self._history.dependence()}
+        ]
+        low, mirrored = (None if None in each else min(each) for each in zip(*found, strict=True))
         high = None if mirrored is None else -mirrored
         centre = self._history.centre()
         centre = centre if low is None else max(centre, low)
         centre = centre if high is None else min(centre, high)
-        return Finding(_verdict(low, high), *(_ratio(each) for each in (centre, low, high)))
-
-    def _lowest(self) -> tuple[float | None, float | None]:
-        """Return the lowest log ratio, and that with arms swapped: for independent blocks or the dependence seen."""
-        dependences = {0.0, self._history.dependence()}
-        found = [[bound.value(self._needed) for bound in self._both(each)] for each in dependences]
-        low, mirrored = (None if None in each else min(each) for each in zip(*found, strict=True))
-        return low, mirrored
+        ratio, lowest, highest = (
+            None if each is None or abs(each) > _LARGEST_EXPONENT else math.exp(each) for each in (centre, low, high)
+        )
+        return Finding(Verdict.of(low, high), ratio, lowest, highest)
 
     def _both(self, dependence: float) -> tuple[LowerBound, LowerBound]:
-        """Return the bounds for a dependence; those that were asked last are kept, as it goes to and fro."""
+        """Return the bounds for a dependence; the last ones are kept, as the dependence alternates."""
         bounds = self._bounds.pop(dependence, None)
         if bounds is None:
             bounds = LowerBound(self._history, 1, dependence), LowerBound(self._history, -1, dependence)
@@ -387,26 +363,8 @@ class PairedSeries:
 
 
 def bounded_exp(log_ratio: float) -> float:
-    """Return a ratio; in place of one that no program can compute with, the largest or least that it can."""
+    """Return a ratio, limited to the range of a float."""
     return math.exp(max(-_LARGEST_EXPONENT, min(_LARGEST_EXPONENT, log_ratio)))
-
-
-def _series_log_ratio(baseline: float, candidate: float) -> float:
-    if not baseline or not candidate:
-        return ANYTHING_TO_NOTHING if candidate else -ANYTHING_TO_NOTHING
-    return math.log(candidate) - math.log(baseline)
-
-
-def _ratio(log_ratio: float | None) -> float | None:
-    return None if log_ratio is None or abs(log_ratio) > _LARGEST_EXPONENT else math.exp(log_ratio)
-
-
-def _verdict(low: float | None, high: float | None) -> Verdict:
-    if low is not None and low > 0:
-        return Verdict.PAYS
-    if high is not None and high < 0:
-        return Verdict.DOES_NOT_PAY
-    return Verdict.INCONCLUSIVE
 
 
 _HALVINGS: Final = 100
@@ -415,7 +373,7 @@ _LARGEST_QUANTILE: Final = 1e9
 
 @lru_cache(maxsize=256)
 def student_quantile(share: float, freedom: int) -> float:
-    """Return what Student's t of so many degrees of freedom stays below with a probability of more than a half."""
+    """Return the quantile of Student's t distribution for a share of more than a half."""
     low, high = 0.0, 1.0
     while _student_below(high, freedom) < share and high < _LARGEST_QUANTILE:
         high *= 2
@@ -443,27 +401,26 @@ FEWEST_STARTS: Final = 2
 
 
 def between_starts(arms: Sequence[Sequence[float]], candidate: int, level: float) -> tuple[float, float] | None:
-    """Return the ends of the interval of a log ratio.
+    """Return the interval of a log ratio.
 
     Parameters
     ----------
     arms
         For each arm its log goodput in each start; the baseline first.
     candidate
-        Which of them is compared with the baseline.
+        Index of the arm to compare with the baseline.
     level
         Probability that the interval holds the true log ratio.
 
     Returns
     -------
     tuple
-        The lower end and the upper one; None where an arm of the two has no start, or no arm has two.
+        Its ends; None if one of the two arms has no start, or no arm has two.
     """
     baseline, other = arms[0], arms[candidate]
-    freedom = _freedom(arms)
+    variance, freedom = _pooled(arms)
     if not baseline or not other or freedom < 1:
         return None
-    variance = _variance(arms, freedom)
     error = math.sqrt(variance * (1 / len(baseline) + 1 / len(other)))
     half = student_quantile(1 - (1 - level) / 2, freedom) * error
     centre = fmean(other) - fmean(baseline)
@@ -471,11 +428,10 @@ def between_starts(arms: Sequence[Sequence[float]], candidate: int, level: float
 
 
 def starts_needed(arms: Sequence[Sequence[float]], log_ratio: float, level: float, most: int = 20) -> int | None:
-    """Return how many starts of each arm would tell such a ratio from 1 if they vary as these do; None: more."""
-    freedom = _freedom(arms)
+    """Return the starts per arm that would tell the ratio from 1 if they vary as these do; None if more than `most`."""
+    variance, freedom = _pooled(arms)
     if freedom < 1:
         return None
-    variance = _variance(arms, freedom)
     for starts in range(FEWEST_STARTS, most + 1):
         quantile = student_quantile(1 - (1 - level) / 2, len(arms) * (starts - 1))
         if quantile * math.sqrt(2 * variance / starts) < abs(log_ratio):
@@ -483,13 +439,11 @@ def starts_needed(arms: Sequence[Sequence[float]], log_ratio: float, level: floa
     return None
 
 
-def _freedom(arms: Sequence[Sequence[float]]) -> int:
-    return sum(len(each) - 1 for each in arms if each)
-
-
-def _variance(arms: Sequence[Sequence[float]], freedom: int) -> float:
-    """Return the variance of a start, of all arms together."""
-    return sum((value - fmean(each)) ** 2 for each in arms if each for value in each) / freedom
+def _pooled(arms: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Return the variance of a start over all arms, and its degrees of freedom."""
+    freedom = sum(len(each) - 1 for each in arms if each)
+    squares = sum((value - fmean(each)) ** 2 for each in arms if each for value in each)
+    return squares / max(1, freedom), freedom
 
 
 FEWEST_BLOCKS: Final = 6
@@ -498,66 +452,52 @@ FEWEST_BLOCKS: Final = 6
 
 @dataclass(frozen=True)
 class Estimate:
-    """The logarithm of a ratio, with its standard error and that one's degrees of freedom."""
+    """A ratio, as a logarithm if it has one, with its standard error and the error's degrees of freedom."""
 
-    log_ratio: float
+    value: float
     error: float
     freedom: int
+    is_log: bool = True
 
     @property
     def ratio(self) -> float:
         """The ratio."""
-        return bounded_exp(self.log_ratio)
+        return bounded_exp(self.value) if self.is_log else self.value
 
     def interval(self, alpha: float) -> tuple[float, float]:
         """Return an interval that misses the ratio with a probability of alpha, half of it on either side."""
         half_width = self.error * student_quantile(1 - alpha / 2, self.freedom)
-        return bounded_exp(self.log_ratio - half_width), bounded_exp(self.log_ratio + half_width)
-
-
-@dataclass(frozen=True)
-class NearNothing:
-    """A ratio so near to 0 that it has no logarithm without one of the blocks, with its standard error."""
-
-    ratio: float
-    error: float
-    freedom: int
-
-    def interval(self, alpha: float) -> tuple[float, float]:
-        """Return an interval, as that of an `Estimate`."""
-        half_width = self.error * student_quantile(1 - alpha / 2, self.freedom)
-        return max(0.0, self.ratio - half_width), self.ratio + half_width
+        low, high = self.value - half_width, self.value + half_width
+        return (bounded_exp(low), bounded_exp(high)) if self.is_log else (max(0.0, low), high)
 
 
 Statistic = Callable[[int | None], float | None]
-"""A figure of one record without one of its blocks, or of all; None where there is none."""
+"""A figure of one record without one of its blocks, or of all; None if it has none."""
 
 
 def estimate(golden: Statistic, found: Statistic, blocks: int) -> Estimate | None:
-    """Return the ratio of a figure in two records; None where there are too few blocks to tell how sure it is.
+    """Return the ratio of a figure in two records; None with too few blocks for a standard error.
 
     The delete-one jackknife over blocks (Efron and Stein 1981), with Student's t for the number of blocks.
     """
-    whole = _log_ratio(golden(None), found(None))
-    parts = [_log_ratio(golden(block), found(block)) for block in range(blocks)]
-    told = [each for each in parts if each is not None]
-    if whole is None or len(told) < blocks or blocks < FEWEST_BLOCKS:
-        return None
-    centre = fmean(told)
-    error = math.sqrt((blocks - 1) / blocks * sum((each - centre) ** 2 for each in told))
-    return Estimate(whole, error, blocks - 1)
+    pairs = [(golden(block), found(block)) for block in (None, *range(blocks))]
+    return _jackknife([math.log(now) - math.log(before) if before and now else None for before, now in pairs])
 
 
-def estimate_near_nothing(golden: Statistic, found: Statistic, blocks: int) -> NearNothing | None:
-    """Return the ratio of a figure that is 0 where there is none, such as what is accepted, as `estimate` does."""
+def estimate_near_nothing(golden: Statistic, found: Statistic, blocks: int) -> Estimate | None:
+    """Return the ratio of a figure that may be 0, such as acceptance, and then has no logarithm, as `estimate` does."""
     pairs = [(golden(block), found(block) or 0.0) for block in (None, *range(blocks))]
-    told = [now / before for before, now in pairs if before]
-    if len(told) <= blocks or blocks < FEWEST_BLOCKS:
+    return _jackknife([now / before if before else None for before, now in pairs], is_log=False)
+
+
+def _jackknife(values: Sequence[float | None], *, is_log: bool = True) -> Estimate | None:
+    whole, *parts = [each for each in values if each is not None] or [0.0]
+    blocks = len(values) - 1
+    if len(parts) < blocks or blocks < FEWEST_BLOCKS:
         return None
-    whole, *parts = told
     centre = fmean(parts)
     error = math.sqrt((blocks - 1) / blocks * sum((each - centre) ** 2 for each in parts))
-    return NearNothing(whole, error, blocks - 1)
+    return Estimate(whole, error, blocks - 1, is_log)
 
 
 def of_sums(numerators: Sequence[float], denominators: Sequence[float]) -> Statistic:
@@ -586,12 +526,8 @@ def of_quantile(values: Sequence[tuple[float, int]], share: float, blocks: int) 
         if not kept:
             return None
         rank = min(int(share * kept), kept - 1)
-        # Places of the block before the one that is sought: the first has none of its own before it, and so on.
+        # Number of the block's values before the rank: value i of the block lies after i fewer kept values.
         before = bisect_right(range(len(left_out)), rank, key=lambda index: left_out[index] - index)
         return ordered[rank + before][0] or None
 
     return without
-
-
-def _log_ratio(golden: float | None, found: float | None) -> float | None:
-    return math.log(found) - math.log(golden) if golden and found else None

@@ -9,7 +9,7 @@ from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.deployment.policy_decision import Seen
 from specdecode_operator.deployment.policy_state import PolicyInputs, Remembered, judge, policy_status, read_measured
 from specdecode_operator.enums import PolicyAction, PolicyOutcome
-from specdecode_operator.stats.engine_window import Drafting, Sample, Window
+from specdecode_operator.stats.engine_window import Sample, Window, Work
 from tests.support.field_cases import FieldCase, at
 from tests.support.objects import Body, pair_70b
 
@@ -92,7 +92,7 @@ def _outcome(policy: Policy, captures: Sequence[Body], restarted: list[str]) -> 
     case = PolicyInputs(policy, "asked", before, measured)
     end_s = NOW.timestamp()
     looks = [
-        Sample(end_s - 900 + passed, 8.0, {"engine": Drafting(passed * 10, passed * 30, passed * 6)})
+        Sample(end_s - 900 + passed, 8.0, {"engine": Work(0, passed * 10, passed * 30, passed * 6)})
         for passed in range(0, 901, 30)
     ]
     seen = Seen(end_s, Window(float(policy.window_seconds), looks), start_s=10.0)

@@ -16,7 +16,7 @@ from specdecode_operator.replay.engine import Burst, Incoming
 from specdecode_operator.replay.model_file import Limits
 from specdecode_operator.replay.stepped_engine import SteppedEngine
 from specdecode_operator.replay.virtual_run import GivenBehaviour
-from specdecode_operator.stats.engine_window import Drafting, Sample, Window
+from specdecode_operator.stats.engine_window import Sample, Window, Work
 
 HOUR_S: Final = 3600.0
 START_S: Final = 240.0
@@ -153,7 +153,7 @@ class Day:
 def live(script: Script, rules: Rules, evidence: Evidence, window_s: float, round_s: float = 60.0) -> Day:
     """Let a policy serve a day, and an oracle that knows all of it beforehand."""
     random, day, memory = Random(script.name), Day(), Memory("k3")
-    window, counters = Window(window_s), [Drafting() for _ in range(REPLICAS)]
+    window, counters = Window(window_s), [Work() for _ in range(REPLICAS)]
     healed, busy_until_s = False, -1.0
     for now_s in script.rounds(round_s):
         hour = now_s / HOUR_S
@@ -166,7 +166,7 @@ def live(script: Script, rules: Rules, evidence: Evidence, window_s: float, roun
         day.tokens += sum(each[0] for each in engines) * round_s * (1 if settled else 1 - 1 / REPLICAS)
         for each, (_, drafts, accepted) in enumerate(engines):
             begun = round(drafts * round_s)
-            counters[each] += Drafting(begun, begun * DRAFTS[memory.in_force], round(accepted * round_s))
+            counters[each] += Work(0, begun, begun * DRAFTS[memory.in_force], round(accepted * round_s))
         if not settled:
             window = Window(window_s)
         elif script.answers(hour):

@@ -94,13 +94,7 @@ def not_comparable(message: str) -> CaptureError:
 
 
 def find_arms(folder: Path) -> ArmFolders:
-    """Return the arms of a capture: ``<arm>/<repetition>/`` with a manifest each.
-
-    Raises
-    ------
-    CaptureError
-        If there are none, or they do not belong together.
-    """
+    """Return the arms of a capture: ``<arm>/<repetition>/`` with a manifest each."""
     found = [*_published(folder)]
     experiments = [each.manifest.experiment for _, each in found]
     if not found or None in experiments:
@@ -161,13 +155,7 @@ def _published(folder: Path) -> Iterator[tuple[str, Repetition]]:
 
 
 def read_checks(repetitions: Sequence[Repetition]) -> Checks | None:
-    """Return the answers to the checks of an arm, if there are some.
-
-    Raises
-    ------
-    CaptureError
-        If the file cannot be read.
-    """
+    """Return the answers to the checks of an arm, if there are some."""
     paths = (each.folder / CHECKS for each in repetitions)
     return next((_decoded(path, Checks) for path in paths if path.is_file()), None)
 

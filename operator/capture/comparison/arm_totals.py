@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Annotated, Final
 
 import msgspec
@@ -14,12 +15,13 @@ from msgspec import Meta, Struct
 
 from specdecode_operator.api.capture import Phase
 from specdecode_operator.capture.comparison.arm_folders import ArmManifest, Repetition, not_comparable
-from specdecode_operator.capture.comparison.arm_verdict import Pair
 from specdecode_operator.capture.comparison.client_requests import (
-    Moment,
     Numbers,
+    Pair,
     PhaseSums,
     Sent,
+    Spans,
+    Timestamp,
     decoded_lines,
     differs_at,
     paired_blocks,
@@ -82,7 +84,7 @@ class _Scheduler(Struct):
 
 
 class _Step(Struct):
-    ts_ms: Moment
+    ts_ms: Timestamp
     scheduler: _Scheduler
     engine: Annotated[int, Meta(ge=0, lt=4096)] = 0  # the last step of each engine is in memory
 
@@ -108,9 +110,8 @@ class Chunks:
     def acceptance(self, k: int) -> AcceptanceOf:
         """Return acceptance if each step drafted K tokens."""
         per_step = self.tokens / self.chunks
-        return AcceptanceOf(
-            requests=self.requests, tokens_per_step=round(per_step, 3), acceptance=round((per_step - 1) / k, 4)
-        )
+        share = round((per_step - 1) / k, 4)
+        return AcceptanceOf(requests=self.requests, tokens_per_step=round(per_step, 3), acceptance=share)
 
 
 @dataclass
@@ -148,24 +149,9 @@ class StepSums:
             self.decode_accepted += drafts.num_accepted_tokens if drafts is not None else 0
 
     @property
-    def running(self) -> float | None:
-        """Mean number of running requests, over the time in which at least one runs."""
-        return self.running_ms / self.busy_ms if self.busy_ms else None
-
-    @property
-    def decode_step_ms(self) -> float | None:
-        """Mean time of a step without prefill."""
-        return self.decode_ms / self.decode_steps if self.decode_steps else None
-
-    @property
     def tokens_per_step(self) -> float | None:
-        """Tokens that a request gets from such a step."""
+        """Tokens that a request gets from a step without prefill."""
         return 1 + self.decode_accepted / self.decoded_requests if self.decoded_requests else None
-
-    @property
-    def batch(self) -> float | None:
-        """Requests in such a step."""
-        return self.decoded_requests / self.decode_steps if self.decode_steps else None
 
 
 @dataclass
@@ -185,32 +171,46 @@ class EngineSide:
     largest_kv_usage: float | None = None
     kv_usage_ms: float = 0.0
 
-    def read(self, name: str, repetition: Repetition, span_ms: Mapping[str, tuple[float, float]]) -> None:
-        """Add a repetition, with the time span of each phase.
-
-        Raises
-        ------
-        CaptureError
-            If a file is missing or truncated, or has a line that cannot be read.
-        """
+    def read(self, name: str, repetition: Repetition, span_ms: Spans) -> None:
+        """Add a repetition, with the time span of each phase."""
         speculative = repetition.manifest.config.speculative
         k = min(LARGEST_K, speculative.num_speculative_tokens or 0) if speculative is not None else 0
         for record in decoded_lines(name, repetition, TRACE, _RECORD):
             self._add(record, k)
-        if find(repetition.folder, STEP_STATS) is not None or wants_steps(repetition.manifest.record):
-            self._read_steps(name, repetition, span_ms)
+        if find(repetition.folder, STEP_STATS) is None and not wants_steps(repetition.manifest.record):
+            return
+        spans = sorted((first, last, phase) for phase, (first, last) in span_ms.items())
+        begins = [first for first, _, _ in spans]
+        before: dict[int, _Step] = {}
+        for step in decoded_lines(name, repetition, STEP_STATS, _STEP):
+            at = bisect_right(begins, step.ts_ms) - 1
+            sums = [self.all_steps]
+            if at >= 0 and step.ts_ms <= spans[at][1]:
+                sums.append(self.phases[spans[at][2]])
+            last = before.get(step.engine)
+            gap_ms = step.ts_ms - last.ts_ms if last is not None and last.scheduler.num_running_reqs else None
+            if gap_ms is not None and not 0 <= gap_ms <= _LONGEST_STEP_MS:
+                gap_ms = None
+            for each in sums:
+                each.add(step.scheduler, last, gap_ms)
+            usage = min(1.0, max(0.0, step.scheduler.kv_cache_usage))
+            self.largest_kv_usage = max(usage, self.largest_kv_usage or 0.0)
+            self.kv_usage_ms += usage * (gap_ms or 0.0)
+            if (drafts := step.scheduler.spec_decoding_stats) is not None:
+                sums_before, counts = self.per_position, drafts.num_accepted_tokens_per_pos[:LARGEST_K]
+                self.per_position = [sum(each) for each in zip_longest(sums_before, counts, fillvalue=0)]
+            if last is None or step.ts_ms >= last.ts_ms:
+                before[step.engine] = step
 
     def _add(self, record: _Record, k: int) -> None:
         self.prompt_tokens += record.prompt_tokens
         self.cached_tokens += min(record.cached_tokens, record.prompt_tokens)
         self.preemptions += record.preemptions or 0
-        gaps = len(record.itl_ms or ())
         # The last chunk may be cut by the end of the answer.
-        sizes = record.itl_tokens[:-1] if record.itl_tokens else []
-        chunks = len(sizes) if record.itl_tokens else max(0, gaps - 1)
+        sizes = record.itl_tokens or [1] * len(record.itl_ms or ())
+        chunks, tokens = len(sizes[:-1]), sum(sizes[:-1])
         if not k or not chunks:
             return
-        tokens = sum(sizes) if record.itl_tokens else chunks
         temperature = "not given" if record.temperature is None else f"{record.temperature:g}"
         if temperature in self.by_temperature or len(self.by_temperature) < _MOST_TEMPERATURES:
             self.by_temperature[temperature].add(chunks, tokens)
@@ -218,35 +218,6 @@ class EngineSide:
         share = min(1.0, (tokens / chunks - 1) / k)
         self.per_request.add(share)
         self.tenths[min(_TENTHS - 1, int(share * _TENTHS))] += 1
-
-    def _read_steps(self, name: str, repetition: Repetition, span_ms: Mapping[str, tuple[float, float]]) -> None:
-        spans = sorted((first, last, phase) for phase, (first, last) in span_ms.items())
-        begins = [first for first, _, _ in spans]
-        before: dict[int, _Step] = {}
-        for step in decoded_lines(name, repetition, STEP_STATS, _STEP):
-            at = bisect_right(begins, step.ts_ms) - 1
-            phase = spans[at][2] if at >= 0 and step.ts_ms <= spans[at][1] else None
-            last = before.get(step.engine)
-            gap_ms = step.ts_ms - last.ts_ms if last is not None and last.scheduler.num_running_reqs else None
-            backward = last is not None and step.ts_ms < last.ts_ms
-            if gap_ms is not None and (backward or gap_ms > _LONGEST_STEP_MS):
-                gap_ms = None
-            self.all_steps.add(step.scheduler, last, gap_ms)
-            if phase is not None:
-                self.phases[phase].add(step.scheduler, last, gap_ms)
-            self._add_position_and_kv(step.scheduler, gap_ms)
-            if not backward:
-                before[step.engine] = step
-
-    def _add_position_and_kv(self, scheduler: _Scheduler, gap_ms: float | None) -> None:
-        usage = min(1.0, max(0.0, scheduler.kv_cache_usage))
-        self.largest_kv_usage = max(usage, self.largest_kv_usage or 0.0)
-        self.kv_usage_ms += usage * (gap_ms or 0.0)
-        if scheduler.spec_decoding_stats is not None:
-            accepted = scheduler.spec_decoding_stats.num_accepted_tokens_per_pos[:LARGEST_K]
-            self.per_position += [0] * (len(accepted) - len(self.per_position))
-            for position, count in enumerate(accepted):
-                self.per_position[position] += count
 
     def request_by_request(self) -> PerRequest | None:
         """Return the distribution of acceptance over requests."""
@@ -285,22 +256,15 @@ class ArmSums:
 
     def read(self, repetition: Repetition, slo: Slo) -> dict[str, Sent]:
         """Add a repetition, and return its requests by phase."""
-        client = read_client_side(self.name, repetition, slo, self.phases)
-        self.engine.read(self.name, repetition, client.span_ms)
-        for phase, sent in client.sent.items():
-            first, last = client.span_ms.get(phase, (0.0, 0.0))
+        by_phase, span_ms = read_client_side(self.name, repetition, slo, self.phases)
+        self.engine.read(self.name, repetition, span_ms)
+        for phase, (first, last) in span_ms.items():
             if last > first:
-                self.goodputs[phase][repetition.number] = 1000 * sum(sent.good_tokens) / (last - first)
-        return client.sent
+                self.goodputs[phase][repetition.number] = 1000 * sum(by_phase[phase].good_tokens) / (last - first)
+        return by_phase
 
     def pair(self, number: int, phases: Sequence[Phase], baseline: Mapping[str, Sent], own: Mapping[str, Sent]) -> None:
-        """Add the blocks of a repetition, paired with those of the baseline's.
-
-        Raises
-        ------
-        CaptureError
-            If the two were sent different requests.
-        """
+        """Add the blocks of a repetition, paired with those of the baseline's."""
         for phase in phases:
             one, other = baseline.get(phase.name), own.get(phase.name)
             if one is None or other is None:
@@ -312,56 +276,63 @@ class ArmSums:
                 )
             self.pairs[phase.name][number] = paired_blocks(phase, one, other)
 
+    def answered(self, phase: str) -> bool:
+        """Whether a request of a phase was answered."""
+        return phase in self.phases and self.phases[phase].outcomes["completed"] > 0
+
     def running(self, phase: str) -> float | None:
-        """Return how many requests ran at once: by the engine's steps, else by the duration of requests."""
-        by_steps = self.engine.phases[phase].running if phase in self.engine.phases else None
-        sums = self.phases.get(phase)
-        if by_steps is not None or sums is None or not sums.seconds:
-            return by_steps
-        return sums.latency_sum_ms / 1000 / sums.seconds
+        """Return the mean running requests: by the engine's steps, else by the duration of requests."""
+        steps, sums = self.steps(phase), self.phases.get(phase)
+        if steps.busy_ms:
+            return steps.running_ms / steps.busy_ms
+        return sums.latency_sum_ms / 1000 / sums.seconds if sums is not None and sums.seconds else None
+
+    def steps(self, phase: str) -> StepSums:
+        """Return the steps of a phase."""
+        return self.engine.phases.get(phase, StepSums())
 
 
 def load_of(arm: ArmSums, baseline: ArmSums, phase: Phase, price_per_gpu_hour: float | None) -> Load:
     """Return the figures of a phase, without its comparison."""
     sums = arm.phases.get(phase.name, PhaseSums())
-    steps = arm.engine.phases.get(phase.name, StepSums())
-    plain = baseline.engine.phases.get(phase.name, StepSums())
-    outcomes = {name: count for name, count in sorted(sums.outcomes.items()) if count}
+    steps = arm.steps(phase.name)
+    overhead = _overhead([(steps, baseline.steps(phase.name))]) if steps.draft_tokens else None
     seconds = sums.seconds
     gpu_seconds = 1000 * arm.manifest.gpus * seconds / sums.good_tokens if sums.good_tokens else None
+    cost = None if price_per_gpu_hour is None or gpu_seconds is None else price_per_gpu_hour * gpu_seconds / 3600
     return Load(
         phase=phase.name,
         pattern=phase.pattern.value,
         asks=phase.asks,
-        requests={"sent": sums.outcomes.total() - sums.outcomes["not_sent"]} | outcomes,
+        requests={"sent": sums.outcomes.total() - sums.outcomes["not_sent"]}
+        | {name: count for name, count in sorted(sums.outcomes.items()) if count},
         within_slo=sums.within_slo,
         seconds=round(seconds, 3),
         running=_rounded(arm.running(phase.name), 2),
         output_tokens=sums.output_tokens,
-        throughput=_rounded(sums.output_tokens / seconds, 2) if seconds else None,
-        goodput=_rounded(sums.good_tokens / seconds, 2) if seconds else None,
+        throughput=_ratio(sums.output_tokens, seconds, 2),
+        goodput=_ratio(sums.good_tokens, seconds, 2),
         ttft_ms=quantiles(sums.ttft_ms.kept),
         tpot_ms=quantiles(sums.tpot_ms.kept),
         latency_ms=quantiles(sums.latency_ms.kept),
-        decode_step_ms=_rounded(steps.decode_step_ms, 4),
+        decode_step_ms=_ratio(steps.decode_ms, steps.decode_steps, 4),
         tokens_per_step=_rounded(steps.tokens_per_step, 4),
-        acceptance=_rounded(steps.accepted / steps.draft_tokens, 4) if steps.draft_tokens else None,
-        speculation_overhead=_rounded(_overhead([(steps, plain)]), 4) if steps.draft_tokens else None,
+        acceptance=_ratio(steps.accepted, steps.draft_tokens, 4),
+        speculation_overhead=_rounded(overhead, 4),
         gpu_seconds_per_1000_tokens=_rounded(gpu_seconds, 4),
-        cost_per_1000_tokens=None
-        if price_per_gpu_hour is None or gpu_seconds is None
-        else price_per_gpu_hour * gpu_seconds / 3600,
+        cost_per_1000_tokens=cost,
     )
 
 
 def predicted_ratio(arm: ArmSums, baseline: ArmSums, phase: str) -> float | None:
-    """Return the speed-up of docs/explanation/payoff.md: by tokens a step and what a step takes."""
-    steps, plain = arm.engine.phases.get(phase, StepSums()), baseline.engine.phases.get(phase, StepSums())
-    if not steps.drafts or not (steps.decode_ms and plain.decode_ms and steps.batch and plain.batch):
+    """Return the speed-up of docs/explanation/payoff.md: by tokens a step and the time of a step."""
+    steps, plain = arm.steps(phase), baseline.steps(phase)
+    if not (steps.drafts and steps.decode_ms and plain.decode_ms and steps.decoded_requests and plain.decoded_requests):
         return None
+    batch, plain_batch = (each.decoded_requests / each.decode_steps for each in (steps, plain))
     tokens, plain_tokens = steps.tokens_per_step or 1.0, plain.tokens_per_step or 1.0
     longer = (steps.decode_ms / steps.decode_steps) / (plain.decode_ms / plain.decode_steps)
-    return round(steps.batch * tokens / (plain.batch * plain_tokens) / longer, 4)
+    return round(batch * tokens / (plain_batch * plain_tokens) / longer, 4)
 
 
 def drafting_of(arm: ArmSums, baseline: ArmSums) -> Drafting | None:
@@ -372,7 +343,7 @@ def drafting_of(arm: ArmSums, baseline: ArmSums) -> Drafting | None:
         return None
     k = speculative.num_speculative_tokens
     tau = 1 + steps.accepted / steps.drafts
-    overhead = _overhead([(each, baseline.engine.phases.get(name, StepSums())) for name, each in engine.phases.items()])
+    overhead = _overhead([(each, baseline.steps(name)) for name, each in engine.phases.items()])
     gained = steps.tokens_per_step
     return Drafting(
         k=k,
@@ -392,7 +363,7 @@ def drafting_of(arm: ArmSums, baseline: ArmSums) -> Drafting | None:
 
 
 def _overhead(pairs: Sequence[tuple[StepSums, StepSums]]) -> float | None:
-    """Return how much longer steps without prefill take than the baseline's of the same phases would."""
+    """Return the extra time of steps without prefill, as a share of the baseline's in the same phases."""
     known = [(steps, plain) for steps, plain in pairs if steps.decode_ms and plain.decode_ms]
     plain_ms = sum(steps.decode_steps * plain.decode_ms / plain.decode_steps for steps, plain in known)
     return sum(steps.decode_ms for steps, _ in known) / plain_ms - 1 if plain_ms else None
@@ -424,22 +395,21 @@ def prefix_cache_of(arm: ArmSums, baseline: ArmSums) -> PrefixCache:
     return PrefixCache(
         prompt_tokens=own.prompt_tokens,
         cached_tokens=own.cached_tokens,
-        hit_rate=_rounded(own.cached_tokens / own.prompt_tokens, 4) if own.prompt_tokens else None,
+        hit_rate=_ratio(own.cached_tokens, own.prompt_tokens, 4),
         tax_tokens=None if tax is None else round(tax * own.prompt_tokens),
         tax_percent=None if tax is None else round(100 * tax, 3),
     )
 
 
 def kv_cache_of(arm: ArmSums) -> KvCache:
-    """Return how the KV cache was used."""
+    """Return the use of the KV cache."""
     counters = [each.manifest.engine_counters for each in arm.repetitions]
     sizes = [each.kv_cache_tokens for each in counters if each is not None and each.kv_cache_tokens is not None]
-    engine, busy_ms = arm.engine, arm.engine.all_steps.busy_ms
     return KvCache(
         tokens=min(sizes, default=None),
-        mean_usage=_rounded(engine.kv_usage_ms / busy_ms, 4) if busy_ms else None,
-        largest_usage=_rounded(engine.largest_kv_usage, 4),
-        preemptions=engine.preemptions,
+        mean_usage=_ratio(arm.engine.kv_usage_ms, arm.engine.all_steps.busy_ms, 4),
+        largest_usage=_rounded(arm.engine.largest_kv_usage, 4),
+        preemptions=arm.engine.preemptions,
     )
 
 
@@ -462,3 +432,7 @@ def engine_of(manifest: ArmManifest) -> Engine:
 
 def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
+
+
+def _ratio(over: float, under: float, digits: int) -> float | None:
+    return round(over / under, digits) if under else None

@@ -6,17 +6,14 @@ In ``status.comparison`` decimals are strings, as everywhere in the API.
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
 from specdecode_operator.api.capture_status import ArmVerdict, ComparedArm, ComparedLoad, ComparisonStatus, Outputs
-from specdecode_operator.capture.comparison.client_requests import Block
-from specdecode_operator.capture.comparison.comparison_file import Arm, Comparison, Load, LoadVerdict, OutputsFound
+from specdecode_operator.capture.comparison.client_requests import Pair
+from specdecode_operator.capture.comparison.comparison_file import Comparison, Load, LoadVerdict, OutputsFound
 from specdecode_operator.redaction import clip
-from specdecode_operator.stats.verdict import Finding, PairedSeries, Verdict, between_starts, bounded_exp, starts_needed
-
-Pair = tuple[Block, Block]
+from specdecode_operator.stats.verdict import PairedSeries, Verdict, between_starts, bounded_exp, starts_needed
 
 _AS_GOOD_AS_NOTHING: Final = 1e-3
 """Share of the largest goodput that stands for 0, which has no logarithm."""
@@ -31,40 +28,51 @@ SMALLEST_EFFECT: Final = 0.01
 _MOST_BLOCKS: Final = 2000
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What was measured of one arm in one phase, beside the baseline."""
+def judge(  # noqa: PLR0913  the measurements and the level
+    pairs: Mapping[int, Sequence[Pair]],
+    goodputs: Sequence[Sequence[float]],
+    candidate: int,
+    level: float,
+    predicted: float | None = None,
+    *,
+    whole: bool,
+) -> LoadVerdict:
+    """Return the verdict of a phase.
 
-    pairs: Mapping[int, Sequence[Pair]]
-    """By repetition, in the order of time: blocks of the baseline and of the candidate."""
-
-    goodputs: Sequence[Sequence[float]]
-    """Of each arm, the baseline first, in each start of its engine."""
-
-    candidate: int
-    """Which of them it is."""
-
-    whole: bool
-    """Whether all repetitions are there that were asked for. Else there is no verdict: looking earlier than planned,
-    and stopping where it looks good, would err more often than the level says."""
-
-
-def judge(measured: Measured, level: float, predicted: float | None = None) -> LoadVerdict:
-    """Return the verdict of a phase; ``level`` is of the interval, ``predicted`` the ratio that formulas predict."""
-    series, count, found = PairedSeries(level), 0, None
-    for _, pairs in sorted(measured.pairs.items()):
-        for baseline, other in pairs:
-            found = series.add(baseline.goodput, other.goodput)
-            count += 1
-    logs = _logs(measured.goodputs)
-    starts = between_starts(logs, measured.candidate, level)
+    Parameters
+    ----------
+    pairs
+        By repetition, in the order of time.
+    goodputs
+        Of each arm, the baseline first, in each start of its engine.
+    candidate
+        Index of the arm to compare.
+    level
+        Confidence level of the interval.
+    predicted
+        The ratio that formulas predict.
+    whole
+        Whether all repetitions are there. Else there is no verdict: looking earlier than planned, and stopping when it
+        looks good, would err more often than the level says.
+    """
+    series, found = PairedSeries(level), None
+    for _, of_one in sorted(pairs.items()):
+        for baseline, other in of_one:
+            found = series.add(baseline, other)
+    largest = max((each for arm in goodputs for each in arm), default=0.0)
+    logs = [[math.log(max(each, _AS_GOOD_AS_NOTHING * largest)) for each in arm if largest] for arm in goodputs]
+    starts = between_starts(logs, candidate, level)
     blocks_low, blocks_high = (None, None) if found is None else (found.low, found.high)
     starts_low, starts_high = (None, None) if starts is None else (bounded_exp(starts[0]), bounded_exp(starts[1]))
-    verdict = _both(found, starts) if measured.whole else Verdict.INCONCLUSIVE
-    effect = _effect(found) if verdict is Verdict.INCONCLUSIVE else None
+    agree = whole and found is not None and starts is not None and found.verdict is Verdict.of(*starts)
+    verdict = found.verdict if found is not None and agree else Verdict.INCONCLUSIVE
+    # The log ratio that more measurements could show, unless it is too small.
+    effect = None
+    if verdict is Verdict.INCONCLUSIVE and found is not None and found.ratio:
+        effect = math.log(found.ratio) if abs(math.log(found.ratio)) >= SMALLEST_EFFECT else None
     return LoadVerdict(
         verdict=verdict.value,
-        blocks=count,
+        blocks=sum(map(len, pairs.values())),
         ratio=None if found is None else found.ratio,
         low=None if blocks_low is None or starts_low is None else min(blocks_low, starts_low),
         high=None if blocks_high is None or starts_high is None else max(blocks_high, starts_high),
@@ -72,40 +80,17 @@ def judge(measured: Measured, level: float, predicted: float | None = None) -> L
         blocks_high=blocks_high,
         starts_low=starts_low,
         starts_high=starts_high,
-        blocks_needed=None if effect is None else _blocks_needed(measured.pairs, effect),
+        blocks_needed=None if effect is None else _blocks_needed(pairs, effect),
         repetitions_needed=None if effect is None else starts_needed(logs, effect, level),
         predicted_ratio=predicted,
     )
 
 
-def _effect(found: Finding | None) -> float | None:
-    """Return the log ratio that more measurements could show, unless it is too small."""
-    if found is None or found.ratio is None or found.ratio <= 0:
-        return None
-    effect = math.log(found.ratio)
-    return effect if abs(effect) >= SMALLEST_EFFECT else None
-
-
-def _both(blocks: Finding | None, starts: tuple[float, float] | None) -> Verdict:
-    """Return the verdict if both intervals agree on it."""
-    if blocks is None or starts is None:
-        return Verdict.INCONCLUSIVE
-    by_starts = Verdict.PAYS if starts[0] > 0 else Verdict.DOES_NOT_PAY if starts[1] < 0 else Verdict.INCONCLUSIVE
-    return blocks.verdict if blocks.verdict is by_starts else Verdict.INCONCLUSIVE
-
-
-def _logs(goodputs: Sequence[Sequence[float]]) -> list[list[float]]:
-    largest = max((each for arm in goodputs for each in arm), default=0.0)
-    if not largest:
-        return [[] for _ in goodputs]
-    return [[math.log(max(each, _AS_GOOD_AS_NOTHING * largest)) for each in arm] for arm in goodputs]
-
-
 def _blocks_needed(pairs: Mapping[int, Sequence[Pair]], effect: float) -> int | None:
-    """Return how many pairs of blocks nine of ten comparisons need for this effect at this noise."""
+    """Return the pairs of blocks that nine of ten comparisons need for this effect at this noise."""
     squares, freedom = 0.0, 0
     for of_one in pairs.values():
-        logs = [math.log(other.goodput / one.goodput) for one, other in of_one if one.goodput and other.goodput]
+        logs = [math.log(other / one) for one, other in of_one if one and other]
         if len(logs) > 1:
             mean = sum(logs) / len(logs)
             squares += sum((each - mean) ** 2 for each in logs)
@@ -276,17 +261,11 @@ def _wrong(outputs: OutputsFound) -> Iterator[str]:
 
 
 def _outputs(outputs: OutputsFound) -> str:
-    match outputs.outputs:
-        case Outputs.EQUAL:
-            return f"{outputs.prompts} greedy answer{'s' * (outputs.prompts != 1)} equal to the baseline's"
-        case Outputs.EXPLAINED:
-            return (
-                f"{outputs.explained} of {outputs.prompts} greedy answers differ, where two tokens were about as likely"
-            )
-        case Outputs.LOSSY:
-            return "it may answer otherwise by its settings"
-        case _:
-            return "outputs were not checked"
+    equal = f"{outputs.prompts} greedy answer{'s' * (outputs.prompts != 1)} equal to the baseline's"
+    explained = f"{outputs.explained} of {outputs.prompts} greedy answers differ, where two tokens were about as likely"
+    lossy = "it may answer otherwise by its settings"
+    known = {Outputs.EQUAL.value: equal, Outputs.EXPLAINED.value: explained, Outputs.LOSSY.value: lossy}
+    return known.get(outputs.outputs, "outputs were not checked")
 
 
 MOST_BYTES: Final = 3072
@@ -301,7 +280,24 @@ def comparison_status(comparison: Comparison, most_bytes: int = MOST_BYTES) -> d
 
     If it is longer, messages are cut and loads in the middle are left out: comparison.json has all of them.
     """
-    status = _whole(comparison)
+    baseline, *others = comparison.arms
+    of_baseline = {each.phase: each for each in baseline.loads}
+    status = ComparisonStatus(
+        baseline=baseline.name,
+        level_percent=round(100 * comparison.level),
+        arms=[
+            ComparedArm(
+                name=arm.name,
+                verdict=ArmVerdict(arm.verdict or ArmVerdict.INCONCLUSIVE),
+                message=arm.message,
+                outputs=Outputs(arm.outputs.outputs) if arm.outputs is not None else Outputs.NOT_CHECKED,
+                acceptance_percent=None if arm.drafting is None else round(100 * arm.drafting.acceptance),
+                loads=[_load_status(of_baseline[each.phase], each, found) for each, found in compared_loads(arm.loads)],
+            )
+            for arm in others
+        ],
+        crossover_running=_decimal(others[0].crossover_running, 1) if others else None,
+    ).model_dump(mode="json", by_alias=True, exclude_none=True)
     for letters, loads in _SHORTER:
         if len(json.dumps(status, separators=(",", ":"))) <= most_bytes:
             break
@@ -316,41 +312,17 @@ def comparison_status(comparison: Comparison, most_bytes: int = MOST_BYTES) -> d
     return status
 
 
-def _whole(comparison: Comparison) -> dict[str, Any]:
-    baseline, *others = comparison.arms
-    status = ComparisonStatus(
-        baseline=baseline.name,
-        level_percent=round(100 * comparison.level),
-        arms=[
-            ComparedArm(
-                name=arm.name,
-                verdict=ArmVerdict(arm.verdict or ArmVerdict.INCONCLUSIVE),
-                message=arm.message,
-                outputs=Outputs(arm.outputs.outputs) if arm.outputs is not None else Outputs.NOT_CHECKED,
-                acceptance_percent=None if arm.drafting is None else round(100 * arm.drafting.acceptance),
-                loads=list(_loads(baseline, arm)),
-            )
-            for arm in others
-        ],
-        crossover_running=_decimal(others[0].crossover_running, 1) if others else None,
+def _load_status(plain: Load, load: Load, compared: LoadVerdict) -> ComparedLoad:
+    return ComparedLoad(
+        phase=load.phase,
+        running=_decimal(plain.running, 1) or "0",
+        baseline_goodput=_decimal(plain.goodput, 1) or "0",
+        goodput=_decimal(load.goodput, 1) or "0",
+        verdict=ArmVerdict(compared.verdict),
+        ratio=_decimal(compared.ratio, 3),
+        low=_decimal(compared.low, 3),
+        high=_decimal(compared.high, 3),
     )
-    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
-def _loads(baseline: Arm, arm: Arm) -> Iterator[ComparedLoad]:
-    of_baseline = {each.phase: each for each in baseline.loads}
-    for load, compared in compared_loads(arm.loads):
-        plain = of_baseline[load.phase]
-        yield ComparedLoad(
-            phase=load.phase,
-            running=_decimal(plain.running, 1) or "0",
-            baseline_goodput=_decimal(plain.goodput, 1) or "0",
-            goodput=_decimal(load.goodput, 1) or "0",
-            verdict=ArmVerdict(compared.verdict),
-            ratio=_decimal(compared.ratio, 3),
-            low=_decimal(compared.low, 3),
-            high=_decimal(compared.high, 3),
-        )
 
 
 def _decimal(value: float | None, digits: int) -> str | None:

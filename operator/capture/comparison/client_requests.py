@@ -35,7 +35,7 @@ _MOST_NUMBERS: Final = 100_000
 """Beyond it only every second number is kept, then every fourth, and so on: 50,000 give the same quantiles."""
 _LONGEST_MS: Final = 1e12
 
-Moment = Annotated[float, Meta(ge=-_LONGEST_MS, le=_LONGEST_MS)]
+Timestamp = Annotated[float, Meta(ge=-_LONGEST_MS, le=_LONGEST_MS)]
 Duration = Annotated[float, Meta(ge=0, le=_LONGEST_MS)]
 _Tokens = Annotated[int, Meta(ge=0, le=2**27)]
 
@@ -47,8 +47,8 @@ class _Request(Struct):
     index: Annotated[int, Meta(ge=0, lt=MOST_REQUESTS)]
     outcome: Outcome
     warmup: bool = False
-    sent_ms: Moment | None = None
-    finished_ms: Moment | None = None
+    sent_ms: Timestamp | None = None
+    finished_ms: Timestamp | None = None
     ttft_ms: Duration | None = None
     latency_ms: Duration | None = None
     prompt_tokens: _Tokens | None = None
@@ -88,10 +88,10 @@ class Sent:
     sent_ms: "array[float]" = field(default_factory=lambda: array("d"))  # NaN if it was not sent
     ended_ms: "array[float]" = field(default_factory=lambda: array("d"))
     good_tokens: "array[int]" = field(default_factory=lambda: array("I"))  # of a whole answer within the SLO
-    asked: "array[int]" = field(default_factory=lambda: array("I"))  # a checksum of what was asked; 0: not known
+    asked: "array[int]" = field(default_factory=lambda: array("I"))  # checksum of the request; 0 if not known
 
     def put(self, request: _Request, good_tokens: int) -> None:
-        """Add one, with a checksum unless it depends on earlier answers or its prompt was not counted."""
+        """Add a request; one that depends on earlier answers, or whose prompt was not counted, has no checksum."""
         at, missing = request.index, request.index + 1 - len(self.sent_ms)
         if missing > 0:
             self.sent_ms.extend([math.nan] * missing)
@@ -125,24 +125,39 @@ class PhaseSums:
     tpot_ms: Numbers = field(default_factory=Numbers)
     latency_ms: Numbers = field(default_factory=Numbers)
 
+    def add(self, request: _Request, slo: Slo) -> int:
+        """Add a request; return its tokens of goodput."""
+        self.outcomes[request.outcome] += 1
+        if request.sent_ms is not None and request.finished_ms is not None:
+            self.latency_sum_ms += max(0.0, request.finished_ms - request.sent_ms)
+        if request.outcome != "completed" or request.ttft_ms is None or request.latency_ms is None:
+            return 0
+        tokens = request.completion_tokens or 0
+        tpot_ms = (request.latency_ms - request.ttft_ms) / (tokens - 1) if tokens > 1 else None
+        self.output_tokens += tokens
+        self.ttft_ms.add(request.ttft_ms)
+        self.latency_ms.add(request.latency_ms)
+        if tpot_ms is not None:
+            self.tpot_ms.add(tpot_ms)
+        asked = ((slo.ttft_ms, request.ttft_ms), (slo.tpot_ms, tpot_ms), (slo.latency_ms, request.latency_ms))
+        if any(limit is not None and took is not None and took > limit for limit, took in asked):
+            return 0
+        self.within_slo += 1
+        self.good_tokens += tokens
+        return tokens
 
-@dataclass
-class ClientSide:
-    """Requests of one repetition, by phase."""
 
-    sent: dict[str, Sent] = field(default_factory=dict)
-    span_ms: dict[str, tuple[float, float]] = field(default_factory=dict)  # from first sending to last end
+Spans = dict[str, tuple[float, float]]
+"""Milliseconds of the first sending and the last end, by phase."""
 
 
-def read_client_side(name: str, repetition: Repetition, slo: Slo, sums: dict[str, PhaseSums]) -> ClientSide:
-    """Return the requests of one repetition, and add them to the sums of their arm.
-
-    Raises
-    ------
-    CaptureError
-        If the file is missing, truncated or too long, or has a line that cannot be read.
-    """
-    found, room = ClientSide(), 0
+def read_client_side(
+    name: str, repetition: Repetition, slo: Slo, sums: dict[str, PhaseSums]
+) -> tuple[dict[str, Sent], Spans]:
+    """Return the requests of one repetition by phase with their time span, and add them to the sums of their arm."""
+    by_phase: dict[str, Sent] = {}
+    span_ms: Spans = {}
+    room = 0
     for count, request in enumerate(decoded_lines(name, repetition, CLIENT, _DECODER), start=1):
         if count > MOST_REQUESTS:
             where = f"arm {name}, repetition {repetition.number}: {CLIENT}"
@@ -151,52 +166,23 @@ def read_client_side(name: str, repetition: Repetition, slo: Slo, sums: dict[str
             continue
         if request.phase not in sums and len(sums) >= _MOST_PHASES:
             raise not_comparable(f"arm {name}: client.jsonl has more than {_MOST_PHASES} phases: fetch it anew")
-        phase = sums.setdefault(request.phase, PhaseSums())
-        sent = found.sent.setdefault(request.phase, Sent())
+        sent = by_phase.setdefault(request.phase, Sent())
         room += max(0, request.index + 1 - len(sent))
         if room > MOST_REQUESTS:
             raise not_comparable(f"arm {name}: client.jsonl has indices beyond {MOST_REQUESTS:,} in all: fetch it anew")
-        sent.put(request, _take(request, phase, slo))
+        sent.put(request, sums.setdefault(request.phase, PhaseSums()).add(request, slo))
         if request.sent_ms is not None and request.finished_ms is not None:
-            first, last = found.span_ms.get(request.phase, (request.sent_ms, request.finished_ms))
-            found.span_ms[request.phase] = (min(first, request.sent_ms), max(last, request.finished_ms))
-    for phase_name, (first, last) in found.span_ms.items():
-        sums[phase_name].seconds += max(0.0, last - first) / 1000
-    return found
-
-
-def _take(request: _Request, phase: PhaseSums, slo: Slo) -> int:
-    """Add a request; return the tokens that count as goodput."""
-    phase.outcomes[request.outcome] += 1
-    if request.sent_ms is not None and request.finished_ms is not None:
-        phase.latency_sum_ms += max(0.0, request.finished_ms - request.sent_ms)
-    if request.outcome != "completed" or request.ttft_ms is None or request.latency_ms is None:
-        return 0
-    tokens = request.completion_tokens or 0
-    tpot_ms = (request.latency_ms - request.ttft_ms) / (tokens - 1) if tokens > 1 else None
-    phase.output_tokens += tokens
-    phase.ttft_ms.add(request.ttft_ms)
-    phase.latency_ms.add(request.latency_ms)
-    if tpot_ms is not None:
-        phase.tpot_ms.add(tpot_ms)
-    asked = ((slo.ttft_ms, request.ttft_ms), (slo.tpot_ms, tpot_ms), (slo.latency_ms, request.latency_ms))
-    if any(limit is not None and took is not None and took > limit for limit, took in asked):
-        return 0
-    phase.within_slo += 1
-    phase.good_tokens += tokens
-    return tokens
+            first, last = span_ms.get(request.phase, (request.sent_ms, request.finished_ms))
+            span_ms[request.phase] = (min(first, request.sent_ms), max(last, request.finished_ms))
+    for phase, (first, last) in span_ms.items():
+        sums[phase].seconds += max(0.0, last - first) / 1000
+    return by_phase, span_ms
 
 
 def decoded_lines(
     arm: str, repetition: Repetition, name: str, decoder: "msgspec.json.Decoder[_Line]"
 ) -> Iterator[_Line]:
-    """Return the lines of a file but a trace's header; their number must be that in the manifest.
-
-    Raises
-    ------
-    CaptureError
-        If the file is missing, damaged or truncated, or has a line that cannot be read.
-    """
+    """Return the lines of a file but a trace's header; their number must be that in the manifest."""
     where = f"arm {arm}, repetition {repetition.number}: {name}"
     path = find(repetition.folder, name)
     if path is None:
@@ -228,39 +214,29 @@ _BLOCKS: Final = 16
 _FEWEST_OPEN: Final = 8
 """Requests of a block in phases that send at a rate."""
 
-
-@dataclass(frozen=True)
-class Block:
-    """Some successive requests of one arm."""
-
-    good_tokens: int
-    seconds: float
-
-    @property
-    def goodput(self) -> float:
-        """Tokens of requests within the SLO, a second."""
-        return self.good_tokens / self.seconds
+Pair = tuple[float, float]
+"""Goodput of the baseline and of the candidate in one block, in tokens per second."""
 
 
 def sends_at_a_rate(phase: Phase) -> bool:
-    """Whether the load does not depend on how fast an arm answers."""
+    """Whether the load is independent of the speed of an arm."""
     return phase.pattern not in (Pattern.CLOSED, Pattern.MULTITURN)
 
 
-def paired_blocks(phase: Phase, baseline: Sent, candidate: Sent) -> list[tuple[Block, Block]]:
-    """Return the blocks of one repetition, of the requests that both arms came to."""
+def paired_blocks(phase: Phase, baseline: Sent, candidate: Sent) -> list[Pair]:
+    """Return the goodput in the blocks of one repetition, over the requests that both arms came to."""
     requests = min(len(baseline), len(candidate))
     # Twice as many as run at once, so that most of a block lies beside no other one.
     fewest = _FEWEST_OPEN if phase.concurrency is None else 2 * phase.concurrency
     length = max(fewest, math.ceil(requests / _BLOCKS))
     starts = list(range(0, requests - length + 1, length)) or [0][: min(1, requests)]
-    pairs = zip(_blocks(baseline, starts, requests), _blocks(candidate, starts, requests), strict=True)
+    spans = list(zip(starts, [*starts[1:], requests], strict=True))
+    pairs = zip(_goodputs(baseline, spans), _goodputs(candidate, spans), strict=True)
     return [(one, other) for one, other in pairs if one is not None and other is not None]
 
 
-def _blocks(sent: Sent, starts: list[int], requests: int) -> Iterator[Block | None]:
-    """Yield a block for each start, None if nothing of it was sent. The last one runs to the end."""
-    spans = list(zip(starts, [*starts[1:], requests], strict=True))
+def _goodputs(sent: Sent, spans: list[tuple[int, int]]) -> Iterator[float | None]:
+    """Yield the goodput of each block, None if nothing of it was sent. The last one runs to the end."""
     firsts = [
         min((each for each in sent.sent_ms[start:end] if not math.isnan(each)), default=None) for start, end in spans
     ]
@@ -270,7 +246,7 @@ def _blocks(sent: Sent, starts: list[int], requests: int) -> Iterator[Block | No
         if until is None:
             until = max((each for each in sent.ended_ms[start:end] if not math.isnan(each)), default=None)
         seconds = 0.0 if first is None or until is None else (until - first) / 1000
-        yield Block(sum(sent.good_tokens[start:end]), seconds) if seconds > 0 else None
+        yield sum(sent.good_tokens[start:end]) / seconds if seconds > 0 else None
 
 
 def differs_at(baseline: Sent, candidate: Sent) -> int | None:

@@ -7,9 +7,7 @@ files were published just before; elsewhere they are untrusted.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +32,7 @@ from specdecode_operator.capture.comparison.arm_totals import (
     predicted_ratio,
     prefix_cache_of,
 )
-from specdecode_operator.capture.comparison.arm_verdict import Measured, arm_verdict, crossover, judge, sentence
+from specdecode_operator.capture.comparison.arm_verdict import arm_verdict, crossover, judge, sentence
 from specdecode_operator.capture.comparison.client_requests import sends_at_a_rate
 from specdecode_operator.capture.comparison.comparison_file import (
     COMPARISON,
@@ -58,54 +56,50 @@ BF16, and either may be off by one step, as the order of sums depends on the bat
 _BY_CHANCE: Final = 0.05
 
 
+_MOST_ASKED: Final = 64
+
+
 def compare_outputs(baseline: Checks | None, arm: Checks | None, lossy: str | None) -> OutputsFound:
     """Compare the answers of an arm with the baseline's."""
-    pairs, structured, tool_calls = [], None, None
+    differences: list[Difference] = []
+    prompts, structured, tool_calls = 0, None, None
     if baseline is not None and arm is not None:
-        pairs = [*_pairs(baseline, arm)]
+        of_arm = {each.prompt_sha256: each for each in arm.greedy.answers}
+        for each in baseline.greedy.answers:
+            other = of_arm.get(each.prompt_sha256)
+            # Two empty answers show nothing: an engine that answers nothing would do so for any prompt.
+            if other is not None and (each.tokens or other.tokens):
+                prompts += 1
+                if each.tokens != other.tokens:
+                    differences.append(_difference(each, other))
         structured = _parsing(baseline.structured, arm.structured)
         tool_calls = _parsing(baseline.tool_calls, arm.tool_calls)
-    differences = [found for one, other in pairs if (found := _difference(one, other)) is not None]
     explained = sum(each.explained for each in differences)
-    first = next((each for each in differences if not each.explained), differences[0] if differences else None)
+    if lossy is not None:
+        # A lossy setting is never called equal: the prompts prove nothing about other prompts.
+        outputs = Outputs.LOSSY
+    elif not prompts:
+        outputs = Outputs.NOT_CHECKED
+    elif len(differences) > explained:
+        outputs = Outputs.DIFFERENT
+    else:
+        outputs = Outputs.EXPLAINED if differences else Outputs.EQUAL
     return OutputsFound(
-        outputs=_outputs(len(pairs), len(differences), explained, lossy).value,
-        prompts=len(pairs),
-        equal=len(pairs) - len(differences),
+        outputs=outputs.value,
+        prompts=prompts,
+        equal=prompts - len(differences),
         explained=explained,
         different=len(differences) - explained,
-        first_difference=first,
-        structured=structured.shares if structured else None,
-        tool_calls=tool_calls.shares if tool_calls else None,
-        parses_less=any(each is not None and each.parses_less for each in (structured, tool_calls)),
-        not_measured=list(_not_measured(baseline, arm, pairs)),
+        first_difference=min(differences, key=lambda each: each.explained, default=None),
+        structured=structured[0] if structured else None,
+        tool_calls=tool_calls[0] if tool_calls else None,
+        parses_less=any(each is not None and each[1] for each in (structured, tool_calls)),
+        not_measured=list(_not_measured(baseline, arm, prompts)),
     )
 
 
-def _outputs(prompts: int, differences: int, explained: int, lossy: str | None) -> Outputs:
-    if lossy is not None:
-        # A lossy setting is never called equal: the prompts prove nothing about other prompts.
-        return Outputs.LOSSY
-    if not prompts:
-        return Outputs.NOT_CHECKED
-    if differences > explained:
-        return Outputs.DIFFERENT
-    return Outputs.EXPLAINED if differences else Outputs.EQUAL
-
-
-def _pairs(baseline: Checks, arm: Checks) -> Iterator[tuple[GreedyAnswer, GreedyAnswer]]:
-    of_arm = {each.prompt_sha256: each for each in arm.greedy.answers}
-    for each in baseline.greedy.answers:
-        other = of_arm.get(each.prompt_sha256)
-        # Two empty answers show nothing: an engine that answers nothing would do so for any prompt.
-        if other is not None and (each.tokens or other.tokens):
-            yield each, other
-
-
-def _difference(baseline: GreedyAnswer, other: GreedyAnswer) -> Difference | None:
+def _difference(baseline: GreedyAnswer, other: GreedyAnswer) -> Difference:
     """Return the first position at which two answers differ, or at which one has ended."""
-    if baseline.tokens == other.tokens:
-        return None
     shorter = min(len(baseline.tokens), len(other.tokens))
     position = next((at for at in range(shorter) if baseline.tokens[at] != other.tokens[at]), shorter)
     margins = [each.top2_margin[: len(each.tokens)][position : position + 1] for each in (baseline, other)]
@@ -118,43 +112,26 @@ def _difference(baseline: GreedyAnswer, other: GreedyAnswer) -> Difference | Non
     )
 
 
-_MOST_ASKED: Final = 64
+def _parsing(of_baseline: ParsingCheck, of_arm: ParsingCheck) -> tuple[tuple[float, float], bool] | None:
+    """Return the parsed shares of arm and baseline, and whether the arm's is lower than chance explains.
+
+    The test is Fisher's exact one, one-sided.
+    """
+    if not of_baseline.asked or not of_arm.asked:
+        return None
+    own, before = (round(min(each.parsed, each.asked) / each.asked, 4) for each in (of_arm, of_baseline))
+    (asked, parsed), (asked_before, parsed_before) = (
+        (min(each.asked, _MOST_ASKED), min(each.parsed, each.asked, _MOST_ASKED)) for each in (of_arm, of_baseline)
+    )
+    together, right = asked + asked_before, parsed + parsed_before
+    as_few = sum(
+        math.comb(asked, count) * math.comb(asked_before, right - count)
+        for count in range(max(0, right - asked_before), parsed + 1)
+    )
+    return (own, before), as_few / math.comb(together, right) <= _BY_CHANCE
 
 
-@dataclass(frozen=True)
-class _Parsing:
-    """Answers of one form that could be parsed, of an arm and of the baseline."""
-
-    arm: ParsingCheck
-    baseline: ParsingCheck
-
-    @property
-    def shares(self) -> tuple[float, float]:
-        arm, baseline = (round(min(each.parsed, each.asked) / each.asked, 4) for each in (self.arm, self.baseline))
-        return arm, baseline
-
-    @property
-    def parses_less(self) -> bool:
-        """Whether the arm parses less often than chance explains: Fisher's exact test, one-sided."""
-        (asked, parsed), (asked_before, parsed_before) = (
-            (min(each.asked, _MOST_ASKED), min(each.parsed, each.asked, _MOST_ASKED))
-            for each in (self.arm, self.baseline)
-        )
-        together, right = asked + asked_before, parsed + parsed_before
-        as_few = sum(
-            math.comb(asked, count) * math.comb(asked_before, right - count)
-            for count in range(max(0, right - asked_before), parsed + 1)
-        )
-        return as_few / math.comb(together, right) <= _BY_CHANCE
-
-
-def _parsing(baseline: ParsingCheck, arm: ParsingCheck) -> _Parsing | None:
-    return _Parsing(arm, baseline) if baseline.asked and arm.asked else None
-
-
-def _not_measured(
-    baseline: Checks | None, arm: Checks | None, pairs: Sequence[tuple[GreedyAnswer, GreedyAnswer]]
-) -> Iterator[str]:
+def _not_measured(baseline: Checks | None, arm: Checks | None, prompts: int) -> Iterator[str]:
     if baseline is None or arm is None:
         yield f"outputs were not checked: {'the baseline' if baseline is None else 'it'} has no {CHECKS}"
         return
@@ -164,7 +141,7 @@ def _not_measured(
         ("tool calls", baseline.tool_calls, arm.tool_calls),
     ):
         why = of_baseline.not_measured or of_arm.not_measured
-        if why is None and of_baseline is baseline.greedy and not pairs:
+        if why is None and of_baseline is baseline.greedy and not prompts:
             why = "no prompt has an answer with a token of both engines"
         if why is not None:
             yield f"{what} were not checked: {why}"
@@ -273,9 +250,9 @@ def _graphs(manifest: ArmManifest) -> Any:
     """Return the command's compilation settings: K by batch size and some drafts change the CUDA graphs."""
     command = manifest.context.get("command")
     words = [str(each) for each in command] if isinstance(command, list) else []
-    for place, word in enumerate(words):
+    for word, after in zip_longest(words, words[1:]):
         if word.startswith("--compilation-config"):
-            return word.partition("=")[2] or (words[place + 1] if place + 1 < len(words) else None)
+            return word.partition("=")[2] or after
     return None
 
 
@@ -298,16 +275,21 @@ def compare_capture(folder: Path, price_per_gpu_hour: float | None = None) -> Co
     Raises
     ------
     CaptureError
-        Arms are missing, their workloads differ, or a file cannot be read.
+        If arms are missing, their workloads differ, or a file cannot be read.
     """
     folders = find_arms(folder)
-    phases = _phases(folders)
+    try:
+        phases = CaptureWorkload.parse(folders.first.workload, newer=True).phases
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, ("workload", *first["loc"])))
+        raise not_comparable(f"manifest.json: {where}: {first['msg']}: fetch the capture anew") from error
     sums = _read(folders, phases)
     experiment = folders.experiment
     own = sums[experiment.baseline]
     loads = [load_of(own, own, phase, price_per_gpu_hour) for phase in phases]
-    arms = [_arm(experiment.baseline, own, own, loads, "what the others are compared with")]
-    arms += [_candidate(sums, name, folders, phases, loads, price_per_gpu_hour) for name in experiment.arms[1:]]
+    arms = [_arm(experiment.baseline, own, own, message="what the others are compared with", loads=loads)]
+    arms += [_candidate(sums, name, folders, loads, phases, price_per_gpu_hour) for name in experiment.arms[1:]]
     return Comparison(
         specdecode=__version__,
         namespace=folders.first.namespace,
@@ -333,15 +315,6 @@ def write_comparison(folder: Path, comparison: Comparison) -> Path:
     return path
 
 
-def _phases(folders: ArmFolders) -> Sequence[Phase]:
-    try:
-        return CaptureWorkload.parse(folders.first.workload, newer=True).phases
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, ("workload", *first["loc"])))
-        raise not_comparable(f"manifest.json: {where}: {first['msg']}: fetch the capture anew") from error
-
-
 def _read(folders: ArmFolders, phases: Sequence[Phase]) -> dict[str, ArmSums]:
     """Return the sums of all arms that are there; at most two repetitions' requests are in memory at once."""
     experiment = folders.experiment
@@ -361,32 +334,17 @@ def _read(folders: ArmFolders, phases: Sequence[Phase]) -> dict[str, ArmSums]:
     return sums
 
 
-def _arm(  # noqa: PLR0913  its figures
-    name: str,
-    own: ArmSums | None,
-    baseline: ArmSums,
-    loads: list[Load],
-    message: str,
-    *,
-    verdict: str | None = None,
-    lossy: str | None = None,
-    crossing: float | None = None,
-    outputs: OutputsFound | None = None,
-) -> Arm:
+def _arm(name: str, own: ArmSums | None, baseline: ArmSums, **judged: Any) -> Arm:
     """Return an arm, without figures if none of its repetitions is there."""
+    undecided = {"verdict": None, "lossy": None, "crossover_running": None, "outputs": None}
     return Arm(
         name=name,
-        verdict=verdict,
-        message=message,
-        lossy=lossy,
         repetitions=[each.number for each in own.repetitions] if own else [],
         engine=engine_of(own.manifest) if own else None,
-        loads=loads,
-        crossover_running=crossing,
         drafting=drafting_of(own, baseline) if own else None,
         prefix_cache=prefix_cache_of(own, baseline) if own else None,
         kv_cache=kv_cache_of(own) if own else None,
-        outputs=outputs,
+        **(undecided | judged),
     )
 
 
@@ -394,51 +352,55 @@ def _candidate(  # noqa: PLR0913, PLR0917  what an arm is compared with
     sums: Mapping[str, ArmSums],
     name: str,
     folders: ArmFolders,
-    phases: Sequence[Phase],
     of_baseline: Sequence[Load],
+    phases: Sequence[Phase],
     price: float | None,
 ) -> Arm:
     experiment = folders.experiment
     own, baseline = sums.get(name), sums[experiment.baseline]
     lossy = lossy_of(folders, name)
     if own is None:
-        message = "no verdict: none of its repetitions is there"
-        return _arm(name, None, baseline, [], message, verdict=ArmVerdict.INCONCLUSIVE.value, lossy=lossy)
-    there = [each.number for each in own.repetitions if each.number in {one.number for one in baseline.repetitions}]
+        message, verdict = "no verdict: none of its repetitions is there", ArmVerdict.INCONCLUSIVE
+        return _arm(name, None, baseline, message=message, verdict=verdict.value, lossy=lossy, loads=[])
+    there = {each.number for each in own.repetitions} & {each.number for each in baseline.repetitions}
+    missing = experiment.repetitions - len(there)
     comparable = [each for each in phases if experiment.slo.given or not sends_at_a_rate(each)]
-    judged = partial(_judged, sums, name, comparable, whole=len(there) == experiment.repetitions)
-    loads = [judged(phase, load_of(own, baseline, phase, price)) for phase in phases]
+    loads = []
+    for phase in phases:
+        load = load_of(own, baseline, phase, price)
+        if phase not in comparable:
+            why = "it sends at a rate, the same to all arms, and nothing says what counts as goodput: slo"
+            loads.append(msgspec.structs.replace(load, not_compared=why))
+        elif silent := [each.name for each in (baseline, own) if not each.answered(phase.name)]:
+            why = f"no request of it was answered in arm {silent[0]}"
+            loads.append(msgspec.structs.replace(load, not_compared=why))
+        else:
+            goodputs = [list(each.goodputs[phase.name].values()) for each in sums.values()]
+            # By Bonferroni's inequality the level holds for all loads of an arm together, also if they are dependent.
+            level = 1 - (1 - DEFAULT_LEVEL) / len(comparable)
+            predicted = predicted_ratio(own, baseline, phase.name)
+            place = list(sums).index(name)
+            found = judge(own.pairs[phase.name], goodputs, place, level, predicted, whole=not missing)
+            loads.append(msgspec.structs.replace(load, compared=found))
     outputs = compare_outputs(read_checks(baseline.repetitions), read_checks(own.repetitions), lossy)
     verdict, crossing = arm_verdict(loads, outputs), crossover(of_baseline, loads)
-    missing = experiment.repetitions - len(there)
-    why = (
-        f"no verdict, as {missing} of {experiment.repetitions} repetitions are missing"
-        if missing
-        else "no verdict with one repetition, which does not show how engines differ from start to start: take 3 or 4"
-        if experiment.repetitions < FEWEST_STARTS
-        else None
-    )
-    message = sentence(verdict, of_baseline, loads, outputs, crossing, DEFAULT_LEVEL, experiment.repetitions, why)
+    why_none = None
+    if missing:
+        why_none = f"no verdict, as {missing} of {experiment.repetitions} repetitions are missing"
+    elif experiment.repetitions < FEWEST_STARTS:
+        why_none = (
+            "no verdict with one repetition, which does not show how engines differ from start to start: take 3 or 4"
+        )
     return _arm(
-        name, own, baseline, loads, message, verdict=verdict.value, lossy=lossy, crossing=crossing, outputs=outputs
+        name,
+        own,
+        baseline,
+        message=sentence(
+            verdict, of_baseline, loads, outputs, crossing, DEFAULT_LEVEL, experiment.repetitions, why_none
+        ),
+        verdict=verdict.value,
+        lossy=lossy,
+        loads=loads,
+        crossover_running=crossing,
+        outputs=outputs,
     )
-
-
-def _judged(  # noqa: PLR0913  as above
-    sums: Mapping[str, ArmSums], name: str, comparable: Sequence[Phase], phase: Phase, load: Load, *, whole: bool
-) -> Load:
-    """Return a load with its verdict, or with the reason why there is none."""
-    names = list(sums)
-    own, baseline = sums[name], sums[names[0]]
-    with_field = partial(msgspec.structs.replace, load)
-    if phase not in comparable:
-        why = "it sends at a rate, the same to all arms, and nothing says what counts as goodput: slo"
-        return with_field(not_compared=why)
-    for arm in (baseline, own):
-        if not (phase.name in arm.phases and arm.phases[phase.name].outcomes["completed"]):
-            return with_field(not_compared=f"no request of it was answered in arm {arm.name}")
-    goodputs = [list(sums[each].goodputs[phase.name].values()) for each in names]
-    measured = Measured(own.pairs[phase.name], goodputs, names.index(name), whole)
-    # By Bonferroni's inequality the level holds for all loads of an arm together, also if they depend on each other.
-    level = 1 - (1 - DEFAULT_LEVEL) / len(comparable)
-    return with_field(compared=judge(measured, level, predicted_ratio(own, baseline, phase.name)))

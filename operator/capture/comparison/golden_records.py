@@ -2,8 +2,7 @@
 
 import math
 from array import array
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -49,7 +48,7 @@ class NotComparableError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """The answer to one request. Moments are milliseconds since the record's zero."""
+    """The answer to one request. Times are milliseconds since the record's zero."""
 
     prompt_tokens: int
     output_tokens: int
@@ -60,14 +59,10 @@ class Answer:
     temperature: float | None
     whole: bool
     token_ids: "array[int] | None"
-    drafts: int = 0
-    """Steps between its first and its last one, which may be cut short."""
-
-    accepted: "array[int]" = field(default_factory=lambda: array("I"))
-    """How many of these gave the token at each position of the draft."""
-
+    drafts: int = 0  # steps between its first and its last one, which may be cut short
+    accepted: "array[int]" = field(default_factory=lambda: array("I"))  # number of these, by accepted draft position
+    # Milliseconds and number of its steps without prefill, by the power of two of requests running.
     steps: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """Milliseconds and number of its steps without prefill, by the power of two of requests running."""
 
     @property
     def tpot_ms(self) -> float | None:
@@ -87,18 +82,11 @@ class Record:
     name: str
     meta: TraceMeta
     answers: dict[Request, Answer]
-    is_cut: bool = False
-    """Whether it has more answers than were read."""
+    is_cut: bool = False  # it has more answers than were read
 
 
 def read_record(folders: Sequence[Path]) -> Record:
-    """Return the answers of a capture: a folder for each repetition.
-
-    Raises
-    ------
-    NotComparableError
-        If one is missing or cannot be read.
-    """
+    """Return the answers of a capture: a folder for each repetition."""
     name = printable(str(folders[0]))
     meta: TraceMeta | None = None
     answers: dict[Request, Answer] = {}
@@ -107,29 +95,25 @@ def read_record(folders: Sequence[Path]) -> Record:
         for line in _lines(folder):
             if isinstance(line, TraceMeta):
                 meta = meta or line
-            elif (place := _place(line)) is not None:
-                answer = _answer(line)
-                tokens += len(answer.token_ids or ())
-                if len(answers) == MOST_ANSWERS or tokens > _MOST_TOKENS:
-                    return Record(name=name, meta=meta or TraceMeta(), answers=answers, is_cut=True)
-                phase, index = place
-                several = 0
-                while (request := (repetition, phase, index, several)) in answers:
-                    several += 1
-                answers[request] = answer
+                continue
+            number = (line.request_id or "").rpartition("-")[2]
+            if line.phase is None or line.arrival_ms is None or not (number.isascii() and number.isdigit()):
+                continue  # not sent by the load generator
+            answer = _answer(line)
+            tokens += len(answer.token_ids or ())
+            if len(answers) == MOST_ANSWERS or tokens > _MOST_TOKENS:
+                return Record(name=name, meta=meta or TraceMeta(), answers=answers, is_cut=True)
+            several = 0
+            while (request := (repetition, line.phase, int(number[:9]), several)) in answers:
+                several += 1
+            answers[request] = answer
     if not answers:
         raise NotComparableError(f"{name}: has no request of a workload: name the folder of a capture")
     return Record(name=name, meta=meta or TraceMeta(), answers=answers)
 
 
 def repetitions_of(folder: Path) -> list[Path]:
-    """Return the folders of a capture's repetitions: the folder itself, or those below it, of one arm.
-
-    Raises
-    ------
-    NotComparableError
-        If it holds none, or several arms.
-    """
+    """Return the folders of a capture's repetitions: the folder itself, or those below it, of one arm."""
     if _trace(folder) is not None:
         return [folder]
     # An attempt that was killed just before it was published may have a manifest, too.
@@ -145,14 +129,6 @@ def repetitions_of(folder: Path) -> list[Path]:
 
 def _trace(folder: Path) -> Path | None:
     return next((each for each in (folder / TRACE, folder / f"{TRACE}{GZIP_SUFFIX}") if each.is_file()), None)
-
-
-def _place(record: TraceRecord) -> tuple[str, int] | None:
-    """Return phase and number of a request; None for one that the load generator did not send."""
-    number = (record.request_id or "").rpartition("-")[2]
-    if record.phase is None or record.arrival_ms is None or not (number.isascii() and number.isdigit()):
-        return None
-    return record.phase, int(number[:9])
 
 
 def _lines(folder: Path) -> Iterator[TraceMeta | TraceRecord]:
@@ -233,8 +209,7 @@ class Block:
 
     phase: str
     pairs: Sequence[Pair]
-    follows: Sequence[Pair] = ()
-    """Pairs of the next block of the phase."""
+    follows: Sequence[Pair] = ()  # pairs of the next block of the phase
 
     def answers(self, side: Side) -> list[Answer]:
         """Return the answers of one record."""
@@ -249,56 +224,9 @@ class Block:
         end_ms = min(later_ms) if later_ms else max(each.end_ms for each in own)
         return max(0.0, end_ms - min(each.arrival_ms for each in own)) / 1000
 
-    def tokens(self, side: Side) -> int:
-        """Return the tokens of its whole answers."""
-        return sum(each.output_tokens for each in self.answers(side) if each.whole)
 
-    def drafts(self, side: Side) -> int:
-        """Return its steps that may have had a draft."""
-        return sum(each.drafts for each in self.answers(side))
-
-    def accepted(self, side: Side, position: int) -> int:
-        """Return how many of them gave the token at a position of the draft, from 0 on."""
-        return sum(each.accepted[position] for each in self.answers(side) if position < len(each.accepted))
-
-    def accepted_in_all(self, side: Side) -> int:
-        """Return the tokens of drafts that were accepted."""
-        return sum(sum(each.accepted) for each in self.answers(side))
-
-    def steps(self, side: Side, running: int) -> tuple[float, int]:
-        """Return milliseconds and number of steps by running requests, as a power of two."""
-        found = [each.steps.get(running, (0.0, 0)) for each in self.answers(side)]
-        return sum(total_ms for total_ms, _ in found), sum(count for _, count in found)
-
-
-@dataclass(frozen=True)
-class PairedBlocks:
-    """All blocks of two records, in the order of the workload."""
-
-    blocks: Sequence[Block] = field(repr=False)
-
-    @property
-    def pairs(self) -> Iterable[Pair]:
-        """All requests."""
-        return (pair for block in self.blocks for pair in block.pairs)
-
-    @property
-    def phases(self) -> dict[str, list[Block]]:
-        """Blocks by phase."""
-        found = defaultdict(list)
-        for block in self.blocks:
-            found[block.phase].append(block)
-        return dict(found)
-
-
-def paired_blocks(golden: Record, found: Record) -> PairedBlocks:
-    """Return the blocks of two records, of the requests that both came to.
-
-    Raises
-    ------
-    NotComparableError
-        If they are not of the same prompts.
-    """
+def paired_blocks(golden: Record, found: Record) -> list[Block]:
+    """Return the blocks of two records, of the requests that both came to, in the order of the workload."""
     ends: list[dict[tuple[int, str], int]] = [{}, {}]
     for end, record in zip(ends, (golden, found), strict=True):
         for repetition, phase, index, _ in record.answers:
@@ -309,26 +237,22 @@ def paired_blocks(golden: Record, found: Record) -> PairedBlocks:
         if request[2] <= min(end.get(request[:2], -1) for end in ends)
     )
     pairs = {each: (golden.answers.get(each), found.answers.get(each)) for each in asked}
-    _refuse_other_prompts(golden, found, list(pairs.values()))
-    blocks: list[Block] = []
-    for (_, phase), requests in groupby(asked, key=lambda request: request[:2]):
-        cut = _cut([pairs[each] for each in requests])
-        blocks += [Block(phase, own, later) for own, later in zip(cut, [*cut[1:], []], strict=True)]
-    return PairedBlocks(blocks)
-
-
-def _refuse_other_prompts(golden: Record, found: Record, pairs: Sequence[Pair]) -> None:
-    both = [(one.prompt_tokens, other.prompt_tokens) for one, other in pairs if one and other]
+    both = [(one.prompt_tokens, other.prompt_tokens) for one, other in pairs.values() if one and other]
     if not both:
         raise NotComparableError(
             f"{golden.name} and {found.name}: have no request in common: take the second with the workload of the first"
         )
-    other = sum(one != another for one, another in both)
-    if other > max(1, _OTHER_PROMPTS * len(both)):
+    different = sum(one != other for one, other in both)
+    if different > max(1, _OTHER_PROMPTS * len(both)):
         raise NotComparableError(
-            f"{golden.name} and {found.name}: {other} of {len(both)} prompts have another length: take the second with"
-            " the workload and the seed of the first"
+            f"{golden.name} and {found.name}: {different} of {len(both)} prompts have another length: take the second"
+            " with the workload and the seed of the first"
         )
+    blocks: list[Block] = []
+    for (_, phase), requests in groupby(asked, key=lambda request: request[:2]):
+        cut = _cut([pairs[each] for each in requests])
+        blocks += [Block(phase, own, later) for own, later in zip(cut, [*cut[1:], []], strict=True)]
+    return blocks
 
 
 def _cut(pairs: Sequence[Pair]) -> list[Sequence[Pair]]:

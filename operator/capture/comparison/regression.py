@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,9 +21,10 @@ import msgspec
 from msgspec import Struct
 
 from specdecode_operator.capture.comparison.golden_records import (
+    Answer,
     Block,
     NotComparableError,
-    PairedBlocks,
+    Pair,
     Record,
     Side,
     first_difference,
@@ -35,8 +37,6 @@ from specdecode_operator.capture.files.summary import MESSAGE_BYTES
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.redaction import clip
 from specdecode_operator.stats.verdict import (
-    Estimate,
-    NearNothing,
     Statistic,
     estimate,
     estimate_near_nothing,
@@ -112,10 +112,10 @@ class _Asked(Struct, frozen=True):
     name: str
     unit: str
     limit_percent: float
-    gain: Literal[1, -1]  # 1 where more is better
+    gain: Literal[1, -1]  # 1 if more is better
     of: Callable[[Side], Statistic]
     blocks: int
-    decides: bool = True  # whether a change that is not known well enough leaves all open
+    decides: bool = True  # whether an uncertain change makes the whole verdict Inconclusive
 
 
 def judge(golden: Sequence[Path], found: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> Regression:
@@ -126,42 +126,49 @@ def judge(golden: Sequence[Path], found: Sequence[Path], limits: Limits = DEFAUL
     NotComparableError
         If one cannot be read, or they are of different engines or prompts.
     """
-    records = read_record(golden), read_record(found)
-    _refuse_other_engines(*records)
-    blocks = paired_blocks(*records)
-    asked, notes = _asked(blocks, records, limits)
+    records = before, after = read_record(golden), read_record(found)
+    for name, field in (("model", "model"), ("gpu", "GPU"), ("tp", "tensor-parallel size")):
+        own = [getattr(each.meta, name) for each in records]
+        if own[0] != own[1]:
+            first, second = ("nothing" if each is None else shown(each) for each in own)
+            raise NotComparableError(
+                f"{before.name} and {after.name}: {field} is {first} in the first and"
+                f" {second} in the second: take a new golden capture of it"
+            )
+    blocks = paired_blocks(before, after)
+    asked, notes = _asked(blocks, before, after, limits)
     alpha = (1 - ALARM_LEVEL) / max(1, len(asked))
     figures = [_figure(each, alpha) for each in asked]
-    figures += [_answered(blocks), *_greedy(blocks)]
-    verdict = _verdict(figures, asked)
+    pairs = [pair for block in blocks for pair in block.pairs]
+    figures += [_answered(pairs), *_greedy(pairs)]
+    verdicts = {figure.verdict for figure in figures}
+    verdict = RegressionVerdict.HOLDS
+    if RegressionVerdict.REGRESSED in verdicts:
+        verdict = RegressionVerdict.REGRESSED
+    elif RegressionVerdict.INCONCLUSIVE in verdicts or not asked:
+        verdict = RegressionVerdict.INCONCLUSIVE
     return Regression(
         verdict=verdict,
         message=_message(verdict, figures, asked),
-        golden=records[0].name,
-        found=records[1].name,
-        requests=sum(1 for _ in blocks.pairs),
+        golden=before.name,
+        found=after.name,
+        requests=len(pairs),
         level=LEVEL,
         figures=figures,
         notes=notes,
     )
 
 
-def _refuse_other_engines(golden: Record, found: Record) -> None:
-    """Reject another target, GPU or tensor-parallel size, each of which changes the figures."""
-    for name, field in (("model", "model"), ("gpu", "GPU"), ("tp", "tensor-parallel size")):
-        before, now = getattr(golden.meta, name), getattr(found.meta, name)
-        if before != now:
-            first, second = ("nothing" if each is None else shown(each) for each in (before, now))
-            raise NotComparableError(
-                f"{golden.name} and {found.name}: {field} is {first} in the first and"
-                f" {second} in the second: take a new golden capture of it"
-            )
-
-
-def _asked(blocks: PairedBlocks, records: tuple[Record, Record], limits: Limits) -> tuple[list[_Asked], list[str]]:
+def _asked(blocks: Sequence[Block], golden: Record, found: Record, limits: Limits) -> tuple[list[_Asked], list[str]]:
     notes = []
-    before, now = ((each.meta.speculative or {}).get("num_speculative_tokens") for each in records)
-    asked = list(_goodput(blocks, limits.goodput))
+    phases: dict[str, list[Block]] = {}
+    for block in blocks:
+        phases.setdefault(block.phase, []).append(block)
+    before, now = ((each.meta.speculative or {}).get("num_speculative_tokens") for each in (golden, found))
+    asked = [
+        _Asked(f"goodput in phase {phase}", "tokens/s", limits.goodput, 1, partial(_goodput, own), len(own))
+        for phase, own in phases.items()
+    ]
     if now is None and before is not None:
         notes.append("the engine does not speculate, that of the golden record did: acceptance is not judged")
     else:
@@ -170,47 +177,49 @@ def _asked(blocks: PairedBlocks, records: tuple[Record, Record], limits: Limits)
         asked += _step_time(blocks, limits.step_time)
     else:
         notes.append(f"K is {before or 0} in the golden record and {now or 0} now: steps are not of one kind")
-    asked += _latency(blocks, limits.latency)
-    if any(each.is_cut for each in records):
+    # Quantiles of each phase: over phases with different loads they would lie between the loads.
+    for phase, own in phases.items():
+        for name, share in product(("ttft", "tpot"), (0.5, 0.9)):
+            what = f"{name.upper()} P{100 * share:.0f} in phase {phase}"
+            of = partial(_quantile, own, f"{name}_ms", share)
+            asked.append(_Asked(what, "ms", limits.latency, -1, of, len(own), decides=False))
+    if golden.is_cut or found.is_cut:
         notes.append("a record has more answers than are judged: the first ones are")
     return asked, notes
 
 
-def _goodput(blocks: PairedBlocks, limit_percent: float) -> Iterator[_Asked]:
-    for phase, own in blocks.phases.items():
-
-        def of(side: Side, own: Sequence[Block] = own) -> Statistic:
-            return of_sums([each.tokens(side) for each in own], [each.seconds(side) for each in own])
-
-        yield _Asked(f"goodput in phase {phase}", "tokens/s", limit_percent, 1, of, len(own))
+def _sums(blocks: Sequence[Block], side: Side, of: Callable[[Answer], float]) -> list[float]:
+    return [sum(map(of, each.answers(side))) for each in blocks]
 
 
-def _acceptance(blocks: PairedBlocks, limit_percent: float, *, whole: bool) -> Iterator[_Asked]:
-    every, number = blocks.blocks, len(blocks.blocks)
-    deepest = max((len(each.accepted) for pair in blocks.pairs for each in pair if each), default=0)
-    if not deepest:
-        return
-    if whole:
+def _goodput(blocks: Sequence[Block], side: Side) -> Statistic:
+    tokens = _sums(blocks, side, lambda each: each.output_tokens if each.whole else 0)
+    return of_sums(tokens, [each.seconds(side) for each in blocks])
 
-        def in_all(side: Side) -> Statistic:
-            return of_sums([each.accepted_in_all(side) for each in every], [each.drafts(side) for each in every])
 
-        yield _Asked("accepted tokens a step", "tokens", limit_percent, 1, in_all, number)
+def _acceptance(blocks: Sequence[Block], limit_percent: float, *, whole: bool) -> Iterator[_Asked]:
+    deepest = max((len(each.accepted) for block in blocks for pair in block.pairs for each in pair if each), default=0)
+
+    def per_draft(of: Callable[[Answer], float], side: Side) -> Statistic:
+        return of_sums(_sums(blocks, side, of), _sums(blocks, side, lambda each: each.drafts))
+
+    if whole and deepest:
+        in_all = partial(per_draft, lambda each: sum(each.accepted))
+        yield _Asked("accepted tokens a step", "tokens", limit_percent, 1, in_all, len(blocks))
     for position in range(min(deepest, _MOST_POSITIONS)):
 
-        def at(side: Side, position: int = position) -> Statistic:
-            accepted = [100 * each.accepted(side, position) for each in every]
-            return of_sums(accepted, [each.drafts(side) for each in every])
+        def accepted(answer: Answer, position: int = position) -> float:
+            return 100 * answer.accepted[position] if position < len(answer.accepted) else 0
 
         name = f"acceptance at position {position + 1}"
-        yield _Asked(name, "% of steps", limit_percent, 1, at, number, decides=False)
+        of = partial(per_draft, accepted)
+        yield _Asked(name, "% of steps", limit_percent, 1, of, len(blocks), decides=False)
 
 
-def _step_time(blocks: PairedBlocks, limit_percent: float) -> Iterator[_Asked]:
+def _step_time(blocks: Sequence[Block], limit_percent: float) -> Iterator[_Asked]:
     """Yield the step time by the power of two of running requests, if both records have enough such steps."""
-    every, number = blocks.blocks, len(blocks.blocks)
     counts: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
-    for pair in blocks.pairs:
+    for pair in (pair for block in blocks for pair in block.pairs):
         for answer, count in zip(pair, counts, strict=True):
             count.update({running: steps for running, (_, steps) in answer.steps.items()} if answer else {})
     for running in sorted(counts[0]):
@@ -218,22 +227,15 @@ def _step_time(blocks: PairedBlocks, limit_percent: float) -> Iterator[_Asked]:
             continue
 
         def of(side: Side, running: int = running) -> Statistic:
-            sums = [each.steps(side, running) for each in every]
-            return of_sums([total_ms for total_ms, _ in sums], [count for _, count in sums])
+            total_ms, steps = (
+                _sums(blocks, side, lambda each: each.steps.get(running, (0.0, 0))[what])  # noqa: B023  used at once
+                for what in (0, 1)
+            )
+            return of_sums(total_ms, steps)
 
         few, many = (1 << running) >> 1, (1 << running) - 1
         batch = "" if not running else f" with {few} running" if few == many else f" with {few} to {many} running"
-        yield _Asked(f"step time{batch}", "ms", limit_percent, -1, of, number)
-
-
-def _latency(blocks: PairedBlocks, limit_percent: float) -> Iterator[_Asked]:
-    """Yield quantiles of each phase: over phases with different loads they would lie between the loads."""
-    for phase, own in blocks.phases.items():
-        for name in ("ttft", "tpot"):
-            for share in (0.5, 0.9):
-                what = f"{name.upper()} P{100 * share:.0f} in phase {phase}"
-                of = partial(_quantile, own, f"{name}_ms", share)
-                yield _Asked(what, "ms", limit_percent, -1, of, len(own), decides=False)
+        yield _Asked(f"step time{batch}", "ms", limit_percent, -1, of, len(blocks))
 
 
 def _quantile(blocks: Sequence[Block], name: str, share: float, side: Side) -> Statistic:
@@ -248,42 +250,38 @@ def _quantile(blocks: Sequence[Block], name: str, share: float, side: Side) -> S
 
 def _figure(asked: _Asked, alpha: float) -> Figure:
     golden, found = asked.of(0), asked.of(1)
-    estimated: Estimate | NearNothing | None = estimate(golden, found, asked.blocks)
+    estimated = estimate(golden, found, asked.blocks)
     if estimated is None and asked.gain > 0:
         estimated = estimate_near_nothing(golden, found, asked.blocks)
-    low, high = estimated.interval(1 - LEVEL) if estimated else (None, None)
+    low, high = map(_percent, estimated.interval(1 - LEVEL)) if estimated else (None, None)
     before, now = golden(None), found(None)
-    change = None if not before else _percent((now or 0.0) / before)
+    verdict = RegressionVerdict.INCONCLUSIVE if asked.decides else None
+    if estimated is None:
+        is_gone = asked.gain > 0 and before and not now
+        verdict = RegressionVerdict.REGRESSED if is_gone and asked.decides else verdict
+    else:
+        least = min(-asked.gain * _percent(each) for each in estimated.interval(alpha))
+        most = max(-asked.gain * _percent(each) for each in estimated.interval(1 - LEVEL))
+        if -asked.gain * _percent(estimated.ratio) > asked.limit_percent / 2 and least > 0:
+            verdict = RegressionVerdict.REGRESSED
+        elif most <= asked.limit_percent:
+            verdict = RegressionVerdict.HOLDS
     return Figure(
         name=asked.name,
         unit=asked.unit,
         golden=_rounded(before),
         found=_rounded(now),
-        change_percent=change,
-        low_percent=None if low is None else _percent(low),
-        high_percent=None if high is None else _percent(high),
+        change_percent=None if not before else _percent((now or 0.0) / before),
+        low_percent=low,
+        high_percent=high,
         loss_limit_percent=asked.limit_percent,
-        verdict=_verdict_of(asked, estimated, alpha, is_gone=bool(asked.gain > 0 and before and not now)),
+        verdict=verdict,
     )
 
 
-def _verdict_of(
-    asked: _Asked, estimated: Estimate | NearNothing | None, alpha: float, *, is_gone: bool
-) -> RegressionVerdict | None:
-    undecided = RegressionVerdict.INCONCLUSIVE if asked.decides else None
-    if estimated is None:
-        return RegressionVerdict.REGRESSED if is_gone and asked.decides else undecided
-    loss = -asked.gain * _percent(estimated.ratio)
-    least = min(-asked.gain * _percent(each) for each in estimated.interval(alpha))
-    most = max(-asked.gain * _percent(each) for each in estimated.interval(1 - LEVEL))
-    if loss > asked.limit_percent / 2 and least > 0:
-        return RegressionVerdict.REGRESSED
-    return RegressionVerdict.HOLDS if most <= asked.limit_percent else undecided
-
-
-def _answered(blocks: PairedBlocks) -> Figure:
-    """Return how many requests were answered whole, without an interval, since chance has no part in it."""
-    counts = [sum(1 for each in side if each and each.whole) for side in zip(*blocks.pairs, strict=True)]
+def _answered(pairs: Sequence[Pair]) -> Figure:
+    """Return the number of requests answered whole, without an interval, since chance has no part in it."""
+    counts = [sum(1 for each in side if each and each.whole) for side in zip(*pairs, strict=True)]
     lost = counts[0] - counts[1]
     lost_too_many = lost > max(1.0, _LOST_ANSWERS * counts[0])
     return Figure(
@@ -297,10 +295,10 @@ def _answered(blocks: PairedBlocks) -> Figure:
     )
 
 
-def _greedy(blocks: PairedBlocks) -> Iterator[Figure]:
+def _greedy(pairs: Sequence[Pair]) -> Iterator[Figure]:
     """Yield how often greedy answers differ, if tokens were recorded: nearly all of a broken model's do."""
     alike = parted = answers = 0
-    for one, other in blocks.pairs:
+    for one, other in pairs:
         if one is None or other is None or one.temperature != 0 or one.token_ids is None or other.token_ids is None:
             continue
         answers += 1
@@ -321,15 +319,6 @@ def _greedy(blocks: PairedBlocks) -> Iterator[Figure]:
     )
 
 
-def _verdict(figures: Sequence[Figure], asked: Sequence[_Asked]) -> RegressionVerdict:
-    found = {figure.verdict for figure in figures}
-    if RegressionVerdict.REGRESSED in found:
-        return RegressionVerdict.REGRESSED
-    if RegressionVerdict.INCONCLUSIVE in found or not asked:
-        return RegressionVerdict.INCONCLUSIVE
-    return RegressionVerdict.HOLDS
-
-
 def _message(verdict: RegressionVerdict, figures: Sequence[Figure], asked: Sequence[_Asked]) -> str:
     told = [each for each in figures if each.verdict is verdict]
     if verdict is RegressionVerdict.HOLDS:
@@ -343,7 +332,8 @@ def _message(verdict: RegressionVerdict, figures: Sequence[Figure], asked: Seque
 
 
 def _sentence(figure: Figure) -> str:
-    text = f"{figure.name} {_shown(figure.found)} {figure.unit} after {_shown(figure.golden)}"
+    found, golden = ("nothing" if each is None else f"{each:,.4g}" for each in (figure.found, figure.golden))
+    text = f"{figure.name} {found} {figure.unit} after {golden}"
     if figure.change_percent is None:
         return text
     between = "no interval"
@@ -351,10 +341,6 @@ def _sentence(figure: Figure) -> str:
         between = f"{100 * LEVEL:.0f} %: {figure.low_percent:+.1f} to {figure.high_percent:+.1f} %"
     limit = "" if figure.loss_limit_percent is None else f", {figure.loss_limit_percent:g} % may be lost"
     return f"{text} ({figure.change_percent:+.1f} %, {between}{limit})"
-
-
-def _shown(value: float | None) -> str:
-    return "nothing" if value is None else f"{value:,.4g}"
 
 
 def _percent(ratio: float) -> float:
@@ -391,21 +377,21 @@ def regression_status(environment: Mapping[str, str], published: Path) -> dict[s
     if not text:
         return None
     golden = msgspec.json.decode(text, type=GoldenCapture)
+    status: dict[str, Any] = {"against": golden.capture}
     try:
         regression = _judged(Path(AGAINST_MOUNT) / golden.folder, published, golden.limits)
         told = [each for each in regression.figures if each.verdict is not None]
-        first = sorted(told, key=lambda each: each.verdict is RegressionVerdict.HOLDS)
-        return {
-            "against": golden.capture,
+        told.sort(key=lambda each: each.verdict is RegressionVerdict.HOLDS)
+        return status | {
             "verdict": regression.verdict.value,
             "message": clip(regression.message, _MESSAGE_CHARACTERS),
-            "figures": [_golden_figure(each) for each in first[:_MOST_FIGURES]],
+            "figures": [_golden_figure(each) for each in told[:_MOST_FIGURES]],
         }
     except NotComparableError as error:
         why = str(error)
     except Exception as error:  # noqa: BLE001  files that others may write to
         why = f"it could not be judged: {type(error).__name__}: {error}"
-    return {"against": golden.capture, "verdict": "NotComparable", "message": clip(printable(why), _MESSAGE_CHARACTERS)}
+    return status | {"verdict": "NotComparable", "message": clip(printable(why), _MESSAGE_CHARACTERS)}
 
 
 def _judged(golden: Path, found: Path, limits: Limits) -> Regression:

@@ -80,17 +80,8 @@ class Accounting:
 
     def entry(self) -> AccountingEntry:
         """Return the entry in the manifest."""
-        return AccountingEntry(
-            sent=self.sent,
-            http_rejected=self.http_rejected,
-            never_admitted=self.never_admitted,
-            engine=dict(sorted(self.engine.items())),
-            records=self.records,
-            not_sent=self.not_sent,
-            warmup=self.warmup,
-            mismatches=self.mismatches,
-            equation=self.equation,
-        )
+        values = {name: getattr(self, name) for name in AccountingEntry.__struct_fields__}
+        return AccountingEntry(**values | {"engine": dict(sorted(self.engine.items()))})
 
     def add(self, key: str, clients: list[ClientRecord], records: list[EngineSide]) -> None:
         """Add all lines of one id."""
@@ -113,29 +104,27 @@ class Accounting:
         self.sent += len(clients)
         if len(clients) > 1:
             return f"{len(clients)} lines of the client have this id"
-        if records:
-            self.engine[client.outcome] += 1
-            return self._contradiction(client, records)
-        if client.outcome == "http_rejected":
-            self.http_rejected += 1
-        elif client.outcome in _UNADMITTED and client.first_token_ms is None:
-            self.never_admitted += 1
-        else:
+        if not records:
+            rejected = client.outcome == "http_rejected"
+            never_admitted = client.outcome in _UNADMITTED and client.first_token_ms is None
+            self.http_rejected += rejected
+            self.never_admitted += never_admitted
+            if rejected or never_admitted:
+                return None
             return f"the client has {client.outcome} with {client.chunks} chunks, but the engine has no record"
-        return None
+        self.engine[client.outcome] += 1
+        return self._contradiction(client, records)
 
     def _contradiction(self, client: ClientRecord, records: list[EngineSide]) -> str | None:
         if len(records) != client.n:
             return f"the engine has {len(records)} records for n = {client.n}"
-        unended = next((record.ended_by for record in records if record.ended_by in _UNENDED), None)
-        if client.outcome != "completed":
-            return None
-        if unended is not None:
-            return f"the client got the whole answer, but the engine says {unended}"
-        reported = client.completion_tokens
-        produced = sum(record.output_tokens for record in records)
-        if reported is not None and reported != produced and all(record.ended_by == BY_ENGINE for record in records):
-            self.token_mismatches += 1
+        if client.outcome == "completed":
+            ends = [record.ended_by for record in records]
+            if unended := next((end for end in ends if end in _UNENDED), None):
+                return f"the client got the whole answer, but the engine says {unended}"
+            produced, reported = sum(record.output_tokens for record in records), client.completion_tokens
+            if reported not in (None, produced) and all(end == BY_ENGINE for end in ends):
+                self.token_mismatches += 1
         return None
 
 
@@ -193,13 +182,19 @@ def gates(
         named = "; ".join(f"{each.request_id}: {each.what}" for each in accounting.shown)
         rest = accounting.mismatches - len(accounting.shown)
         more = f"; and {rest} more" if rest else ""
-        why = f"{accounting.equation}{f': {named}{more}' if named else ''}"
-        found["accounting"] = Gate(value=accounting.mismatches, limit=0, passed=accounting.holds, why=why)
+        found["accounting"] = _gate(
+            accounting.mismatches, f"{accounting.equation}{f': {named}{more}' if named else ''}"
+        )
         found["client_tokens"] = _none_of(
             accounting.token_mismatches, "requests of which client and engine counted different numbers of tokens"
         )
     if segments is not None:
-        found["dropped"] = _dropped(segments)
+        # The loss of a segment that did not end as ordered is not known.
+        lost = sum(segment.dropped or 0 for segment in segments)
+        unended = sum(segment.closed != ORDERED for segment in segments)
+        interrupted = f"; {unended} of {len(segments)} segments were interrupted" if unended else ""
+        why = f"{lost} lines that the recorder lost, by its own count{interrupted}"
+        found["dropped"] = _gate(lost + unended, why)
     if trace is not None:
         found["short_gap_share"] = _short_gaps(trace)
         found["largest_chunk"] = _largest_chunk(trace, steps)
@@ -223,40 +218,26 @@ def missing_steps(trace: TraceTotals, steps: StepTotals | None) -> Gate:
     return _none_of(without, "requests without any step of the engine, though record.stepStats asks for steps")
 
 
+def _gate(value: float, why: str, limit: float | None = 0) -> Gate:
+    return Gate(value=value, limit=limit, passed=limit is None or value <= limit, why=why)
+
+
+def _none_of(count: int, what: str) -> Gate:
+    return _gate(count, f"{count} {what}")
+
+
 def _engine_counters(steps: StepTotals, counters: EngineCounters) -> Gate:
     """Compare the statistics of every step with the counters of the API servers."""
     of_steps = (steps.drafts, steps.draft_tokens, steps.accepted)
     of_metrics = (counters.drafts or 0, counters.draft_tokens or 0, counters.accepted_tokens or 0)
     apart = max(abs(here - there) for here, there in zip(of_steps, of_metrics, strict=True))
-    why = f"drafts, drafted and accepted tokens: {of_steps} in the steps, {of_metrics} on /metrics"
-    return Gate(value=apart, limit=0, passed=apart == 0, why=why)
-
-
-def _none_of(count: int, what: str) -> Gate:
-    return Gate(value=count, limit=0, passed=count == 0, why=f"{count} {what}")
-
-
-def _dropped(segments: Sequence[SegmentEntry]) -> Gate:
-    # It is not known how much a segment lost that did not end as ordered.
-    lost = sum(segment.dropped or 0 for segment in segments)
-    unended = sum(segment.closed != ORDERED for segment in segments)
-    why = f"{lost} lines that the recorder lost, by its own count"
-    return Gate(
-        value=lost + unended,
-        limit=0,
-        passed=not lost and not unended,
-        why=f"{why}; {unended} of {len(segments)} segments were interrupted" if unended else why,
-    )
+    return _gate(apart, f"drafts, drafted and accepted tokens: {of_steps} in the steps, {of_metrics} on /metrics")
 
 
 def _short_gaps(trace: TraceTotals) -> Gate:
     share = trace.short_gaps / trace.gaps if trace.gaps else 0.0
-    return Gate(
-        value=round(share, 6),
-        limit=SHORT_GAP_SHARE,
-        passed=share <= SHORT_GAP_SHARE,
-        why=f"{trace.short_gaps} of {trace.gaps} gaps are below {SHORT_GAP_MS} ms, which no step is",
-    )
+    why = f"{trace.short_gaps} of {trace.gaps} gaps are below {SHORT_GAP_MS} ms, which no step is"
+    return Gate(value=round(share, 6), limit=SHORT_GAP_SHARE, passed=share <= SHORT_GAP_SHARE, why=why)
 
 
 def _largest_chunk(trace: TraceTotals, steps: StepTotals | None) -> Gate:
@@ -264,9 +245,8 @@ def _largest_chunk(trace: TraceTotals, steps: StepTotals | None) -> Gate:
     k = (steps.num_spec_tokens if steps else 0) or (trace.meta.speculative or {}).get("num_speculative_tokens")
     without_drafts = steps is not None and trace.meta.speculative is None and trace.meta.schema is not None
     limit = int(k) + 1 if k else 1 if without_drafts else None
-    passed = limit is None or trace.largest_chunk <= limit
     why = "tokens in the largest chunk; one step gives K + 1 at most" if limit else "K is not known: not judged"
-    return Gate(value=trace.largest_chunk, limit=limit, passed=passed, why=why)
+    return _gate(trace.largest_chunk, why, limit)
 
 
 def _step_counters(trace: TraceTotals, steps: StepTotals) -> Gate:
@@ -282,6 +262,5 @@ def _step_counters(trace: TraceTotals, steps: StepTotals) -> Gate:
         return Gate(value=cut, limit=None, passed=False, why=f"{why}: chunks hold more than was accepted")
     if others:
         why += f"; not judged, as {others} requests were ended by others than the engine, which then drafted on"
-        return Gate(value=cut, limit=None, passed=True, why=why)
-    limit = steps.num_spec_tokens * trace.records
-    return Gate(value=cut, limit=limit, passed=cut <= limit, why=f"{why}; each request can lose K at its end")
+        return _gate(cut, why, None)
+    return _gate(cut, f"{why}; each request can lose K at its end", steps.num_spec_tokens * trace.records)

@@ -54,11 +54,8 @@ def engine_config(model: str | None, config: EngineConfig) -> str:
         "speculative": speculative_label(config),
         "tensor_parallel": config.tensor_parallel,
     }
-    return ";".join(f"{name}={_written(settings[name])}" for name in sorted(settings))
-
-
-def _written(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    written = {name: str(each).lower() if isinstance(each, bool) else str(each) for name, each in settings.items()}
+    return ";".join(f"{name}={written[name]}" for name in sorted(written))
 
 
 def config_hash(gpu: str, vllm_tag: str, config: str) -> str:

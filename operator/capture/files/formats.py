@@ -13,6 +13,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, Literal, cast
 
@@ -79,7 +80,7 @@ class TraceMeta(Struct, kw_only=True, frozen=True, omit_defaults=True):
 
 
 class ItlSummary(Struct, kw_only=True, frozen=True):
-    """Stands in for gaps that nobody measured one by one; never written by us."""
+    """Summary of gaps that were not measured one by one; never written by us."""
 
     mean_ms: float
     count: Count
@@ -141,9 +142,8 @@ class AbortedRecord(Struct, kw_only=True, frozen=True):
     arrival_ms: float  # arrival at the engine's client, since the run's zero
     prompt_tokens: int
     ended_by: str
-    engine: int | None = None  # index of the engine; absent if none took it
+    engine: int | None = None  # absent if none took it
     phase: str | None = None
-    # When the engine queued it, and first scheduled it.
     queued_ms: float | None = None
     scheduled_ms: float | None = None
     finish_reason: str | None = None
@@ -163,16 +163,13 @@ class ClientRecord(Struct, kw_only=True, frozen=True):
     """One request as the load generator saw it, in order of sending."""
 
     id: str  # x-Request-Id: ``<capture>-<phase>-<index>``
-    # Phase of the workload, and number of the request in it.
     phase: str
-    index: int
-    outcome: Outcome  # ``completed``, ``http_rejected``, ``disconnected``, ``timed_out``, ``cancelled`` or ``not_sent``
+    index: int  # in its phase
+    outcome: Outcome
     warmup: bool = False  # left out of trace, statistics and accounting
-    # When it was due, and when it was sent
-    scheduled_ms: float | None = None
+    scheduled_ms: float | None = None  # when it was due
     sent_ms: float | None = None
-    late_ms: float | None = None  # how much later it was sent than due
-    # When its first token, its last one and its end arrived.
+    late_ms: float | None = None  # from due to sent
     first_token_ms: float | None = None
     last_token_ms: float | None = None
     finished_ms: float | None = None
@@ -183,12 +180,11 @@ class ClientRecord(Struct, kw_only=True, frozen=True):
     error: str | None = None
     prompt_tokens: int | None = None
     max_tokens: int | None = None
-    completion_tokens: int | None = None  # what the server said it delivered
+    completion_tokens: int | None = None  # as the server reports it
     chunks: int = 0  # events with tokens in the answer's stream
     temperature: float | None = None
     n: int = 1
-    # Which conversation and which turn of it, in multi-turn phases.
-    session: str | int | None = None
+    session: str | int | None = None  # conversation, in multi-turn phases
     turn: int | None = None
 
 
@@ -225,7 +221,7 @@ class NoTrailerError(Exception):
 
 
 class BrokenGzipError(Exception):
-    """What a gzip file holds is damaged, or a line does not end: nothing after this place can be read."""
+    """A gzip file is damaged, or a line does not end: nothing after this place can be read."""
 
 
 def read_lines(path: Path) -> Iterator[Line]:
@@ -236,33 +232,29 @@ def read_lines(path: Path) -> Iterator[Line]:
     NoTrailerError
         After the last whole line of an unfinished gzip stream.
     BrokenGzipError
-        Where compressed data is damaged, or a line is longer than any.
+        If compressed data is damaged, or a line is too long.
     """
     with open_to_read(path) as stream:
-        number = 0
-        while raw := _next_line(stream, number + 1):
-            number += 1
+        for number in count(1):
+            try:
+                raw = stream.readline(LONGEST_LINE_BYTES + 1)
+            except EOFError as error:
+                raise NoTrailerError(f"line {number}: the gzip stream ends without its trailer") from error
+            except (gzip.BadGzipFile, zlib.error) as error:
+                raise BrokenGzipError(f"line {number}: {error}") from error
+            if len(raw) > LONGEST_LINE_BYTES:
+                raise BrokenGzipError(f"line {number}: has more than {LONGEST_LINE_BYTES:,} bytes")
+            if not raw:
+                return
             if text := raw.strip():
                 yield Line(number, text, whole=raw.endswith(b"\n"))
 
 
 def open_to_read(path: Path) -> BinaryIO:
-    """Return the bytes of a file, decompressed where its name ends in ``.gz``."""
+    """Return the bytes of a file, decompressed if its name ends in ``.gz``."""
     if path.name.endswith(GZIP_SUFFIX):
         return cast("BinaryIO", gzip.open(path, "rb"))
     return path.open("rb")
-
-
-def _next_line(stream: BinaryIO, number: int) -> bytes:
-    try:
-        raw = stream.readline(LONGEST_LINE_BYTES + 1)
-    except EOFError as error:
-        raise NoTrailerError(f"line {number}: the gzip stream ends without its trailer") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise BrokenGzipError(f"line {number}: {error}") from error
-    if len(raw) > LONGEST_LINE_BYTES:
-        raise BrokenGzipError(f"line {number}: has more than {LONGEST_LINE_BYTES:,} bytes")
-    return raw
 
 
 MOST_CHECK_PROMPTS: Final = 64
@@ -273,7 +265,7 @@ CheckReason = Annotated[str, Meta(max_length=_LONGEST_REASON)]
 
 
 class GreedyAnswer(Struct, kw_only=True, frozen=True):
-    """What the likeliest tokens after a prompt were."""
+    """The most likely tokens after a prompt."""
 
     prompt_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # of the prompt's JSON, by which arms are paired
     prompt_tokens: Count
@@ -320,7 +312,7 @@ class FileEntry(Struct, kw_only=True, frozen=True):
 
 
 class SegmentEntry(Struct, kw_only=True, frozen=True):
-    """What one API server's recorder said of itself."""
+    """One API server's recorder, by its own report."""
 
     boot: str  # random, one for each start of a process
     client_index: int
@@ -358,7 +350,7 @@ class AccountingEntry(Struct, kw_only=True, frozen=True):
     """Where every request went: ``sent = http_rejected + never_admitted + sum(engine)``."""
 
     sent: int  # without warm-up
-    http_rejected: int  # refused by the server before the engine saw them
+    http_rejected: int  # rejected by the server before the engine saw them
     never_admitted: int  # given up by the client before the engine saw them
     engine: dict[str, int]  # requests with a record of the engine, by the client's outcome
     records: int  # records of the engine: n for each request
@@ -369,7 +361,7 @@ class AccountingEntry(Struct, kw_only=True, frozen=True):
 
 
 class Experiment(Struct, kw_only=True, frozen=True):
-    """What a part of a capture with several arms is a part of; the same in the manifest of each."""
+    """The experiment of a capture with several arms; the same in the manifest of each part."""
 
     arms: list[str]  # in the order of the spec
     baseline: str  # the arm that the others are compared with: the first

@@ -19,7 +19,7 @@ import errno
 import sqlite3
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -120,12 +120,11 @@ class _Samples:
 
 
 class WholeEngine:
-    """Collects steps and requests of all API servers, then answers for one moment of one engine."""
+    """Collects steps and requests of all API servers, then answers for one instant of one engine."""
 
     def __init__(self) -> None:
         self._running: defaultdict[int, _Samples] = defaultdict(_Samples)
         self._prefills: defaultdict[int, _Samples] = defaultdict(_Samples)
-        self._prefill_sums: dict[int, array[int]] = {}
         self._shortest_s: dict[int, float] = {}
         self._last_stamp_s: dict[tuple[int, int], float] = {}
         self._arrivals_s = array("d")
@@ -155,23 +154,21 @@ class WholeEngine:
             self._shortest_s[engine] = gap_s
 
     def freeze(self) -> None:
-        """Sort the samples; the methods below need it."""
+        """Sort the samples and sum up prefills; the methods below need it."""
         self._arrivals_s = array("d", sorted(self._arrivals_s))
         self._ends_s = array("d", sorted(self._ends_s))
-        for engine, samples in [*self._running.items(), *self._prefills.items()]:
+        for samples in (*self._running.values(), *self._prefills.values()):
             samples.sort()
-            if samples is self._prefills.get(engine):
-                self._prefill_sums[engine] = array("Q", accumulate(samples.values, initial=0))
+        for samples in self._prefills.values():
+            samples.values = array("Q", accumulate(samples.values, initial=0))
 
     def concurrency(self, arrival_s: float) -> int:
-        """Return the requests in flight at a moment, those that arrive in it included."""
+        """Return the requests in flight at an instant, those that arrive in it included."""
         return bisect_right(self._arrivals_s, arrival_s) - bisect_right(self._ends_s, arrival_s)
 
     def num_running(self, engine: int, stamp_s: float) -> int | None:
         """Return the requests that ran after the step with this stamp; None without its statistics."""
-        samples = self._running.get(engine)
-        if samples is None:
-            return None
+        samples = self._running.get(engine, _Samples())
         first, end = self._step(engine, samples.times, stamp_s)
         return int(samples.values[first]) if first < end else None
 
@@ -181,8 +178,7 @@ class WholeEngine:
         if samples is None:
             return 0
         first, end = self._step(engine, samples.times, stamp_s)
-        sums = self._prefill_sums[engine]
-        return int(sums[end] - sums[first])
+        return int(samples.values[end] - samples.values[first])
 
     def _step(self, engine: int, times: "array[float]", stamp_s: float) -> tuple[int, int]:
         half_s = self._shortest_s.get(engine, _SHORTEST_STEP_S) / 2
@@ -206,11 +202,11 @@ class Clock:
     zero_s: float  # by CLOCK_MONOTONIC
 
     def ms(self, stamp_s: float) -> float:
-        """Return a moment in milliseconds."""
+        """Return a stamp in milliseconds."""
         return round((stamp_s - self.zero_s) * 1000, _DIGITS)
 
     def ms_or_none(self, stamp_s: float | None) -> float | None:
-        """Return a moment in milliseconds, if it is known."""
+        """Return a stamp in milliseconds, if it is known."""
         return None if stamp_s is None else self.ms(stamp_s)
 
 
@@ -230,68 +226,48 @@ def trace_record(
         running = [own if found is None else found for found, own in zip(of_all, running, strict=True)]
         prefill = [whole.prefill_tokens(engine, stamp_s) for stamp_s in stamps_s]
     arrival_s = request.arrival_monotonic_s
-    later = tokens[1:]
+    gaps_ms = [round((after_s - before_s) * 1000, _DIGITS) for before_s, after_s in pairwise([arrival_s, *stamps_s])]
     return TraceRecord(
         prompt_tokens=request.prompt_tokens,
         cached_tokens=request.cached_tokens or 0,
         output_tokens=sum(tokens),
-        ttft_ms=_gap_ms(arrival_s, stamps_s[0]),
-        itl_ms=[_gap_ms(before_s, after_s) for before_s, after_s in pairwise(stamps_s)],
-        itl_tokens=later if any(count != 1 for count in later) else None,
+        ttft_ms=gaps_ms[0],
+        itl_ms=gaps_ms[1:],
+        itl_tokens=tokens[1:] if any(count != 1 for count in tokens[1:]) else None,
         concurrency=max(1, whole.concurrency(arrival_s) if whole else request.concurrency),
-        arrival_ms=clock.ms(arrival_s),
         itl_ctx=ItlContext(num_running=[max(1, each) for each in running[1:]], prefill_tokens=prefill[1:]),
         block_hashes=request.block_hashes or None,
         output_token_ids=request.token_ids,
         finish_reason=cast("FinishReason | None", request.finish_reason),
-        request_id=client.id if client else client_id(request.external_id or request.id),
-        engine=request.engine,
-        phase=client.phase if client else None,
         temperature=request.temperature,
-        queued_ms=clock.ms_or_none(request.queued_s),
-        scheduled_ms=clock.ms_or_none(request.scheduled_s),
         preemptions=request.preemptions,
-        ended_by=request.ended_by,
-        stop_reason=request.stop_reason,
         kept_tokens=request.kept_tokens,
         client_ttft_ms=client.ttft_ms if client else None,
+        **_identity(request, client, clock),
     )
 
 
 def aborted_record(request: Request, client: ClientRecord | None, clock: Clock) -> AbortedRecord:
     """Return the line of a request that ended without a token."""
     return AbortedRecord(
-        request_id=client.id if client else client_id(request.external_id or request.id),
-        engine=request.engine,
-        phase=client.phase if client else None,
-        arrival_ms=clock.ms(request.arrival_monotonic_s),
         prompt_tokens=request.prompt_tokens,
-        queued_ms=clock.ms_or_none(request.queued_s),
-        scheduled_ms=clock.ms_or_none(request.scheduled_s),
-        ended_by=request.ended_by,
         finish_reason=request.finish_reason,
-        stop_reason=request.stop_reason,
+        **_identity(request, client, clock),
     )
 
 
-def step_stats(step: Step, scheduler: dict[str, Any], clock: Clock) -> StepStats:
-    """Return the published line of a step that carried statistics."""
-    details = scheduler.get("iteration_details")
-    return StepStats(
-        ts_ms=clock.ms(step.t),
-        scheduler=_OLDER_READERS | scheduler,
-        engine=step.engine,
-        duration_ms=details.get("elapsed_ms") if isinstance(details, dict) else None,
-    )
-
-
-def has_tokens(request: Request) -> bool:
-    """Whether the engine produced anything for a request."""
-    return any(request.chunk_tokens)
-
-
-def _gap_ms(before_s: float, after_s: float) -> float:
-    return round((after_s - before_s) * 1000, _DIGITS)
+def _identity(request: Request, client: ClientRecord | None, clock: Clock) -> dict[str, Any]:
+    """Return the fields that both kinds of lines have in common."""
+    return {
+        "request_id": client.id if client else client_id(request.external_id or request.id),
+        "engine": request.engine,
+        "phase": client.phase if client else None,
+        "arrival_ms": clock.ms(request.arrival_monotonic_s),
+        "queued_ms": clock.ms_or_none(request.queued_s),
+        "scheduled_ms": clock.ms_or_none(request.scheduled_s),
+        "ended_by": request.ended_by,
+        "stop_reason": request.stop_reason,
+    }
 
 
 _REQUEST: Final = msgspec.json.Decoder(Request)
@@ -355,7 +331,7 @@ def merge(folder: Path, meta: TraceMeta, zero_monotonic_s: float) -> Merged:
 
 
 class _Merge:
-    """One merge and what it counts."""
+    """One merge and its counts."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self.torn: list[Torn] = []
@@ -368,27 +344,30 @@ class _Merge:
 
     def read_segments(self, requests: sqlite3.Connection, steps: sqlite3.Connection) -> None:
         segments = list_segments(self._folder / FOLDER)
-        whole = WholeEngine() if any(each.header.client_count > 1 for each in segments) else None
+        if any(each.header.client_count > 1 for each in segments):
+            self._whole = WholeEngine()
         for number, segment in enumerate(segments):
-            request_count = step_count = 0
+            counts: Counter[type] = Counter()
             for line in read_segment(segment.path, self.torn.append):
+                counts[type(line)] += 1
                 if isinstance(line, Request):
-                    request_count += 1
-                    _add_request(requests, line)
-                    if whole:
-                        whole.add_request(line)
+                    has_tokens = any(line.chunk_tokens)
+                    # The sort key of the file that it goes to.
+                    key_s = line.chunk_s[-1] if has_tokens else line.arrival_monotonic_s
+                    row = (client_id(line.external_id or line.id), has_tokens, key_s, _ENCODER.encode(line))
+                    requests.execute("INSERT INTO requests VALUES (?, ?, ?, ?)", row)
+                    if self._whole:
+                        self._whole.add_request(line)
                 elif isinstance(line, Step):
-                    step_count += 1
                     if line.scheduler is None:
                         self.without_stats += 1
                     else:
                         steps.execute("INSERT INTO steps VALUES (?, ?)", (line.t, _ENCODER.encode(line)))
-                    if whole:
-                        whole.add_step(number, line)
-            _check_counts(segment, request_count, step_count)
-        if whole:
-            whole.freeze()
-        self._whole = whole
+                    if self._whole:
+                        self._whole.add_step(number, line)
+            _check_counts(segment, counts[Request], counts[Step])
+        if self._whole:
+            self._whole.freeze()
 
     def write_trace(self, requests: sqlite3.Connection, meta: TraceMeta) -> int:
         joined = self._joined(requests, has_tokens=True)
@@ -397,8 +376,7 @@ class _Merge:
 
     def write_aborted(self, requests: sqlite3.Connection) -> int:
         joined = self._joined(requests, has_tokens=False)
-        lines = (encode(aborted_record(request, client, self._clock)) for request, client in joined)
-        aborted = self._write(ABORTED, lines)
+        aborted = self._write(ABORTED, (encode(aborted_record(*each, self._clock)) for each in joined))
         if not aborted:
             (self._folder / f"{ABORTED}{PART_SUFFIX}").unlink()
         return aborted
@@ -417,12 +395,19 @@ class _Merge:
 
     def write_steps(self, steps: sqlite3.Connection) -> int:
         """Write the steps since the first arrival, which is known when the requests are written."""
-        lines = (
-            encode(step_stats(step, step.scheduler, self._clock))
-            for stamp_s, line in steps.execute(_STEPS)
-            if stamp_s >= self._first_arrival_s and (step := _STEP.decode(line)).scheduler is not None
-        )
-        return self._write(STEP_STATS, lines)
+        return self._write(STEP_STATS, map(encode, self._steps(steps)))
+
+    def _steps(self, steps: sqlite3.Connection) -> Iterator[StepStats]:
+        for stamp_s, line in steps.execute(_STEPS):
+            step = _STEP.decode(line)
+            if stamp_s >= self._first_arrival_s and step.scheduler is not None:
+                details = step.scheduler.get("iteration_details")
+                yield StepStats(
+                    ts_ms=self._clock.ms(step.t),
+                    scheduler=_OLDER_READERS | step.scheduler,
+                    engine=step.engine,
+                    duration_ms=details.get("elapsed_ms") if isinstance(details, dict) else None,
+                )
 
     def _write(self, name: str, lines: Iterator[bytes], first: bytes | None = None) -> int:
         count = 0
@@ -433,13 +418,6 @@ class _Merge:
                 stream.write(line + b"\n")
                 count += 1
         return count
-
-
-def _add_request(requests: sqlite3.Connection, request: Request) -> None:
-    # The sort key of the file that it goes to.
-    moment_s = request.chunk_s[-1] if has_tokens(request) else request.arrival_monotonic_s
-    row = (client_id(request.external_id or request.id), has_tokens(request), moment_s, _ENCODER.encode(request))
-    requests.execute("INSERT INTO requests VALUES (?, ?, ?, ?)", row)
 
 
 def _check_counts(segment: Segment, requests: int, steps: int) -> None:

@@ -59,7 +59,7 @@ def publish(attempt: Path, final: Path, manifest: Manifest) -> None:
     CaptureError
         If a finished capture is there already; the attempt stays.
     """
-    refuse_finished(final)
+    reject_finished(final)
     write_whole(attempt / MANIFEST, manifest)
     _appear(attempt, final)
 
@@ -100,7 +100,7 @@ def _take_label_away(final: Path) -> None:
         (final / PARTIAL_MANIFEST).unlink()
 
 
-def refuse_finished(final: Path) -> None:
+def reject_finished(final: Path) -> None:
     """Raise a CaptureError if a finished capture is there."""
     if final.exists():
         raise _finished(final)
@@ -122,7 +122,13 @@ def _finished(final: Path) -> CaptureError:
 
 def label_partial(attempt: Path, manifest: PartialManifest) -> None:
     """Write into an attempt's folder why its files are partial; on a full disk, overwrite the earlier label."""
-    manifest = msgspec.structs.replace(manifest, files=dict(_sizes(attempt)))
+    sizes = {}
+    for path in sorted(attempt.rglob("*")):
+        # The recorders still run, and may take a file away that was just listed.
+        with suppress(FileNotFoundError):
+            if path.is_file() and path.name != PARTIAL_MANIFEST:
+                sizes[str(path.relative_to(attempt))] = path.stat().st_size
+    manifest = msgspec.structs.replace(manifest, files=sizes)
     try:
         write_whole(attempt / PARTIAL_MANIFEST, manifest)
     except OSError as error:
@@ -183,14 +189,6 @@ def file_entry(path: Path) -> FileEntry:
             lines += piece.count(b"\n")
             last = piece[-1:]
     return FileEntry(bytes=size_bytes, lines=lines + (last != b"\n"), sha256=digest.hexdigest())
-
-
-def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
-    for path in sorted(folder.rglob("*")):
-        # The recorders still run, and may take a file away that was just listed.
-        with suppress(FileNotFoundError):
-            if path.is_file() and path.name != PARTIAL_MANIFEST:
-                yield str(path.relative_to(folder)), path.stat().st_size
 
 
 def _pretty(value: Any) -> bytes:

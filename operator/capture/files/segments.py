@@ -179,15 +179,12 @@ class RecordedRequestCount:
         """Return the count; a file that cannot be read now is counted later."""
         with suppress(OSError):
             for path in segment_paths(self._folder):
-                self._read_on(path)
+                with path.open("rb") as stream:
+                    stream.seek(self._offsets.get(path, 0))
+                    torn = b""
+                    # Up to the last line feed: the rest is an incomplete line.
+                    while piece := stream.read(_PIECE_BYTES):
+                        *lines, torn = (torn + piece).split(b"\n")
+                        self._count += sum(line.startswith(_REQUEST) for line in lines)
+                        self._offsets[path] = stream.tell() - len(torn)
         return self._count
-
-    def _read_on(self, path: Path) -> None:
-        """Count the appended lines, up to the last line feed: the rest is an incomplete line."""
-        with path.open("rb") as stream:
-            stream.seek(self._offsets.get(path, 0))
-            torn = b""
-            while piece := stream.read(_PIECE_BYTES):
-                *lines, torn = (torn + piece).split(b"\n")
-                self._count += sum(line.startswith(_REQUEST) for line in lines)
-                self._offsets[path] = stream.tell() - len(torn)

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from specdecode_operator.capture.files.formats import ClientRecord, TraceMeta, TraceRecord
-from specdecode_operator.capture.files.trace_rules import StepLine
+from specdecode_operator.capture.files.trace_rules import SpeculationStats, StepLine
 
 
 class Quantiles(Struct, kw_only=True, frozen=True):
@@ -44,17 +44,18 @@ SHORT_GAP_MS: Final = 0.2
 BY_ENGINE: Final = "engine"
 
 
-def _numbers() -> "array[float]":
+def numbers() -> "array[float]":
+    """Return an empty array of milliseconds."""
     return array("d")
 
 
 @dataclass
 class Latencies:
-    """Milliseconds of many requests."""
+    """Milliseconds of many requests: to the first token, per further token, and to the last one."""
 
-    ttft_ms: "array[float]" = field(default_factory=_numbers)  # time to the first token
-    tpot_ms: "array[float]" = field(default_factory=_numbers)  # time per further token
-    latency_ms: "array[float]" = field(default_factory=_numbers)  # time to the last token
+    ttft_ms: "array[float]" = field(default_factory=numbers)
+    tpot_ms: "array[float]" = field(default_factory=numbers)
+    latency_ms: "array[float]" = field(default_factory=numbers)
 
     def add(self, ttft_ms: float, latency_ms: float, tokens: int | None) -> None:
         """Add one request."""
@@ -108,14 +109,40 @@ class TraceTotals:
 
 
 @dataclass
-class StepTotals:
-    """Sums over step statistics."""
+class DraftTotals:
+    """Sums over the counters of drafting of many steps."""
 
-    steps: int = 0
     drafts: int = 0
     draft_tokens: int = 0
     accepted: int = 0
     accepted_per_pos: list[int] = field(default_factory=list)
+
+    def add_drafts(self, stats: SpeculationStats, most_positions: int | None = None) -> None:
+        """Add one step."""
+        self.drafts += stats.num_drafts
+        self.draft_tokens += stats.num_draft_tokens
+        self.accepted += stats.num_accepted_tokens
+        counts = stats.num_accepted_tokens_per_pos[:most_positions]
+        self.accepted_per_pos += [0] * (len(counts) - len(self.accepted_per_pos))
+        for position, count in enumerate(counts):
+            self.accepted_per_pos[position] += count
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted share of the drafted tokens; None if nothing was drafted."""
+        return self.accepted / self.draft_tokens if self.draft_tokens else None
+
+    @property
+    def per_position(self) -> list[float]:
+        """The share of drafts of which the token at each position was accepted."""
+        return [count / self.drafts for count in self.accepted_per_pos] if self.drafts else []
+
+
+@dataclass
+class StepTotals(DraftTotals):
+    """Sums over step statistics."""
+
+    steps: int = 0
     num_spec_tokens: int = 0
     inconsistent: int = 0
     backward: int = 0
@@ -129,31 +156,45 @@ class StepTotals:
         stats = step.scheduler.spec_decoding_stats
         if stats is None:
             return
-        per_pos = stats.num_accepted_tokens_per_pos
-        self.drafts += stats.num_drafts
-        self.draft_tokens += stats.num_draft_tokens
-        self.accepted += stats.num_accepted_tokens
+        self.add_drafts(stats)
         self.num_spec_tokens = max(self.num_spec_tokens, stats.num_spec_tokens)
-        self.accepted_per_pos += [0] * (len(per_pos) - len(self.accepted_per_pos))
-        for position, accepted in enumerate(per_pos):
-            self.accepted_per_pos[position] += accepted
+        per_pos = stats.num_accepted_tokens_per_pos
         adds_up = sum(per_pos) == stats.num_accepted_tokens <= stats.num_draft_tokens
         self.inconsistent += not (adds_up and sorted(per_pos, reverse=True) == per_pos)
 
 
 @dataclass
+class PhaseTotals:
+    """Sums over the requests of a phase, or of all."""
+
+    requests: int = 0
+    tokens: int = 0  # of whole answers
+    late_ms: "array[float]" = field(default_factory=numbers)
+    latencies: Latencies = field(default_factory=Latencies)
+    span_ms: tuple[float, float] | None = None  # first sending and last end of whole answers
+
+    def add(self, client: ClientRecord) -> None:
+        """Add one request."""
+        self.requests += client.outcome != "not_sent"
+        if client.late_ms is not None:
+            self.late_ms.append(client.late_ms)
+        if client.outcome != "completed" or client.ttft_ms is None or client.latency_ms is None:
+            return
+        self.latencies.add(client.ttft_ms, client.latency_ms, client.completion_tokens)
+        self.tokens += client.completion_tokens or 0
+        if client.sent_ms is not None and client.finished_ms is not None:
+            first, last = self.span_ms or (client.sent_ms, client.finished_ms)
+            self.span_ms = (min(first, client.sent_ms), max(last, client.finished_ms))
+
+
+@dataclass
 class ClientTotals:
-    """Sums over what the load generator saw, without warm-up."""
+    """Sums over the load generator's log, without warm-up."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     first_failure: ClientRecord | None = None
-    late_ms: "array[float]" = field(default_factory=_numbers)
-    all: Latencies = field(default_factory=Latencies)
-    phases: defaultdict[str, Latencies] = field(default_factory=lambda: defaultdict(Latencies))
-    phase_requests: Counter[str] = field(default_factory=Counter)
-    phase_late_ms: "defaultdict[str, array[float]]" = field(default_factory=lambda: defaultdict(_numbers))
-    phase_tokens: Counter[str] = field(default_factory=Counter)
-    phase_span_ms: dict[str, tuple[float, float]] = field(default_factory=dict)
+    all: PhaseTotals = field(default_factory=PhaseTotals)
+    phases: defaultdict[str, PhaseTotals] = field(default_factory=lambda: defaultdict(PhaseTotals))
 
     def add(self, client: ClientRecord) -> None:
         """Add one request."""
@@ -162,15 +203,5 @@ class ClientTotals:
         self.outcomes[client.outcome] += 1
         if self.first_failure is None and client.outcome != "completed":
             self.first_failure = client
-        self.phase_requests[client.phase] += client.outcome != "not_sent"
-        if client.late_ms is not None:
-            self.late_ms.append(client.late_ms)
-            self.phase_late_ms[client.phase].append(client.late_ms)
-        if client.outcome != "completed" or client.ttft_ms is None or client.latency_ms is None:
-            return
-        for latencies in (self.all, self.phases[client.phase]):
-            latencies.add(client.ttft_ms, client.latency_ms, client.completion_tokens)
-        self.phase_tokens[client.phase] += client.completion_tokens or 0
-        if client.sent_ms is not None and client.finished_ms is not None:
-            first, last = self.phase_span_ms.get(client.phase, (client.sent_ms, client.finished_ms))
-            self.phase_span_ms[client.phase] = (min(first, client.sent_ms), max(last, client.finished_ms))
+        self.all.add(client)
+        self.phases[client.phase].add(client)

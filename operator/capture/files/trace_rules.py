@@ -181,34 +181,29 @@ def _repeated(text: bytes) -> str | None:
         return None
     # Objects as the list of their names and values, which keeps those that come twice.
     record: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
-    if name := _twice(record, _RECORD_FIELDS):
-        return name
-    inner = ((name, value, _INNER_FIELDS[name]) for name, value in record if name in _INNER_FIELDS and value)
-    return next((f"{name}.{twice}" for name, value, fields in inner if (twice := _twice(value, fields))), None)
-
-
-def _twice(pairs: list[tuple[str, Any]], fields: tuple[str, ...]) -> str | None:
-    names = [name for name, _ in pairs]
-    return next((name for name in fields if names.count(name) > 1), None)
+    objects = [("", record, _RECORD_FIELDS)]
+    objects += [(f"{name}.", value, _INNER_FIELDS[name]) for name, value in record if name in _INNER_FIELDS and value]
+    for prefix, pairs, fields in objects:
+        names = [name for name, _ in pairs]
+        if twice := next((name for name in fields if names.count(name) > 1), None):
+            return f"{prefix}{twice}"
+    return None
 
 
 def broken_rules(record: Record) -> Iterator[BrokenRule]:
     """Return the rules that a decoded record breaks."""
-    gaps = len(record.itl_ms or ())
-    if record.output_tokens > 1 and record.itl_ms is None and record.itl_summary is None:
-        yield BrokenRule(
-            "no-gaps", f"output_tokens is {record.output_tokens}, but neither itl_ms nor itl_summary is there"
-        )
-    context = record.itl_ctx
-    lists = (("num_running", context.num_running), ("prefill_tokens", context.prefill_tokens)) if context else ()
-    for name, values in lists:
-        if len(values) != gaps:
-            yield BrokenRule("context-length", f"itl_ctx.{name} has {len(values)} entries for {gaps} gaps in itl_ms")
+    gaps, outputs = len(record.itl_ms or ()), record.output_tokens
+    if outputs > 1 and record.itl_ms is None and record.itl_summary is None:
+        yield BrokenRule("no-gaps", f"output_tokens is {outputs}, but neither itl_ms nor itl_summary is there")
+    for name in ("num_running", "prefill_tokens") if record.itl_ctx else ():
+        entries = len(getattr(record.itl_ctx, name))
+        if entries != gaps:
+            yield BrokenRule("context-length", f"itl_ctx.{name} has {entries} entries for {gaps} gaps in itl_ms")
     if record.itl_tokens is not None:
-        yield from _broken_chunks(record.itl_tokens, gaps, record.output_tokens)
+        yield from _broken_chunks(record.itl_tokens, gaps, outputs)
     ids = record.output_token_ids
-    if ids is not None and len(ids) != record.output_tokens:
-        yield BrokenRule("token-ids", f"output_token_ids has {len(ids)} ids for output_tokens {record.output_tokens}")
+    if ids is not None and len(ids) != outputs:
+        yield BrokenRule("token-ids", f"output_token_ids has {len(ids)} ids for output_tokens {outputs}")
     names = ("prompt_tokens", "cached_tokens", "output_tokens", "concurrency")
     numbers = [(name, getattr(record, name)) for name in names]
     for name, value in (*numbers, *(("block_hashes", value) for value in record.block_hashes or ())):

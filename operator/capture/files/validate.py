@@ -8,6 +8,7 @@ measured with random prompts does not carry over.
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from specdecode_operator.capture.files.formats import (
     ClientRecord,
     EngineCounters,
     Gate,
+    Line,
     Manifest,
     NoTrailerError,
     SegmentEntry,
@@ -37,7 +39,6 @@ from specdecode_operator.capture.files.formats import (
 from specdecode_operator.capture.files.publish import verify
 from specdecode_operator.capture.files.totals import ClientTotals, StepTotals, TraceTotals
 from specdecode_operator.capture.files.trace_rules import (
-    BrokenRule,
     UnreadableLineError,
     broken_rules,
     decode,
@@ -116,14 +117,10 @@ def prompt_notes(workload: Mapping[str, Any], summary: Mapping[str, Any]) -> lis
 SHOWN: Final = 20
 """Problems of one file that are named; the rest is counted."""
 
-_RECORD: Final = msgspec.json.Decoder(TraceRecord)
-_CLIENT: Final = msgspec.json.Decoder(ClientRecord)
-_ABORTED: Final = msgspec.json.Decoder(AbortedRecord)
-
 
 @dataclass(frozen=True)
 class FileProblem:
-    """What is wrong with a line, or with a whole file (line 0)."""
+    """A problem of a line, or of a whole file (line 0)."""
 
     file: str
     line: int
@@ -136,17 +133,17 @@ class FileReport:
     """One file and its problems."""
 
     file: str
-    kind: str  # what it holds: trace, step-stats, client or aborted
+    kind: str  # published name of such a file
     lines: int = 0
     broken: int = 0
     problems: list[FileProblem] = field(default_factory=list)  # the first of them; all are counted in `broken`
     notes: list[str] = field(default_factory=list)  # no errors for any reader
 
-    def add(self, line: int, broken: BrokenRule) -> None:
+    def add(self, line: int, rule: str, message: str) -> None:
         """Add a problem."""
         self.broken += 1
         if len(self.problems) < SHOWN:
-            self.problems.append(FileProblem(self.file, line, broken.rule, broken.message))
+            self.problems.append(FileProblem(self.file, line, rule, message))
 
 
 @dataclass
@@ -189,23 +186,21 @@ def validate_capture(
     found = Validation()
     if (folder / MANIFEST).exists():
         report = FileReport(MANIFEST, "manifest", lines=1)
-        for fault in verify(folder):
-            report.add(0, BrokenRule("manifest", fault))
         found.files.append(report)
+        for fault in verify(folder):
+            report.add(0, "manifest", fault)
         try:
             if not report.broken:
                 manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Recorded)
                 segments, counters = manifest.segments, manifest.engine_counters
                 steps_wanted = wants_steps(manifest.record)
-                report.notes += maker_note(manifest.specdecode)
-                report.notes += engine_notes(
-                    manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context
-                )
+                notes = engine_notes(manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context)
+                report.notes += [*maker_note(manifest.specdecode), *notes]
         except msgspec.DecodeError as error:
-            report.add(1, BrokenRule("manifest", f"{MANIFEST} cannot be read: {error}"))
-    for name, check in _CHECKS.items():
+            report.add(1, "manifest", f"{MANIFEST} cannot be read: {error}")
+    for name in (TRACE, STEP_STATS, CLIENT, ABORTED):
         if (path := find(folder, name)) is not None:
-            check(path, found)
+            _check(path, name, found)
     client, trace = find(folder, CLIENT), find(folder, TRACE)
     unreadable = any(report.broken for report in found.files if report.kind in (CLIENT, TRACE, ABORTED))
     if client is not None and trace is not None and not unreadable:
@@ -231,7 +226,7 @@ def validate_file(path: Path) -> Validation:
         If it is not a file of a capture.
     """
     found = Validation()
-    _CHECKS[_kind(path)](path, found)
+    _check(path, _kind(path), found)
     found.gates = gates(found.trace, found.steps, None, None)
     return found
 
@@ -279,75 +274,62 @@ _TELLING: Final = {
     TRACE: ("meta", "ttft_ms", "output_tokens"),
     ABORTED: ("ended_by",),
 }
+"""Fields that tell the kind of a line, in the order in which to look for them."""
+
+_RECORD: Final = msgspec.json.Decoder(TraceRecord)
+_CLIENT: Final = msgspec.json.Decoder(ClientRecord)
+_ABORTED: Final = msgspec.json.Decoder(AbortedRecord)
 
 
-def _check_trace(path: Path, found: Validation) -> None:
-    totals = TraceTotals()
-
-    def take(text: bytes, report: FileReport, number: int) -> None:
-        if report.lines == 1 and is_meta(text):
-            totals.meta = decode_meta(text)
-            return
-        record = decode(_RECORD, text) if report.lines == 1 else decode_record(_RECORD, text)
-        broken = list(broken_rules(record))
-        for each in broken:
-            report.add(number, each)
-        if not broken:
-            totals.add(record)
-
-    report = _check(path, TRACE, take)
-    if not totals.records:
-        # If lines are broken, the number of records is not known.
-        report.notes += [] if report.broken else ["holds no record: nothing can be replayed from it"]
-    elif not totals.with_arrival:
-        report.notes.append("no record has arrival_ms: replay by arrival is not possible")
+def _check(path: Path, kind: str, found: Validation) -> None:
+    """Add the report and the totals of one file."""
+    if kind == TRACE:
+        trace = found.trace = TraceTotals()
+        report = _read(path, kind, partial(_take_record, trace))
+        if trace.records and not trace.with_arrival:
+            report.notes.append("no record has arrival_ms: replay by arrival is not possible")
+        elif not trace.records and not report.broken:  # if lines are broken, the number of records is not known
+            report.notes.append("holds no record: nothing can be replayed from it")
+    elif kind == STEP_STATS:
+        steps = found.steps = StepTotals()
+        report = _read(path, kind, lambda _, line: steps.add(decode_step(line.text)))
+        if not steps.steps and not report.broken:
+            report.notes.append("holds no step: statistics were not recorded")
+    elif kind == CLIENT:
+        client = found.client = ClientTotals()
+        report = _read(path, kind, lambda _, line: client.add(decode(_CLIENT, line.text)))
+    else:
+        report = _read(path, kind, lambda _, line: decode(_ABORTED, line.text))
     found.files.append(report)
-    found.trace = totals
 
 
-def _check_steps(path: Path, found: Validation) -> None:
-    totals = StepTotals()
-    report = _check(path, STEP_STATS, lambda text, *_: totals.add(decode_step(text)))
-    if not totals.steps and not report.broken:
-        report.notes.append("holds no step: statistics were not recorded")
-    found.files.append(report)
-    found.steps = totals
-
-
-def _check_client(path: Path, found: Validation) -> None:
-    totals = ClientTotals()
-    found.files.append(_check(path, CLIENT, lambda text, *_: totals.add(decode(_CLIENT, text))))
-    found.client = totals
-
-
-def _check_aborted(path: Path, found: Validation) -> None:
-    found.files.append(_check(path, ABORTED, lambda text, *_: decode(_ABORTED, text)))
-
-
-def _check(path: Path, kind: str, take: Callable[[bytes, FileReport, int], object]) -> FileReport:
-    """Call `take` with each line, the report and the line's number, and report the lines that cannot be read."""
+def _read(path: Path, kind: str, take: Callable[[FileReport, Line], object]) -> FileReport:
+    """Call `take` with each line, and report the lines that cannot be read."""
     report = FileReport(path.name, kind)
     try:
         for line in read_lines(path):
             report.lines += 1
             try:
-                take(line.text, report, line.number)
+                take(report, line)
             except UnreadableLineError as error:
-                broken = error.broken
-                if broken.rule == "json" and not line.whole:
-                    message = f"the last line is cut off after {len(line.text)} bytes: remove it"
-                    broken = BrokenRule("torn-line", message)
-                report.add(line.number, broken)
+                rule, message = error.broken.rule, error.broken.message
+                if rule == "json" and not line.whole:
+                    rule, message = "torn-line", f"the last line is cut off after {len(line.text)} bytes: remove it"
+                report.add(line.number, rule, message)
     except NoTrailerError as error:
         report.notes.append(f"{error}: it was not finished; what follows the last whole line is missing")
     except BrokenGzipError as error:
-        report.add(report.lines + 1, BrokenRule("gzip", f"damaged: {error}"))
+        report.add(report.lines + 1, "gzip", f"damaged: {error}")
     return report
 
 
-_CHECKS: Final[dict[str, Callable[[Path, Validation], None]]] = {
-    TRACE: _check_trace,
-    STEP_STATS: _check_steps,
-    CLIENT: _check_client,
-    ABORTED: _check_aborted,
-}
+def _take_record(totals: TraceTotals, report: FileReport, line: Line) -> None:
+    if report.lines == 1 and is_meta(line.text):
+        totals.meta = decode_meta(line.text)
+        return
+    record = decode(_RECORD, line.text) if report.lines == 1 else decode_record(_RECORD, line.text)
+    broken = list(broken_rules(record))
+    for each in broken:
+        report.add(line.number, each.rule, each.message)
+    if not broken:
+        totals.add(record)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from specdecode_operator.capture.files.formats import CLIENT, PART_SUFFIX, CaptureError, PartialManifest
-from specdecode_operator.capture.files.publish import UNFINISHED, flush, label_partial, refuse_finished
+from specdecode_operator.capture.files.publish import UNFINISHED, flush, label_partial, reject_finished
 from specdecode_operator.capture.files.segments import FOLDER
 from specdecode_operator.capture.recorder.segment_format import CLOSE_FILE, RECORDER_VERSION
 
@@ -169,7 +169,7 @@ def look_at_volume(places: Places, smallest_free_bytes: int = _SMALLEST_FREE_BYT
     with volume_errors(places.root):
         if not places.root.is_dir():
             raise CaptureError("VolumeMissing", f"{places.root}: no volume is mounted here")
-        refuse_finished(places.final)
+        reject_finished(places.final)
         free_bytes = shutil.disk_usage(places.root).free
         if free_bytes < smallest_free_bytes:
             free, needed = (f"{size / 2**20:.0f} MiB" for size in (free_bytes, smallest_free_bytes))

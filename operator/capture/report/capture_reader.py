@@ -28,6 +28,7 @@ from specdecode_operator.capture.files.formats import (
 from specdecode_operator.capture.files.trace_rules import UnreadableLineError, decode
 from specdecode_operator.capture.report.capture_sums import ClientSums, RequestSums, StepSums
 from specdecode_operator.capture.trace_reader import (
+    OnBadLine,
     RecordingError,
     find_steps,
     find_trace,
@@ -69,12 +70,11 @@ class Identity:
 
 def identify(folder: Path | None, meta: TraceMeta, trace: str) -> tuple[Identity, str | None]:
     """Return a capture's identity, and why its manifest could not be read, if so."""
-    manifest, problem = _manifest(folder) if folder else ({}, None)
+    manifest, problem = _manifest(folder / MANIFEST) if folder else ({}, None)
     context = _object(manifest.get("context"))
     named = f"{manifest.get('namespace')}/{manifest['capture']}" if manifest.get("capture") else meta.capture
     if named and manifest.get("arm") and isinstance(manifest.get("experiment"), dict):
         named = f"{named}/{manifest['arm']}"
-    source = "" if meta.source in {None, _OURS} else f"made by {_text(meta.source)}"
     said = meta.speculative or {}
     speculation = f"{_text(said.get('method')) or 'unknown method'}, K {_text(said.get('num_speculative_tokens'))}"
     tokens = _object(manifest.get("engine_counters")).get("kv_cache_tokens")
@@ -85,14 +85,14 @@ def identify(folder: Path | None, meta: TraceMeta, trace: str) -> tuple[Identity
         vllm=_text(manifest.get("vllm") or meta.vllm_version),
         config_hash=_text(manifest.get("config_hash") or meta.config_hash)[:_HASH],
         speculation=speculation if said else "none",
-        source=source,
+        source="" if meta.source in {None, _OURS} else f"made by {_text(meta.source)}",
         plan=_object(context.get("plan")),
         kv_cache_tokens=tokens if isinstance(tokens, int) and tokens > 0 else None,
     ), problem
 
 
-def _manifest(folder: Path) -> tuple[Mapping[str, Any], str | None]:
-    path = folder / MANIFEST
+def _manifest(path: Path) -> tuple[Mapping[str, Any], str | None]:
+    """Return a manifest, empty if there is none, and why it cannot be read."""
     if not path.is_file():
         return {}, None
     try:
@@ -133,7 +133,7 @@ class Capture:
 
     @property
     def zero_ms(self) -> float:
-        """The first arrival, the zero of all moments that are drawn, so that captures overlap."""
+        """The first arrival, the zero of all drawn times, so that captures overlap."""
         arrivals = np.asarray(self.requests.arrival_ms)
         known = arrivals[~np.isnan(arrivals)]
         return float(known.min()) if len(known) else 0.0
@@ -146,13 +146,7 @@ class Capture:
 
 
 def captures_below(path: Path) -> list[Path]:
-    """Return the paths of captures: a folder with a trace, those in a folder, or a trace of another name.
-
-    Raises
-    ------
-    RecordingError
-        If there is none.
-    """
+    """Return the paths of captures: a folder with a trace, those in a folder, or a trace of another name."""
     if path.is_file() and path.name in _TRACES:
         return [path.parent]
     if path.is_dir() and not any((path / name).is_file() for name in _TRACES):
@@ -163,15 +157,15 @@ def captures_below(path: Path) -> list[Path]:
 
 
 def read_capture(path: Path, *, replayed: bool = False) -> Capture:
-    """Return a capture's sums; lines that cannot be read are left out, with a warning.
-
-    Raises
-    ------
-    RecordingError
-        If it has no trace, or no request that can be read.
-    """
+    """Return a capture's sums; lines that cannot be read are left out, with a warning."""
     trace, folder = find_trace(path), path if path.is_dir() else None
-    bad = _BadLines()
+    first: RecordingError | None = None
+    count = 0
+
+    def bad(error: RecordingError) -> None:
+        nonlocal count, first
+        count, first = count + 1, first or error
+
     meta, requests, steps = TraceMeta(), RequestSums(), StepSums()
     for line in read_requests(trace, bad):
         if isinstance(line, TraceMeta):
@@ -179,7 +173,7 @@ def read_capture(path: Path, *, replayed: bool = False) -> Capture:
         else:
             requests.add(line)
     if not len(requests):
-        raise bad.first or no_requests(trace)
+        raise first or no_requests(trace)
     requests.flush()
     if folder and (found := find_steps(trace)):
         for step in read_steps(found, bad):
@@ -187,38 +181,20 @@ def read_capture(path: Path, *, replayed: bool = False) -> Capture:
         steps.flush()
     client = _client(folder, bad) if folder else None
     identity, problem = identify(folder, meta, trace.name)
-    if problem:
-        bad.warnings.append(problem)
+    warnings = [problem] if problem else []
+    if count:
+        warnings.append(f"{count:,} line{'s' * (count > 1)} that cannot be read left out, first {first}")
     return Capture(
         replayed=replayed,
         identity=identity,
         requests=requests,
         steps=steps if steps.steps else None,
         client=client,
-        warnings=[printable(each) for each in bad.said()],
+        warnings=[printable(each) for each in warnings],
     )
 
 
-class _BadLines:
-    """Counts lines that break a rule, and keeps the error of the first one."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.first: RecordingError | None = None
-        self._count = 0
-
-    def __call__(self, error: RecordingError) -> None:
-        self._count += 1
-        self.first = self.first or error
-
-    def said(self) -> list[str]:
-        if not self._count:
-            return self.warnings
-        lines = f"{self._count:,} line{'s' * (self._count > 1)} that cannot be read left out, first {self.first}"
-        return [*self.warnings, lines]
-
-
-def _client(folder: Path, bad: _BadLines) -> ClientSums | None:
+def _client(folder: Path, bad: OnBadLine) -> ClientSums | None:
     path = next((path for suffix in ("", GZIP_SUFFIX) if (path := folder / f"{CLIENT}{suffix}").is_file()), None)
     if path is None:
         return None
@@ -249,7 +225,7 @@ def arms_of(path: Path) -> Arms | None:
     """Return the arms in a capture's folder; None if it has none."""
     firsts: dict[str, Path] = {}
     for manifest in sorted(path.glob(f"*/*/{MANIFEST}")):
-        if _of_an_experiment(manifest):
+        if isinstance(_manifest(manifest)[0].get("experiment"), dict):
             firsts.setdefault(manifest.parent.parent.name, manifest.parent)
     if not firsts:
         return None
@@ -258,12 +234,3 @@ def arms_of(path: Path) -> Arms | None:
     except CaptureError as error:
         return Arms(list(firsts.values()), None, f"{path}: its arms are not compared: {error.message}")
     return Arms([firsts[arm.name] for arm in comparison.arms if arm.name in firsts], comparison, None)
-
-
-def _of_an_experiment(manifest: Path) -> bool:
-    try:
-        with manifest.open("rb") as stream:
-            found = parse_json(stream.read(MAX_BYTES + 1))
-    except (OSError, UnreadableTextError):
-        return False
-    return isinstance(found, dict) and isinstance(found.get("experiment"), dict)

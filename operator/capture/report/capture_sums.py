@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdecode_operator.capture.files.formats import ClientRecord
+from specdecode_operator.capture.files.totals import DraftTotals
 from specdecode_operator.capture.files.trace_rules import StepLine
 from specdecode_operator.capture.trace_reader import RecordedRequest
 
@@ -20,7 +21,7 @@ Integers = NDArray[np.int64]
 MOST_TIME_BINS: Final = 4096
 _FIRST_WIDTH_MS: Final = 16.0
 _FURTHEST_MS: Final = 1e15
-"""30,000 years: a later moment is an error."""
+"""30,000 years: a later timestamp is an error."""
 
 _LEAST_MS: Final = 0.001
 _PER_DECADE: Final = 500
@@ -53,13 +54,13 @@ class ByTime:
         self.sums: Floats = np.empty((0, columns))  # a row per bin
         self.largest: Floats = np.empty((0, columns))
 
-    def add(self, moments_ms: Floats, *columns: Floats | Integers) -> None:
-        """Add the values of some moments; those beyond the longest run are left out."""
-        sane = np.abs(moments_ms) <= _FURTHEST_MS
+    def add(self, times_ms: Floats, *columns: Floats | Integers) -> None:
+        """Add values by their timestamps; those beyond the longest run are left out."""
+        sane = np.abs(times_ms) <= _FURTHEST_MS
         if not sane.any():
             return
         values = np.column_stack(columns).astype(np.float64)[sane]
-        keys = np.floor(moments_ms[sane] / self.width_ms).astype(np.int64)
+        keys = np.floor(times_ms[sane] / self.width_ms).astype(np.int64)
         self._merge(
             np.concatenate((self._keys, keys)),
             np.concatenate((self.sums, values)),
@@ -88,7 +89,7 @@ class ByTime:
         return found
 
     @property
-    def moments_ms(self) -> Floats:
+    def times_ms(self) -> Floats:
         """The middle of each bin with values."""
         return np.asarray((self._keys + 0.5) * self.width_ms, dtype=np.float64)
 
@@ -162,14 +163,14 @@ class RequestSums:
         self._pending_gaps = 0
 
     def __len__(self) -> int:
-        """Return how many requests there are."""
+        """Return the number of requests."""
         return len(self.ttft_ms)
 
     def add(self, request: RecordedRequest) -> None:
         """Add a request."""
         decode_ms, output_tokens = sum(request.gaps_ms), sum(request.chunk_tokens)
-        self.arrival_ms.append(_moment(request.arrival_ms))
-        self.scheduled_ms.append(_moment(request.scheduled_ms))
+        self.arrival_ms.append(_or_nan(request.arrival_ms))
+        self.scheduled_ms.append(_or_nan(request.scheduled_ms))
         self.ttft_ms.append(request.ttft_ms)
         self.decode_ms.append(decode_ms)
         self.tpot_ms.append(decode_ms / (output_tokens - 1) if output_tokens > 1 else float("nan"))
@@ -182,21 +183,15 @@ class RequestSums:
             column.append(max(-(2**62), min(value, 2**62)))
         name = request.phase if request.phase in self.phases or len(self.phases) < _MOST_PHASES else _OTHER
         self.phase.append(self.phases.setdefault(name, len(self.phases)))
-        self._add_temperature(request)
+        at, inner = request.temperature, request.chunk_tokens[1:-1]  # the answer's end may cut the last burst short
+        known = at in self.by_temperature or len(self.by_temperature) < _MOST_TEMPERATURES
+        if at is not None and inner and 0 <= at <= _HOTTEST and known:
+            bursts, tokens = self.by_temperature.get(at, (0, 0))
+            self.by_temperature[at] = bursts + len(inner), tokens + sum(inner)
         self._pending.append(request)
         self._pending_gaps += len(request.gaps_ms)
         if self._pending_gaps >= _BATCH_GAPS:
             self.flush()
-
-    def _add_temperature(self, request: RecordedRequest) -> None:
-        """Add the bursts of a request but its last one, which the end of the answer may cut short."""
-        at, inner = request.temperature, request.chunk_tokens[1:-1]
-        if at is None or not inner or not 0 <= at <= _HOTTEST:
-            return
-        if at not in self.by_temperature and len(self.by_temperature) == _MOST_TEMPERATURES:
-            return
-        bursts, tokens = self.by_temperature.get(at, (0, 0))
-        self.by_temperature[at] = bursts + len(inner), tokens + sum(inner)
 
     def flush(self) -> None:
         """Add pending requests to the sums; call it after the last request."""
@@ -221,7 +216,7 @@ class RequestSums:
         self.by_context.add(np.asarray(bins, dtype=np.int64), ones, bursts)
         elapsed_ms = np.cumsum(gaps_ms)
         elapsed_ms -= np.concatenate(([0.0], elapsed_ms))[starts]
-        first_ms = np.array([_moment(each.arrival_ms) + each.ttft_ms for each in pending])
+        first_ms = np.array([_or_nan(each.arrival_ms) + each.ttft_ms for each in pending])
         self.by_time.add(np.repeat(first_ms, lengths) + elapsed_ms, ones, bursts)
 
     @property
@@ -236,7 +231,7 @@ def context_tokens(bins: Integers) -> Floats:
     return np.asarray(2 ** ((bins + 0.5) / CONTEXT_BINS_PER_OCTAVE))
 
 
-def _moment(value_ms: float | None) -> float:
+def _or_nan(value_ms: float | None) -> float:
     return float("nan") if value_ms is None else value_ms
 
 
@@ -245,12 +240,12 @@ MOST_POSITIONS: Final = 256
 _BATCH_STEPS: Final = 20_000
 
 
-class StepSums:
+class StepSums(DraftTotals):
     """Sums over all steps of all engines."""
 
     def __init__(self) -> None:
-        self.steps = self.drafts = self.draft_tokens = self.accepted_tokens = 0
-        self.accepted_per_position: list[int] = []
+        super().__init__()
+        self.steps = 0
         self.by_running = ByNumber(_LARGEST_BATCH, 2)  # draft tokens, accepted tokens
         # Steps, draft tokens, accepted tokens, KV cache usage, running, waiting, preempted.
         self.by_time = ByTime(7)
@@ -261,19 +256,12 @@ class StepSums:
         scheduler = line.scheduler
         drafting = scheduler.spec_decoding_stats
         drafted, accepted = (drafting.num_draft_tokens, drafting.num_accepted_tokens) if drafting else (0, 0)
-        preempted = scheduler.prefix_cache_stats.preempted_requests
         self.steps += 1
         if drafting is not None and drafted:
-            self.drafts += drafting.num_drafts
-            self.draft_tokens += drafted
-            self.accepted_tokens += accepted
-            by_position = drafting.num_accepted_tokens_per_pos[:MOST_POSITIONS]
-            sums = self.accepted_per_position
-            sums += [0] * (len(by_position) - len(sums))
-            for position, count in enumerate(by_position):
-                sums[position] += count
+            self.add_drafts(drafting, MOST_POSITIONS)
         running, waiting = scheduler.num_running_reqs, scheduler.num_waiting_reqs
         usage = max(0.0, min(scheduler.kv_cache_usage, 1.0))
+        preempted = scheduler.prefix_cache_stats.preempted_requests
         self._pending.append((line.ts_ms, drafted, accepted, usage, running, waiting, preempted))
         if len(self._pending) >= _BATCH_STEPS:
             self.flush()
@@ -284,17 +272,6 @@ class StepSums:
             return
         rows = np.array(self._pending, dtype=np.float64)
         self._pending = []
-        moments_ms, drafted, accepted, usage, running, waiting, preempted = rows.T
-        self.by_time.add(moments_ms, np.ones(len(rows)), drafted, accepted, usage, running, waiting, preempted)
-        batch = np.minimum(running, _LARGEST_BATCH).astype(np.int64)
-        self.by_running.add(batch, drafted, accepted)
-
-    @property
-    def acceptance(self) -> float | None:
-        """Accepted share of the drafted tokens; None if nothing was drafted."""
-        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
-
-    @property
-    def per_position(self) -> list[float]:
-        """The share of drafts of which the token at each position was accepted."""
-        return [count / self.drafts for count in self.accepted_per_position] if self.drafts else []
+        times_ms, drafted, accepted, usage, running, waiting, preempted = rows.T
+        self.by_time.add(times_ms, np.ones(len(rows)), drafted, accepted, usage, running, waiting, preempted)
+        self.by_running.add(np.minimum(running, _LARGEST_BATCH).astype(np.int64), drafted, accepted)

@@ -7,7 +7,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,7 +178,7 @@ def measured(value: float) -> str:
 
 
 def counted(count: float, what: str) -> str:
-    """Return how many of something there are: 1 request, 12 requests."""
+    """Return a count with its noun: 1 request, 12 requests."""
     return f"{number(count)} {what}{'' if count == 1 else 's'}"
 
 
@@ -208,22 +208,6 @@ def percent_axis(axes: Axes, label: str, largest: float = 1.0) -> None:
 def whole_ticks(axes: Axes) -> None:
     """Put ticks at whole numbers alone."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
-
-
-def per_series(series: Sequence[Series], words: Callable[[Series], str]) -> tuple[str, ...]:
-    """Return a sentence about each capture: with the names where there are several."""
-    if len(series) == 1:
-        only = words(series[0])
-        return (f"{only[:1].upper()}{only[1:]}.",)
-    return tuple(f"{each.label}: {words(each)}." for each in series)
-
-
-def picture_of(
-    name: str, title: str, series: Sequence[Series], words: Callable[[Series], str], figure: Figure, *more: str
-) -> Picture:
-    """Return a figure with a sentence about each capture, then `more` sentences."""
-    sentences = (*per_series(series, words), *more)
-    return Picture(name, title, sentences, figure, tuple(each.capture for each in series))
 
 
 _SVG: Final = "http://www.w3.org/2000/svg"

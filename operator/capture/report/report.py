@@ -25,7 +25,7 @@ from specdecode_operator.capture.report.drawing import (
     series_of,
     write_alone,
 )
-from specdecode_operator.capture.report.timeline import moments, timelines, write_perfetto
+from specdecode_operator.capture.report.timeline import request_times, timelines, write_perfetto
 from specdecode_operator.problems import printable
 from specdecode_operator.version import __version__
 
@@ -53,7 +53,7 @@ def measures_of(capture: Capture) -> dict[str, Measure]:
         "requests": Measure(len(requests)),
         "output tokens": Measure(tokens),
     }
-    rows = moments(requests, 0.0)
+    rows = request_times(requests, 0.0)
     rows = rows[~np.isnan(rows).any(axis=1)]
     if len(rows) and (seconds := float(rows[:, 3].max() - rows[:, 0].min()) / 1000) > 0:
         found["output tokens a second"] = Measure(tokens / seconds, "1/s")
@@ -120,22 +120,25 @@ def page(
         *(f'<p class="quiet">{escape(each.capture.caption)}</p>' for each in series),
         *(f'<p class="warning">{escape(each)}</p>' for each in warnings),
         _verdicts(comparison) if comparison is not None else "",
-        _table(series),
+        _figures(series),
         f"</header><nav>{links}</nav><main>",
-        *map(_section, pictures),
+    ]
+    for picture in pictures:
+        sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in picture.sentences)
+        captions = "<br>".join(escape(each.caption) for each in picture.captures)
+        parts.append(
+            f'<section id="{picture.name}"><h2>{escape(picture.title)}</h2>{sentences}'
+            f"<figure>{inline_svg(picture)}<figcaption>{captions}</figcaption></figure></section>"
+        )
+    parts += [
         f"<section><h2>Left out</h2><ul>{left_out}</ul></section>" if left_out else "",
         f"</main><footer><p>specdecode capture report {escape(__version__)}</p></footer></body></html>",
     ]
     return "\n".join(filter(None, parts)) + "\n"
 
 
-def _section(picture: Picture) -> str:
-    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in picture.sentences)
-    captions = "<br>".join(escape(each.caption) for each in picture.captures)
-    return (
-        f'<section id="{picture.name}"><h2>{escape(picture.title)}</h2>{sentences}'
-        f"<figure>{inline_svg(picture)}<figcaption>{captions}</figcaption></figure></section>"
-    )
+def _table(head: str, rows: str) -> str:
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def _verdicts(comparison: Comparison) -> str:
@@ -146,37 +149,30 @@ def _verdicts(comparison: Comparison) -> str:
         f'<td class="words">{escape(printable(arm.message))}</td></tr>'
         for arm in comparison.arms
     )
-    head = "<tr><th>arm</th><th>verdict</th><th>outputs</th><th class='words'>against the baseline</th></tr>"
-    return f'<div class="wide"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
+    return _table("<th>arm</th><th>verdict</th><th>outputs</th><th class='words'>against the baseline</th>", rows)
 
 
-def _table(series: Sequence[Series]) -> str:
+def _figures(series: Sequence[Series]) -> str:
     """Return the figures of all captures, one per column, with the changes from the first one."""
     columns = [measures_of(each.capture) for each in series]
-    head = "".join(f"<th>{escape(each.label)}</th>" for each in series)
     rows = ""
     for name in dict.fromkeys(name for column in columns for name in column):
         cells = "".join(_cell(column.get(name), columns[0].get(name)) for column in columns)
         rows += f"<tr><td>{escape(name)}</td>{cells}</tr>"
-    return f'<div class="wide"><table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return _table("<th></th>" + "".join(f"<th>{escape(each.label)}</th>" for each in series), rows)
 
 
 def _cell(measure: Measure | None, first: Measure | None) -> str:
     if measure is None:
         return "<td>not known</td>"
-    value = measure.value
+    value, share = measure.value, measure.unit == "share"
     if isinstance(value, str):
         return f"<td>{escape(value)}</td>"
-    shown = (
-        f"{100 * value:.1f} %"
-        if measure.unit == "share"
-        else f"{measured(value) if isinstance(value, float) else f'{value:,}'} {measure.unit}".strip()
-    )
+    shown = f"{measured(value) if isinstance(value, float) else f'{value:,}'} {measure.unit}".strip()
+    shown = f"{100 * value:.1f} %" if share else shown
     base = first.value if first is not None and first is not measure else None
     if isinstance(base, float | int) and base:
-        change = (
-            f"{100 * (value - base):+.1f} points" if measure.unit == "share" else f"{100 * (value / base - 1):+.1f} %"
-        )
+        change = f"{100 * (value - base):+.1f} points" if share else f"{100 * (value / base - 1):+.1f} %"
         shown += f' <span class="quiet">({change.replace("-", "−")})</span>'  # noqa: RUF001  a minus
     return f"<td>{shown}</td>"
 
@@ -241,11 +237,13 @@ def make_report(captured: Sequence[Path], replayed: Sequence[Path], outputs: Out
 def _drawn(captures: Sequence[Capture], arms: Sequence[Arms], file: Path, outputs: Outputs) -> Report:
     series = series_of(captures)
     comparison = next((each.comparison for each in arms if each.comparison is not None), None)
-    warnings = [*(warning for each in captures for warning in each.warnings), *_of_arms(arms)]
-    if not arms:
-        warnings += _differences(captures)
+    warnings = [*(warning for each in captures for warning in each.warnings), *_doubts(captures, arms)]
     with looks():
-        drawn = [*(pictures_of(comparison, captures) if comparison is not None else ()), *draw_all(series)]
+        drawn = [
+            *(pictures_of(comparison, captures) if comparison is not None else ()),
+            *(draw(series) for draw in CHARTS),
+        ]
+        drawn += [*timelines(series), budgets(series)]
         # The page first: a figure that is written alone gets its title drawn into it.
         file.write_text(page(series, drawn, warnings, comparison), encoding="utf-8")
         pictures = [each for each in drawn if isinstance(each, Picture)]
@@ -260,29 +258,20 @@ def _drawn(captures: Sequence[Capture], arms: Sequence[Arms], file: Path, output
     return Report(pictures, [each for each in drawn if isinstance(each, LeftOut)], warnings)
 
 
-def draw_all(series: Sequence[Series]) -> list[Picture | LeftOut]:
-    """Return every picture, or why there is none, in the order in which they are read."""
-    return [*(draw(series) for draw in CHARTS), *timelines(series), budgets(series)]
-
-
-def _of_arms(arms: Sequence[Arms]) -> Iterator[str]:
-    """Yield which arms are not drawn, and the doubts about their comparison."""
-    compared = [each for each in arms if each.comparison is not None]
+def _doubts(captures: Sequence[Capture], arms: Sequence[Arms]) -> Iterator[str]:
+    """Yield which arms are not drawn, the doubts about their comparison, and settings that differ without arms."""
+    for what in () if arms else ("model", "speculation"):
+        values = dict.fromkeys(getattr(each.identity, what) or "not known" for each in captures)
+        if len(values) > 1:
+            yield f"The captures have different settings: {what} is {' and '.join(values)}."
+    compared = [(each.folders, each.comparison) for each in arms if each.comparison is not None]
     yield from (printable(each.warning) for each in arms if each.warning is not None)
     if len(compared) > 1:
         yield "Of several captures with arms only the first one's are compared: name one."
-    for each in compared[:1]:
-        if len(each.folders) > MOST_CAPTURES:
-            yield f"The capture has {len(each.folders)} arms: {MOST_CAPTURES} are drawn, all are in the table."
-        yield from each.comparison.notes if each.comparison is not None else ()
-
-
-def _differences(captures: Sequence[Capture]) -> Iterator[str]:
-    """Yield the settings in which the captures differ."""
-    for what in ("model", "speculation"):
-        found = dict.fromkeys(getattr(each.identity, what) or "not known" for each in captures)
-        if len(found) > 1:
-            yield f"The captures have different settings: {what} is {' and '.join(found)}."
+    for folders, comparison in compared[:1]:
+        if len(folders) > MOST_CAPTURES:
+            yield f"The capture has {len(folders)} arms: {MOST_CAPTURES} are drawn, all are in the table."
+        yield from comparison.notes
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from specdecode_operator.capture.report.capture_reader import Capture
-from specdecode_operator.capture.report.capture_sums import Floats, Integers, RequestSums
+from specdecode_operator.capture.report.capture_sums import Floats, RequestSums
 from specdecode_operator.capture.report.drawing import (
     LeftOut,
     Picture,
@@ -25,7 +25,7 @@ from specdecode_operator.capture.report.drawing import (
 )
 
 _MOST_ROWS: Final = 60
-"""Requests in one picture, around the busiest moment; more rows could not be read."""
+"""Requests in one picture, around the busiest time; more rows could not be read."""
 
 _MOMENTS: Final = 400
 _ROUNDING_S: Final = 1e-6
@@ -39,16 +39,19 @@ def timelines(series: Sequence[Series]) -> list[Picture | LeftOut]:
 
 def _timeline(each: Series, suffix: str) -> Picture | LeftOut:
     title = f"Timeline of requests{f': {each.label}' if suffix else ''}"
-    rows = moments(each.capture.requests, each.capture.zero_ms) / 1000
+    rows = request_times(each.capture.requests, each.capture.zero_ms) / 1000
     rows = rows[~np.isnan(rows).any(axis=1)]
     if not len(rows):
         return LeftOut(title, "no request has its moment of arrival")
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    figure, (upper, lower) = new_figure(2, 1, height_in=5.4, height_ratios=(1, 2.2))
-    most = _draw_states(upper, rows)
-    busiest = int(np.argmax(_in_flight(rows)))
-    first = max(0, min(busiest - _MOST_ROWS // 2, len(rows) - _MOST_ROWS))
+    # Requests in flight at each arrival, that one included. A client that sends its next request at once does so when
+    # its answer ended, up to the rounding of sums.
+    ended = np.searchsorted(np.sort(rows[:, 3]) - _ROUNDING_S, rows[:, 0], side="right")
+    in_flight = np.arange(1, len(rows) + 1) - ended
+    first = max(0, min(int(np.argmax(in_flight)) - _MOST_ROWS // 2, len(rows) - _MOST_ROWS))
     drawn = rows[first : first + _MOST_ROWS]
+    figure, (upper, lower) = new_figure(2, 1, height_in=5.4, height_ratios=(1, 2.2))
+    _draw_states(upper, rows)
     _draw_rows(lower, drawn)
     if len(drawn) < len(rows):
         upper.axvspan(drawn[0, 0], drawn[:, 3].max(), color="#000000", alpha=0.13, linewidth=0, label="drawn below")
@@ -59,14 +62,14 @@ def _timeline(each: Series, suffix: str) -> Picture | LeftOut:
     span_s, preemptions = float(rows[:, 3].max() - rows[0, 0]), sum(each.capture.requests.preemptions)
     waited, prefilled, decoded = (measured(float(each) * 1000) for each in np.diff(rows, axis=1).mean(axis=0))
     sentence = (
-        f"{counted(len(rows), 'request')} in {measured(span_s)} s, at most {most:,} at a time; on average "
+        f"{counted(len(rows), 'request')} in {measured(span_s)} s, at most {in_flight.max():,} at a time; on average "
         f"a request waited {waited} ms, was prefilled in {prefilled} ms and "
         f"decoded for {decoded} ms; {counted(preemptions, 'preemption')}."
     )
     return Picture(f"timeline{suffix}", title, (sentence,), figure, (each.capture,))
 
 
-def moments(requests: RequestSums, zero_ms: float) -> Floats:
+def request_times(requests: RequestSums, zero_ms: float) -> Floats:
     """Return a row a request: its arrival, when it was scheduled, its first token and its last, in ms."""
     arrival = np.asarray(requests.arrival_ms) - zero_ms
     first = arrival + np.asarray(requests.ttft_ms)
@@ -75,30 +78,20 @@ def moments(requests: RequestSums, zero_ms: float) -> Floats:
     return np.column_stack((arrival, scheduled, first, first + np.asarray(requests.decode_ms)))
 
 
-def _draw_states(axes: Axes, rows: Floats) -> int:
-    """Draw how many requests were in each state; return how many there were at most."""
+def _draw_states(axes: Axes, rows: Floats) -> None:
+    """Draw the number of requests in each state."""
     at = np.linspace(rows[0, 0], rows[:, 3].max(), _MOMENTS)
     passed = [np.searchsorted(np.sort(rows[:, column]), at, side="right") for column in range(4)]
-    counts = [passed[state] - passed[state + 1] for state in range(3)]
     bottom = np.zeros(_MOMENTS)
-    for (name, colour, hatch), count in zip(reversed(_STATES), reversed(counts), strict=True):
+    for state in (2, 1, 0):
+        (name, colour, hatch), count = _STATES[state], passed[state] - passed[state + 1]
         if count.any():
-            axes.fill_between(
-                at, bottom, bottom + count, facecolor=colour, hatch=hatch, edgecolor="#333333", linewidth=0, label=name,
-                step="mid",
-            )  # fmt: skip
+            looks: dict[str, Any] = {"facecolor": colour, "hatch": hatch, "edgecolor": "#333333", "linewidth": 0}
+            axes.fill_between(at, bottom, bottom + count, label=name, step="mid", **looks)
         bottom += count
     axes.set_ylim(bottom=0)
     axes.set_ylabel("requests at a time")
     axes.set_xlim(rows[0, 0], rows[:, 3].max())
-    return int(_in_flight(rows).max())
-
-
-def _in_flight(rows: Floats) -> Integers:
-    """Return how many requests there were at each arrival, that one included; rows are in order of arrival."""
-    # A client that sends its next request at once does so when its answer ended, up to the rounding of sums.
-    ended = np.searchsorted(np.sort(rows[:, 3]) - _ROUNDING_S, rows[:, 0], side="right")
-    return np.arange(1, len(rows) + 1) - ended
 
 
 def _draw_rows(axes: Axes, rows: Floats) -> None:
@@ -139,7 +132,7 @@ def _events(captures: Sequence[Capture]) -> Iterator[dict[str, Any]]:
 
 def _requests(capture: Capture, process: int) -> Iterator[dict[str, Any]]:
     requests = capture.requests
-    rows = moments(requests, capture.zero_ms) * _US
+    rows = request_times(requests, capture.zero_ms) * _US
     phases = list(requests.phases)
     free: list[int] = []
     busy: list[tuple[float, int]] = []
@@ -168,25 +161,22 @@ def _slice(name: str, start: float, end: float, process: int, lane: int) -> dict
 
 
 def _counters(capture: Capture, process: int) -> Iterator[dict[str, Any]]:
-    """Yield one value a bin of time; without step statistics the tokens of decode steps alone."""
+    """Yield one value per bin of time; without step statistics the tokens of decode steps alone."""
+
+    def counter(name: str, time_ms: float, value: float) -> dict[str, Any]:
+        time_us, shown = round(float(time_ms - capture.zero_ms) * _US, 1), round(float(value), 4)
+        return {"ph": "C", "name": name, "ts": time_us, "pid": process, "tid": 0, "args": {"value": shown}}
+
     bursts = capture.requests.by_time
-    for moment_ms, (steps, tokens) in zip(bursts.moments_ms, bursts.sums, strict=True):
-        yield _counter("tokens per decode step", moment_ms - capture.zero_ms, tokens / steps, process)
+    for time_ms, (steps, tokens) in zip(bursts.times_ms, bursts.sums, strict=True):
+        yield counter("tokens per decode step", time_ms, tokens / steps)
     if capture.steps is None:
         return
     bins = capture.steps.by_time
-    for moment_ms, sums in zip(bins.moments_ms, bins.sums, strict=True):
+    for time_ms, sums in zip(bins.times_ms, bins.sums, strict=True):
         steps, drafted, accepted, usage, running, waiting, _ = (float(each) for each in sums)
-        since_zero_ms = moment_ms - capture.zero_ms
         if drafted:
-            yield _counter("acceptance (%)", since_zero_ms, 100 * accepted / drafted, process)
-        yield _counter("KV cache in use (%)", since_zero_ms, 100 * usage / steps, process)
-        yield _counter("requests running", since_zero_ms, running / steps, process)
-        yield _counter("requests waiting", since_zero_ms, waiting / steps, process)
-
-
-def _counter(name: str, moment_ms: float, value: float, process: int) -> dict[str, Any]:
-    return {
-        "ph": "C", "name": name, "ts": round(float(moment_ms) * _US, 1), "pid": process, "tid": 0,
-        "args": {"value": round(float(value), 4)},
-    }  # fmt: skip
+            yield counter("acceptance (%)", time_ms, 100 * accepted / drafted)
+        yield counter("KV cache in use (%)", time_ms, 100 * usage / steps)
+        yield counter("requests running", time_ms, running / steps)
+        yield counter("requests waiting", time_ms, waiting / steps)

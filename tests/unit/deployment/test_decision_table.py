@@ -18,7 +18,7 @@ from specdecode_operator.deployment.policy_decision import (
     decide,
 )
 from specdecode_operator.enums import PolicyMode, PolicyOutcome
-from specdecode_operator.stats.engine_window import Drafting, Sample, Window
+from specdecode_operator.stats.engine_window import Sample, Window, Work
 
 PAGE = Path(__file__).parents[3] / "docs/explanation/policy.md"
 ANY = "\N{EN DASH}"
@@ -74,7 +74,7 @@ def window(situation: Row) -> Window:
     seen = Window(900.0)
     for at in range(0, seconds + 15, 15):
         engines = {
-            f"engine-{number}": Drafting(at * 100, at * 300, round(at * 300 * share))
+            f"engine-{number}": Work(0, at * 100, at * 300, round(at * 300 * share))
             for number, share in enumerate(shares)
         }
         seen = seen.add(Sample(NOW_S - seconds + at, running, engines))

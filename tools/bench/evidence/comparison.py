@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from specdecode_operator.capture.comparison.arm_folders import ArmManifest, Repetition
-from specdecode_operator.capture.comparison.arm_verdict import Measured, judge
+from specdecode_operator.capture.comparison.arm_verdict import judge
 from specdecode_operator.capture.comparison.client_requests import Sent, paired_blocks, read_client_side
 from specdecode_operator.capture.comparison.compare_arms import compare_capture
 from specdecode_operator.capture.comparison.comparison_file import LoadVerdict, Slo
@@ -66,12 +66,12 @@ def _start(effect: float, slow_share: float | None, seed: int) -> Start:
     with TemporaryDirectory() as folder:
         place = made.make_one(Path(folder), "plain", 1)
         manifest = msgspec.json.decode((place / MANIFEST).read_bytes(), type=ArmManifest)
-        client = read_client_side("plain", Repetition(place, 1, manifest), Slo(), {})
+        by_phase, span_ms = read_client_side("plain", Repetition(place, 1, manifest), Slo(), {})
     goodput = {
-        phase: 1000 * sum(sent.good_tokens) / (client.span_ms[phase][1] - client.span_ms[phase][0])
-        for phase, sent in client.sent.items()
+        phase: 1000 * sum(sent.good_tokens) / (span_ms[phase][1] - span_ms[phase][0])
+        for phase, sent in by_phase.items()
     }
-    return Start(client.sent, goodput)
+    return Start(by_phase, goodput)
 
 
 def _loads(baseline: Sequence[Start], other: Sequence[Start]) -> list[LoadVerdict]:
@@ -79,16 +79,14 @@ def _loads(baseline: Sequence[Start], other: Sequence[Start]) -> list[LoadVerdic
     phases = of_equal_arms(arrivals=PHASES, requests=64).phases
     return [
         judge(
-            Measured(
-                {
-                    number: paired_blocks(phase, one.sent[phase.name], another.sent[phase.name])
-                    for number, (one, another) in enumerate(zip(baseline, other, strict=True))
-                },
-                [[each.goodput[phase.name] for each in arm] for arm in (baseline, other)],
-                candidate=1,
-                whole=True,
-            ),
-            1 - (1 - LEVEL) / len(phases),
+            {
+                number: paired_blocks(phase, one.sent[phase.name], another.sent[phase.name])
+                for number, (one, another) in enumerate(zip(baseline, other, strict=True))
+            },
+            [[each.goodput[phase.name] for each in arm] for arm in (baseline, other)],
+            candidate=1,
+            level=1 - (1 - LEVEL) / len(phases),
+            whole=True,
         )
         for phase in phases
     ]

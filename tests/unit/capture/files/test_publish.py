@@ -20,7 +20,7 @@ from specdecode_operator.capture.files.publish import (
     finish_publication,
     label_partial,
     publish,
-    refuse_finished,
+    reject_finished,
     seal,
     verify,
 )
@@ -75,7 +75,7 @@ class TestPublish:
     def test_of_two_attempts_at_once_one_wins(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The other one appears after the check, in the last moment: the rename decides."""
         publish_all(attempt(tmp_path), tmp_path / "1")
-        monkeypatch.setattr(publishing, "refuse_finished", lambda _: None)
+        monkeypatch.setattr(publishing, "reject_finished", lambda _: None)
         second = attempt(tmp_path)
         with pytest.raises(CaptureError, match="never overwritten"):
             publish_all(second, tmp_path / "1")
@@ -83,10 +83,10 @@ class TestPublish:
         assert verify(tmp_path / "1") == []
 
     def test_check_before_anything_is_done(self, tmp_path: Path) -> None:
-        refuse_finished(tmp_path / "1")
+        reject_finished(tmp_path / "1")
         (tmp_path / "1").mkdir()
         with pytest.raises(CaptureError):
-            refuse_finished(tmp_path / "1")
+            reject_finished(tmp_path / "1")
 
 
 class _KilledError(BaseException):

@@ -26,17 +26,17 @@ def test_bins_of_time_double_their_width_and_lose_nothing() -> None:
     moments = np.arange(10_000.0)
     for part in np.split(moments, 10):
         bins.add(part, np.ones(len(part)))
-    assert len(bins.moments_ms) <= 8
+    assert len(bins.times_ms) <= 8
     assert bins.sums[:, 0].sum() == 10_000
     assert bins.sums[0, 0] == bins.width_ms, "one a millisecond"
-    assert (np.abs(np.diff(bins.moments_ms)) == bins.width_ms).all()
+    assert (np.abs(np.diff(bins.times_ms)) == bins.width_ms).all()
 
 
 def test_coarser_bins_hold_the_same_and_the_largest_value() -> None:
     bins = ByTime(1)
     bins.add(np.arange(1000.0), np.arange(1000.0))
     coarse = bins.coarser(4)
-    assert len(coarse.moments_ms) <= 4
+    assert len(coarse.times_ms) <= 4
     assert coarse.sums.sum() == bins.sums.sum() == 499_500
     assert coarse.largest.max() == 999
 
@@ -67,7 +67,7 @@ def test_bursts_are_all_chunks_but_the_first() -> None:
     assert list(sums.output_tokens) == [13, 1, 5]
     assert sums.tpot_ms[0] == pytest.approx(30 / 12)
     # By the moment of each burst: 40, 60 and 160 ms.
-    assert list(sums.by_time.moments_ms // 16) == [2, 3, 10]
+    assert list(sums.by_time.times_ms // 16) == [2, 3, 10]
     assert list(sums.by_time.sums[:, 1]) == [3, 1, 3]
 
 
