@@ -1,38 +1,28 @@
 """`specdecode verify` and `attestation-webhook`: check objects and pods against signed attestations."""
 
-from collections.abc import Sequence
+import asyncio
+import json
+import logging
+import signal
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from specdecode_operator.cli.options import fail
-from specdecode_operator.problems import printable
-
-if TYPE_CHECKING:
-    from specdecode_operator.attestation.keys import PublicKey
-import json
-from collections.abc import Iterator
-from enum import IntEnum
-from typing import Any
-
-from specdecode_operator.cli.options import FilesOption, TextOrJson
+from specdecode_operator.cli.options import FilesOption, TextOrJson, fail
 from specdecode_operator.cli.outputs import Output
 from specdecode_operator.cli.terminal import say_line
-
-if TYPE_CHECKING:
-    from specdecode_operator.attestation.keys import PublicKey
-    from specdecode_operator.attestation.statement import Rollout
-    from specdecode_operator.cli.input_files import Document
-import asyncio
-import logging
-import signal
-from typing import TYPE_CHECKING, Final
+from specdecode_operator.problems import printable
 
 if TYPE_CHECKING:
     from specdecode_operator.api.base import Body
     from specdecode_operator.api.deployment import Key
+    from specdecode_operator.attestation.keys import PublicKey
     from specdecode_operator.attestation.pod_admission import Gate
+    from specdecode_operator.attestation.statement import Rollout
+    from specdecode_operator.cli.input_files import Document
     from specdecode_operator.cluster.client import Cluster
 
 
@@ -165,7 +155,6 @@ def verify_command(
 
 
 def _envelopes(document: "Document") -> Iterator[tuple[str, str]]:
-    """Return the envelopes of an object, each with its place."""
     from specdecode_operator.attestation.attest import ENTRY_SUFFIX  # noqa: PLC0415
 
     body = document.body
@@ -182,7 +171,6 @@ def _envelopes(document: "Document") -> Iterator[tuple[str, str]]:
 def _found(
     envelopes: Sequence[tuple[str, str]], keys: "Sequence[PublicKey]", documents: "Sequence[Document]"
 ) -> "VerifyOutput":
-    """Return what there is to say of attestations and objects."""
     attestations, rollouts = [], []
     for place, text in envelopes:
         attestation, rollout = _opened(place, text, keys)
@@ -237,7 +225,6 @@ def _expected(rollouts: "Sequence[Rollout]") -> list[str]:
 
 
 def _say(found: "VerifyOutput") -> None:
-    """Say it to people."""
     import msgspec  # noqa: PLC0415
 
     from specdecode_operator.attestation.statement import Rollout  # noqa: PLC0415
@@ -263,7 +250,6 @@ def _say(found: "VerifyOutput") -> None:
 
 
 def _told(rollout: "Rollout") -> Iterator[str]:
-    """Return what an attestation says, for people."""
     its, plan = rollout.object, rollout.plan
     yield f"{its.namespace}/{its.name}, generation {its.generation}: signed at {rollout.made_at}"
     yield f"  plan: {plan.get('verdict')}: {plan.get('explanation')}"
@@ -336,7 +322,6 @@ def _container(text: str) -> tuple[str, str]:
 
 
 async def _serve(gate: "Gate", certificate_folder: Path, port: int, metrics_port: int) -> None:
-    """Answer until SIGTERM: reviews in threads of their own, questions to the API server in this loop."""
     from specdecode_operator.cluster.client import Cluster  # noqa: PLC0415
     from specdecode_operator.handlers.metrics import AdmissionCollector, serve_metrics  # noqa: PLC0415
     from specdecode_operator.handlers.webhook import answer_pod, serve_admission  # noqa: PLC0415

@@ -70,13 +70,11 @@ class Given:
 
     product: str
     """GPU product as its node label says; no log names it."""
-
     engine_version: str | None = None
     tensor: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-
     configs: Mapping[str, Body] = field(default_factory=dict)
     """Content of config.json by model, as the log names the models."""
 
@@ -101,15 +99,7 @@ class Measurement:
 
 
 def measure(log: StartupLog, given: Given) -> Measurement:
-    """Return what a log shows against the prediction for the same engine.
-
-    Raises
-    ------
-    UnusableLogError
-        With what is missing and how to give it, or what is not sized.
-    InvalidSpecError
-        When the engine is one that the operator would refuse.
-    """
+    """Return what a log shows against the prediction for the same engine."""
     settings, version = _completed(log, given)
     facts = valid_facts(_spec(settings, version, given))
     tensor = settings.tensor or 1
@@ -130,13 +120,7 @@ def measure(log: StartupLog, given: Given) -> Measurement:
 
 
 def measured_entry(kind: EngineKind, budget: Budget, reported_bytes: int) -> CalibrationEntry:
-    """Return the entry of an engine that reported so much for the KV cache, against its budget without a calibration.
-
-    Raises
-    ------
-    CalibrationError
-        When it is more than the estimated terms could have given: then something else was predicted than what ran.
-    """
+    """Return the entry of an engine that reported so much for the KV cache, against its uncalibrated budget."""
     residual = budget.available_kv_bytes - reported_bytes
     if -residual > budget.estimated_bytes:
         raise CalibrationError(
@@ -150,7 +134,6 @@ def measured_entry(kind: EngineKind, budget: Budget, reported_bytes: int) -> Cal
 
 
 def _completed(log: StartupLog, given: Given) -> tuple[LoggedSettings, str]:
-    """Return the settings with what the user adds, and the version; all that sizing needs is there."""
     logged = log.settings
     settings = replace(
         logged,
@@ -180,7 +163,6 @@ def _completed(log: StartupLog, given: Given) -> tuple[LoggedSettings, str]:
 
 
 def _spec(settings: LoggedSettings, version: str, given: Given) -> SpecDecodeDeploymentSpec:
-    """Return the spec that would start this engine."""
     utilization = settings.utilization or 0.92  # vLLM, config/cache.py CacheConfig
     serving = {
         "maxModelLen": settings.max_model_len,
@@ -257,13 +239,6 @@ def measure_deployment(body: Body) -> Measurement:
     The operator may have planned with a calibration already, or be of another
     version than this: so the residual is counted anew against the estimate
     of today without one.
-
-    Raises
-    ------
-    UnusableObjectError
-        When the object lacks what it takes, with what to do.
-    InvalidSpecError
-        When the spec is one that the operator would refuse.
     """
     spec, plan, observed = _parts(body)
     device = find_device(plan.product, spec.accelerator.memory_gib_per_gpu)
@@ -293,7 +268,6 @@ def measure_deployment(body: Body) -> Measurement:
 
 
 def _as_planned(facts: Facts, plan: PlanStatus) -> Facts:
-    """Return the facts at the precisions of the plan. Raises ValueError where the spec has no checkpoint for one."""
     target = Precision(plan.target_quantization)
     draft = Precision(plan.draft_quantization) if plan.draft_quantization else None
     pair, available = facts.pair, facts.options.available
@@ -306,7 +280,6 @@ def _as_planned(facts: Facts, plan: PlanStatus) -> Facts:
 
 
 def _parts(body: Body) -> tuple[SpecDecodeDeploymentSpec, PlanStatus, ObservedStatus]:
-    """Return the spec, and of the status what belongs to this very spec."""
     try:
         spec = SpecDecodeDeploymentSpec.parse(body.get("spec"), newer=True)
         status = SpecDecodeDeploymentStatus.parse(body.get("status") or {}, newer=True)
@@ -348,7 +321,6 @@ class EngineRun:
     name: str
     command: tuple[str, ...]
     """Program and arguments."""
-
     max_num_seqs: int
     max_num_batched_tokens: int
 
@@ -357,13 +329,7 @@ class EngineRun:
         return replace(given, max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens)
 
     def start(self) -> str:
-        """Start it, wait until it serves, end it, and return its log.
-
-        Raises
-        ------
-        RuntimeError
-            With the end of its log, when it ends by itself or does not serve in time.
-        """
+        """Start it, wait until it serves, end it, and return its log."""
         # The compile cache makes two starts differ: every run begins without one, as a new pod does.
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "log"
@@ -395,13 +361,7 @@ class EngineRun:
 def runs_of(
     model: str, draft: str | None, shapes: Sequence[str], num_speculative_tokens: int, given: Given
 ) -> list[EngineRun]:
-    """Return the runs that measure a model: each shape without speculation, with ngram, and with the draft.
-
-    Raises
-    ------
-    ValueError
-        When vLLM is not installed or a shape cannot be read.
-    """
+    """Return the runs that measure a model: each shape without speculation, with ngram, and with the draft."""
     program = shutil.which("vllm")
     if program is None:
         raise ValueError("vllm is not installed here: pip install '.[engine]' in a clone, where the GPUs are")
@@ -491,7 +451,6 @@ def of_runs(runs: list[EngineRun], given: Given, out: Path) -> list[CalibrationE
 
 
 def _measured(name: str, text: str, given: Given) -> CalibrationEntry:
-    """Print one comparison and return its entry."""
     try:
         measurement = measure(read_startup_log(text), given)
     except (MalformedLogError, UnusableLogError, InvalidSpecError) as error:
@@ -541,7 +500,6 @@ def write_entries(out: Path, entries: list[CalibrationEntry]) -> None:
 
 
 def _log(file: Path) -> str:
-    """Return the beginning of a log, which is where an engine's start is."""
     try:
         with open_to_read(str(file)) as stream:
             return stream.read(MAX_BYTES).decode(errors="replace")

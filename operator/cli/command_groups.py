@@ -124,7 +124,6 @@ def _named(parameter: Any, ctx: Any) -> Any:
 
 
 def _in_plain_words(error: typer.BadParameter) -> str:
-    """Return what is wrong with a value without the words of the library that checked it, and with the value."""
     what, cause = error.message.removeprefix(_OF_THE_LIBRARY), error.__cause__
     is_bound = what.startswith(_OF_A_BOUND) and isinstance(cause, ValueError)
     found: list[Any] = getattr(cause, "errors", list)() if is_bound else []

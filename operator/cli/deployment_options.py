@@ -45,13 +45,7 @@ class Description:
 
     @property
     def products(self) -> tuple[str, ...]:
-        """GPU products, those included that only their memory names.
-
-        Raises
-        ------
-        DocumentError
-            When one is not known.
-        """
+        """GPU products, those included that only their memory names."""
         return tuple(_product(gpu) for gpu in self.gpus)
 
     @property
@@ -63,11 +57,6 @@ class Description:
         """Return the object that is described, with nothing in it that was not asked for.
 
         Its name is that of the target, if none is given.
-
-        Raises
-        ------
-        DocumentError
-            When no model is named, or a GPU is not known.
         """
         if self.model is None:
             raise DocumentError("--model: is missing: name the target, or a file with -f")
@@ -112,7 +101,6 @@ def described_or_read(description: Description, files: Sequence[str]) -> Reading
 
 
 def _likely_image(version: str | None) -> str | None:
-    """Return the image that a version newer than all known ones may have; None for others, which need none."""
     with suppress(UnknownEngineVersionError):
         if version is not None and not find_profile(version).tested:
             return f"docker.io/vllm/vllm-openai:v{version}.0"
@@ -120,7 +108,6 @@ def _likely_image(version: str | None) -> str | None:
 
 
 def _name_of(model: str) -> str:
-    """Return a name for an object, made of the last part of a model's: llama-3-1-70b-instruct."""
     name = _FOREIGN.sub("-", model.rpartition("/")[2].lower())
     # A Service has its name, which begins with a letter.
     name = name.strip("-") if name.strip("-")[:1].isalpha() else f"model-{name}"

@@ -117,13 +117,7 @@ class Lookup:
     unknown: dict[str, None] = field(default_factory=dict)
 
     def described(self, case: Any) -> Any:
-        """Return a case with the config.json of the hub in it, for each model that needs one.
-
-        Raises
-        ------
-        ValueError
-            When the hub does not give it.
-        """
+        """Return a case with the config.json of the hub in it, for each model that needs one."""
         if not isinstance(case, dict):
             return case
         found = self._described(case)
@@ -163,7 +157,6 @@ class Lookup:
 
 
 def _model(part: dict[str, Any]) -> str:
-    """Name of the model of a part, by either name of that key; empty where it has none."""
     name = part.get("model", part.get("model_tag"))
     return name if isinstance(name, str) else ""
 
@@ -223,6 +216,5 @@ def _estimated(case: Any, size: Callable[[Any], dict[str, Any]]) -> dict[str, An
 
 
 def _identity(case: Any) -> str | int | None:
-    """Return the id of a case where it can be written back as it is."""
     identity = case.get("id") if isinstance(case, dict) else None
     return identity if isinstance(identity, str | int) else None

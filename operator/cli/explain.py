@@ -242,7 +242,6 @@ def _table(terms: list[Term], width: int | None) -> list[str]:
 
 
 def _sources(terms: list[Term], width: int | None) -> list[str]:
-    """Return one line a source: where it is, and the terms that follow from it."""
     by_source: dict[str, list[str]] = {}
     for term in terms:
         if term.source:
@@ -285,7 +284,6 @@ def explain_command(  # noqa: PLR0913  each is an option
 
 
 def _print(result: "Answers") -> None:
-
     width = line_width()
     texts = (explain_text(each, width) for each in result.answers)
     say("\n\n".join(texts), nl=bool(result.answers), verdicts=True)

@@ -132,13 +132,7 @@ def named_engines(urls: Sequence[str]) -> list[Engine]:
 
 
 def engines_of(kubectl: Kubectl, name: str) -> list[Engine]:
-    """Return the ready engines of a SpecDecodeDeployment, read through the API server.
-
-    Raises
-    ------
-    KubectlError
-        When kubectl cannot ask for them.
-    """
+    """Return the ready engines of a SpecDecodeDeployment, read through the API server."""
     pods = kubectl.items("pods", f"--selector={OWNED_SELECTOR},{DEPLOYMENT_LABEL}={name}")
     return [engine for pod in pods if (engine := _engine(kubectl, pod)) is not None]
 
@@ -171,7 +165,6 @@ def look_twice(engines: Sequence[Engine], figures: Sequence[Figure], over_s: flo
 
 
 def _finite(values: Values) -> Values:
-    """Return what says something, as of a Prometheus: who answers need not be an engine."""
     return {label: value for label, value in values.items() if math.isfinite(value)}
 
 
@@ -240,7 +233,6 @@ def _print(found: "FiguresOutput", output: TableOrData) -> None:
 def _check(
     name: str | None, namespace: str | None, engine: list[str] | None, prometheus: str | None, token_file: str | None
 ) -> None:
-    """Refuse options that do not go together, and names that are none."""
     if bool(engine) == bool(name) or (engine and prometheus):
         fail("NAME, --engine: give a SpecDecodeDeployment or URLs of engines; a Prometheus wants the first")
     if prometheus and not namespace:
@@ -253,7 +245,6 @@ def _check(
 
 
 def _figures(ttft_limit: float | None, tpot_limit: float | None) -> "list[Figure]":
-    """Return the figures, with limits put in; those whose limit is not given are left out."""
     given = {TTFT_LIMIT: ttft_limit, TPOT_LIMIT: tpot_limit}
     figures = []
     for figure in FIGURES:
@@ -269,7 +260,6 @@ def _figures(ttft_limit: float | None, tpot_limit: float | None) -> "list[Figure
 def _from_prometheus(
     url: str, token_file: str | None, deployment: tuple[str | None, str | None], figures: "list[Figure]", over_s: int
 ) -> "Taken":
-
     namespace, name = deployment
     scope = Scope(window=f"{over_s}s", namespace=namespace, deployment=name)
     taken = Taken(ask_prometheus(url, _token(token_file), scope, figures), over_s)
@@ -299,7 +289,6 @@ def _token(file: str | None) -> str | None:
 def _from_engines(
     kubectl: "Kubectl", name: str | None, urls: list[str], figures: "list[Figure]", over_s: int
 ) -> "Taken":
-
     try:
         engines = engines_of(kubectl, name) if name else named_engines(urls)
     except KubectlError as error:
@@ -313,7 +302,6 @@ def _from_engines(
 
 
 def _answer(source: str, figures: "list[Figure]", taken: "Taken") -> "FiguresOutput":
-
     rows = []
     for figure in figures:
         values = taken.values[figure.name]
@@ -336,7 +324,6 @@ def _answer(source: str, figures: "list[Figure]", taken: "Taken") -> "FiguresOut
 
 
 def _not_buckets(found: "FiguresOutput", limits: Mapping[str, float | None]) -> Iterator[str]:
-    """Return what is said of limits of times that are known, and not by that limit."""
     values = {each.name: each.value for each in found.figures}
     for name, limit in limits.items():
         if limit is not None and values[f"{name}_within_limit"] is None and values[f"{name}_p50"] is not None:

@@ -49,13 +49,7 @@ class HubSettings:
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> "HubSettings":
-        """Return what the environment says, by the names of huggingface_hub.
-
-        Raises
-        ------
-        CheckpointError
-            When it says what cannot be used; its values may be secret, and are not repeated.
-        """
+        """Return what the environment says, by the names of huggingface_hub."""
         try:
             url = httpx.URL(environment.get("HF_ENDPOINT", "").strip() or DEFAULT_ENDPOINT)
         except httpx.InvalidURL:
@@ -96,13 +90,7 @@ class HubClient:
         )
 
     def get(self, path: str, allowance: Allowance, *, start: int, length: int) -> bytes:
-        """Return at most so many bytes of what is there, from a start on; the rest is not fetched.
-
-        Raises
-        ------
-        CheckpointError
-            When the hub does not give them, or gives something else.
-        """
+        """Return at most so many bytes of what is there, from a start on; the rest is not fetched."""
         answer = self._get(f"{self.settings.endpoint}/{path}", allowance, start, length)
         return asyncio.run_coroutine_threadsafe(answer, self._loop).result()
 
@@ -196,7 +184,6 @@ class ListedRepository:
 
 
 def _listing(text: bytes, host: str) -> tuple[str, dict[str, int | None]]:
-    """Return the commit, and the sizes of the files at its top."""
     try:
         listing: Any = json.loads(text)
         commit, files = listing["sha"], listing["siblings"]
@@ -240,7 +227,6 @@ class HubCache:
         self._write({"model": model, "commit": commit}, asdict(checkpoint))
 
     def _read(self, key: dict[str, str | None]) -> Any:
-        """Return the value of a key; None where there is none, or another's."""
         path = self._path(key)
         if path is None:
             return None
@@ -296,13 +282,7 @@ class HubModels:
     _client: HubClient | None = None
 
     def find(self, model: str, revision: str | None) -> Checkpoint:
-        """Return what is known of a model at a revision; None is the hub's default.
-
-        Raises
-        ------
-        CheckpointError
-            When it cannot be had.
-        """
+        """Return what is known of a model at a revision; None is the hub's default."""
         key = (model, revision)
         if key not in self._found:
             try:
@@ -341,7 +321,6 @@ class HubModels:
 
 
 def _checkpoint(repository: ListedRepository) -> Checkpoint:
-    """Return what the repository's files say; what else may go wrong with them has no name."""
     try:
         return read_checkpoint(repository)
     except (ValueError, RecursionError, OverflowError, MemoryError) as error:
@@ -349,7 +328,6 @@ def _checkpoint(repository: ListedRepository) -> Checkpoint:
 
 
 def _last_known(cache: HubCache, model: str, revision: str | None, error: CheckpointError) -> Checkpoint:
-    """Return what was read of the model before, where the hub is out of reach now."""
     commit = cache.commit(model, revision)
     kept = None if commit is None else cache.checkpoint(model, commit)
     if kept is None:

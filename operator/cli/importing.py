@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -30,10 +30,6 @@ from specdecode_operator.importing.workload import Workload
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import mapping
-
-if TYPE_CHECKING:
-    from specdecode_operator.importing.convert import Migration
-
 
 _ORDER = (Outcome.FIELD, Outcome.EXTRA, Outcome.POD, Outcome.OPERATOR, Outcome.DROPPED, Outcome.DEFAULT)
 
@@ -102,15 +98,7 @@ class Source:
 
 
 def read_source(words: Sequence[str], file: str | None, namespace: str | None, context: str | None) -> Source:
-    """Return the server that the arguments name.
-
-    Raises
-    ------
-    SourceError
-        When they name none, or it cannot be read.
-    MigrationError
-        When it is described in a way that cannot be imported.
-    """
+    """Return the server that the arguments name."""
     if file is None and (len(words) > 1 or is_command_text(" ".join(words))):
         return Source("the command line", read_words(words))
     if len(words) > 1:
@@ -124,7 +112,6 @@ def read_source(words: Sequence[str], file: str | None, namespace: str | None, c
 
 
 def _name(text: str) -> tuple[str | None, str]:
-    """Return kind and name of what is written KIND/NAME or NAME."""
     written, slash, name = text.rpartition("/")
     kind = next((found[0].kind for forms, found in _RESOURCES.items() if written.partition(".")[0] in forms), None)
     if not name or (slash and kind is None):
@@ -169,7 +156,6 @@ def _ask_for_autoscalers(workload: Workload, autoscalers: Sequence[Body]) -> Non
 
 
 def _chosen(file: str, found: Sequence[Document], kind: str | None, name: str | None) -> tuple[Document, Workload]:
-    """Return the one server of a file that is meant: of several, the one that runs vLLM."""
     bodies = [each.body for each in found]
     servers = [(each, server) for each in found for server in read_workloads(each.body, bodies)]
     wanted = [(each, server) for each, server in servers if name in (None, server.name) and kind in (None, server.kind)]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdecode_operator.api.base import API_VERSION, GROUP, Body
 from specdecode_operator.api.capture import KIND as CAPTURE
@@ -15,16 +15,13 @@ from specdecode_operator.api.deployment import KIND
 from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, first_errors, place_of, read_text
 from specdecode_operator.cluster.nodes import NodeFacts, node_facts
 from specdecode_operator.cluster.storage_classes import StorageClasses
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, FolderOfHeaders, read_checkpoint
+from specdecode_operator.deployment.models.facts_files import FactsFileError, facts_in, held_twice
 from specdecode_operator.problems import printable, shown, shown_or_missing
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 from specdecode_operator.sizing.estimate_fields import full_product
 from specdecode_operator.untrusted import UnreadableTextError
 from specdecode_operator.untrusted_yaml import parse_yaml_or_json
-
-if TYPE_CHECKING:
-    from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
-from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, FolderOfHeaders, read_checkpoint
-from specdecode_operator.deployment.models.facts_files import FactsFileError, facts_in, held_twice
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN_OTHERS = 3
@@ -39,12 +36,9 @@ class Document:
 
     file: str
     """As it was named; ``-`` for standard input."""
-
     body: Body
-
     number: int | None = None
     """Of the document in the file, from 1; None where it comes from no file."""
-
     item: int | None = None
     """Of the object in the List that the document is, from 1; None where it is none."""
 
@@ -122,11 +116,6 @@ def read_nodes(file: str) -> tuple[NodeFacts, ...]:
     """Return the nodes with GPUs in the output of ``kubectl get nodes -o yaml`` or ``-o json``.
 
     A label may be short, such as ``H100``, in a file that somebody wrote by hand.
-
-    Raises
-    ------
-    DocumentError
-        When the file cannot be read or holds no node at all.
     """
     nodes = [each for each in _objects(file) if isinstance(each, Document) and each.body.get("kind") == "Node"]
     if not nodes:
@@ -139,13 +128,7 @@ def read_nodes(file: str) -> tuple[NodeFacts, ...]:
 
 
 def read_storage_classes(file: str) -> StorageClasses:
-    """Return the StorageClasses in the output of ``kubectl get storageclasses -o yaml`` or ``-o json``.
-
-    Raises
-    ------
-    DocumentError
-        When the file cannot be read or holds none.
-    """
+    """Return the StorageClasses in the output of ``kubectl get storageclasses -o yaml`` or ``-o json``."""
     kind = "StorageClass"
     found = [each.body for each in _objects(file) if isinstance(each, Document) and each.body.get("kind") == kind]
     if not found:
@@ -154,46 +137,22 @@ def read_storage_classes(file: str) -> StorageClasses:
 
 
 def read_all(file: str) -> list[Document | Other]:
-    """Return every object of a file, those of a List one by one, and what else stands there.
-
-    Raises
-    ------
-    DocumentError
-        When the file cannot be read.
-    """
+    """Return every object of a file, those of a List one by one, and what else stands there."""
     return [*_objects(file)]
 
 
 def objects_in(text: str, file: str) -> list[Document]:
-    """Return every object of a file's text, those of a List one by one.
-
-    Raises
-    ------
-    DocumentError
-        When it is neither YAML nor JSON.
-    """
+    """Return every object of a file's text, those of a List one by one."""
     return [each for each in _objects_in(text, file) if isinstance(each, Document)]
 
 
 def read_model_configs(named: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the content of each config.json that is given as ``ID=PATH``, by the model's id; of a folder its own.
-
-    Raises
-    ------
-    DocumentError
-        When one is written otherwise, cannot be read or holds no object.
-    """
+    """Return the content of each config.json that is given as ``ID=PATH``, by the model's id; of a folder its own."""
     return read_models(named)[0]
 
 
 def read_models(named: Iterable[str]) -> tuple[dict[str, dict[str, Any]], dict[str, "Checkpoint"]]:
-    """Return the same, and what config.json and the headers of the weights say of those that are folders.
-
-    Raises
-    ------
-    DocumentError
-        As read_model_configs, and when headers cannot be read or contradict themselves.
-    """
+    """Return the same, and what config.json and the headers of the weights say of those that are folders."""
     from specdecode_operator.deployment.models.checkpoint_reader import shortened  # noqa: PLC0415  only a config.json needs it
 
     configs: dict[str, dict[str, Any]] = {}
@@ -245,13 +204,7 @@ def with_configs(spec: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
 
 
 def refuse_unused(model_configs: Mapping[str, dict[str, Any]], documents: Sequence[Document]) -> None:
-    """Refuse a config.json that goes into no object.
-
-    Raises
-    ------
-    DocumentError
-        With the models that the objects name.
-    """
+    """Refuse a config.json that goes into no object."""
     used = {model: given for document in documents for model, given in _models(document.body.get("spec"))}
     for model in model_configs if documents else ():
         if model not in used:
@@ -264,7 +217,6 @@ def refuse_unused(model_configs: Mapping[str, dict[str, Any]], documents: Sequen
 
 
 def _models(spec: Any) -> Iterator[tuple[str, bool]]:
-    """Return the models of a spec, each with whether it has a config."""
     if not isinstance(spec, dict):
         return
     for arm in spec["arms"] if isinstance(spec.get("arms"), list) else ():
@@ -291,13 +243,7 @@ def _with_config(model: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any
 
 
 def read_calibration(file: str | None) -> Calibration:
-    """Return what a calibration file holds; empty where none is named.
-
-    Raises
-    ------
-    DocumentError
-        When the file cannot be read or is broken.
-    """
+    """Return what a calibration file holds; empty where none is named."""
     if file is None:
         return UNCALIBRATED
     try:
@@ -334,7 +280,6 @@ def _read(source: str, kinds: Sequence[str]) -> Iterator[_Found]:
 
 
 def _told_apart(found: Iterable[_Found]) -> Iterator[_Found]:
-    """Return what was found, and an error in the place of each object that is there already: only one can be."""
     known: dict[tuple[str, str], Document] = {}
     for item in found:
         if isinstance(item, Document):
@@ -355,7 +300,6 @@ def _twice(document: Document, first: Document) -> DocumentError:
 
 
 def _files(folder: Path) -> list[Path]:
-    """YAML and JSON files of a folder, sorted, but not those of .git, .github and the like."""
     if folder.resolve() == Path(folder.resolve().anchor):
         raise DocumentError(f"{folder}: is the root of all files: name the folder with the manifests")
     found, looked_at = [], 0
@@ -381,7 +325,6 @@ def _ours(file: str, kinds: Sequence[str]) -> Iterator[_Found]:
 
 
 def _our(document: Document, kinds: Sequence[str]) -> Document | DocumentError | Other:
-    """Return the object if it is of these kinds, and an error if it was meant to be one of ours."""
     kind, version = document.body.get("kind"), document.body.get("apiVersion")
     ours = str(version).partition("/")[0] == GROUP
     if kind not in kinds and (kind in (KIND, CAPTURE) or not ours):
@@ -398,7 +341,6 @@ def _our(document: Document, kinds: Sequence[str]) -> Document | DocumentError |
 
 
 def _objects(file: str) -> Iterator[Document | Other]:
-    """Objects of a file; those of a List one by one."""
     return _objects_in(read_text(file), file)
 
 
@@ -436,13 +378,7 @@ def _documents_in(text: str, file: str) -> Iterator[Document | Other]:
 
 
 def read_model(model: str, revision: str | None) -> tuple[Checkpoint, str]:
-    """Return the facts of a model in a folder or on the hub, and where they were read.
-
-    Raises
-    ------
-    CheckpointError
-        When they cannot be had.
-    """
+    """Return the facts of a model in a folder or on the hub, and where they were read."""
     if Path(model).is_dir():
         return read_checkpoint(FolderOfHeaders(model)), "a folder"
     from specdecode_operator.cli.hub import HubModels  # noqa: PLC0415  only the hub needs HTTP
@@ -454,13 +390,7 @@ def read_model(model: str, revision: str | None) -> tuple[Checkpoint, str]:
 def read_given(
     model_configs: Iterable[str], facts: Iterable[str]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Checkpoint]]:
-    """Return the config.json of each ``ID=PATH``, and the facts of models in folders and files, by the models' ids.
-
-    Raises
-    ------
-    DocumentError
-        As read_models and read_facts, and if both give one model with different weights or configs.
-    """
+    """Return the config.json of each ``ID=PATH``, and the facts of models in folders and files, by the models' ids."""
     configs, folders = read_models(model_configs)
     known = read_facts(facts)
     for model, checkpoint in folders.items():
@@ -477,13 +407,7 @@ def read_given(
 
 
 def read_facts(files: Iterable[str]) -> dict[str, Checkpoint]:
-    """Return the facts in some files, by the models' ids.
-
-    Raises
-    ------
-    DocumentError
-        When a file holds other than facts, two hold those of one model, or facts contradict themselves.
-    """
+    """Return the facts in some files, by the models' ids."""
     found: dict[str, Checkpoint] = {}
     for file in files:
         text = read_text(file)

@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from specdecode_operator.cli.command_groups import application
+from specdecode_operator.cli.options import fail
 from specdecode_operator.cli.terminal import say_line
 
 if TYPE_CHECKING:
     from specdecode_operator.deployment.models.checkpoint_reader import Files
-from typing import TYPE_CHECKING
-
-from specdecode_operator.cli.options import fail
-
-if TYPE_CHECKING:
     from specdecode_operator.handlers.webhook_certificate import ServerCertificate
 
 

@@ -84,7 +84,6 @@ def line_of(document: Document, field: str) -> int | None:
 
 @lru_cache(maxsize=1)
 def _composed(file: str) -> tuple[yaml.Node | None, ...]:
-    """Return the documents of a file that has been read before, and so is neither too large nor too deep."""
     if file == STANDARD_INPUT:
         return ()
     try:
@@ -94,7 +93,6 @@ def _composed(file: str) -> tuple[yaml.Node | None, ...]:
 
 
 def _inside(node: yaml.Node | None, step: str | int) -> tuple[int, yaml.Node] | None:
-    """Return the line and the node of a key or an entry."""
     if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
         entry = node.value[step]
         return entry.start_mark.line + 1, entry
@@ -152,7 +150,6 @@ def find(
 
 
 def _located(remark: Remark, document: Document) -> Finding:
-    """Return the finding that a remark on an object is."""
     field = remark.problem.field
     line = line_of(document, field)
     return Finding(remark.level, remark.rule, remark.sentence, document.file, document, field, line)
@@ -186,7 +183,6 @@ def _in_capture(
     options: Options,
     terms: Terms,
 ) -> Iterator[Remark]:
-    """Whether it can be taken of its deployment is told where that one is in the files and runs."""
     try:
         spec = admitted_capture(document.body)
     except InvalidSpecError as error:
@@ -332,7 +328,6 @@ def lint_command(  # noqa: PLR0913  each is an option
 
 
 def _policies(file: str) -> "Policies":
-
     found = Policies.of([each.body for each in read_all(file) if isinstance(each, Document)])
     if not found.bindings and not found.policies:
         raise DocumentError(
@@ -346,7 +341,6 @@ def _policies(file: str) -> "Policies":
 
 
 def _print(findings: "Sequence[Finding]", objects: int, output: Form) -> None:
-
     if output is Form.SARIF:
         print_json(sarif(findings))
     elif output is Form.JSON:

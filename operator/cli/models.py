@@ -122,7 +122,6 @@ def drafts_command(
 
 
 def _draft_row(each: "KnownDraft") -> dict[str, Any]:
-
     entry = None if each.draft is None else find_entry(each.draft)
     geometry = None if entry is None else _geometry(entry)[0]
     return {
@@ -177,7 +176,6 @@ def add_command(
 
 
 def _in_files(model: str, files: list[str]) -> "Checkpoint | None":
-    """Return what facts files say of a model; None if none of them holds it."""
     if not files:
         return None
 
@@ -188,7 +186,6 @@ def _in_files(model: str, files: list[str]) -> "Checkpoint | None":
 
 
 def _on_hub(models: "HubModels", model: str, revision: str | None) -> "Checkpoint":
-
     try:
         return models.find(model, revision)
     except CheckpointError as error:
@@ -197,7 +194,6 @@ def _on_hub(models: "HubModels", model: str, revision: str | None) -> "Checkpoin
 
 
 def _entry(model: str, read: "Checkpoint", source: str) -> "CatalogueEntry":
-    """Return a model that was read as an entry of the catalogue."""
     config = read.config
     inner = config.get("text_config")
     sections = [each.get("quantization_config") for each in (config, inner) if isinstance(each, dict)]
@@ -207,7 +203,6 @@ def _entry(model: str, read: "Checkpoint", source: str) -> "CatalogueEntry":
 
 
 def _fail_unknown(model: str, *, asked_hub: bool, asked_files: bool) -> NoReturn:
-
     meant = similar_model(model, heads=False) or similar_model(model, heads=True)
     others = others_named(model, heads=False) or others_named(model, heads=True)
     fix = "" if asked_hub else ": add --hub to read it there"
@@ -218,7 +213,6 @@ def _fail_unknown(model: str, *, asked_hub: bool, asked_files: bool) -> NoReturn
 
 
 def _row(entry: "CatalogueEntry") -> dict[str, Any]:
-
     geometry, _ = _geometry(entry)
     return {
         "id": entry.model_id,
@@ -229,7 +223,6 @@ def _row(entry: "CatalogueEntry") -> dict[str, Any]:
 
 
 def _facts(entry: "CatalogueEntry", read: "Checkpoint | None" = None) -> Iterator[tuple[str, Any]]:
-    """Yield what is known of a model, in the order in which it is shown; ``read`` is what its files say."""
     geometry, why = _geometry(entry, read)
     yield "id", entry.model_id
     yield "kind", _kind(entry, geometry)
@@ -262,7 +255,6 @@ def _named(architectures: Any) -> list[str]:
 
 
 def _geometry(entry: "CatalogueEntry", read: "Checkpoint | None" = None) -> "tuple[ModelGeometry | None, str]":
-    """Return the shape of a model, or why sizing does not know it."""
     try:
         if find_entry(entry.model_id) is None:
             return geometry_from_config(entry.model_id, entry.config, stored_weights(read)), ""
@@ -272,14 +264,12 @@ def _geometry(entry: "CatalogueEntry", read: "Checkpoint | None" = None) -> "tup
 
 
 def _kind(entry: "CatalogueEntry", geometry: "ModelGeometry | None") -> str:
-
     published = next((head.method for head in published_heads() if head.head == entry.model_id), None)
     method = published or (None if geometry is None else method_of_head(geometry))
     return "model" if method is None else f"{method} head"
 
 
 def _lines(name: str, value: Any) -> list[str]:
-    """Return a fact for people."""
     match value:
         case None:
             return ["-"]

@@ -159,7 +159,6 @@ def operator_command(  # noqa: PLR0913  each is an option
 
 
 def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":
-    """The Lease in the namespace of the operator's pod, asked for in the pod's name."""
     if name is None:
         if duration_s is not None:
             fix = "goes with --leader-election only: add --leader-election LEASE, or leave it out"

@@ -11,6 +11,7 @@ from specdecode_operator.cli.terminal import say_line
 if TYPE_CHECKING:
     from specdecode_operator.cli.hub import HubModels
 
+
 _FILE_HELP: Final = (
     "Kubernetes YAML or JSON: a file, a folder (to any depth), or - for standard input. May be repeated."
 )

@@ -4,19 +4,14 @@ Untrusted text keeps its value and cannot control the terminal.
 """
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal
 
 import typer
 from pydantic import BaseModel, ConfigDict
 
 from specdecode_operator.cli.options import TableOrData
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-import re
-from collections.abc import Iterable, Sequence
-from typing import Final
-
 from specdecode_operator.problems import printable
 
 Verdict = Literal["Fits", "Tight", "DoesNotFit", "Unknown", "Invalid"]

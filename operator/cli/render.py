@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 import yaml
@@ -64,10 +64,6 @@ from specdecode_operator.deployment.rollout.readiness import Readiness
 from specdecode_operator.problems import InvalidSpecError, printable
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
 OPERATOR_IMAGE: Final = "localhost/specdecode/operator:dev"
 """The chart's default. Load generators of captures, and replays, run from the operator's own image."""
 
@@ -109,7 +105,6 @@ class RenderedDeployment:
     desired: DesiredState
     body: Body
     cluster: AssumedCluster
-
     downloads: tuple[Body, ...] = ()
     """Jobs that fill its cache of models; what is desired comes when they have ended."""
 
@@ -120,13 +115,7 @@ class RenderedDeployment:
 
 
 def render_deployment(body: Body, cluster: AssumedCluster) -> RenderedDeployment:
-    """Return what the operator makes of a SpecDecodeDeployment whose models the catalogue or the spec describes.
-
-    Raises
-    ------
-    NotRenderedError
-        When it launches nothing for it.
-    """
+    """Return what the operator makes of a SpecDecodeDeployment whose models the catalogue or the spec describes."""
     parent = parse_deployment(as_stored(body))
     desired = _desired_state(parent, cluster)
     if isinstance(desired.outcome, NotLaunched):
@@ -137,7 +126,6 @@ def render_deployment(body: Body, cluster: AssumedCluster) -> RenderedDeployment
 
 
 def _desired_state(parent: ParsedDeployment, cluster: AssumedCluster) -> DesiredState:
-    """Return what should exist for an object once its models are downloaded."""
     wanted = set() if isinstance(parent.spec, InvalidSpecError) else set(wanted_downloads(parent.spec).values())
     commits = {source.key: _commit(source.revision) for source in wanted}
     return decide(parent, replace(_state(cluster), downloads=commits))
@@ -161,11 +149,6 @@ def render_capture(
     """Return claim and Job of a valid SpecDecodeCapture; what it names beside its deployment is taken to be there.
 
     ``golden`` is the capture that it is held against, where that is known: whether it fits is looked at then.
-
-    Raises
-    ------
-    NotRenderedError
-        When it is refused.
     """
     capture, parent = read_capture(as_stored(body)), captured.parent
     arms = arm_states(
@@ -200,7 +183,6 @@ def _commit(revision: str | None) -> str:
 
 
 def _named_objects(spec: Body) -> dict[str, Any]:
-    """Return the claim and the dataset that a capture names, as if they were there."""
     claim = spec.get("storage", {}).get("existingClaim")
     dataset = spec.get("workload", {}).get("prompts", {}).get("dataset")
     return {
@@ -210,7 +192,6 @@ def _named_objects(spec: Body) -> dict[str, Any]:
 
 
 def _as_golden(capture: Capture, golden: Body | None) -> Body | None:
-    """Return what a capture is held against as if it had succeeded; unknown, it is like the capture itself."""
     against = capture.spec.get("against")
     if against is None:
         return None
@@ -299,7 +280,6 @@ def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list
 
 
 def _at_version(document: Document, options: Options) -> Document:
-    """Return an object with the vLLM version that is asked for, if one is."""
     spec = document.body.get("spec")
     if options.engine_version is None or not isinstance(spec, dict):
         return document
@@ -416,7 +396,6 @@ def _command(title: str, pod: Body) -> str:
 
 
 def _by_argument(words: Sequence[str]) -> list[str]:
-    """Return a line an argument, its values behind it; the first has the command."""
     lines: list[str] = []
     for word in words:
         if lines and not word.startswith("--"):
@@ -507,7 +486,6 @@ def render_command(  # noqa: PLR0913  each is an option
 
 
 def _print(found: "Sequence[Rendered]", output: Form) -> None:
-
     objects = [body for each in found for body in each.objects]
     if output is Form.JSON:
         print_json({"apiVersion": "v1", "kind": "List", "items": objects})

@@ -114,7 +114,6 @@ def _folded(cell: str, width: int) -> list[str]:
 
 
 def _narrow(widths: list[int], foldable: Sequence[int], room: int) -> None:
-    """Make the widest of the columns that may be folded narrower until all have room, or none can give any."""
     while sum(widths) > room and foldable:
         widest = max(foldable, key=widths.__getitem__)
         if widths[widest] <= _NARROWEST:

@@ -62,13 +62,7 @@ def first_errors(errors: Iterable[DocumentError]) -> Iterator[DocumentError]:
 
 
 def read_text(file: str) -> str:
-    """Return the text of a file, or of standard input.
-
-    Raises
-    ------
-    DocumentError
-        When it cannot be read, is no file, is too large, or is not UTF-8.
-    """
+    """Return the text of a file, or of standard input."""
     with open_to_read(file) as stream:
         try:
             content = stream.read(MAX_BYTES + 1)
@@ -84,13 +78,7 @@ def read_text(file: str) -> str:
 
 @contextmanager
 def open_to_read(file: str) -> Iterator[BinaryIO]:
-    """Open a file that somebody named, or standard input, without waiting for who may never write.
-
-    Raises
-    ------
-    DocumentError
-        When it cannot be opened, or is no file.
-    """
+    """Open a file that somebody named, or standard input, without waiting for who may never write."""
     if file == STANDARD_INPUT:
         if sys.stdin is None:
             raise DocumentError("standard input is closed: name a file")
@@ -111,13 +99,7 @@ def unreadable(file: str, error: OSError | ValueError) -> DocumentError:
 
 
 def refuse_no_file(file: str) -> None:
-    """Refuse what would hang, never end, or is no file.
-
-    Raises
-    ------
-    DocumentError
-        When it is a device, a socket, a FIFO that no shell made, a folder, or nothing.
-    """
+    """Refuse what would hang, never end, or is no file."""
     if not file:
         raise DocumentError(f"the name of a file is empty: {_FIX}")
     try:
@@ -133,13 +115,7 @@ def refuse_no_file(file: str) -> None:
 
 @contextmanager
 def replaced_whole(file: Path) -> Iterator[TextIO]:
-    """Write a file that is there whole, or not at all: what stood there before stays until the end.
-
-    Raises
-    ------
-    OSError
-        When it cannot be written.
-    """
+    """Write a file that is there whole, or not at all: what stood there before stays until the end."""
     # What a link names is written, not the link.
     target = Path(os.path.realpath(file))
     if target.exists() and not target.is_file():
@@ -166,15 +142,7 @@ def replaced_whole(file: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Fill a folder that is there under its name when it is whole, or not at all.
-
-    Raises
-    ------
-    DocumentError
-        Something is there already.
-    OSError
-        When it cannot be written.
-    """
+    """Fill a folder that is there under its name when it is whole, or not at all."""
     if os.path.lexists(folder):
         raise DocumentError(f"{printable(str(folder))}: is there already: name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -217,7 +185,6 @@ def opened_line_files(source: str, target: str, most_line_bytes: int) -> Iterato
 
 
 def _refuse_same_file(source: BinaryIO, target: str) -> None:
-    """Refuse to write into the file that is read, by whatever name."""
     with suppress(OSError, ValueError, AttributeError):
         found = os.fstat(sys.stdout.fileno()) if target == STANDARD_STREAM else Path(target).stat()
         if stat.S_ISREG(found.st_mode) and os.path.samestat(os.fstat(source.fileno()), found):

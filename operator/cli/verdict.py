@@ -63,13 +63,7 @@ class BlockError(ValueError):
 
 
 def read_block(value: Any) -> Block:
-    """Return what a line says.
-
-    Raises
-    ------
-    BlockError
-        When it is no object, lacks a field, has another, or a value that cannot be.
-    """
+    """Return what a line says."""
     if not isinstance(value, dict):
         raise BlockError(f"{shown(value)}: must be an object with {', '.join(_KEYS)}")
     series = value.get("series") if _is_name(value.get("series")) else None

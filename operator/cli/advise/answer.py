@@ -307,7 +307,6 @@ def _assumed_times(question: Question, costs: StepCosts) -> Iterator[str]:
 
 
 def _beyond(question: Question, costs: StepCosts) -> Iterator[str]:
-    """Return what is said where steps are asked for that nobody measured."""
     batches = [(load.batch, load.batch_alone) for load in question.loads]
     crossing = _crossover(question)
     if crossing is not None:

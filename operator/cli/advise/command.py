@@ -260,10 +260,6 @@ def _drafts_in_full(method: str | None, version: str | None) -> str | None:
 def _acceptance(
     speculating: Measured | None, metrics: str | None, k: int | None, shares: str | None
 ) -> tuple[int, Acceptance | None, bool]:
-    """Return K, the acceptance where it was measured, and whether drafts were shorter than K was at most.
-
-    K is that asked for, else that of what was measured.
-    """
     if speculating is not None:
         return k or asked_k(speculating.k or None, None), speculating.acceptance, speculating.shortened
     if metrics is not None:

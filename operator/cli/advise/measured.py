@@ -207,7 +207,6 @@ def measured(path: Path, option: str) -> Measured:
 
 
 def _counted(recording: "Recording", k: int) -> tuple[Acceptance | None, bool]:
-    """Return the acceptance over all steps, and whether drafts were shorter than K."""
     from specdecode_operator.capture.trace_reader import read_steps  # noqa: PLC0415
 
     drafts = drafted = 0

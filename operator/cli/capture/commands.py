@@ -271,7 +271,6 @@ def report_command(  # noqa: PLR0913  each is an option
 
 @contextmanager
 def _errors_in_one_line(stopped: str = "stopped") -> Iterator[None]:
-    """Turn what may go wrong into one line and exit status 1, and Ctrl-C into what it has left."""
     try:
         yield
     except (CaptureError, DocumentError, FetchError, KubectlError) as error:
@@ -287,7 +286,6 @@ def _errors_in_one_line(stopped: str = "stopped") -> Iterator[None]:
 
 
 def _resume(applied: Applied) -> None:
-    """Let a capture that was cancelled begin anew: a file that does not speak of spec.suspend leaves it as it is."""
     name, kubectl = applied.name, applied.kubectl
     if not get_capture(kubectl, name)["spec"].get("suspend"):
         return
@@ -298,7 +296,6 @@ def _resume(applied: Applied) -> None:
 
 
 def _found_or_created(kubectl: Kubectl, name: str, out: Path, deployment: str | None, *, create: bool) -> Kubectl:
-    """Make sure that there is a capture whose files the folder can take; return kubectl in its namespace."""
     found = kubectl.find(f"{RESOURCE}/{name}") if create else get_capture(kubectl, name, _HOW_TO_CREATE)
     refuse_earlier(out, name, found["metadata"].get("uid") if found else None)
     if found is None:
@@ -313,7 +310,6 @@ def _found_or_created(kubectl: Kubectl, name: str, out: Path, deployment: str | 
 
 
 def _unfinished(kubectl: Kubectl) -> str:
-    """Name of the one capture that is not over."""
     names = [each["metadata"]["name"] for each in kubectl.items(RESOURCE) if phase_of(each) not in FINAL]
     if len(names) != 1:
         found = f"{len(names)} captures are not over ({', '.join(names)})" if names else "no capture is on its way"
@@ -322,7 +318,6 @@ def _unfinished(kubectl: Kubectl) -> str:
 
 
 def _usual_capture(kubectl: Kubectl, name: str, deployment: str | None) -> Body:
-    """Return a capture with the usual workload."""
     names = [each["metadata"]["name"] for each in kubectl.items(DEPLOYMENTS)]
     found = ", ".join(names) or "none"
     if deployment is not None and deployment not in names:

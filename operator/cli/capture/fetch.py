@@ -46,13 +46,7 @@ class RemoteFile:
 
 
 def refuse_others(out: Path, capture: str, manifest: bytes, files: Sequence[RemoteFile]) -> None:
-    """Make sure that a folder holds nothing but files of the capture with this manifest.
-
-    Raises
-    ------
-    FetchError
-        When it does: replacing them would lose them, and leaving them would make them pass for the capture's.
-    """
+    """Make sure that a folder holds nothing but files of the capture with this manifest."""
     if not _is_folder(out):
         return
     begun = [path for name in (MANIFEST, BEGUN) if (path := out / name).is_file()]
@@ -68,13 +62,7 @@ def refuse_others(out: Path, capture: str, manifest: bytes, files: Sequence[Remo
 
 
 def refuse_strangers(out: Path, capture: str, known: Collection[str]) -> None:
-    """Make sure that the folder of several arms holds nothing but theirs, by their names.
-
-    Raises
-    ------
-    FetchError
-        When it does.
-    """
+    """Make sure that the folder of several arms holds nothing but theirs, by their names."""
     if _is_folder(out):
         _refuse(out, capture, [path.name for path in _entries(out) if path.name not in known or path.is_symlink()])
 
@@ -89,13 +77,7 @@ def _refuse(out: Path, capture: str, strangers: Sequence[str]) -> None:
 
 
 def refuse_earlier(out: Path, capture: str, uid: str | None) -> None:
-    """Make sure, before a load is sent, that a folder can take the files of a capture; its UID is None before it is.
-
-    Raises
-    ------
-    FetchError
-        When it holds those of another one.
-    """
+    """Make sure, before a load is sent, that a folder can take the files of a capture; its UID is None before it is."""
     if not _is_folder(out):
         return
     if uid is None and _entries(out):
@@ -117,7 +99,6 @@ def is_right(path: Path, file: RemoteFile) -> bool:
 
 
 def _is_folder(out: Path) -> bool:
-    """Whether there is something to look into."""
     if not out.exists():
         return False
     if not out.is_dir():
@@ -145,7 +126,6 @@ def _holds_others(out: Path, capture: str) -> FetchError:
 
 
 def _held(out: Path) -> dict[str, Any]:
-    """Return the manifest in a folder; empty where it has none that can be read."""
     of_arms = sorted(path for name in (MANIFEST, BEGUN) for path in out.glob(f"*/*/{name}"))
     for path in (out / MANIFEST, out / BEGUN, *of_arms[:1]):
         try:
@@ -193,19 +173,12 @@ class Location:
     path: str
     image: str
     """Image for the pod that reads the volume."""
-
     image_source: str
     """Where the image was taken from, for the user who decides whether to trust it."""
 
 
 def find_files(kubectl: Kubectl, name: str, image: str | None) -> Location:
-    """Return where a capture's files lie, also when the capture itself is gone.
-
-    Raises
-    ------
-    CaptureError
-        When it has none.
-    """
+    """Return where a capture's files lie, also when the capture itself is gone."""
     capture = kubectl.find(f"{RESOURCE}/{name}")
     status = (capture or {}).get("status", {})
     if capture is not None and not status.get("path"):
@@ -261,13 +234,6 @@ def fetch(kubectl: Kubectl, location: Location, out: Path) -> list[Path]:
     """Copy the published files into a folder, and return them; what is there already and right is kept.
 
     Those of several arms or repetitions lie in a folder each, with the comparison beside.
-
-    Raises
-    ------
-    FetchError
-        When the volume has no published files, a copy is not what the manifest says, or the folder holds anything else.
-    KubectlError
-        When the cluster refuses something.
     """
     with _reader(kubectl, location) as pod:
         parts = _parts(kubectl, pod, location)
@@ -302,7 +268,6 @@ def _parts(kubectl: Kubectl, pod: str, location: Location) -> dict[str, str]:
 
 
 def _names(kubectl: Kubectl, pod: str, path: str) -> list[str]:
-    """Return what is in a folder on the volume."""
     listed = io.BytesIO()
     _stream(kubectl, pod, ("ls", "-1", f"{_MOUNT}/{path}"), listed, _NAMES_BYTES)
     return sorted(listed.getvalue().decode(errors="replace").splitlines())
@@ -329,7 +294,6 @@ def _copy_folder(kubectl: Kubectl, pod: str, folder: _Folder) -> list[Path]:
 
 
 def _copy_comparison(kubectl: Kubectl, pod: str, location: Location, out: Path) -> list[Path]:
-    """Copy what the arms come to, where they were compared; whether it is whole says whoever reads it."""
     content = io.BytesIO()
     _stream(kubectl, pod, ("cat", f"{_MOUNT}/{location.path}/{_COMPARISON}"), content, _MANIFEST_BYTES)
     if not content.getvalue():
@@ -378,7 +342,6 @@ def _read_manifest(kubectl: Kubectl, pod: str, location: Location) -> bytes:
 
 
 def _check_room(out: Path, folders: Sequence[_Folder]) -> None:
-    """Refuse what does not fit on the disk, before the first byte of it."""
     have = sum(
         (folder.out / f"{file.name}{suffix}").stat().st_size
         for folder in folders
@@ -393,7 +356,6 @@ def _check_room(out: Path, folders: Sequence[_Folder]) -> None:
 
 
 def _copy(kubectl: Kubectl, pod: str, location: Location, file: RemoteFile, out: Path) -> None:
-    """Copy one file, from where an earlier fetch ended."""
     partial = out / f"{file.name}{PARTIAL_SUFFIX}"
     partial.touch()
     source = f"{_MOUNT}/{location.path}/{file.name}"
@@ -464,7 +426,6 @@ def _reader(kubectl: Kubectl, location: Location) -> Iterator[str]:
 
 
 def _why(kubectl: Kubectl, pod: str) -> str:
-    """Why a pod does not start, in the cluster's words."""
     status = (kubectl.find(f"pod/{pod}") or {}).get("status", {})
     waiting = [each.get("state", {}).get("waiting") for each in status.get("containerStatuses") or []]
     words = [each.get("message") or each.get("reason") for each in waiting if each]

@@ -65,7 +65,6 @@ def validate(paths: Sequence[Path], *, as_json: bool) -> ValidateExitCode:
 
 
 def _targets(path: Path) -> list[Path]:
-    """Return what to validate as one: a file, a folder with a capture's files, or the captures and files below it."""
     if not path.exists():
         raise _BadInputError(f"{path}: is not there: name a file or a folder")
     if path.is_file() or any(find(path, name) for name in (MANIFEST, *DATA_FILES)):

@@ -76,13 +76,7 @@ def verdict_of(capture: Body) -> str:
 
 
 def get_capture(kubectl: Kubectl, name: str, otherwise: str = "name another, or its namespace (-n)") -> Body:
-    """Return a capture.
-
-    Raises
-    ------
-    CaptureError
-        When there is none of this name; it says what to do otherwise.
-    """
+    """Return a capture."""
     found = kubectl.find(f"{RESOURCE}/{name}")
     if found is None:
         raise CaptureError(f"capture {name}: is not there ({names_here(kubectl, name)}): {otherwise}")
@@ -105,19 +99,12 @@ class Timeouts:
 
     phase_s: float
     """Until it is in the phase that is waited for."""
-
     deployment_s: float
     """For a deployment that is not there or cannot be launched as it is; it may come in the same apply."""
 
 
 def wait_for(kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], timeouts: Timeouts) -> Body:
-    """Wait until a capture is in one of these phases; tell each change on the way.
-
-    Raises
-    ------
-    CaptureError
-        When it stalls, ends otherwise, waits for what does not come by itself, or takes longer.
-    """
+    """Wait until a capture is in one of these phases; tell each change on the way."""
     shown, start, no_deployment_since, ignored_since = "", time.monotonic(), None, None
     while True:
         capture, now = _get_through_outage(kubectl, name), time.monotonic()
@@ -142,7 +129,6 @@ def wait_for(kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], timeo
 
 
 def _get_through_outage(kubectl: Kubectl, name: str) -> Body:
-    """Return a capture; while the cluster does not answer, as between two API servers, try again."""
     failing_since: float | None = None
     while True:
         try:
@@ -158,7 +144,6 @@ def _get_through_outage(kubectl: Kubectl, name: str) -> Body:
 
 
 def _how_to_resume(capture: Body) -> str:
-    """Say how a capture that was cancelled goes on; nothing of others."""
     if phase_of(capture) is not CapturePhase.CANCELLED:
         return ""
     name, namespace = capture["metadata"]["name"], capture["metadata"]["namespace"]
@@ -167,13 +152,11 @@ def _how_to_resume(capture: Body) -> str:
 
 
 def _needs_deployment(capture: Body) -> bool:
-    """Whether its deployment is not there, or only another spec of it helps."""
     reason = _condition(capture, "Ready").get("reason")
     return reason == _NOT_FOUND or (reason in _NEEDS_ANOTHER_SPEC and _is_stalled(capture))
 
 
 def _deployment_missing(kubectl: Kubectl, capture: Body) -> str:
-    """Say what is wrong with the deployment, and how to go on."""
     name, deployment = capture["metadata"]["name"], capture["spec"]["deployment"]
     namespace = capture["metadata"]["namespace"]
     if _condition(capture, "Ready")["reason"] == _NOT_FOUND:
@@ -195,7 +178,6 @@ def _is_stalled(capture: Body) -> bool:
 
 
 def _condition(capture: Body, type_: str) -> Body:
-    """Return a condition; empty before the operator has looked at the capture."""
     conditions = capture.get("status", {}).get("conditions") or []
     found: Body = next((each for each in conditions if each["type"] == type_), {})
     return found
@@ -236,7 +218,6 @@ def how_far(kubectl: Kubectl, capture: Body) -> str | None:
 
 
 def _told(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
-    """Yield what a load generator's log has for programs."""
     for line in lines:
         try:
             found = parse_json(line)
@@ -247,7 +228,6 @@ def _told(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _is_progress(line: dict[str, Any]) -> bool:
-    """Whether a line of the log is one of progress, whoever wrote it."""
     phase, figures = line.get("phase"), [line.get(name) for name in _FIGURES]
     return isinstance(phase, str) and phase.isprintable() and all(isinstance(each, _NUMBER) for each in figures)
 
@@ -278,21 +258,12 @@ class Applied:
     name: str
     kubectl: Kubectl
     """kubectl in its namespace, which the file may name."""
-
     suspended: bool
     """Whether it was applied as one that shall not start."""
 
 
 def read_captures(source: str) -> list[Body]:
-    """Return the captures of a file, of ``-``, or of a folder's files, as ``kubectl apply`` takes them.
-
-    Raises
-    ------
-    CaptureError
-        When anything else is among them, or the same capture twice.
-    DocumentError
-        When a file cannot be read.
-    """
+    """Return the captures of a file, of ``-``, or of a folder's files, as ``kubectl apply`` takes them."""
     files = _files(source)
     found = [(file, each) for file in files for each in read_all(file)]
     wrong = [f"{printable(file)}: holds {each.name}" for file, each in found if isinstance(each, Other)]
@@ -316,11 +287,6 @@ def apply(kubectl: Kubectl, captures: Sequence[Body]) -> list[Applied]:
     """Apply captures, after the API server has said that it takes every one of them.
 
     What is sent is what was read, not the file's text: another parser might find other objects in it.
-
-    Raises
-    ------
-    KubectlError
-        When the API server refuses one of them; then none was applied.
     """
     listed: Body = {"apiVersion": "v1", "kind": "List", "items": [*captures]}
     if len(captures) > 1:
@@ -347,7 +313,6 @@ def _files(source: str) -> Iterable[str]:
 
 
 def _wrong(document: Document) -> str | None:
-    """Return why a document is no capture that could be applied."""
     body = document.body
     kind, version, metadata = body.get("kind"), body.get("apiVersion"), body.get("metadata")
     if kind != api.KIND:

@@ -57,13 +57,7 @@ _T = TypeVar("_T")
 
 
 async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
-    """Return all findings on a cluster, and on engines in one of its namespaces.
-
-    Raises
-    ------
-    ClusterError
-        When the cluster does not answer at all.
-    """
+    """Return all findings on a cluster, and on engines in one of its namespaces."""
     # Whoever may not even ask for the version has no cluster, or no login.
     version = await cluster.version()
     expected = crds()
@@ -110,7 +104,6 @@ async def _read(question: Awaitable[_T]) -> Reading[_T]:
 
 
 async def _operators(cluster: ClusterView) -> Reading[list[Body]]:
-    """Operators of the whole cluster, or, where that may not be read, of the usual namespace."""
     everywhere = await _read(cluster.list(DEPLOYMENT, selector=_OPERATOR_LABEL))
     if not isinstance(everywhere, Unreadable):
         return everywhere
@@ -120,7 +113,6 @@ async def _operators(cluster: ClusterView) -> Reading[list[Body]]:
 
 
 async def _rights(cluster: ClusterView, deployments: Reading[Sequence[Body]]) -> list[Finding]:
-    """Judge the rights of each operator."""
     if isinstance(deployments, Unreadable):
         return []
     findings = []
@@ -135,7 +127,6 @@ async def _rights(cluster: ClusterView, deployments: Reading[Sequence[Body]]) ->
 
 
 async def _missing(cluster: ClusterView, account: str, name: str, served: frozenset[str]) -> Reading[list[str]]:
-    """Rights that a service account lacks, such as ``patch deployments.apps``; ``name`` is that of its operator."""
     own = account.partition("/")[0]
     places = [(scope, each) for each in sorted(served) for scope in (Scope.SERVED, Scope.NAMED)]
     places = places or [(Scope.SERVED, ""), (Scope.CLUSTER, "")]
@@ -202,7 +193,6 @@ def doctor_command(
 
 
 async def _findings(namespace: str | None, context: str | None) -> "list[Finding]":
-
     async with open_cluster(context) as cluster:
         return await examine(cluster, namespace or cluster.namespace)
 

@@ -131,7 +131,6 @@ def _label(product: str) -> str:
 
 
 def _refusal_findings(facts: Iterable[NodeFacts]) -> list[Finding]:
-    """One finding for each reason, with the nodes that it holds for."""
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
     for each in facts:
         if each.refusal is not None:
@@ -473,7 +472,6 @@ def _gpu_quota(quota: Body, resource: str) -> Finding:
 
 
 def _defaults(limits: Sequence[Body]) -> set[str]:
-    """What LimitRanges fill in, as quotas call it."""
     found: set[str] = set()
     for body in limits:
         for each in objects(mapping(body, "spec"), "limits"):
@@ -525,7 +523,6 @@ def _findings(configuration: Body, now: datetime) -> Iterator[Finding]:
 
 
 def _last_end(bundle: object) -> datetime | None:
-    """Until when one of the certificates of a bundle is good; None where there is none."""
     from cryptography import x509  # noqa: PLC0415  it takes longer to load than most commands
 
     try:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.spec_problems import admitted_object
@@ -51,12 +51,6 @@ from specdecode_operator.sizing.pair import Parallelism
 from specdecode_operator.sizing.placement import place_phrase
 from specdecode_operator.sizing.plan import Fix, Plan, Row, product_change
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from specdecode_operator.cli.text_files import DocumentError
-
 
 _MOST_NAMED: Final = 3
 """Models of the catalogue that are told beside one that it lacks."""
@@ -119,7 +113,6 @@ def look_up(
 
 
 def _contradictions(field: str, model: ServedModel, given: Checkpoint) -> Iterator[Problem]:
-    """Yield the sizes in which facts of a model differ from the catalogue; a config in the spec is checked later."""
     known = {} if model.config is not None else config_of(model, None)
     for key, value in (known or {}).items():
         other = given.config.get(key)
@@ -162,7 +155,6 @@ def _not_in_the_catalogue(spec: SpecDecodeDeploymentSpec, field: str, source: Mo
 
 
 def _meant(spec: SpecDecodeDeploymentSpec, field: str) -> str:
-    """Return the model that a slip of the pen would have meant, of the kind that stands in this field."""
     models = served_models(spec)
     if field not in models:
         return ""
@@ -375,7 +367,6 @@ def _planned(document: Document, facts: Facts, plan: Plan, nodes: tuple[NodeFact
 
 
 def _gpu_notes(products: Iterable[str], facts: Facts) -> Iterator[str]:
-    """Yield what to know of the figures for each GPU without public logs."""
     for product in products:
         gpu = find_device(product, facts.spec.accelerator.memory_gib_per_gpu)
         if gpu is not None:
@@ -396,7 +387,6 @@ def _candidate(row: Row, labels: Mapping[Row, str], facts: Facts) -> Candidate:
 
 
 def _labels(rows: Sequence[Row], *, on_cpu: bool) -> dict[Row, str]:
-    """What to call each row: ``2 x H100, TP 2``, with the precisions where the plan may choose them."""
     names = short_names({row.product for row in rows})
     if on_cpu:
         return {row: names[row.product] + (f", {row.split.label}" if row.tensor > 1 else "") for row in rows}

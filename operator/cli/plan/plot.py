@@ -2,35 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from specdecode_operator.cli.plan.answers import Answer, Candidate
+from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, TIGHT, Answer, Candidate, short_names, shown_precisions
+from specdecode_operator.cli.plan.text import heading
 from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.sizing.arithmetic import GIB
 from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.errors import SizingError
-from specdecode_operator.sizing.memory.budget import estimate
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-from typing import TYPE_CHECKING
-
-from specdecode_operator.cli.plan.answers import DOES_NOT_FIT, TIGHT, short_names, shown_precisions
-from specdecode_operator.cli.plan.text import heading
+from specdecode_operator.sizing.memory.budget import Budget, estimate
 from specdecode_operator.sizing.placement import place_phrase
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-from specdecode_operator.sizing.arithmetic import GIB
-from specdecode_operator.sizing.memory.budget import Budget
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -65,7 +52,6 @@ def held_by_length(facts: Facts, candidate: Candidate) -> list[Held]:
 
 
 def _lengths(own: int, longest: int) -> Iterator[int]:
-    """Yield round lengths with the one that is asked for among them, shortest first."""
     octaves = (_SHORTEST << octave for octave in range(_OCTAVES))
     yield from sorted({own, *(length for length in octaves if length <= max(own, longest))})
 
@@ -287,7 +273,6 @@ class _Part:
     terms: tuple[str, ...]
 
     def gib(self, budget: Budget) -> float:
-        """Return its height; what is left for the KV cache may be less than nothing, which has none."""
         size_bytes: int = sum(getattr(budget, term) for term in self.terms)
         return max(0, size_bytes) / GIB
 
@@ -312,13 +297,7 @@ _TOO_MUCH: Final = "#B00020"
 
 
 def draw(answers: Sequence[Answer], file: Path, *, matrix: bool) -> None:
-    """Write a picture: a bar for each candidate, and what it holds by length; of a matrix all precisions and places.
-
-    Raises
-    ------
-    PlotError
-        When the format is unknown, matplotlib is missing, there is nothing to draw, or the file cannot be written.
-    """
+    """Write a picture: a bar for each candidate, and what it holds by length; of a matrix all precisions and places."""
     if file.suffix.lower() not in SUFFIXES:
         raise PlotError(f"{file}: no such format: end the name in {' or '.join(SUFFIXES)}")
     try:
@@ -336,7 +315,6 @@ def draw(answers: Sequence[Answer], file: Path, *, matrix: bool) -> None:
 
 
 def _draw_matrix(answers: Sequence[Answer], file: Path) -> "Figure | None":
-
     if (rows := rows_of(answers)) > MOST_ROWS:
         raise PlotError(f"{file}: {rows} rows are too many, {MOST_ROWS} are the most: plan fewer objects")
     return draw_matrix(answers)
@@ -407,7 +385,6 @@ def _draw_bars(axes: "Axes", bars: Sequence[tuple[Answer, Candidate]], *, severa
 
 
 def _draw_part(axes: "Axes", heights: Sequence[float], bottoms: Sequence[float], part: _Part, top: float) -> None:
-    """One colour of all bars, each with its number where it has room; numbers cover the lines that cross them."""
     axes.bar(range(len(heights)), heights, bottom=bottoms, width=_BAR_WIDTH, color=part.colour, label=part.label)
     for place, (height, bottom) in enumerate(zip(heights, bottoms, strict=True)):
         if height > _LABEL_SHARE * top:
@@ -420,7 +397,6 @@ def _draw_part(axes: "Axes", heights: Sequence[float], bottoms: Sequence[float],
 
 
 def _draw_margins(axes: "Axes", budgets: Sequence[Budget]) -> None:
-    """Hatch what the verdict keeps back of the KV cache because estimates err."""
     margins = [min(max(0, budget.available_kv_bytes), budget.margin_bytes) / GIB for budget in budgets]
     if any(margins):
         bottoms = [budget.requested_bytes / GIB - margin for budget, margin in zip(budgets, margins, strict=True)]
@@ -438,7 +414,6 @@ def _draw_margins(axes: "Axes", budgets: Sequence[Budget]) -> None:
 
 
 def _draw_needed(axes: "Axes", budgets: Sequence[Budget]) -> list[float]:
-    """Mark where the KV cache would end that is needed at least, on bars that do not hold it; return those ends."""
     ends = [(budget.requested_bytes - budget.available_kv_bytes + budget.needed_kv_bytes) / GIB for budget in budgets]
     short = [budget.available_kv_bytes < budget.needed_kv_bytes for budget in budgets]
     places = [place for place, lacks in enumerate(short) if lacks]
@@ -450,7 +425,6 @@ def _draw_needed(axes: "Axes", budgets: Sequence[Budget]) -> list[float]:
 
 
 def _lacking(budget: Budget) -> str:
-    """Return what a bar is short of, in words; nothing where it holds what is needed."""
     if budget.available_kv_bytes < 0:
         return f"{-budget.available_kv_bytes / GIB:.1f} over the budget"
     lacking_bytes = budget.needed_kv_bytes - budget.available_kv_bytes
@@ -458,7 +432,6 @@ def _lacking(budget: Budget) -> str:
 
 
 def _draw_lines(axes: "Axes", heights: Sequence[float], style: Literal["solid", "dashed"], label: str) -> None:
-    """One short line over each bar."""
     left = [place - _LINE_REACH for place in range(len(heights))]
     right = [place + _LINE_REACH for place in range(len(heights))]
     axes.hlines(heights, left, right, colors="black", linestyles=style, linewidth=1.4, label=label)

@@ -54,7 +54,6 @@ def plan_text(answer: Answer, *, matrix: bool, width: int | None = None) -> str:
 
 
 def _conclusion(facts: Facts, chosen: Candidate) -> str:
-    """Return the answer in a line: where it runs and what that holds, or what helps."""
     capacity = capacity_phrase(chosen.budget, facts.pair.limits.max_model_len, chosen.split)
     if chosen.verdict == FITS:
         return f"Runs on {chosen.label}: {capacity}"
@@ -65,7 +64,6 @@ def _conclusion(facts: Facts, chosen: Candidate) -> str:
 
 
 def _folded_remark(remark: str, width: int | None) -> list[str]:
-    """Return a sentence as lines; rows of a table stay as they are."""
     return [remark] if remark.startswith(" ") else folded(remark, width)
 
 
@@ -103,7 +101,6 @@ def heading(answer: Answer, facts: Facts, *, precisions: bool = True) -> str:
 
 
 def _known(model: ModelGeometry) -> str:
-    """Return how well a model is known, if that is less than exactly."""
     return "" if model.knowledge is Knowledge.EXACT else f" ({model.knowledge.value})"
 
 
@@ -161,7 +158,6 @@ def _matrix(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _shown(answer: Answer, facts: Facts) -> list[MatrixRow]:
-    """The best split of all precisions on each product."""
     return best_places(shown_precisions(answer, facts), facts.options.objective)
 
 
@@ -192,7 +188,6 @@ def capacity(budget: Budget) -> str:
 
 
 def _unconfirmed(candidates: Sequence[Candidate], facts: Facts) -> list[str]:
-    """What to know of estimates that no log and no measurement stands behind."""
     margins = [
         each.budget.margin_bytes for each in candidates if not (each.budget.calibrated or each.budget.calibration)
     ]
@@ -203,7 +198,6 @@ def _unconfirmed(candidates: Sequence[Candidate], facts: Facts) -> list[str]:
 
 
 def _margin_of_estimates(candidates: Sequence[Candidate]) -> list[str]:
-    """Return the part of the margin that is for models that sizing estimates."""
     kept = max((each.budget.estimated_margin_bytes for each in candidates), default=0)
     if not kept:
         return []
@@ -211,7 +205,6 @@ def _margin_of_estimates(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _corrected(candidates: Sequence[Candidate]) -> list[tuple[Candidate, str]]:
-    """Candidates whose estimates measurements correct, each with how."""
     phrases = [(candidate, calibration_phrase(candidate.budget)) for candidate in candidates]
     return [(candidate, phrase) for candidate, phrase in phrases if phrase is not None]
 
@@ -251,7 +244,6 @@ def plan_markdown(result: Answers, *, matrix: bool) -> str:
 
 
 def _remarks(answer: Answer) -> Iterator[str]:
-    """What is not as it should be, with what helps."""
     name = code(answer.document.qualified_name)
     if answer.verdict != FITS:
         # The sentence goes on with its fixes, which are listed here.

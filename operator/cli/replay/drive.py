@@ -127,7 +127,6 @@ def _tell(summary: DriveSummary, server: Server, output: TextOrJson) -> None:
 
 @contextmanager
 def _folder(out: Path | None) -> Iterator[Path]:
-    """Return where to write: the new folder, or one that is gone afterwards."""
     if out is not None:
         with new_folder(out) as folder:
             yield folder

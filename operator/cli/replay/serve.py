@@ -178,7 +178,6 @@ def prepare(asked: Asked, folder: Path, num_gpu_blocks: int | None) -> None:
 
 
 def _planned(asked: Asked) -> Launch:
-    """Return the plan of the only deployment in a file."""
     if asked.plan is None:
         fail("--mode emulated needs --plan FILE: the SpecDecodeDeployment whose engine it is")
     found, errors = render([asked.plan], asked.rendering)

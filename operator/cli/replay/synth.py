@@ -52,13 +52,7 @@ Seed = Annotated[int, typer.Option(help="The same seed makes the same files.")]
 
 
 def phases_of(arrivals: list[str], requests: int | None, duration_s: int | None) -> list[Phase]:
-    """Return what the options say, in their order.
-
-    Raises
-    ------
-    typer.BadParameter
-        They say nothing that can be sent.
-    """
+    """Return what the options say, in their order."""
     if requests is not None and duration_s is not None:
         raise typer.BadParameter("give --requests or --duration, not both", param_hint="--duration")
     if requests is None and duration_s is None:
@@ -78,13 +72,7 @@ def phases_of(arrivals: list[str], requests: int | None, duration_s: int | None)
 def prompts_of(
     prompt_tokens: str, output_tokens: str, shared_prefix_tokens: int, block_size: int, seed: int
 ) -> Prompts:
-    """Return what the options say.
-
-    Raises
-    ------
-    typer.BadParameter
-        They say no lengths.
-    """
+    """Return what the options say."""
     lengths = {}
     for option, text in (("--prompt-tokens", prompt_tokens), ("--output-tokens", output_tokens)):
         try:
@@ -101,13 +89,7 @@ def prompts_of(
 
 
 def refuse_nothing(outcome: Outcome) -> None:
-    """Refuse a run of which nothing is left to be written.
-
-    Raises
-    ------
-    typer.BadParameter
-        When no request was answered to its end.
-    """
+    """Refuse a run of which nothing is left to be written."""
     if outcome.finished:
         return
     if not outcome.failed:
