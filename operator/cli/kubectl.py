@@ -27,7 +27,6 @@ _NOT_GOT: Final = re.compile(r'Get \\?"(https?://[^/"]+)[^"]*": (.*?)(?:;|"?$)')
 _NOT_ALL: Final = "some validation rules were not checked because the object was invalid"
 _UNSET: Final = "localhost:8080"
 """Where kubectl looks without a kubeconfig: nobody serves an API without TLS any more."""
-
 _NO_CLUSTER: Final = (
     "was refused - did you specify the right host",
     "Unable to connect to the server",
