@@ -1,40 +1,30 @@
 """`specdecode verify` and `attestation-webhook`: check objects and pods against signed attestations."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
-
-from specdecode_operator.cli.options import fail
-from specdecode_operator.problems import printable
-
-if TYPE_CHECKING:
-    from specdecode_operator.attestation.keys import PublicKey
-import json
-from collections.abc import Iterator
-from enum import IntEnum
-from typing import Any
-
-from specdecode_operator.cli.options import FilesOption, TextOrJson
-from specdecode_operator.cli.outputs import Output
-from specdecode_operator.cli.terminal import say_line
-
-if TYPE_CHECKING:
-    from specdecode_operator.attestation.keys import PublicKey
-    from specdecode_operator.attestation.statement import Rollout
-    from specdecode_operator.cli.input_files import Document
 import asyncio
+import json
 import logging
 import signal
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
-if TYPE_CHECKING:
-    from specdecode_operator.api.base import Body
-    from specdecode_operator.api.deployment import Key
-    from specdecode_operator.attestation.pod_admission import Gate
-    from specdecode_operator.cluster.client import Cluster
+import msgspec
+import typer
 
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.attestation.attest import ENTRY_SUFFIX, attestation_name
+from specdecode_operator.attestation.keys import KeyFormatError, PublicKey
+from specdecode_operator.attestation.pod_admission import Gate
+from specdecode_operator.attestation.statement import Rollout, UnverifiedError, opened, read_statement
+from specdecode_operator.attestation.verify import CHECKED, Difference, compared
+from specdecode_operator.cli.input_files import Document, read_all
+from specdecode_operator.cli.options import FilesOption, TextOrJson, ended, fail
+from specdecode_operator.cli.outputs import Output, print_json
+from specdecode_operator.cli.terminal import say_line
+from specdecode_operator.cli.text_files import DocumentError, read_text
+from specdecode_operator.problems import OneLine, printable
+from specdecode_operator.untrusted import mapping
 
 KeysOption = Annotated[
     list[Path],
@@ -46,19 +36,12 @@ KeysOption = Annotated[
 ]
 
 
-def public_keys(files: Sequence[Path], option: str = "--key") -> "tuple[PublicKey, ...]":
-    """Return the keys of files that an option names; end with the exit code of invalid input where one holds none."""
-    from specdecode_operator.attestation.keys import KeyFormatError, PublicKey  # noqa: PLC0415
-    from specdecode_operator.cli.text_files import DocumentError, read_text  # noqa: PLC0415
-
+def public_keys(files: Sequence[Path], option: str = "--key") -> tuple[PublicKey, ...]:
+    """Return the keys of files that an option names; end with the exit code of invalid input if one has none."""
     keys = []
     for file in files:
-        try:
+        with ended(KeyFormatError, at=f"{option}: {printable(str(file))}: "), ended(DocumentError, at=f"{option}: "):
             keys.append(PublicKey.read(read_text(str(file)).encode()))
-        except KeyFormatError as error:
-            fail(f"{option}: {printable(str(file))}: {error}")
-        except DocumentError as error:
-            fail(f"{option}: {error}")
     return tuple(keys)
 
 
@@ -111,14 +94,6 @@ class VerifyOutput(Output):
     """Kinds that no file has."""
 
 
-class ExitCode(IntEnum):
-    """What the shell gets."""
-
-    VERIFIED = 0
-    NOT_VERIFIED = 1
-    INVALID = 2
-
-
 def verify_command(
     attestation: Annotated[
         str,
@@ -140,114 +115,81 @@ def verify_command(
     Exits with 0 when all of it holds, 1 when a signature or an object does not,
     2 when a file cannot be used.
     """
-    from specdecode_operator.cli.input_files import Document, read_all  # noqa: PLC0415
-    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
-
     keys = public_keys(key)
-    try:
+    with ended(DocumentError):
         documents = [each for each in read_all(attestation) if isinstance(each, Document)]
-        given = [each for name in file or () for each in read_all(name)]
-        envelopes = [found for each in documents for found in _envelopes(each)]
-    except DocumentError as error:
-        fail(error)
+        given = [each for name in file or () for each in read_all(name) if isinstance(each, Document)]
+    envelopes = [found for each in documents for found in _envelopes(each)]
     if not envelopes:
         fix = "name the ConfigMap NAME-attestation, a DSSE envelope or a bundle"
         fail(f"{printable(attestation)}: holds no attestation: {fix}")
-    found = _found(envelopes, keys, [each for each in given if isinstance(each, Document)])
+    found, rollouts = _verified(envelopes, keys, given)
     if output is TextOrJson.JSON:
-        from specdecode_operator.cli.outputs import print_json  # noqa: PLC0415
-
         print_json(found.model_dump(mode="json"))
     else:
-        _say(found)
+        _say(found, rollouts)
     if not found.verified:
-        raise typer.Exit(ExitCode.NOT_VERIFIED)
+        raise typer.Exit(1)
 
 
-def _envelopes(document: "Document") -> Iterator[tuple[str, str]]:
-    """Return the envelopes of an object, each with its place."""
-    from specdecode_operator.attestation.attest import ENTRY_SUFFIX  # noqa: PLC0415
-
+def _envelopes(document: Document) -> Iterator[tuple[str, str]]:
+    """Yield the envelopes of an object, each with its place."""
     body = document.body
-    # That of a bundle of sigstore's, as cosign writes it.
+    # Of a sigstore bundle, as cosign writes it.
     envelope = body.get("dsseEnvelope", body)
     if isinstance(envelope, dict) and "payloadType" in envelope:
         yield document.place, json.dumps(envelope)
-    data = body.get("data")
-    for name, text in data.items() if isinstance(data, dict) and body.get("kind") == "ConfigMap" else ():
+    for name, text in mapping(body, "data").items() if document.kind == "ConfigMap" else ():
         if str(name).endswith(ENTRY_SUFFIX):
             yield f"{document.place}: {printable(str(name))}", str(text)
 
 
-def _found(
-    envelopes: Sequence[tuple[str, str]], keys: "Sequence[PublicKey]", documents: "Sequence[Document]"
-) -> "VerifyOutput":
-    """Return what there is to say of attestations and objects."""
+def _verified(
+    envelopes: Sequence[tuple[str, str]], keys: Sequence[PublicKey], documents: Sequence[Document]
+) -> tuple[VerifyOutput, list[Rollout]]:
     attestations, rollouts = [], []
     for place, text in envelopes:
-        attestation, rollout = _opened(place, text, keys)
-        attestations.append(attestation)
-        rollouts += [] if rollout is None else [rollout]
+        try:
+            rollout = read_statement(opened(text, *keys)).predicate
+        except UnverifiedError as error:
+            attestations.append(AttestationOutput(place=place, problem=str(error), rollout=None))
+        else:
+            rollouts.append(rollout)
+            attestations.append(AttestationOutput(place=place, problem=None, rollout=msgspec.to_builtins(rollout)))
     several = len({(each.object.namespace, each.object.name, each.object.uid) for each in rollouts}) > 1
-    compared = [] if several or not rollouts else _compared(rollouts, documents)
-    seen = {each.kind for each in compared}
-    return VerifyOutput(
-        verified=len(rollouts) == len(envelopes) and not several and not any(each.differences for each in compared),
-        attestations=attestations,
-        several_objects=several,
-        objects=compared,
-        not_looked_at=[kind for kind in _expected(rollouts) if kind not in seen],
-    )
-
-
-def _opened(place: str, text: str, keys: "Sequence[PublicKey]") -> "tuple[AttestationOutput, Rollout | None]":
-    import msgspec  # noqa: PLC0415
-
-    from specdecode_operator.attestation.statement import (  # noqa: PLC0415
-        UnverifiedError,
-        opened,
-        read_statement,
-    )
-
-    try:
-        rollout = read_statement(opened(text, *keys)).predicate
-    except UnverifiedError as error:
-        return AttestationOutput(place=place, problem=str(error), rollout=None), None
-    return AttestationOutput(place=place, problem=None, rollout=msgspec.to_builtins(rollout)), rollout
-
-
-def _compared(rollouts: "Sequence[Rollout]", documents: "Sequence[Document]") -> "list[ComparedOutput]":
-    from specdecode_operator.attestation.verify import CHECKED, compared  # noqa: PLC0415
-
-    told = []
-    for document in documents:
+    objects = []
+    for document in documents if rollouts and not several else ():
         if document.kind in CHECKED:
             found = compared(rollouts, document.body)
-            differences = [DifferenceOutput(**each._asdict()) for each in found.differences]
-            named = {"kind": document.kind, "name": document.qualified_name}
-            told.append(ComparedOutput(**named, looked_at=found.looked_at, differences=differences))
-    return told
+            row = ComparedOutput(
+                kind=document.kind,
+                name=document.qualified_name,
+                looked_at=found.looked_at,
+                differences=[DifferenceOutput(**each._asdict()) for each in found.differences],
+            )
+            objects.append(row)
+    expected = []
+    if rollouts:
+        expected = ["SpecDecodeDeployment", "Deployment" if len(rollouts[-1].pods) == 1 else "LeaderWorkerSet", "Pod"]
+    seen = {each.kind for each in objects}
+    verified = len(rollouts) == len(envelopes) and not several and not any(each.differences for each in objects)
+    answer = VerifyOutput(
+        verified=verified,
+        attestations=attestations,
+        several_objects=several,
+        objects=objects,
+        not_looked_at=[kind for kind in expected if kind not in seen],
+    )
+    return answer, rollouts
 
 
-def _expected(rollouts: "Sequence[Rollout]") -> list[str]:
-    if not rollouts:
-        return []
-    workload = "Deployment" if len(rollouts[-1].pods) == 1 else "LeaderWorkerSet"
-    return ["SpecDecodeDeployment", workload, "Pod"]
-
-
-def _say(found: "VerifyOutput") -> None:
-    """Say it to people."""
-    import msgspec  # noqa: PLC0415
-
-    from specdecode_operator.attestation.statement import Rollout  # noqa: PLC0415
-    from specdecode_operator.attestation.verify import Difference  # noqa: PLC0415
-
+def _say(found: VerifyOutput, rollouts: Sequence[Rollout]) -> None:
+    valid = iter(rollouts)
     for attestation in found.attestations:
-        if attestation.rollout is None:
+        if attestation.problem is not None:
             say_line(f"{attestation.place}: {attestation.problem}", err=True)
         else:
-            for line in _told(msgspec.convert(attestation.rollout, Rollout)):
+            for line in _told(next(valid)):
                 say_line(printable(line))
     if found.several_objects:
         say_line("the attestations are of several objects: name those of one", err=True)
@@ -262,20 +204,17 @@ def _say(found: "VerifyOutput") -> None:
     say_line("verified" if found.verified else "NOT VERIFIED", err=not found.verified)
 
 
-def _told(rollout: "Rollout") -> Iterator[str]:
-    """Return what an attestation says, for people."""
-    its, plan = rollout.object, rollout.plan
+def _told(rollout: Rollout) -> Iterator[str]:
+    its, plan, served = rollout.object, rollout.plan, rollout.served
     yield f"{its.namespace}/{its.name}, generation {its.generation}: signed at {rollout.made_at}"
     yield f"  plan: {plan.get('verdict')}: {plan.get('explanation')}"
-    served = rollout.served
     if served is None:
         yield "  not attested: that engines served by it"
         return
-    memory = served.kv_cache
-    yield (
-        f"  KV cache: {_tokens(memory.predicted_tokens)} predicted, {_tokens(memory.reported_tokens)} reported"
-        f" by {served.engines} engines of vLLM {served.engine_version or 'of an unknown version'}"
-    )
+    counts = (served.kv_cache.predicted_tokens, served.kv_cache.reported_tokens)
+    predicted, reported = ("nothing" if count is None else f"{count:,} tokens" for count in counts)
+    version = served.engine_version or "of an unknown version"
+    yield f"  KV cache: {predicted} predicted, {reported} reported by {served.engines} engines of vLLM {version}"
     for image in served.images:
         yield f"  image of container {image.container}: {image.digest}"
     verdict = served.verdict
@@ -283,14 +222,6 @@ def _told(rollout: "Rollout") -> Iterator[str]:
         f"  comparison {verdict.capture}: Pays={verdict.status}: {verdict.message}" if verdict else "  comparison: none"
     )
 
-
-def _tokens(count: int | None) -> str:
-    return "nothing" if count is None else f"{count:,} tokens"
-
-
-_PATH: Final = "/validate-pods"
-_READ_WITHIN_S: Final = 5.0
-"""Of one ConfigMap: the API server waits ten seconds for the answer unless told otherwise."""
 
 _logger = logging.getLogger(__name__)
 
@@ -317,27 +248,25 @@ def attestation_webhook_command(
     pod, and nothing else. It can sign nothing. examples/attestation has it
     with all that it needs.
     """
-    from specdecode_operator.attestation.pod_admission import Gate  # noqa: PLC0415
-    from specdecode_operator.problems import OneLine  # noqa: PLC0415
-
-    gate = Gate(public_keys(key), frozenset(map(_container, allow_container or ())))
+    allowed = set()
+    for text in allow_container or ():
+        name, _, image = text.partition("=")
+        if not name or not image:
+            message = f"{printable(text)}: write NAME=IMAGE, such as istio-proxy=docker.io/istio/proxyv2@sha256:…"
+            raise typer.BadParameter(message, param_hint="--allow-container")
+        allowed.add((name, image))
+    gate = Gate(public_keys(key), frozenset(allowed))
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(name)s [%(levelname)s] %(message)s")
     for handler in logging.getLogger().handlers:
         handler.addFilter(OneLine())
     asyncio.run(_serve(gate, certificate, port, metrics_port))
 
 
-def _container(text: str) -> tuple[str, str]:
-    name, _, image = text.partition("=")
-    if not name or not image:
-        message = f"{printable(text)}: write NAME=IMAGE, such as istio-proxy=docker.io/istio/proxyv2@sha256:…"
-        raise typer.BadParameter(message, param_hint="--allow-container")
-    return name, image
-
-
-async def _serve(gate: "Gate", certificate_folder: Path, port: int, metrics_port: int) -> None:
-    """Answer until SIGTERM: reviews in threads of their own, questions to the API server in this loop."""
-    from specdecode_operator.cluster.client import Cluster  # noqa: PLC0415
+async def _serve(gate: Gate, certificate_folder: Path, port: int, metrics_port: int) -> None:
+    """Answer until SIGTERM: reviews in threads of their own, requests to the API server in this loop."""
+    # kopf and the Kubernetes client take a second to load.
+    from specdecode_operator.cluster.client import Cluster, ClusterError  # noqa: PLC0415
+    from specdecode_operator.cluster.resources import CONFIG_MAP  # noqa: PLC0415
     from specdecode_operator.handlers.metrics import AdmissionCollector, serve_metrics  # noqa: PLC0415
     from specdecode_operator.handlers.webhook import answer_pod, serve_admission  # noqa: PLC0415
     from specdecode_operator.handlers.webhook_certificate import CertificateFolder  # noqa: PLC0415
@@ -347,30 +276,25 @@ async def _serve(gate: "Gate", certificate_folder: Path, port: int, metrics_port
         loop.add_signal_handler(each, stopped.set)
     cluster = await Cluster.connect()
 
-    def read(key: "Key") -> "Body | None":
-        return asyncio.run_coroutine_threadsafe(_attestations(cluster, key), loop).result()
+    async def attestations(key: Key) -> Body | None:
+        # The API server waits ten seconds for the answer to a review unless told otherwise.
+        within_s = 5
+        try:
+            async with asyncio.timeout(within_s):
+                return await cluster.get(CONFIG_MAP, key.namespace, attestation_name(key))
+        except TimeoutError as error:
+            raise ClusterError(f"the API server does not answer within {within_s} s") from error
 
-    def validate(review: Any) -> "Body":
+    def validate(review: Any) -> Body:
+        read = lambda key: asyncio.run_coroutine_threadsafe(attestations(key), loop).result()  # noqa: E731
         answer = answer_pod(review, gate, read)
         if refusal := answer["response"].get("status"):
             _logger.info("refused: %s", refusal["message"])
         return answer
 
-    certificate = CertificateFolder(certificate_folder)
+    certificate, path = CertificateFolder(certificate_folder), "/validate-pods"
     collector = AdmissionCollector(lambda: certificate.expires)
-    served = serve_admission(port, certificate, {_PATH: validate}, collector)
-    _logger.info("%s is served on port %d, /metrics on port %d", _PATH, served, serve_metrics(metrics_port, collector))
+    served = serve_admission(port, certificate, {path: validate}, collector)
+    _logger.info("%s is served on port %d, /metrics on port %d", path, served, serve_metrics(metrics_port, collector))
     await stopped.wait()
     await cluster.close()
-
-
-async def _attestations(cluster: "Cluster", key: "Key") -> "Body | None":
-    from specdecode_operator.attestation.attest import attestation_name  # noqa: PLC0415
-    from specdecode_operator.cluster.client import ClusterError  # noqa: PLC0415
-    from specdecode_operator.cluster.resources import CONFIG_MAP  # noqa: PLC0415
-
-    try:
-        async with asyncio.timeout(_READ_WITHIN_S):
-            return await cluster.get(CONFIG_MAP, key.namespace, attestation_name(key))
-    except TimeoutError as error:
-        raise ClusterError(f"the API server does not answer within {_READ_WITHIN_S:.0f} s") from error

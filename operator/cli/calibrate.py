@@ -9,9 +9,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from pydantic import ValidationError
@@ -19,8 +20,8 @@ from pydantic import ValidationError
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import ObservedStatus, PlanStatus, SpecDecodeDeploymentStatus
-from specdecode_operator.cli.input_files import read_deployments, read_model_configs, refuse_unused, with_configs
-from specdecode_operator.cli.options import ModelConfigOption, fail
+from specdecode_operator.cli.input_files import read_deployments, read_models, refuse_unused, with_configs
+from specdecode_operator.cli.options import ModelConfigOption, ended, fail
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, read_text, replaced_whole
 from specdecode_operator.cluster.nodes import NodeFacts
@@ -32,24 +33,16 @@ from specdecode_operator.deployment.validation import valid_facts
 from specdecode_operator.enums import SIXTEEN_BIT_BYTES, Dtype, KvCacheDtype, Method, Precision, Quantization
 from specdecode_operator.problems import InvalidSpecError, shown
 from specdecode_operator.redaction import clip_start
-from specdecode_operator.sizing.arithmetic import format_gib
-from specdecode_operator.sizing.calibration import (
-    Calibration,
-    CalibrationEntry,
-    CalibrationError,
-    EngineKind,
-    parse_calibration,
-    serialize_calibration,
-)
+from specdecode_operator.sizing import calibration
+from specdecode_operator.sizing.arithmetic import GIB, format_gib
 from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.estimate_fields import full_product
 from specdecode_operator.sizing.kernel_support import checkpoint_problem
 from specdecode_operator.sizing.memory.budget import Budget, engine_kind, estimate
 from specdecode_operator.sizing.pair import TENSOR_ONLY
 from specdecode_operator.sizing.plan import CPU_PRODUCT, Plan
-from specdecode_operator.untrusted import MAX_BYTES
+from specdecode_operator.untrusted import MAX_BYTES, mapping
 from specdecode_operator.vllm.startup_log import (
-    LoggedMemory,
     LoggedSettings,
     MalformedLogError,
     StartupLog,
@@ -70,88 +63,38 @@ class Given:
 
     product: str
     """GPU product as its node label says; no log names it."""
-
     engine_version: str | None = None
     tensor: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-
     configs: Mapping[str, Body] = field(default_factory=dict)
     """Content of config.json by model, as the log names the models."""
 
 
-@dataclass(frozen=True)
-class Term:
-    """One term, predicted and as the engine reports it, in bytes of one GPU; None where its log does not say."""
+class Term(NamedTuple):
+    """One term in bytes of one GPU, predicted and as the engine reports it; None if its log does not say."""
 
     name: str
     predicted_bytes: int
     reported_bytes: int | None
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What one engine shows: predicted against reported, and its line of the calibration file."""
+class Measurement(NamedTuple):
+    """Prediction and report of one engine, and its line of the calibration file."""
 
-    entry: CalibrationEntry
+    entry: calibration.CalibrationEntry
     terms: tuple[Term, ...]
     predicted_tokens: int
     reported_tokens: int | None
 
 
 def measure(log: StartupLog, given: Given) -> Measurement:
-    """Return what a log shows against the prediction for the same engine.
+    """Compare a log with the prediction for the same engine.
 
-    Raises
-    ------
-    UnusableLogError
-        With what is missing and how to give it, or what is not sized.
-    InvalidSpecError
-        When the engine is one that the operator would refuse.
+    UnusableLogError says what is missing or not sized, InvalidSpecError what the operator would reject.
     """
-    settings, version = _completed(log, given)
-    facts = valid_facts(_spec(settings, version, given))
-    tensor = settings.tensor or 1
-    plan = make_plan(facts, (NodeFacts("measured", given.product, tensor),), None)
-    if not isinstance(plan, Plan):
-        raise UnusableLogError(plan.message)
-    available = log.memory.available_kv_bytes
-    if available is None:
-        raise UnusableLogError("it has no line 'Available KV cache memory': the engine did not come so far")
-    budget = plan.chosen.budget
-    kind = engine_kind(facts.pair, given.product, tensor)
-    kind = replace(kind, engine_version=version, runner=log.runner or kind.runner)
-    try:
-        entry = measured_entry(kind, budget, available)
-    except CalibrationError as error:
-        raise UnusableLogError(str(error)) from error
-    return Measurement(entry, _terms(budget, log.memory), budget.kv_cache_tokens, log.memory.kv_cache_tokens)
-
-
-def measured_entry(kind: EngineKind, budget: Budget, reported_bytes: int) -> CalibrationEntry:
-    """Return the entry of an engine that reported so much for the KV cache, against its budget without a calibration.
-
-    Raises
-    ------
-    CalibrationError
-        When it is more than the estimated terms could have given: then something else was predicted than what ran.
-    """
-    residual = budget.available_kv_bytes - reported_bytes
-    if -residual > budget.estimated_bytes:
-        raise CalibrationError(
-            "residual_bytes",
-            residual,
-            f"the engine had {format_gib(-residual)} GiB more for the KV cache than predicted, but all that is "
-            f"estimated takes {format_gib(budget.estimated_bytes)} GiB: it was not the engine that was predicted; "
-            "check product, models, precisions and memory utilization",
-        )
-    return CalibrationEntry(**asdict(kind), residual_bytes=residual)
-
-
-def _completed(log: StartupLog, given: Given) -> tuple[LoggedSettings, str]:
-    """Return the settings with what the user adds, and the version; all that sizing needs is there."""
-    logged = log.settings
+    version, logged = given.engine_version or log.version, log.settings
     settings = replace(
         logged,
         tensor=given.tensor or logged.tensor or 1,
@@ -159,47 +102,84 @@ def _completed(log: StartupLog, given: Given) -> tuple[LoggedSettings, str]:
         max_num_seqs=given.max_num_seqs or logged.max_num_seqs,
         max_num_batched_tokens=given.max_num_batched_tokens or logged.max_num_batched_tokens,
     )
-    version = given.engine_version or log.version
     needed = {
         "--max-model-len": settings.max_model_len,
         "--max-num-seqs": settings.max_num_seqs,
         "--max-num-batched-tokens": settings.max_num_batched_tokens,
         "--engine-version": version,
+        "the line 'Initializing a V1 LLM engine'": settings.model,
     }
-    missing = [option for option, value in needed.items() if value is None]
-    if settings.model is None or version is None or missing:
-        absent = [*missing, *(["the line 'Initializing a V1 LLM engine'"] if settings.model is None else [])]
-        raise UnusableLogError(f"it does not say all that decides the memory: add {', '.join(absent)}")
+    if version is None or None in needed.values():
+        absent = ", ".join(name for name, value in needed.items() if value is None)
+        raise UnusableLogError(f"it does not say all that decides the memory: add {absent}")
     if (settings.pipeline or 1) > 1:
         raise UnusableLogError(f"pipeline_parallel_size {settings.pipeline}: only tensor parallelism is calibrated")
     if settings.dtype == f"torch.{Dtype.FLOAT32}":
         raise UnusableLogError(f"dtype {Dtype.FLOAT32}: only engines in 16 bits are calibrated")
     if settings.method is None:
         raise UnusableLogError("it does not say whether the engine speculates: give the log from its first line on")
-    return settings, version
+    return _measured(log, settings, version, given)
+
+
+def _measured(log: StartupLog, settings: LoggedSettings, version: str, given: Given) -> Measurement:
+    facts, memory, tensor = valid_facts(_spec(settings, version, given)), log.memory, settings.tensor or 1
+    plan = make_plan(facts, (NodeFacts("measured", given.product, tensor),), None)
+    if not isinstance(plan, Plan):
+        raise UnusableLogError(plan.message)
+    available, beside, peak = memory.available_kv_bytes, memory.non_model_bytes, None
+    if available is None:
+        raise UnusableLogError("it has no line 'Available KV cache memory': the engine did not come so far")
+    budget, kind = plan.chosen.budget, engine_kind(facts.pair, given.product, tensor)
+    try:
+        kind = replace(kind, engine_version=version, runner=log.runner or kind.runner)
+        entry = measured_entry(kind, budget, available)
+    except calibration.CalibrationError as error:
+        raise UnusableLogError(str(error)) from error
+    if memory.requested_bytes is not None and memory.model_load_bytes is not None and beside is not None:
+        # The printed peak activation includes the graph estimate or not, by version: the rest is exact.
+        peak = memory.requested_bytes - memory.model_load_bytes - beside - available
+    terms = (
+        Term("device total", budget.total_bytes, memory.total_bytes),
+        Term("requested", budget.requested_bytes, memory.requested_bytes),
+        Term("weights loaded", budget.weights_bytes, memory.model_load_bytes),
+        Term("state and non-torch", budget.state_bytes + budget.non_torch_bytes, beside),
+        Term("activation and graphs charged", budget.activation_bytes + budget.cuda_graphs_bytes, peak),
+        Term("left for the KV cache", budget.available_kv_bytes, available),
+    )
+    return Measurement(entry, terms, budget.kv_cache_tokens, memory.kv_cache_tokens)
 
 
 def _spec(settings: LoggedSettings, version: str, given: Given) -> SpecDecodeDeploymentSpec:
     """Return the spec that would start this engine."""
+
+    def model(name: str, quantization: str | None) -> Body:
+        made = Quantization.FP8 if quantization in _ONLINE_FP8 else Quantization.AS_CHECKPOINT
+        found: Body = {"model": name.strip("/"), "quantization": made.value}
+        return {**found, "config": given.configs[name]} if name in given.configs else found
+
     utilization = settings.utilization or 0.92  # vLLM, config/cache.py CacheConfig
-    serving = {
-        "maxModelLen": settings.max_model_len,
-        "maxNumSeqs": settings.max_num_seqs,
-        "maxNumBatchedTokens": settings.max_num_batched_tokens,
-        "memoryUtilizationPercent": _percent(utilization),
-        "enforceEager": bool(settings.enforce_eager),
-        "kvCacheDtype": settings.kv_cache_dtype or KvCacheDtype.AUTO.value,
-        **({"blockSize": settings.block_size} if settings.block_size else {}),
-    }
+    percent = round(100 * utilization)
+    if abs(100 * utilization - percent) > 1e-6:  # noqa: PLR2004  what a float of two decimals may be off by
+        raise UnusableLogError(f"gpu_memory_utilization {utilization}: only whole percents are sized")
     body: Body = {
-        "target": _model(settings.model or "", settings.quantization, given),
+        "target": model(settings.model or "", settings.quantization),
         "parallelism": {"tensor": settings.tensor},
         "accelerator": {"product": [given.product], "perNode": settings.tensor},
-        "serving": serving,
+        "serving": {
+            "maxModelLen": settings.max_model_len,
+            "maxNumSeqs": settings.max_num_seqs,
+            "maxNumBatchedTokens": settings.max_num_batched_tokens,
+            "memoryUtilizationPercent": percent,
+            "enforceEager": bool(settings.enforce_eager),
+            "kvCacheDtype": settings.kv_cache_dtype or KvCacheDtype.AUTO.value,
+            **({"blockSize": settings.block_size} if settings.block_size else {}),
+        },
         "engine": {"version": version},
     }
     if settings.method != Method.NONE.value:
-        body["speculation"] = _speculation(settings, given)
+        body["speculation"] = {"method": settings.method, "numSpeculativeTokens": settings.num_speculative_tokens}
+        if settings.draft_model:
+            body["speculation"]["draft"] = model(settings.draft_model, settings.draft_quantization)
     try:
         return SpecDecodeDeploymentSpec.parse(body)
     except ValidationError as error:
@@ -209,42 +189,18 @@ def _spec(settings: LoggedSettings, version: str, given: Given) -> SpecDecodeDep
         raise UnusableLogError(message) from error
 
 
-def _speculation(settings: LoggedSettings, given: Given) -> Body:
-    speculation: Body = {"method": settings.method, "numSpeculativeTokens": settings.num_speculative_tokens}
-    if settings.draft_model:
-        speculation["draft"] = _model(settings.draft_model, settings.draft_quantization, given)
-    return speculation
-
-
-def _model(name: str, quantization: str | None, given: Given) -> Body:
-    made = Quantization.FP8 if quantization in _ONLINE_FP8 else Quantization.AS_CHECKPOINT
-    model: Body = {"model": name.strip("/"), "quantization": made.value}
-    config = given.configs.get(name)
-    return model if config is None else {**model, "config": config}
-
-
-def _percent(utilization: float) -> int:
-    percent = round(100 * utilization)
-    if abs(100 * utilization - percent) > 1e-6:  # noqa: PLR2004  what a float of two decimals may be off by
-        raise UnusableLogError(f"gpu_memory_utilization {utilization}: only whole percents are sized")
-    return percent
-
-
-def _terms(budget: Budget, memory: LoggedMemory) -> tuple[Term, ...]:
-    beside, available = memory.non_model_bytes, memory.available_kv_bytes
-    peak = None
-    if None not in (memory.requested_bytes, memory.model_load_bytes, beside, available):
-        # What is printed as peak activation has the graph estimate in it or not, by version: the rest is exact.
-        taken = (memory.model_load_bytes or 0) + (beside or 0) + (available or 0)
-        peak = (memory.requested_bytes or 0) - taken
-    return (
-        Term("device total", budget.total_bytes, memory.total_bytes),
-        Term("requested", budget.requested_bytes, memory.requested_bytes),
-        Term("weights loaded", budget.weights_bytes, memory.model_load_bytes),
-        Term("state and non-torch", budget.state_bytes + budget.non_torch_bytes, beside),
-        Term("activation and graphs charged", budget.activation_bytes + budget.cuda_graphs_bytes, peak),
-        Term("left for the KV cache", budget.available_kv_bytes, available),
-    )
+def measured_entry(kind: calibration.EngineKind, budget: Budget, reported_bytes: int) -> calibration.CalibrationEntry:
+    """Return the entry of an engine that reported so much for the KV cache, against its uncalibrated budget."""
+    residual = budget.available_kv_bytes - reported_bytes
+    if -residual > budget.estimated_bytes:
+        raise calibration.CalibrationError(
+            "residual_bytes",
+            residual,
+            f"the engine had {format_gib(-residual)} GiB more for the KV cache than predicted, but all that is "
+            f"estimated takes {format_gib(budget.estimated_bytes)} GiB: it was not the engine that was predicted; "
+            "check product, models, precisions and memory utilization",
+        )
+    return calibration.CalibrationEntry(**asdict(kind), residual_bytes=residual)
 
 
 class UnusableObjectError(ValueError):
@@ -252,18 +208,10 @@ class UnusableObjectError(ValueError):
 
 
 def measure_deployment(body: Body) -> Measurement:
-    """Return what an object as ``kubectl get -o yaml`` prints it shows of the estimates.
+    """Compare an object as ``kubectl get -o yaml`` prints it with the estimates.
 
-    The operator may have planned with a calibration already, or be of another
-    version than this: so the residual is counted anew against the estimate
-    of today without one.
-
-    Raises
-    ------
-    UnusableObjectError
-        When the object lacks what it takes, with what to do.
-    InvalidSpecError
-        When the spec is one that the operator would refuse.
+    The operator may have planned with a calibration, or be of another version: the residual is counted against today's
+    estimate without one. UnusableObjectError says what the object lacks, InvalidSpecError what would be rejected.
     """
     spec, plan, observed = _parts(body)
     device = find_device(plan.product, spec.accelerator.memory_gib_per_gpu)
@@ -286,14 +234,14 @@ def measure_deployment(body: Body) -> Measurement:
     reported_bytes = plan.per_gpu.available_kv_bytes - (observed.kv_cache_residual_bytes or 0)
     try:
         entry = measured_entry(engine_kind(facts.pair, plan.product, plan.tensor), budget, reported_bytes)
-    except CalibrationError as error:
+    except calibration.CalibrationError as error:
         raise UnusableObjectError(f"status.observed: {error}") from error
     terms = (Term("left for the KV cache", budget.available_kv_bytes, reported_bytes),)
     return Measurement(entry, terms, budget.kv_cache_tokens, observed.kv_cache_tokens)
 
 
 def _as_planned(facts: Facts, plan: PlanStatus) -> Facts:
-    """Return the facts at the precisions of the plan. Raises ValueError where the spec has no checkpoint for one."""
+    """Return the facts at the precisions of the plan; ValueError if the spec has no checkpoint for one."""
     target = Precision(plan.target_quantization)
     draft = Precision(plan.draft_quantization) if plan.draft_quantization else None
     pair, available = facts.pair, facts.options.available
@@ -319,26 +267,19 @@ def _parts(body: Body) -> tuple[SpecDecodeDeploymentSpec, PlanStatus, ObservedSt
     plan, observed = status.plan, status.observed
     if plan is None or observed is None or observed.kv_cache_residual_bytes is None:
         raise UnusableObjectError("has no status.observed.kvCacheResidualBytes: wait until an engine of it serves")
-    metadata = body.get("metadata")
-    generation = metadata.get("generation") if isinstance(metadata, dict) else None
-    # The share is written with the residual: where it is not that of the plan, one of the two is older.
+    # The share is written with the residual: if it is not that of the plan, one of the two is older.
     current = observed.kv_cache_residual == residual_share(plan.kv_cache_tokens, observed.kv_cache_tokens or 0)
-    if generation != status.observed_generation or not current:
+    if mapping(body, "metadata").get("generation") != status.observed_generation or not current:
         raise UnusableObjectError("its status is older than its spec or its plan: get it again in a minute")
     return spec, plan, observed
 
 
 DEFAULT_SHAPES: Final = ("64x8192", "256x8192", "1024x8192")
 """Sequences x batched tokens: what the persistent buffers and the activation peak grow with."""
-
-_SERVES: Final = "Application startup complete"
-_SHAPE: Final = re.compile(r"([1-9]\d{0,8})x([1-9]\d{0,8})")
 _DEADLINE_S: Final = 1800.0
 """A cold start of a large model compiles for many minutes."""
-
 _STOP_S: Final = 60.0
 _SHOWN_CHARACTERS: Final = 2000
-_POLL_S: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -348,159 +289,98 @@ class EngineRun:
     name: str
     command: tuple[str, ...]
     """Program and arguments."""
-
     max_num_seqs: int
     max_num_batched_tokens: int
-
-    def settle(self, given: Given) -> Given:
-        """Return what is given with the shape of this run."""
-        return replace(given, max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens)
 
     def start(self) -> str:
         """Start it, wait until it serves, end it, and return its log.
 
-        Raises
-        ------
-        RuntimeError
-            With the end of its log, when it ends by itself or does not serve in time.
+        RuntimeError has the end of its log if it ends by itself or does not serve in time.
         """
         # The compile cache makes two starts differ: every run begins without one, as a new pod does.
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "log"
             environment = os.environ | {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_CACHE_ROOT": folder}
             with log.open("wb") as stream:
-                # A session of its own, so that its workers can be ended with it.
+                # In its own session, so that its workers can be ended with it.
                 process = subprocess.Popen(  # noqa: S603  the command is ours
                     self.command, stdout=stream, stderr=stream, env=environment, start_new_session=True
                 )
+            deadline_s = time.monotonic() + _DEADLINE_S
             try:
-                self._wait(process, log)
+                while True:
+                    code, text = process.poll(), log.read_text(encoding="utf-8", errors="replace")
+                    if "Application startup complete" in text:
+                        break
+                    if code is not None or time.monotonic() > deadline_s:
+                        why = f"did not serve within {_DEADLINE_S:.0f} s" if code is None else f"ended with {code}"
+                        raise RuntimeError(f"{self.name}: vLLM {why}:\n{clip_start(text, _SHOWN_CHARACTERS)}")
+                    time.sleep(0.5)
             finally:
-                _end(process)
+                # Gently, then not.
+                for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, None)):
+                    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                        os.killpg(process.pid, number)
+                        process.wait(patience_s)
+                process.wait()
             return log.read_text(encoding="utf-8", errors="replace")
 
-    def _wait(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        deadline_s = time.monotonic() + _DEADLINE_S
-        while True:
-            ended = process.poll() is not None
-            text = log.read_text(encoding="utf-8", errors="replace")
-            if _SERVES in text:
-                return
-            if ended or time.monotonic() > deadline_s:
-                why = f"ended with {process.returncode}" if ended else f"did not serve within {_DEADLINE_S:.0f} s"
-                raise RuntimeError(f"{self.name}: vLLM {why}:\n{clip_start(text, _SHOWN_CHARACTERS)}")
-            time.sleep(_POLL_S)
 
-
-def runs_of(
+def _runs_of(
     model: str, draft: str | None, shapes: Sequence[str], num_speculative_tokens: int, given: Given
 ) -> list[EngineRun]:
-    """Return the runs that measure a model: each shape without speculation, with ngram, and with the draft.
-
-    Raises
-    ------
-    ValueError
-        When vLLM is not installed or a shape cannot be read.
-    """
+    """Return the runs that measure a model: each shape without speculation, with ngram, and with the draft."""
     program = shutil.which("vllm")
     if program is None:
-        raise ValueError("vllm is not installed here: pip install '.[engine]' in a clone, where the GPUs are")
+        fail("vllm is not installed here: pip install '.[engine]' in a clone, where the GPUs are")
     common = ["--load-format", "dummy", "--tensor-parallel-size", str(given.tensor or 1)]
     common += ["--max-model-len", str(given.max_model_len)] if given.max_model_len else []
-    speculations: list[dict[str, str | int] | None] = [None, {"method": "ngram"}]
+    speculations: list[dict[str, str | int]] = [{}, {"method": "ngram"}]
     if draft:
         speculations.append({"method": "draft_model", "model": draft})
     runs = []
-    for sequences, tokens in map(_shape, shapes or DEFAULT_SHAPES):
+    for shape in shapes or DEFAULT_SHAPES:
+        found = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", shape)
+        if not found:
+            fail(f"--shape {shape}: must be SEQUENCESxBATCHED_TOKENS, such as 256x8192")
+        limits = ["--max-num-seqs", found[1], "--max-num-batched-tokens", found[2]]
         for speculation in speculations:
-            command = [program, "serve", model, *common]
-            command += ["--max-num-seqs", str(sequences), "--max-num-batched-tokens", str(tokens)]
-            method = speculation["method"] if speculation else "none"
+            command = [program, "serve", model, *common, *limits]
             if speculation:
                 config = {**speculation, "num_speculative_tokens": num_speculative_tokens}
                 command += ["--speculative-config", json.dumps(config)]
-            runs.append(EngineRun(f"{method} {sequences}x{tokens}", tuple(command), sequences, tokens))
+            name = f"{speculation.get('method', 'none')} {shape}"
+            runs.append(EngineRun(name, tuple(command), int(found[1]), int(found[2])))
     return runs
 
 
-def _shape(text: str) -> tuple[int, int]:
-    found = _SHAPE.fullmatch(text)
-    if not found:
-        raise ValueError(f"--shape {text}: must be SEQUENCESxBATCHED_TOKENS, such as 256x8192")
-    return int(found[1]), int(found[2])
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End an engine and its workers: gently, then not."""
-    for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, None)):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(patience_s)
-        except ProcessLookupError:
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
-
-
-_GIB: Final = 2**30
-
-
-def of_deployments(files: list[str], configs: Mapping[str, dict[str, Any]]) -> list[CalibrationEntry]:
-    """Print the comparison of each object and return their entries."""
+def _of_deployments(files: list[str], configs: Mapping[str, dict[str, Any]]) -> list[calibration.CalibrationEntry]:
     reading = read_deployments(files)
     if reading.errors or not reading.documents:
         fail(str(reading.errors[0]) if reading.errors else f"{', '.join(files)}: holds no SpecDecodeDeployment")
-    try:
+    with ended(DocumentError):
         refuse_unused(configs, reading.documents)
-    except DocumentError as error:
-        fail(error)
     entries = []
     for document in reading.documents:
+        spec = with_configs(document.body.get("spec"), configs)
         try:
-            measurement = measure_deployment(
-                {**document.body, "spec": with_configs(document.body.get("spec"), configs)}
-            )
+            measurement = measure_deployment({**document.body, "spec": spec})
         except UnusableObjectError as error:
             fail(f"{document.name} ({document.place}): {error}")
         except InvalidSpecError as error:
             hint = "; or use --model-config ID=PATH" if error.reason == MODEL_UNKNOWN else ""
             fail(f"{document.name} ({document.place}): {error}{hint}")
-        say("\n".join(_table(document.name, measurement)))
-        entries.append(measurement.entry)
+        entries.append(_say(document.name, measurement))
     return entries
 
 
-def of_logs(files: list[Path], given: Given) -> list[CalibrationEntry]:
-    """Print the comparison of each log, once all could be read, and return their entries."""
-    logs = [(place_of(str(file)), _log(file)) for file in files]
-    return [_measured(name, text, given) for name, text in logs]
+def _of_log(name: str, text: str, given: Given) -> calibration.CalibrationEntry:
+    with ended(MalformedLogError, UnusableLogError, InvalidSpecError, at=f"{name}: "):
+        return _say(name, measure(read_startup_log(text), given))
 
 
-def of_runs(runs: list[EngineRun], given: Given, out: Path) -> list[CalibrationEntry]:
-    """Print the comparison of each run and return their entries; each is kept at once, for runs take minutes."""
-    entries: list[CalibrationEntry] = []
-    for run in runs:
-        say(f"starting {' '.join(run.command)}", err=True)
-        try:
-            entries.append(_measured(run.name, run.start(), run.settle(given)))
-        except RuntimeError as error:
-            fail(error)
-        write_entries(out, entries)
-    return entries
-
-
-def _measured(name: str, text: str, given: Given) -> CalibrationEntry:
-    """Print one comparison and return its entry."""
-    try:
-        measurement = measure(read_startup_log(text), given)
-    except (MalformedLogError, UnusableLogError, InvalidSpecError) as error:
-        fail(f"{name}: {error}")
-    say("\n".join(_table(name, measurement)))
-    return measurement.entry
-
-
-def _table(name: str, measurement: Measurement) -> list[str]:
+def _say(name: str, measurement: Measurement) -> calibration.CalibrationEntry:
+    """Print a comparison; return its entry."""
     entry = measurement.entry
     precisions = " + ".join(filter(None, (entry.target_precision, entry.draft_precision)))
     tokens_a_step = f" K={entry.num_speculative_tokens}" if entry.num_speculative_tokens else ""
@@ -513,62 +393,54 @@ def _table(name: str, measurement: Measurement) -> list[str]:
         engine,
         f"{'GiB on each GPU':<30}{'predicted':>10}{'reported':>10}{'residual':>10}",
     ]
-    for term in measurement.terms:
-        reported = term.reported_bytes
-        residual = None if reported is None else term.predicted_bytes - reported
-        lines.append(f"{term.name:<30}{_gib(term.predicted_bytes)}{_gib(reported)}{_gib(residual, sign='+')}")
+    for term, predicted, reported in measurement.terms:
+        compared = f"{'-':>10}{'-':>10}"
+        if reported is not None:
+            compared = f"{reported / GIB:>10.2f}{(predicted - reported) / GIB:>+10.2f}"
+        lines.append(f"{term:<30}{predicted / GIB:>10.2f}{compared}")
     tokens = measurement.reported_tokens
     said = "not said" if tokens is None else f"{tokens:,}"
-    return [*lines, f"KV cache tokens: {measurement.predicted_tokens:,} predicted, {said} reported", ""]
+    say("\n".join([*lines, f"KV cache tokens: {measurement.predicted_tokens:,} predicted, {said} reported", ""]))
+    return entry
 
 
-def _gib(size_bytes: int | None, sign: str = "") -> str:
-    return f"{'-':>10}" if size_bytes is None else f"{size_bytes / _GIB:>{sign}10.2f}"
-
-
-def write_entries(out: Path, entries: list[CalibrationEntry]) -> None:
-    """Add entries to the file; it is replaced whole, so that an interruption leaves the old one."""
+def _write_entries(out: Path, entries: list[calibration.CalibrationEntry]) -> None:
     try:
-        old = parse_calibration(read_text(str(out))) if out.exists() else Calibration()
+        old = calibration.parse_calibration(read_text(str(out))) if out.exists() else calibration.Calibration()
         with replaced_whole(out) as stream:
-            stream.write(serialize_calibration(old.with_entries(entries)))
+            stream.write(calibration.serialize_calibration(old.with_entries(entries)))
     except DocumentError as error:
         fail(error)
-    except CalibrationError as error:
+    except calibration.CalibrationError as error:
         fail(f"{place_of(str(out))}: {error}")
     except OSError as error:
         fail(f"{place_of(str(out))}: {error.strerror}: name a file that can be written")
 
 
-def _log(file: Path) -> str:
-    """Return the beginning of a log, which is where an engine's start is."""
-    try:
-        with open_to_read(str(file)) as stream:
-            return stream.read(MAX_BYTES).decode(errors="replace")
-    except DocumentError as error:
-        fail(error)
-    except OSError as error:
-        fail(f"{place_of(str(file))}: {error.strerror}: name a file that can be read")
-
-
-_PRODUCT_HELP: Final = "GPU as the node label nvidia.com/gpu.product has it, such as NVIDIA-H200, or H200."
-_LOG_HELP: Final = "Log of an engine's start, from its first line on; needs no GPU. May be repeated."
-_DEPLOYMENT_HELP: Final = "Output of kubectl get sdd NAME -o yaml, of an object whose engines serve. May be repeated."
-_MODEL_HELP: Final = "Run vLLM with dummy weights of this model: hub id, or a folder with its config.json."
-_DRAFT_HELP: Final = "Also measure with this draft model: hub id or folder."
-_SHAPE_HELP: Final = "Run with SEQUENCESxBATCHED_TOKENS, such as 256x8192. May be repeated."
-
-
 def calibrate_command(  # noqa: PLR0913  each is an option
     *,
     out: Annotated[Path, typer.Option("--output", "-o", help="Calibration file; entries are added to it.")],
-    product: Annotated[str | None, typer.Option(help=_PRODUCT_HELP)] = None,
-    from_deployment: Annotated[list[str] | None, typer.Option(help=_DEPLOYMENT_HELP)] = None,
-    from_log: Annotated[list[Path] | None, typer.Option(help=_LOG_HELP)] = None,
-    model: Annotated[str | None, typer.Option(help=_MODEL_HELP)] = None,
-    draft: Annotated[str | None, typer.Option(help=_DRAFT_HELP)] = None,
+    product: Annotated[
+        str | None,
+        typer.Option(help="GPU as the node label nvidia.com/gpu.product has it, such as NVIDIA-H200, or H200."),
+    ] = None,
+    from_deployment: Annotated[
+        list[str] | None,
+        typer.Option(help="Output of kubectl get sdd NAME -o yaml, of an object whose engines serve. May be repeated."),
+    ] = None,
+    from_log: Annotated[
+        list[Path] | None,
+        typer.Option(help="Log of an engine's start, from its first line on; needs no GPU. May be repeated."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Run vLLM with dummy weights of this model: hub id, or a folder with its config.json."),
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Also measure with this draft model: hub id or folder.")] = None,
     num_speculative_tokens: Annotated[int, typer.Option(min=1, help="K with --draft and ngram.")] = 5,
-    shape: Annotated[list[str] | None, typer.Option(help=_SHAPE_HELP)] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Run with SEQUENCESxBATCHED_TOKENS, such as 256x8192. May be repeated.")
+    ] = None,
     tensor: Annotated[int | None, typer.Option(min=1, help="GPUs of one engine, where the log does not say.")] = None,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
@@ -577,36 +449,46 @@ def calibrate_command(  # noqa: PLR0913  each is an option
     model_config: ModelConfigOption = None,
 ) -> None:
     """Compare what engines took with what was predicted, term by term, and add it to a calibration file."""
-    # Sizing takes longer to load than the rest of the command line.
-
     folders = [name for name in (model, draft) if name and (Path(name) / "config.json").is_file()]
-    try:
-        configs = read_model_configs([*(model_config or []), *(f"{name}={name}/config.json" for name in folders)])
-    except DocumentError as error:
-        fail(error)
+    with ended(DocumentError):
+        configs, _ = read_models([*(model_config or []), *(f"{name}={name}/config.json" for name in folders)])
     if [bool(from_log), bool(model), bool(from_deployment)].count(True) != 1:
         fail("give one of --from-log FILE, --from-deployment FILE, and --model MODEL to run vLLM here")
     if from_deployment:
-        entries = of_deployments(from_deployment, configs)
+        entries = _of_deployments(from_deployment, configs)
     elif product is None:
         fail("--product is missing: no log names the GPU")
     else:
-        given = Given(
-            product=full_product(product),
-            engine_version=engine_version,
-            tensor=tensor,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            configs=configs,
-        )
+        limits = (tensor, max_model_len, max_num_seqs, max_num_batched_tokens)
+        given = Given(full_product(product), engine_version, *limits, configs)
         if model:
-            try:
-                runs = runs_of(model, draft, shape or [], num_speculative_tokens, given)
-            except ValueError as error:
-                fail(error)
-            entries = of_runs(runs, given, out)
+            entries = _of_runs(_runs_of(model, draft, shape or [], num_speculative_tokens, given), given, out)
         else:
-            entries = of_logs(from_log or [], given)
-    write_entries(out, entries)
+            # All logs are read before the first is compared.
+            texts = [(place_of(str(file)), _log(file)) for file in from_log or []]
+            entries = [_of_log(name, text, given) for name, text in texts]
+    _write_entries(out, entries)
     say(f"{len(entries)} entries written to {out}")
+
+
+def _of_runs(runs: list[EngineRun], given: Given, out: Path) -> list[calibration.CalibrationEntry]:
+    entries: list[calibration.CalibrationEntry] = []
+    for run in runs:
+        say(f"starting {' '.join(run.command)}", err=True)
+        shaped = replace(given, max_num_seqs=run.max_num_seqs, max_num_batched_tokens=run.max_num_batched_tokens)
+        with ended(RuntimeError):
+            text = run.start()
+        entries.append(_of_log(run.name, text, shaped))
+        _write_entries(out, entries)  # at once, because runs take minutes
+    return entries
+
+
+def _log(file: Path) -> str:
+    """Return the beginning of a log, which has the engine's start."""
+    try:
+        with open_to_read(str(file)) as stream:
+            return stream.read(MAX_BYTES).decode(errors="replace")
+    except DocumentError as error:
+        fail(error)
+    except OSError as error:
+        fail(f"{place_of(str(file))}: {error.strerror}: name a file that can be read")

@@ -1,5 +1,6 @@
 """Shared command behaviour: plain-language help, lazy loading, and exits without a traceback."""
 
+import gc
 import io
 import os
 import sys
@@ -28,22 +29,23 @@ _WORDS: Final = {
     "Path": "PATH",
 }
 """What help calls a value, by the type that Python calls it. A switch has none."""
-
-
-_OF_THE_LIBRARY: Final = "Value error, "
-_OF_A_BOUND: Final = "Input should be "
 _WIDEST_TYPE: Final = 13
 
 
 class Group(TyperGroup):
-    """Commands whose values have names for people."""
+    """Commands whose values and errors have names for people."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that is asked for."""
+        """Run a command; rephrase the checking library's errors, and add the value."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            error.message = _in_plain_words(error)
+            what, bound = error.message.removeprefix("Value error, "), "Input should be "
+            if what.startswith(bound) and isinstance(error.__cause__, ValueError):
+                for found in getattr(error.__cause__, "errors", list)()[:1]:
+                    limit = what.removeprefix(bound).partition(", unable")[0]
+                    what = f"{printable(str(found['input']))}: must be {limit}"
+            error.message = what
             raise
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -59,40 +61,38 @@ class Group(TyperGroup):
 
 
 class LazyGroup(Group):
-    """Commands of which the one that is called is loaded, and no other: all of them take as long as a plan."""
+    """Commands that are loaded when they are called: all of them take as long as a plan."""
 
     later: ClassVar[Mapping[str, str]]
-    """Where each command is, by its name: the module in this folder, and the function or the group in it."""
+    """By name, the module in this folder, and the function or the group in it."""
 
     def __init__(self, **settings: Any) -> None:
-        """Take what the library gives each group."""
         super().__init__(**settings)
         self.commands = _Commands(self.later)
 
     def list_commands(self, _ctx: Any) -> list[str]:
-        """Return the names, without the commands."""
+        """Return the names, without loading the commands."""
         return [*self.commands]
 
 
 class _Commands(UserDict[str, Any]):
-    """Commands by name, each loaded when it is asked for."""
-
     def __getitem__(self, name: str) -> Any:
         if isinstance(where := self.data[name], str):
-            self.data[name] = _loaded(name, where)
+            module, _, attribute = where.partition(":")
+            # Collecting garbage meanwhile takes a tenth longer, and none of it is garbage later.
+            gc.disable()
+            found = getattr(import_module(f"specdecode_operator.cli.{module}"), attribute)
+            gc.freeze()
+            gc.enable()
+            if isinstance(found, typer.Typer):
+                command: Any = typer.main.get_group(found)
+                command.name = name
+            else:
+                alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+                alone.command(name)(found)
+                command = typer.main.get_command(alone)
+            self.data[name] = command
         return self.data[name]
-
-
-def _loaded(name: str, where: str) -> Any:
-    module, _, attribute = where.partition(":")
-    found = getattr(import_module(f"specdecode_operator.cli.{module}"), attribute)
-    if isinstance(found, typer.Typer):
-        command: Any = typer.main.get_group(found)
-        command.name = name
-        return command
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(name)(found)
-    return typer.main.get_command(alone)
 
 
 def application(description: str, *, cls: type[Group] = Group, hidden: bool = False) -> typer.Typer:
@@ -110,58 +110,38 @@ def application(description: str, *, cls: type[Group] = Group, hidden: bool = Fa
 def _named(parameter: Any, ctx: Any) -> Any:
     if isinstance(parameter, TyperOption) and parameter.metavar is None:
         kind = parameter.display_type(ctx).strip("<>").removeprefix("list[").removesuffix("]")
-        parameter.metavar = _WORDS.get(kind, f"<{kind}>")
+        parameter.metavar = name = _WORDS.get(kind, f"<{kind}>")
         numbers = parameter._get_number_range_help_str()  # noqa: SLF001  the library gives it no other way
-        shown = _type_in_lines(parameter.metavar, f"[{numbers}]" if numbers else "")
+        numbers = f"[{numbers}]" if numbers else ""
+        shown = f"{name} {numbers}".strip()
+        if len(shown) > _WIDEST_TYPE:
+            # In lines, because names would be cut in 80 columns.
+            if len(numbers) > _WIDEST_TYPE:
+                numbers = numbers.replace("x<=", "x\n<=")
+            shown = f"{name}\n{numbers}" if numbers else name.replace("|", "|\n")
         parameter.display_type_rich = lambda **_: shown or None  # type: ignore[method-assign]
         parameter._get_number_range_help_str = lambda: None  # type: ignore[method-assign]  # noqa: SLF001
     elif isinstance(parameter, TyperArgument):
         parameter.metavar = parameter.metavar or parameter.name.upper()
-        parameter.display_type_rich = _no_type  # type: ignore[method-assign]
-    # `completion` says how, for each shell; the options of the library only know the one they run in.
+        # The name of an argument says what it is.
+        parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign]  # noqa: ARG005
+    # `completion` covers each shell; the library's options only the one they run in.
     parameter.hidden = parameter.hidden or parameter.name in ("install_completion", "show_completion")
     return parameter
 
 
-def _in_plain_words(error: typer.BadParameter) -> str:
-    """Return what is wrong with a value without the words of the library that checked it, and with the value."""
-    what, cause = error.message.removeprefix(_OF_THE_LIBRARY), error.__cause__
-    is_bound = what.startswith(_OF_A_BOUND) and isinstance(cause, ValueError)
-    found: list[Any] = getattr(cause, "errors", list)() if is_bound else []
-    if not found:
-        return what
-    return f"{printable(str(found[0]['input']))}: must be {what.removeprefix(_OF_A_BOUND).partition(', unable')[0]}"
-
-
-def _type_in_lines(name: str, numbers: str) -> str:
-    """Return an option's type and range, in lines where they are so wide that names would be cut in 80 columns."""
-    in_one = f"{name} {numbers}".strip()
-    if len(in_one) <= _WIDEST_TYPE:
-        return in_one
-    if len(numbers) > _WIDEST_TYPE:
-        numbers = numbers.replace("x<=", "x\n<=")
-    return f"{name}\n{numbers}" if numbers else name.replace("|", "|\n")
-
-
-def _no_type(ctx: Any) -> None:
-    """Name no type of an argument: its name says what it is."""
-
-
 class Ending(IntEnum):
-    """What the shell gets of a command that something stopped, beside its own exit codes."""
+    """Exit codes of a command that was stopped, beside its own."""
 
-    # As sysexits.h has them
+    # As in sysexits.h
     DEFECT = 70
     NOT_WRITTEN = 74
-    # As shells say that a signal ended a program
+    # As shells report that a signal ended a program
     INTERRUPTED = 130
     PIPE_CLOSED = 141
 
 
 TRACEBACK: Final = "SPECDECODE_TRACEBACK"
-
-_IN_PODS: Final = ("operator", "capture-job", "read-model")
-"""Commands that nobody can run again to see more."""
 
 
 def run_to_its_end(command: Callable[[], None]) -> NoReturn:
@@ -193,14 +173,6 @@ def run_to_its_end(command: Callable[[], None]) -> NoReturn:
     sys.exit(0)
 
 
-def _end_with_defect(error: Exception) -> NoReturn:
-    if os.environ.get(TRACEBACK) or sys.argv[1:2] in [[name] for name in _IN_PODS]:
-        traceback.print_exception(error)
-    what = " ".join(f"{type(error).__name__}: {error}".split())
-    hint = f"this is a defect of specdecode: please report what {TRACEBACK}=1 shows"
-    _end(Ending.DEFECT, f"{clip(what, 300)}: {hint}")
-
-
 def _end(code: Ending, message: str | None = None) -> NoReturn:
     with suppress(OSError, AttributeError, ValueError):
         if message is not None:
@@ -210,3 +182,12 @@ def _end(code: Ending, message: str | None = None) -> NoReturn:
     with suppress(OSError, AttributeError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _end_with_defect(error: Exception) -> NoReturn:
+    if os.environ.get(TRACEBACK) or sys.argv[1:2] in [["operator"], ["capture-job"], ["read-model"]]:
+        # Commands in pods cannot be run again to see more.
+        traceback.print_exception(error)
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    hint = f"this is a defect of specdecode: please report what {TRACEBACK}=1 shows"
+    _end(Ending.DEFECT, f"{clip(what, 300)}: {hint}")

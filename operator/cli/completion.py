@@ -3,58 +3,32 @@
 Each list of values is looked up only when a shell asks for it.
 """
 
+from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
 
-def models(incomplete: str) -> list[str]:
-    """Return the models and heads of the catalogue."""
-    from specdecode_operator.sizing.catalogue import hub_ids  # noqa: PLC0415
+def _values(module: str, find: Callable[[Any], Iterable[str]]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        # Looked up only when a shell asks.
+        found = dict.fromkeys(map(str, find(import_module(f"specdecode_operator.{module}"))))
+        return [value for value in found if value.lower().startswith(incomplete.lower())]
 
-    return _beginning(incomplete, list(hub_ids()))
-
-
-def gpus(incomplete: str) -> list[str]:
-    """Return the GPUs whose memory is known, by the names that people use."""
-    from specdecode_operator.sizing.devices import family_of, known_products  # noqa: PLC0415
-
-    names = [family_of(product) for product in known_products()]
-    return _beginning(incomplete, [*names, *known_products()])
+    return complete
 
 
-def methods(incomplete: str) -> list[str]:
-    """Return the methods of speculation."""
-    from specdecode_operator.enums import Method  # noqa: PLC0415
-
-    return _beginning(incomplete, list(Method))
-
-
-def precisions(incomplete: str) -> list[str]:
-    """Return what a target may be served in."""
-    from specdecode_operator.enums import Quantization  # noqa: PLC0415
-
-    return _beginning(incomplete, list(Quantization))
-
-
-def cache_dtypes(incomplete: str) -> list[str]:
-    """Return the element types of a KV cache."""
-    from specdecode_operator.enums import KvCacheDtype  # noqa: PLC0415
-
-    return _beginning(incomplete, list(KvCacheDtype))
-
-
-def versions(incomplete: str) -> list[str]:
-    """Return the vLLM versions that are known."""
-    from specdecode_operator.vllm.profiles import KNOWN_VERSIONS  # noqa: PLC0415
-
-    return _beginning(incomplete, list(KNOWN_VERSIONS))
-
-
-def _beginning(incomplete: str, values: list[str]) -> list[str]:
-    found = dict.fromkeys(str(value) for value in values)
-    return [value for value in found if value.lower().startswith(incomplete.lower())]
+models = _values("sizing.catalogue", lambda catalogue: catalogue.hub_ids())
+gpus = _values(
+    "sizing.devices",
+    lambda devices: [*map(devices.family_of, devices.known_products()), *devices.known_products()],
+)
+methods = _values("enums", lambda enums: enums.Method)
+precisions = _values("enums", lambda enums: enums.Quantization)
+cache_dtypes = _values("enums", lambda enums: enums.KvCacheDtype)
+versions = _values("vllm.profiles", lambda profiles: profiles.KNOWN_VERSIONS)
 
 
 class Shell(StrEnum):

@@ -1,15 +1,20 @@
 """Options that describe a SpecDecodeDeployment, for `plan` without YAML and for `init`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, fields
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
+
+import typer
 
 from specdecode_operator.api.base import API_VERSION
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
+from specdecode_operator.cli import completion
 from specdecode_operator.cli.input_files import Document, Reading, read_deployments
+from specdecode_operator.cli.options import VersionOption
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.enums import Method
 from specdecode_operator.sizing.catalogue import drafts_by
@@ -17,26 +22,65 @@ from specdecode_operator.sizing.devices import product_of_memory
 from specdecode_operator.sizing.estimate_fields import CaseError, find_named_gpu
 from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile
 
-_FOREIGN: Final = re.compile(r"[^a-z0-9]+")
-"""What a name of an object cannot hold."""
-
 
 @dataclass(frozen=True)
 class Description:
-    """What options say of a deployment; None where they say nothing."""
+    """The options that describe a deployment."""
 
-    model: str | None = None
-    draft: str | None = None
-    method: str | None = None
-    num_speculative_tokens: int | None = None
-    gpus: tuple[str, ...] = ()
-    tensor: int | None = None
-    pipeline: int | None = None
-    data: int | None = None
-    max_model_len: int | None = None
-    quantization: str | None = None
-    kv_cache_dtype: str | None = None
-    engine_version: str | None = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            autocompletion=completion.models,
+            help="The target, such as meta-llama/Llama-3.1-70B-Instruct; no file is read.",
+        ),
+    ] = None
+    draft: Annotated[
+        str | None,
+        typer.Option("--draft", metavar="MODEL", autocompletion=completion.models, help="The draft model or head."),
+    ] = None
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="METHOD",
+            autocompletion=completion.methods,
+            help="How tokens are proposed. Default: that of a known --draft, else draft_model; none without.",
+        ),
+    ] = None
+    num_speculative_tokens: Annotated[
+        int | None,
+        typer.Option("--num-speculative-tokens", "-K", help="K: tokens proposed a step.", show_default=False),
+    ] = None
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu",
+            metavar="GPU",
+            autocompletion=completion.gpus,
+            help="H200, a product label, or any GPU by its memory: 48GiB. May be repeated.",
+        ),
+    ] = None
+    tp: Annotated[int | None, typer.Option("--tp", help="Tensor parallelism. Absent: the smallest that fits.")] = None
+    pp: Annotated[int | None, typer.Option("--pp", help="Pipeline stages. Absent: 1.")] = None
+    dp: Annotated[int | None, typer.Option("--dp", help="Data-parallel copies in a replica. Absent: 1.")] = None
+    max_model_len: Annotated[
+        int | None, typer.Option("--max-model-len", help="Longest sequence in tokens. Absent: the model's own.")
+    ] = None
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            "--quantization",
+            autocompletion=completion.precisions,
+            help="Of the target: BF16, FP8, … Absent: that of its checkpoint.",
+        ),
+    ] = None
+    kv_cache_dtype: Annotated[
+        str | None,
+        typer.Option("--kv-cache-dtype", autocompletion=completion.cache_dtypes, help="auto, bfloat16, fp8, …"),
+    ] = None
+    engine_version: VersionOption = None
 
     @property
     def is_empty(self) -> bool:
@@ -45,62 +89,75 @@ class Description:
 
     @property
     def products(self) -> tuple[str, ...]:
-        """GPU products, those included that only their memory names.
-
-        Raises
-        ------
-        DocumentError
-            When one is not known.
-        """
-        return tuple(_product(gpu) for gpu in self.gpus)
+        """GPU products, those included that only their memory names."""
+        try:
+            return tuple(product_of_memory(gpu) or find_named_gpu(gpu).product for gpu in self.gpu or ())
+        except CaseError as error:
+            named = str(error).replace("or give gpu_total_gib", "or its memory as CUDA reports it, such as 48GiB")
+            raise DocumentError(f"--{named}") from error
 
     @property
     def by_memory(self) -> str | None:
         """The first GPU that only its memory names; None where there is none."""
-        return next((gpu for gpu in self.gpus if product_of_memory(gpu)), None)
+        return next((gpu for gpu in self.gpu or () if product_of_memory(gpu)), None)
 
     def document(self, name: str | None = None, namespace: str | None = None) -> Document:
-        """Return the object that is described, with nothing in it that was not asked for.
-
-        Its name is that of the target, if none is given.
-
-        Raises
-        ------
-        DocumentError
-            When no model is named, or a GPU is not known.
-        """
+        """Return the object that is described, with only what was asked for; by default named after the target."""
         if self.model is None:
             raise DocumentError("--model: is missing: name the target, or a file with -f")
-        metadata = {"name": name or _name_of(self.model)} | ({"namespace": namespace} if namespace else {})
-        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": self._spec()}
-        return Document("the options", body)
-
-    def _spec(self) -> dict[str, Any]:
+        image = None
+        with suppress(UnknownEngineVersionError):
+            # A version newer than all known ones needs an image: this is vLLM's usual name.
+            if self.engine_version is not None and not find_profile(self.engine_version).tested:
+                image = f"docker.io/vllm/vllm-openai:v{self.engine_version}.0"
+        speculation: dict[str, Any] = {}
+        if (self.method, self.draft, self.num_speculative_tokens) != (None, None, None):
+            speculation = {
+                "method": self.method or drafts_by(self.draft or "") or str(Method.DRAFT_MODEL),
+                "numSpeculativeTokens": self.num_speculative_tokens,
+                "draft": None if self.draft is None else {"model": self.draft},
+            }
         parts = {
             "target": {"model": self.model, "quantization": self.quantization},
-            "speculation": self._speculation(),
-            "parallelism": {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data},
-            # Nobody can ask a cluster for a GPU by its memory.
+            "speculation": speculation,
+            "parallelism": {"tensor": self.tp, "pipeline": self.pp, "data": self.dp},
+            # No cluster can be asked for a GPU by its memory.
             "accelerator": {"product": None if self.by_memory else (list(self.products) or None)},
             "serving": {"maxModelLen": self.max_model_len, "kvCacheDtype": self.kv_cache_dtype},
-            "engine": {"version": self.engine_version, "image": _likely_image(self.engine_version)},
+            "engine": {"version": self.engine_version, "image": image},
         }
         said = {name: {key: each for key, each in part.items() if each is not None} for name, part in parts.items()}
-        return {name: part for name, part in said.items() if part}
+        spec = {name: part for name, part in said.items() if part}
+        if not name:
+            # The last part of the model's name: llama-3-1-70b-instruct. A Service's name begins with a letter.
+            name = re.sub(r"[^a-z0-9]+", "-", self.model.rpartition("/")[2].lower())
+            name = name.strip("-") if name.strip("-")[:1].isalpha() else f"model-{name}"
+            name = name[:NAME_MAX_LENGTH].strip("-")
+        metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+        return Document("the options", {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec})
 
-    def _speculation(self) -> dict[str, Any]:
-        if (self.method, self.draft, self.num_speculative_tokens) == (None, None, None):
-            return {}
-        return {
-            "method": self.method or drafts_by(self.draft or "") or str(Method.DRAFT_MODEL),
-            "numSpeculativeTokens": self.num_speculative_tokens,
-            "draft": None if self.draft is None else {"model": self.draft},
-        }
+
+def with_description(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a Description in the place of its parameter ``description``."""
+    hints, names = get_type_hints(Description, include_extras=True), [each.name for each in fields(Description)]
+    kind, parameters = Parameter.KEYWORD_ONLY, list[Parameter]()
+    for each in signature(command).parameters.values():
+        given = [Parameter(name, kind, default=None, annotation=hints[name]) for name in names]
+        parameters += given if each.name == "description" else [each]
+
+    def run(**options: Any) -> None:
+        description = Description(**{name: options.pop(name) for name in names})
+        command(**options, description=description)
+
+    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
 
 
 def described_or_read(description: Description, files: Sequence[str]) -> Reading:
     """Return the object that options describe, or those of the files where no option describes one."""
-    if description.is_empty or (files and description == Description(gpus=description.gpus)):
+    if description.is_empty or (files and description == Description(gpu=description.gpu)):
         return read_deployments(files)
     if files:
         why = f"--model: {description.model or 'nothing'}: {files[0]} is named, too: name files, or describe one object"
@@ -109,27 +166,3 @@ def described_or_read(description: Description, files: Sequence[str]) -> Reading
         return Reading((description.document(),), ())
     except DocumentError as error:
         return Reading((), (error,))
-
-
-def _likely_image(version: str | None) -> str | None:
-    """Return the image that a version newer than all known ones may have; None for others, which need none."""
-    with suppress(UnknownEngineVersionError):
-        if version is not None and not find_profile(version).tested:
-            return f"docker.io/vllm/vllm-openai:v{version}.0"
-    return None
-
-
-def _name_of(model: str) -> str:
-    """Return a name for an object, made of the last part of a model's: llama-3-1-70b-instruct."""
-    name = _FOREIGN.sub("-", model.rpartition("/")[2].lower())
-    # A Service has its name, which begins with a letter.
-    name = name.strip("-") if name.strip("-")[:1].isalpha() else f"model-{name}"
-    return name[:NAME_MAX_LENGTH].strip("-")
-
-
-def _product(gpu: str) -> str:
-    try:
-        return product_of_memory(gpu) or find_named_gpu(gpu).product
-    except CaseError as error:
-        named = str(error).replace("or give gpu_total_gib", "or its memory as CUDA reports it, such as 48GiB")
-        raise DocumentError(f"--{named}") from error

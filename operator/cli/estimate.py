@@ -1,23 +1,26 @@
 """`specdecode estimate`: the memory budget of many engine configurations, one per line."""
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 from pydantic import RootModel
 
-from specdecode_operator.cli.options import CalibrationOption, ExitCode, HubOption, fail, hub_models
+from specdecode_operator.cli.input_files import read_calibration
+from specdecode_operator.cli.options import CalibrationOption, ExitCode, HubOption, ended, hub_models
 from specdecode_operator.cli.outputs import Output, json_text
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import DocumentError, opened_line_files
+from specdecode_operator.deployment.models.checkpoint_reader import CheckpointError
 from specdecode_operator.problems import shown
-from specdecode_operator.untrusted import UnreadableTextError
+from specdecode_operator.sizing.calibration import Calibration
+from specdecode_operator.sizing.catalogue import find_entry
+from specdecode_operator.sizing.estimate import size_case
+from specdecode_operator.untrusted import JsonLines, UnreadableTextError
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.hub import HubModels
-    from specdecode_operator.sizing.calibration import Calibration
 
 
 class CasePerGpu(Output):
@@ -79,6 +82,8 @@ class EstimateOutput(RootModel[CaseOutput | CaseErrorOutput]):
 
 _MOST_LINE_BYTES: Final = 4 * 2**20
 """Of a configuration: the largest config.json, with a word on each of its experts, has 3 MB."""
+_MOST_NAMED: Final = 5
+"""Unknown models in the summary on standard error; each has its own line in the results."""
 
 
 def estimate_command(
@@ -94,36 +99,54 @@ def estimate_command(
     Exits with 0 when all results are written, 2 when a file cannot be used
     or, with --strict, when a line has an error.
     """
-    measured = _read_calibration(calibration)
-    lookup = Lookup(hub_models(wanted=hub))
+    with ended(DocumentError, at="--calibration: "):
+        measured = read_calibration(calibration)
+    lookup, total, bad = Lookup(hub_models(wanted=hub)), 0, 0
     with opened_line_files(cases, results, _MOST_LINE_BYTES) as (lines, target):
-        total, bad = _write(estimated(lines, measured, lookup), target)
+        objects = JsonLines(_MOST_LINE_BYTES)
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                result = _estimated(line, number, objects, lookup, measured)
+                total += 1
+                bad += result["error"] is not None
+                target.write(json_text(result) + "\n")
     if bad:
         say_line(f"{bad} of {total} cases have an error", err=True)
-        lookup.name_unknown()
+        if lookup.unknown:
+            more = len(lookup.unknown) - _MOST_NAMED
+            named = ", ".join(map(shown, islice(lookup.unknown, _MOST_NAMED))) + (
+                f" and {more} more" if more > 0 else ""
+            )
+            fix = "add --hub, or give model_config" if lookup.hub is None else "give model_config"
+            say_line(f"not in the catalogue: {named}: {fix}", err=True)
         if strict:
             raise typer.Exit(ExitCode.INVALID)
 
 
-_MOST_NAMED: Final = 5
-"""Unknown models that standard error names; each has its own line in the results."""
+def _estimated(line: bytes, number: int, objects: JsonLines, lookup: "Lookup", measured: Calibration) -> dict[str, Any]:
+    try:
+        case: Any = objects.parse(line)
+    except UnreadableTextError as error:
+        return {"id": None, "error": f"line {number}: {error}"}
+    identity = case.get("id") if isinstance(case, dict) else None
+    identity = identity if isinstance(identity, str | int) else None
+    try:
+        return {"id": identity, **size_case(lookup.described(case), measured)}
+    except ValueError as error:
+        return {"id": identity, "error": str(error)}
+    except Exception as error:  # noqa: BLE001  one case must never stop the batch, whatever it brings to light
+        return {"id": identity, "error": f"sizing failed on this case ({type(error).__name__}: {error}), please report"}
 
 
 @dataclass
 class Lookup:
-    """Models of cases that the catalogue lacks: read from a hub, if there is one, or remembered."""
+    """Models of cases that the catalogue lacks: read from a hub, if there is one, else remembered."""
 
-    hub: "HubModels | None" = None
+    hub: "HubModels | None"
     unknown: dict[str, None] = field(default_factory=dict)
 
     def described(self, case: Any) -> Any:
-        """Return a case with the config.json of the hub in it, for each model that needs one.
-
-        Raises
-        ------
-        ValueError
-            When the hub does not give it.
-        """
+        """Return a case with the hub's config.json for each model that needs one; ValueError if the hub fails."""
         if not isinstance(case, dict):
             return case
         found = self._described(case)
@@ -134,95 +157,15 @@ class Lookup:
         return found
 
     def _described(self, part: dict[str, Any]) -> dict[str, Any]:
-        model, revision = _model(part), part.get("revision")
-        if not model or part.get("model_config") is not None:
-            return part
-        from specdecode_operator.sizing.catalogue import find_entry  # noqa: PLC0415
-
-        if find_entry(model) is not None:
+        model, revision = part.get("model", part.get("model_tag")), part.get("revision")
+        if not model or not isinstance(model, str) or part.get("model_config") is not None or find_entry(model):
             return part
         self.unknown[model] = None
         if self.hub is None:
             return part
-        from specdecode_operator.deployment.models.checkpoint_reader import CheckpointError  # noqa: PLC0415
-
         try:
             found = self.hub.find(model, revision if isinstance(revision, str) else None)
         except CheckpointError as error:
             raise ValueError(f"model: {shown(model)}: {error.message}") from error
         del self.unknown[model]
         return {**part, "model_config": found.config}
-
-    def name_unknown(self) -> None:
-        """Say on standard error all models at once that stayed unknown, and what would help."""
-        if self.unknown:
-            more = len(self.unknown) - _MOST_NAMED
-            names = ", ".join(map(shown, islice(self.unknown, _MOST_NAMED))) + (f" and {more} more" if more > 0 else "")
-            fix = "add --hub, or give model_config" if self.hub is None else "give model_config"
-            say_line(f"not in the catalogue: {names}: {fix}", err=True)
-
-
-def _model(part: dict[str, Any]) -> str:
-    """Name of the model of a part, by either name of that key; empty where it has none."""
-    name = part.get("model", part.get("model_tag"))
-    return name if isinstance(name, str) else ""
-
-
-def estimated(
-    lines: Iterable[str | bytes], calibration: "Calibration | None" = None, lookup: Lookup | None = None
-) -> Iterator[dict[str, Any]]:
-    """Return the result of each line that is not blank."""
-    # Sizing takes longer to load than the rest of the command line.
-    from specdecode_operator.sizing.calibration import UNCALIBRATED  # noqa: PLC0415
-    from specdecode_operator.sizing.estimate import size_case  # noqa: PLC0415
-    from specdecode_operator.untrusted import JsonLines  # noqa: PLC0415
-
-    objects, measured, models = JsonLines(_MOST_LINE_BYTES), calibration or UNCALIBRATED, lookup or Lookup()
-
-    def sized(case: Any) -> dict[str, Any]:
-        return size_case(models.described(case), measured)
-
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                case = objects.parse(line)
-            except UnreadableTextError as error:
-                yield {"id": None, "error": f"line {number}: {error}"}
-            else:
-                yield _estimated(case, sized)
-
-
-def _read_calibration(file: str | None) -> "Calibration | None":
-    if file is None:
-        return None
-    from specdecode_operator.cli.input_files import read_calibration  # noqa: PLC0415
-
-    try:
-        return read_calibration(file)
-    except DocumentError as error:
-        fail(f"--calibration: {error}")
-
-
-def _write(results: Iterator[dict[str, Any]], target: TextIO) -> tuple[int, int]:
-    total = bad = 0
-    for result in results:
-        total += 1
-        bad += result["error"] is not None
-        target.write(json_text(result) + "\n")
-    return total, bad
-
-
-def _estimated(case: Any, size: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    identity = _identity(case)
-    try:
-        return {"id": identity, **size(case)}
-    except ValueError as error:
-        return {"id": identity, "error": str(error)}
-    except Exception as error:  # noqa: BLE001  one case must never stop the batch, whatever it brings to light
-        return {"id": identity, "error": f"sizing failed on this case ({type(error).__name__}: {error}), please report"}
-
-
-def _identity(case: Any) -> str | int | None:
-    """Return the id of a case where it can be written back as it is."""
-    identity = case.get("id") if isinstance(case, dict) else None
-    return identity if isinstance(identity, str | int) else None

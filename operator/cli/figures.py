@@ -6,15 +6,15 @@ Both sources use the same definitions.
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from specdecode_operator.api.base import Body
 from specdecode_operator.cli.kubectl import Kubectl, KubectlError
-from specdecode_operator.cli.options import Context, TableOrData, fail
+from specdecode_operator.cli.options import Context, TableOrData, ended, fail
 from specdecode_operator.cli.outputs import Output, print_data
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError, open_to_read
@@ -22,16 +22,8 @@ from specdecode_operator.cluster.bounded_fetch import DEADLINE_S, MOST_BYTES, No
 from specdecode_operator.cluster.prometheus import ask_prometheus
 from specdecode_operator.cluster.resources import DEPLOYMENT_LABEL, OWNED_SELECTOR
 from specdecode_operator.problems import shown
+from specdecode_operator.stats import measures
 from specdecode_operator.stats.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT, Figure
-from specdecode_operator.stats.measures import (
-    Page,
-    Scope,
-    UnreadablePageError,
-    Values,
-    Within,
-    growth_between,
-    read_page,
-)
 
 
 class FigureOutput(Output):
@@ -76,9 +68,6 @@ Prometheus = Annotated[
     str | None,
     typer.Option(metavar="URL", help="Ask this Prometheus in place of pods; it has to know specdecode_deployment."),
 ]
-TokenFile = Annotated[
-    str | None, typer.Option(metavar="FILE", help="A file with the bearer token that Prometheus wants.")
-]
 Over = Annotated[
     int | None,
     typer.Option(
@@ -88,99 +77,47 @@ Over = Annotated[
         help="Seconds that figures are taken over: 30 between two looks at engines, 300 of a Prometheus.",
     ),
 ]
-TtftLimit = Annotated[
-    float | None,
-    typer.Option(
-        min=0.0, metavar="SECONDS", help="Tell the share of requests within; a bucket of vLLM's, such as 0.5."
-    ),
-]
-TpotLimit = Annotated[
-    float | None,
-    typer.Option(min=0.0, metavar="SECONDS", help="The same of the time per output token, such as 0.05."),
-]
 
 
 _PORTS: Final = {"http": "", "https": "https:"}
 """Names of an engine's port, with what the API server's proxy wants before the pod's name."""
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(NamedTuple):
     """One engine, and how its /metrics is read."""
 
     name: str
     read: Callable[[], str]
 
 
-@dataclass(frozen=True)
-class Taken:
-    """Figures, and of how many engines; None where a Prometheus does not say."""
-
-    values: dict[str, Values]
-    over_s: float
-    engines: int | None = None
-    left_out: list[str] = field(default_factory=list)
-
-
-def named_engines(urls: Sequence[str]) -> list[Engine]:
-    """Return engines by their URLs."""
-
-    def reader(url: str) -> Callable[[], str]:
-        return lambda: fetch(f"{url.rstrip('/')}/metrics").decode(errors="replace")
-
-    return [Engine(place_of(url), reader(url)) for url in urls]
-
-
-def engines_of(kubectl: Kubectl, name: str) -> list[Engine]:
-    """Return the ready engines of a SpecDecodeDeployment, read through the API server.
-
-    Raises
-    ------
-    KubectlError
-        When kubectl cannot ask for them.
-    """
-    pods = kubectl.items("pods", f"--selector={OWNED_SELECTOR},{DEPLOYMENT_LABEL}={name}")
-    return [engine for pod in pods if (engine := _engine(kubectl, pod)) is not None]
+def _engines(kubectl: Kubectl, name: str | None, urls: Sequence[str]) -> list[Engine]:
+    """Return the engines at these URLs, or the ready ones of a SpecDecodeDeployment, read through the API server."""
+    if name is None:
+        return [
+            Engine(place_of(url), lambda url=url: fetch(f"{url.rstrip('/')}/metrics").decode(errors="replace"))  # type: ignore[misc]
+            for url in urls
+        ]
+    engines = []
+    for pod in kubectl.items("pods", f"--selector={OWNED_SELECTOR},{DEPLOYMENT_LABEL}={name}"):
+        conditions = (pod.get("status") or {}).get("conditions") or []
+        ready = any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+        ports = [port for container in pod["spec"]["containers"] for port in container.get("ports") or ()]
+        port = next((port for port in ports if port.get("name") in _PORTS), None)
+        if ready and port is not None:
+            pod_name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+            address = f"{_PORTS[port['name']]}{pod_name}:{port['containerPort']}"
+            path = f"/api/v1/namespaces/{namespace}/pods/{address}/proxy/metrics"
+            asked = ("get", "--raw", path, f"--request-timeout={DEADLINE_S}s")
+            engines.append(Engine(pod_name, partial(kubectl.short_text, *asked, most_bytes=MOST_BYTES)))
+    return engines
 
 
-def _engine(kubectl: Kubectl, pod: Body) -> Engine | None:
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    if not any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions):
-        return None
-    ports = [port for container in pod["spec"]["containers"] for port in container.get("ports") or ()]
-    port = next((port for port in ports if port.get("name") in _PORTS), None)
-    if port is None:
-        return None
-    name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
-    address = f"{_PORTS[port['name']]}{name}:{port['containerPort']}"
-    path = f"/api/v1/namespaces/{namespace}/pods/{address}/proxy/metrics"
-    asked = ("get", "--raw", path, f"--request-timeout={DEADLINE_S}s")
-    return Engine(name, lambda: kubectl.short_text(*asked, most_bytes=MOST_BYTES))
-
-
-def look_twice(engines: Sequence[Engine], figures: Sequence[Figure], over_s: float) -> Taken:
-    """Return figures of what engines did in so many seconds; one that does not answer twice is left out."""
-    names = frozenset().union(*(figure.measure.series() for figure in figures))
-    left_out: dict[str, str] = {}
-    before = _look(engines, names, left_out)
-    time.sleep(over_s if before else 0)
-    after = _look([engine for engine in engines if engine.name in before], names, left_out)
-    growth = growth_between([(before[name], page) for name, page in after.items()])
-    values = {figure.name: _finite(figure.measure.values(growth)) for figure in figures}
-    return Taken(values, over_s, len(after), [f"{name}: {why}" for name, why in left_out.items()])
-
-
-def _finite(values: Values) -> Values:
-    """Return what says something, as of a Prometheus: who answers need not be an engine."""
-    return {label: value for label, value in values.items() if math.isfinite(value)}
-
-
-def _look(engines: Sequence[Engine], names: frozenset[str], left_out: dict[str, str]) -> dict[str, Page]:
+def _look(engines: Iterable[Engine], names: frozenset[str], left_out: dict[str, str]) -> dict[str, measures.Page]:
     pages = {}
     for engine in engines:
         try:
-            pages[engine.name] = read_page(engine.read(), names, time.monotonic())
-        except (NoAnswerError, KubectlError, UnreadablePageError) as error:
+            pages[engine.name] = measures.read_page(engine.read(), names, time.monotonic())
+        except (NoAnswerError, KubectlError, measures.UnreadablePageError) as error:
             left_out[engine.name] = str(error)
     return pages
 
@@ -198,10 +135,20 @@ def figures_command(  # noqa: PLR0913  each is an option
     context: Context = None,
     engine: Engines = None,
     prometheus: Prometheus = None,
-    token_file: TokenFile = None,
+    token_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A file with the bearer token that Prometheus wants.")
+    ] = None,
     over: Over = None,
-    ttft_limit: TtftLimit = None,
-    tpot_limit: TpotLimit = None,
+    ttft_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, metavar="SECONDS", help="Tell the share of requests within; a bucket of vLLM's, such as 0.5."
+        ),
+    ] = None,
+    tpot_limit: Annotated[
+        float | None,
+        typer.Option(min=0.0, metavar="SECONDS", help="The same of the time per output token, such as 0.05."),
+    ] = None,
     output: Annotated[TableOrData, typer.Option("--output", "-o", help="How to print it.")] = TableOrData.TABLE,
 ) -> None:
     """Print figures of running engines: tokens, latencies, acceptance, K in force, prefix cache, KV cache.
@@ -212,35 +159,28 @@ def figures_command(  # noqa: PLR0913  each is an option
     For example: specdecode figures llama-70b -n models --over 60
     """
     _check(name, namespace, engine, prometheus, token_file)
-    figures = _figures(ttft_limit, tpot_limit)
-    try:
+    figures = list(_figures({TTFT_LIMIT: ttft_limit, TPOT_LIMIT: tpot_limit}))
+    with ended(NoAnswerError):
         if prometheus:
-            over_s = over or _OVER_PROMETHEUS_S
-            taken = _from_prometheus(prometheus, token_file, (namespace, name), figures, over_s)
+            found = _from_prometheus(prometheus, token_file, (namespace, name), figures, over or _OVER_PROMETHEUS_S)
         else:
-            taken = _from_engines(Kubectl(context, namespace), name, engine or [], figures, over or _OVER_ENGINES_S)
-    except NoAnswerError as error:
-        fail(error)
-    asked = [prometheus] if prometheus else engine or []
-    found = _answer(", ".join(map(place_of, asked)) or name or "", figures, taken)
-    for each in _not_buckets(found, {"time_to_first_token": ttft_limit, "time_per_output_token": tpot_limit}):
-        say_line(each, err=True)
-    _print(found, output)
-
-
-def _print(found: "FiguresOutput", output: TableOrData) -> None:
+            found = _from_engines(Kubectl(context, namespace), name, engine or [], figures, over or _OVER_ENGINES_S)
+    known = {each.name: each.value for each in found.figures}
+    for what, limit in (("time_to_first_token", ttft_limit), ("time_per_output_token", tpot_limit)):
+        if limit is not None and known[f"{what}_within_limit"] is None and known[f"{what}_p50"] is not None:
+            why = f"{limit:g} is no bucket of the histogram of {what}: take one that /metrics has as le"
+            say_line(f"note: {why}", err=True)
     if output is not TableOrData.TABLE:
         print_data(found, output)
         return
-    for each in found.left_out:
-        say_line(f"left out: {each}", err=True)
+    for left_out in found.left_out:
+        say_line(f"left out: {left_out}", err=True)
     say(_table(found))
 
 
 def _check(
     name: str | None, namespace: str | None, engine: list[str] | None, prometheus: str | None, token_file: str | None
 ) -> None:
-    """Refuse options that do not go together, and names that are none."""
     if bool(engine) == bool(name) or (engine and prometheus):
         fail("NAME, --engine: give a SpecDecodeDeployment or URLs of engines; a Prometheus wants the first")
     if prometheus and not namespace:
@@ -252,104 +192,91 @@ def _check(
             fail(f"{option}: {shown(value)} is not a name of Kubernetes: write lower-case letters, digits, - and .")
 
 
-def _figures(ttft_limit: float | None, tpot_limit: float | None) -> "list[Figure]":
-    """Return the figures, with limits put in; those whose limit is not given are left out."""
-    given = {TTFT_LIMIT: ttft_limit, TPOT_LIMIT: tpot_limit}
-    figures = []
+def _figures(limits: Mapping[str, float | None]) -> Iterator[Figure]:
+    """Yield the figures, with limits put in; those whose limit is not given are left out."""
     for figure in FIGURES:
-        if isinstance(figure.measure, Within):
-            limit = given[figure.measure.limit]
-            if limit is not None:
-                figures.append(replace(figure, measure=replace(figure.measure, limit=str(limit))))
-        else:
-            figures.append(figure)
-    return figures
+        if not isinstance(figure.measure, measures.Within):
+            yield figure
+        elif (limit := limits[figure.measure.limit]) is not None:
+            yield replace(figure, measure=replace(figure.measure, limit=str(limit)))
 
 
-def _from_prometheus(
-    url: str, token_file: str | None, deployment: tuple[str | None, str | None], figures: "list[Figure]", over_s: int
-) -> "Taken":
-
-    namespace, name = deployment
-    scope = Scope(window=f"{over_s}s", namespace=namespace, deployment=name)
-    taken = Taken(ask_prometheus(url, _token(token_file), scope, figures), over_s)
-    if not any(taken.values.values()):
-        raise NoAnswerError(
-            f"{place_of(url)}: has no series with namespace={namespace} and specdecode_deployment={name}:"
-            " docs/how-to/monitor.md says how it gets them"
-        )
-    return taken
-
-
-def _token(file: str | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        with open_to_read(file) as stream:
-            token = stream.read(_LONGEST_TOKEN + 1).decode("ascii").strip()
-    except DocumentError as error:
-        fail(f"--token-file: {error}")
-    except (OSError, UnicodeDecodeError):
-        token = ""
-    if not token.isprintable() or not token or " " in token or len(token) > _LONGEST_TOKEN:
-        fail(f"--token-file: {shown(file)} holds no token: write it in one line, without spaces")
-    return token
-
-
-def _from_engines(
-    kubectl: "Kubectl", name: str | None, urls: list[str], figures: "list[Figure]", over_s: int
-) -> "Taken":
-
-    try:
-        engines = engines_of(kubectl, name) if name else named_engines(urls)
-    except KubectlError as error:
-        raise NoAnswerError(str(error)) from error
-    if not engines:
-        raise NoAnswerError(f"NAME: {name} has no engine that is ready: look at kubectl get sdd and kubectl get pods")
-    taken = look_twice(engines, figures, over_s)
-    if not taken.engines:
-        raise NoAnswerError("; ".join(taken.left_out))
-    return taken
-
-
-def _answer(source: str, figures: "list[Figure]", taken: "Taken") -> "FiguresOutput":
-
-    rows = []
-    for figure in figures:
-        values = taken.values[figure.name]
-        by_position = figure.name == "acceptance_rate_by_position"
-        ordered = dict(sorted(values.items(), key=lambda each: (len(each[0]), each[0])))
-        row = FigureOutput(
-            name=figure.name,
-            unit=figure.unit,
-            value=None if by_position else values.get(""),
-            by_position=ordered if by_position else None,
-        )
-        rows.append(row)
-    return FiguresOutput(
-        source=source,
-        over_seconds=taken.over_s,
-        engines=taken.engines,
-        left_out=taken.left_out,
-        figures=rows,
-    )
-
-
-def _not_buckets(found: "FiguresOutput", limits: Mapping[str, float | None]) -> Iterator[str]:
-    """Return what is said of limits of times that are known, and not by that limit."""
-    values = {each.name: each.value for each in found.figures}
-    for name, limit in limits.items():
-        if limit is not None and values[f"{name}_within_limit"] is None and values[f"{name}_p50"] is not None:
-            yield f"note: {limit:g} is no bucket of the histogram of {name}: take one that /metrics has as le"
-
-
-def _table(found: "FiguresOutput") -> str:
+def _table(found: FiguresOutput) -> str:
     asked = "" if found.engines is None else f" of {found.engines} engine{'s' if found.engines != 1 else ''}"
     lines = [f"figures{asked} over {found.over_seconds:g} s; docs/reference/metrics.md defines them"]
     width = max(len(each.name) for each in found.figures)
     for each in found.figures:
-        told = " ".join(f"{value:.4g}" for value in (each.by_position or {}).values())
-        if each.value is not None:
-            told = f"{each.value:.4g}"
+        numbers = (each.by_position or {}).values() if each.value is None else [each.value]
+        told = " ".join(f"{value:.4g}" for value in numbers)
         lines.append(f"{each.name:<{width}}  {told or '-'} {each.unit if told else ''}".rstrip())
     return "\n".join(lines)
+
+
+def _from_prometheus(
+    url: str, token_file: str | None, deployment: tuple[str | None, str | None], figures: Sequence[Figure], over_s: int
+) -> FiguresOutput:
+    token, (namespace, name) = None, deployment
+    if token_file is not None:
+        try:
+            with open_to_read(token_file) as stream:
+                token = stream.read(_LONGEST_TOKEN + 1).decode("ascii").strip()
+        except DocumentError as error:
+            fail(f"--token-file: {error}")
+        except (OSError, UnicodeDecodeError):
+            token = ""
+        if not token.isprintable() or not token or " " in token or len(token) > _LONGEST_TOKEN:
+            fail(f"--token-file: {shown(token_file)} holds no token: write it in one line, without spaces")
+    values = ask_prometheus(
+        url, token, measures.Scope(window=f"{over_s}s", namespace=namespace, deployment=name), figures
+    )
+    if not any(values.values()):
+        raise NoAnswerError(
+            f"{place_of(url)}: has no series with namespace={namespace} and specdecode_deployment={name}:"
+            " docs/how-to/monitor.md says how it gets them"
+        )
+    return _output(place_of(url), (None, []), over_s, values, {each.name: each.unit for each in figures})
+
+
+def _from_engines(
+    kubectl: Kubectl, name: str | None, urls: Sequence[str], figures: Sequence[Figure], over_s: int
+) -> FiguresOutput:
+    """Return figures of what engines did between two looks; one that does not answer both is left out."""
+    try:
+        engines = _engines(kubectl, name, urls)
+    except KubectlError as error:
+        raise NoAnswerError(str(error)) from error
+    if not engines:
+        raise NoAnswerError(f"NAME: {name} has no engine that is ready: look at kubectl get sdd and kubectl get pods")
+    series = frozenset().union(*(figure.measure.series() for figure in figures))
+    left_out: dict[str, str] = {}
+    before = _look(engines, series, left_out)
+    time.sleep(over_s if before else 0)
+    after = _look((engine for engine in engines if engine.name in before), series, left_out)
+    missing = [f"{each}: {why}" for each, why in left_out.items()]
+    if not after:
+        raise NoAnswerError("; ".join(missing))
+    growth = measures.growth_between([(before[each], page) for each, page in after.items()])
+    values = {}
+    for figure in figures:
+        # An untrusted endpoint may report values that are not finite.
+        told = figure.measure.values(growth).items()
+        values[figure.name] = {label: value for label, value in told if math.isfinite(value)}
+    source, units = name or ", ".join(map(place_of, urls)), {each.name: each.unit for each in figures}
+    return _output(source, (len(after), missing), over_s, values, units)
+
+
+def _output(
+    source: str,
+    engines: tuple[int | None, list[str]],
+    over_s: float,
+    values: Mapping[str, measures.Values],
+    units: Mapping[str, str],
+) -> FiguresOutput:
+    rows = []
+    for name, unit in units.items():
+        told, by_position = values[name], name == "acceptance_rate_by_position"
+        ordered = dict(sorted(told.items(), key=lambda each: (len(each[0]), each[0])))
+        value, positions = (None, ordered) if by_position else (told.get(""), None)
+        rows.append(FigureOutput(name=name, unit=unit, value=value, by_position=positions))
+    answered, left_out = engines
+    return FiguresOutput(source=source, over_seconds=over_s, engines=answered, left_out=left_out, figures=rows)

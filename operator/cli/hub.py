@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -28,15 +29,10 @@ from specdecode_operator.version import __version__
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
 """As in huggingface_hub (constants.py), which reads HF_ENDPOINT and HF_TOKEN too."""
-
 _TOKEN: Final = re.compile(r"[!-~]{1,512}")
 _MOST_REDIRECTS: Final = 5
 _CONNECT_S: Final = 10
 _SILENCE_S: Final = 30
-_OK: Final = 200
-_PARTIAL: Final = 206
-_NOT_FOR_YOU: Final = (401, 403, 404)
-"""The hub does not tell who may not see a repository whether there is one."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +45,7 @@ class HubSettings:
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> "HubSettings":
-        """Return what the environment says, by the names of huggingface_hub.
-
-        Raises
-        ------
-        CheckpointError
-            When it says what cannot be used; its values may be secret, and are not repeated.
-        """
+        """Return what the environment says, by the names of huggingface_hub."""
         try:
             url = httpx.URL(environment.get("HF_ENDPOINT", "").strip() or DEFAULT_ENDPOINT)
         except httpx.InvalidURL:
@@ -96,23 +86,23 @@ class HubClient:
         )
 
     def get(self, path: str, allowance: Allowance, *, start: int, length: int) -> bytes:
-        """Return at most so many bytes of what is there, from a start on; the rest is not fetched.
-
-        Raises
-        ------
-        CheckpointError
-            When the hub does not give them, or gives something else.
-        """
+        """Return at most ``length`` bytes from a start on; CheckpointError if the hub does not give them."""
         answer = self._get(f"{self.settings.endpoint}/{path}", allowance, start, length)
         return asyncio.run_coroutine_threadsafe(answer, self._loop).result()
 
     async def _get(self, url: str, allowance: Allowance, start: int, length: int) -> bytes:
-        host = self.settings.host
+        host, found = self.settings.host, bytearray()
         wanted = {"Range": f"bytes={start}-{start + length - 1}"}
         try:
             async with asyncio.timeout_at(allowance.until_s), self._client.stream("GET", url, headers=wanted) as answer:
-                _refuse(answer, host, start)
-                return await _body(answer, host, allowance, length)
+                if problem := _problem(answer, host, start):
+                    raise CheckpointError(*problem)
+                async for part in answer.aiter_raw():
+                    found += part
+                    if len(found) >= length:
+                        break
+                    if len(found) > min(allowance.left_at_once_bytes, allowance.left_bytes):
+                        raise CheckpointError("HubRefused", f"{host} sends more than a model's headers take")
         except TimeoutError:
             raise CheckpointError("HubUnreachable", f"{host} takes too long to answer: try again later") from None
         except httpx.TooManyRedirects:
@@ -122,41 +112,31 @@ class HubClient:
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError):
             message = f"{host} cannot be reached, or does not speak HTTP: check HF_ENDPOINT and the network"
             raise CheckpointError("HubUnreachable", message) from None
+        allowance.left_bytes -= len(found)
+        return bytes(found[:length])
 
     async def _refuse_downgrade(self, request: httpx.Request) -> None:
         if self.settings.endpoint.startswith("https:") and request.url.scheme != "https":
             raise CheckpointError("HubRefused", f"{self.settings.host} redirects to an address without TLS")
 
 
-async def _body(answer: httpx.Response, host: str, allowance: Allowance, length: int) -> bytes:
-    found = bytearray()
-    async for part in answer.aiter_raw():
-        found += part
-        if len(found) >= length:
-            break
-        if len(found) > min(allowance.left_at_once_bytes, allowance.left_bytes):
-            raise CheckpointError("HubRefused", f"{host} sends more than a model's headers take")
-    allowance.left_bytes -= len(found)
-    return bytes(found[:length])
-
-
-def _refuse(answer: httpx.Response, host: str, start: int) -> None:
-    """Raise what stands against an answer; its own words are not repeated."""
-    code = answer.headers.get("X-Error-Code", "")
+def _problem(answer: httpx.Response, host: str, start: int) -> tuple[str, str] | None:
+    """Return reason and message of a bad answer; its own words are not repeated."""
+    code, status = answer.headers.get("X-Error-Code", ""), answer.status_code
     if code == "GatedRepo":
-        message = "is gated: accept its terms on the hub, and set HF_TOKEN to a token of that account"
-        raise CheckpointError("HubRefused", message)
+        return "HubRefused", "is gated: accept its terms on the hub, and set HF_TOKEN to a token of that account"
     if code == "RevisionNotFound":
-        raise CheckpointError("HubRefused", "has no such revision on the hub")
-    if answer.status_code in _NOT_FOR_YOU:
-        message = f"{host} does not have it, or not for everybody: check the id, or set HF_TOKEN"
-        raise CheckpointError("HubRefused", message)
-    if answer.status_code not in (_OK, _PARTIAL):
-        raise CheckpointError("HubUnreachable", f"{host} answers HTTP {answer.status_code}: try again later")
-    if answer.headers.get("Content-Encoding", "identity") != "identity":
-        raise CheckpointError("HubRefused", f"{host} compresses what was asked for as it is")
-    if start and answer.status_code != _PARTIAL:
-        raise CheckpointError("HubRefused", f"{host} does not send parts of files")
+        return "HubRefused", "has no such revision on the hub"
+    if status in (401, 403, 404):
+        # The hub does not reveal repositories that the caller may not see.
+        return "HubRefused", f"{host} does not have it, or not for everybody: check the id, or set HF_TOKEN"
+    encoded = answer.headers.get("Content-Encoding", "identity") != "identity"
+    if status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
+        return "HubUnreachable", f"{host} answers HTTP {status}: try again later"
+    if encoded or (start and status != HTTPStatus.PARTIAL_CONTENT):
+        why = "compresses what was asked for as it is" if encoded else "does not send parts of files"
+        return "HubRefused", f"{host} {why}"
+    return None
 
 
 HUB_ID: Final = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -166,7 +146,6 @@ _DEADLINE_S: Final = 120
 _LISTING_LIMIT_BYTES: Final = 8 * 2**20
 _READ_LIMIT_BYTES: Final = 32 * 2**20
 """Of one header or index: the longest known, of 200,000 tensors, takes 20 MiB."""
-
 _TOTAL_LIMIT_BYTES: Final = 128 * 2**20
 _MOST_FILES: Final = 4096
 
@@ -182,8 +161,19 @@ class ListedRepository:
         self._allowance = Allowance(time.monotonic() + _DEADLINE_S, _TOTAL_LIMIT_BYTES, _READ_LIMIT_BYTES)
         path = f"api/models/{model}/revision/{quote(revision or 'main', safe='')}?blobs=true"
         listing = hub.get(path, self._allowance, start=0, length=_LISTING_LIMIT_BYTES)
-        self.commit: str | None
-        self.commit, self._listed = _listing(listing, hub.settings.host)
+        self.commit: str | None = None
+        self._listed: dict[str, int | None] = {}
+        try:
+            listed: Any = json.loads(listing)
+            self.commit, files = listed["sha"], listed["siblings"]
+            self._listed = {each["rfilename"]: each.get("size") for each in files if "/" not in each["rfilename"]}
+            sizes = self._listed.values()
+            is_sound = all(size is None or (type(size) is int and size >= 0) for size in sizes)
+            is_commit = isinstance(self.commit, str) and COMMIT.fullmatch(self.commit)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            is_sound = is_commit = False
+        if not is_sound or not is_commit or len(self._listed) > _MOST_FILES:
+            raise CheckpointError("HubRefused", f"{hub.settings.host} lists no files of it: check HF_ENDPOINT")
 
     def sizes(self) -> dict[str, int | None]:
         """Files at the top of the repository: vLLM loads no others."""
@@ -195,20 +185,6 @@ class ListedRepository:
         return self._hub.get(path, self._allowance, start=start, length=length)
 
 
-def _listing(text: bytes, host: str) -> tuple[str, dict[str, int | None]]:
-    """Return the commit, and the sizes of the files at its top."""
-    try:
-        listing: Any = json.loads(text)
-        commit, files = listing["sha"], listing["siblings"]
-        sizes = {file["rfilename"]: file.get("size") for file in files if "/" not in file["rfilename"]}
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError("HubRefused", f"{host} lists no files of it: check HF_ENDPOINT") from error
-    sound = all(size is None or (type(size) is int and size >= 0) for size in sizes.values())
-    if not sound or not isinstance(commit, str) or not COMMIT.fullmatch(commit) or len(sizes) > _MOST_FILES:
-        raise CheckpointError("HubRefused", f"{host} lists no files of it: check HF_ENDPOINT")
-    return commit, sizes
-
-
 _FILE_LIMIT_BYTES: Final = 2**20
 
 
@@ -216,63 +192,59 @@ class HubCache:
     """Facts of models by hub, id and commit. A folder that cannot be used keeps nothing."""
 
     def __init__(self, folder: Path | None, endpoint: str) -> None:
-        self._folder = folder
-        self._endpoint = endpoint
+        self._folder, self._endpoint = folder, endpoint
 
     def commit(self, model: str, revision: str | None) -> str | None:
-        """Return the commit that a revision had when it was last asked for."""
+        """Return the commit that a revision had at the last request."""
         found = self._read({"model": model, "revision": revision})
         return found if isinstance(found, str) else None
 
     def keep_commit(self, model: str, revision: str | None, commit: str) -> None:
-        """Remember which commit a revision is."""
+        """Remember the commit of a revision."""
         self._write({"model": model, "revision": revision}, commit)
 
     def checkpoint(self, model: str, commit: str) -> Checkpoint | None:
-        """Return what was read of a model at a commit."""
+        """Return the facts of a model at a commit."""
         try:
             return checkpoint_of(self._read({"model": model, "commit": commit}))
         except (ValueError, LookupError, TypeError, AttributeError):
             return None
 
     def keep_checkpoint(self, model: str, commit: str, checkpoint: Checkpoint) -> None:
-        """Remember what was read of a model at a commit."""
+        """Remember the facts of a model at a commit."""
         self._write({"model": model, "commit": commit}, asdict(checkpoint))
 
     def _read(self, key: dict[str, str | None]) -> Any:
-        """Return the value of a key; None where there is none, or another's."""
-        path = self._path(key)
-        if path is None:
-            return None
+        """Return the value of a key; None if there is none, or the file has another key."""
+        whole, path = self._place(key)
         try:
+            if path is None:
+                return None
             with path.open("rb") as stream:
                 entry = json.loads(stream.read(_FILE_LIMIT_BYTES))
-            return entry["value"] if entry["key"] == self._whole(key) else None
+            return entry["value"] if entry["key"] == whole else None
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
 
     def _write(self, key: dict[str, str | None], value: Any) -> None:
-        path = self._path(key)
+        whole, path = self._place(key)
         if path is None:
             return
-        text = json.dumps({"key": self._whole(key), "value": value})
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
             try:
                 with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                    stream.write(text)
+                    stream.write(json.dumps({"key": whole, "value": value}))
                 Path(part).replace(path)
             except OSError:
                 Path(part).unlink(missing_ok=True)
 
-    def _whole(self, key: dict[str, str | None]) -> dict[str, str | None]:
+    def _place(self, key: dict[str, str | None]) -> tuple[dict[str, str | None], Path | None]:
         # Another version may read other facts of the same files.
-        return {"endpoint": self._endpoint, "version": __version__, **key}
-
-    def _path(self, key: dict[str, str | None]) -> Path | None:
-        digest = hashlib.sha256(json.dumps(self._whole(key), sort_keys=True).encode()).hexdigest()
-        return None if self._folder is None else self._folder / f"{digest[:40]}.json"
+        whole = {"endpoint": self._endpoint, "version": __version__, **key}
+        digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        return whole, None if self._folder is None else self._folder / f"{digest[:40]}.json"
 
 
 def cache_folder() -> Path | None:
@@ -290,19 +262,13 @@ _WHOLE_COMMIT: Final = 40
 
 @dataclass
 class HubModels:
-    """The models that a command asks for, each asked for once."""
+    """The models that a command asks for, each requested once."""
 
     _found: dict[tuple[str, str | None], Checkpoint | CheckpointError] = field(default_factory=dict)
     _client: HubClient | None = None
 
     def find(self, model: str, revision: str | None) -> Checkpoint:
-        """Return what is known of a model at a revision; None is the hub's default.
-
-        Raises
-        ------
-        CheckpointError
-            When it cannot be had.
-        """
+        """Return the facts of a model at a revision, by default the hub's; CheckpointError if it has none."""
         key = (model, revision)
         if key not in self._found:
             try:
@@ -311,7 +277,7 @@ class HubModels:
                 self._found[key] = error
         found = self._found[key]
         if isinstance(found, CheckpointError):
-            # Names of files and tensors are anybody's.
+            # Names of files and tensors are untrusted.
             raise CheckpointError(found.reason, printable(found.message))
         return found
 
@@ -327,32 +293,20 @@ class HubModels:
         try:
             repository = ListedRepository(self._client, model, revision)
         except CheckpointError as error:
-            if error.reason != "HubUnreachable":
+            last = cache.commit(model, revision) if error.reason == "HubUnreachable" else None
+            kept = None if last is None else cache.checkpoint(model, last)
+            if kept is None:
                 raise
-            return _last_known(cache, model, revision, error)
+            say_line(f"warning: {error.message}; {model} is taken as it was at commit {str(last)[:12]}", err=True)
+            return kept
         commit = str(repository.commit)
         checkpoint = cache.checkpoint(model, commit)
         if checkpoint is None:
-            checkpoint = _checkpoint(repository)
+            try:
+                checkpoint = read_checkpoint(repository)
+            except (ValueError, RecursionError, OverflowError, MemoryError) as error:
+                raise CheckpointError("HubRefused", "its files make no sense") from error
             cache.keep_checkpoint(model, commit, checkpoint)
         cache.keep_commit(model, revision, commit)
         say_line(f"{model} is read from {settings.host} at commit {commit[:12]}", err=True)
         return checkpoint
-
-
-def _checkpoint(repository: ListedRepository) -> Checkpoint:
-    """Return what the repository's files say; what else may go wrong with them has no name."""
-    try:
-        return read_checkpoint(repository)
-    except (ValueError, RecursionError, OverflowError, MemoryError) as error:
-        raise CheckpointError("HubRefused", "its files make no sense") from error
-
-
-def _last_known(cache: HubCache, model: str, revision: str | None, error: CheckpointError) -> Checkpoint:
-    """Return what was read of the model before, where the hub is out of reach now."""
-    commit = cache.commit(model, revision)
-    kept = None if commit is None else cache.checkpoint(model, commit)
-    if kept is None:
-        raise error
-    say_line(f"warning: {error.message}; {model} is taken as it was at commit {str(commit)[:12]}", err=True)
-    return kept

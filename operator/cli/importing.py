@@ -1,67 +1,43 @@
 """`specdecode import`: convert an existing vLLM server to the equivalent SpecDecodeDeployment."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cli.input_files import Document, objects_in
-from specdecode_operator.cli.options import Context, ExitCode, fail
+from specdecode_operator.cli.input_files import Document, objects_in, read_models
+from specdecode_operator.cli.options import Context, ExitCode, ended
 from specdecode_operator.cli.outputs import json_text, yaml_text
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import DocumentError, place_of, read_text
 from specdecode_operator.cluster.resources import DEPLOYMENT, LEADER_WORKER_SET, POD, SERVICE, Resource
-from specdecode_operator.importing.convert import Migration, runs_server
+from specdecode_operator.importing import sources
+from specdecode_operator.importing.convert import Migration, migrate_workload, runs_server
 from specdecode_operator.importing.kserve import runtime_of
-from specdecode_operator.importing.sources import (
-    READABLE,
-    import_instead,
-    is_command_text,
-    read_command_text,
-    read_words,
-    read_workloads,
-)
-from specdecode_operator.importing.spec_builder import Outcome, Workload
+from specdecode_operator.importing.spec_builder import MigrationError, Outcome, Workload
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import mapping
 
-if TYPE_CHECKING:
-    from specdecode_operator.importing.convert import Migration
-
-
-_ORDER = (Outcome.FIELD, Outcome.EXTRA, Outcome.POD, Outcome.OPERATOR, Outcome.DROPPED, Outcome.DEFAULT)
-
 
 def report_lines(migration: Migration, place: str) -> list[str]:
     """Return the report on one import, line by line."""
-    metadata = migration.body["metadata"]
-    lines = [f"{place} -> SpecDecodeDeployment {metadata['name']}", ""]
-    for outcome in _ORDER:
-        lines += _section(migration, outcome)
+    lines = [f"{place} -> SpecDecodeDeployment {migration.body['metadata']['name']}", ""]
+    links = {Outcome.FIELD: " ->", Outcome.EXTRA: " ->", Outcome.POD: " ->"}
+    for outcome in (*links, Outcome.OPERATOR, Outcome.DROPPED, Outcome.DEFAULT):
+        settings = [setting for setting in migration.settings if setting.outcome is outcome]
+        if settings:
+            link = links.get(outcome, ":")
+            lines += [f"{outcome.value}:", *(f"  {each.name}{link} {each.result}" for each in settings), ""]
     if migration.decisions:
-        lines.append("to be decided before it is applied:")
-        lines += [f"  {problem}" for problem in migration.decisions]
-        lines.append("")
+        lines += ["to be decided before it is applied:", *(f"  {problem}" for problem in migration.decisions), ""]
     lines.append("to adopt it without downtime, with the object in OBJECT.yaml:")
     for number, step in enumerate(migration.steps, start=1):
         lines += [f"  {number}. {step.purpose}", f"       {step.command}"]
     return lines
-
-
-def _section(migration: Migration, outcome: Outcome) -> Iterator[str]:
-    settings = [setting for setting in migration.settings if setting.outcome is outcome]
-    if not settings:
-        return
-    yield f"{outcome.value}:"
-    link = " ->" if outcome in {Outcome.FIELD, Outcome.EXTRA, Outcome.POD} else ":"
-    for setting in settings:
-        yield f"  {setting.name}{link} {setting.result}"
-    yield ""
 
 
 _KSERVE: Final = "serving.kserve.io"
@@ -84,15 +60,12 @@ _RESOURCES: Final = {
 }
 """What a kind is called on the command line, with the versions in which an API server may have it."""
 
-_AUTOSCALERS: Final = ("HorizontalPodAutoscaler", "ScaledObject")
-
 
 class SourceError(Exception):
     """There is no server to read, in one line that says what to do."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A server, where it was read, and the Services of its namespace."""
 
     place: str
@@ -101,29 +74,20 @@ class Source:
 
 
 def read_source(words: Sequence[str], file: str | None, namespace: str | None, context: str | None) -> Source:
-    """Return the server that the arguments name.
-
-    Raises
-    ------
-    SourceError
-        When they name none, or it cannot be read.
-    MigrationError
-        When it is described in a way that cannot be imported.
-    """
-    if file is None and (len(words) > 1 or is_command_text(" ".join(words))):
-        return Source("the command line", read_words(words))
+    """Return the server that the arguments name."""
+    if file is None and (len(words) > 1 or sources.is_command_text(" ".join(words))):
+        return Source("the command line", sources.read_words(words))
     if len(words) > 1:
         raise SourceError(f"{clip(printable(' '.join(words)), 64)}: name one server of the file, KIND/NAME")
     kind, name = _name(words[0]) if words else (None, None)
     if file is not None:
         return _from_file(file, kind, name, namespace)
     if name is None:
-        raise SourceError(f"source: is missing: name deployment/NAME, or a file with -f FILE: a {READABLE}")
+        raise SourceError(f"source: is missing: name deployment/NAME, or a file with -f FILE: a {sources.READABLE}")
     return asyncio.run(_from_cluster(kind or "Deployment", name, namespace, context))
 
 
 def _name(text: str) -> tuple[str | None, str]:
-    """Return kind and name of what is written KIND/NAME or NAME."""
     written, slash, name = text.rpartition("/")
     kind = next((found[0].kind for forms, found in _RESOURCES.items() if written.partition(".")[0] in forms), None)
     if not name or (slash and kind is None):
@@ -137,12 +101,12 @@ def _name(text: str) -> tuple[str | None, str]:
 def _from_file(file: str, kind: str | None, name: str | None, namespace: str | None) -> Source:
     try:
         text = read_text(file)
-        if is_command_text(text):
+        if sources.is_command_text(text):
             if name is not None:
                 raise SourceError(
                     f"{place_of(file)}: is a command line, which has no {printable(name)}: leave the name out"
                 )
-            workload = read_command_text(text)
+            workload = sources.read_command_text(text)
             return Source(f"{place_of(file)} ({workload.kind})", workload)
         found = objects_in(text, file)
     except DocumentError as error:
@@ -152,25 +116,20 @@ def _from_file(file: str, kind: str | None, name: str | None, namespace: str | N
             each.body["metadata"] = {**mapping(each.body, "metadata"), "namespace": namespace}
     document, workload = _chosen(file, found, kind, name)
     services = [each.body for each in found if each.kind == "Service"]
-    _ask_for_autoscalers(workload, [each.body for each in found if each.kind in _AUTOSCALERS])
+    for each in (each.body for each in found if each.kind in ("HorizontalPodAutoscaler", "ScaledObject")):
+        # An autoscaler goes on with the old server alone.
+        scaled = mapping(mapping(each, "spec"), "scaleTargetRef")
+        if (scaled.get("name"), scaled.get("kind", workload.kind)) == (workload.name, workload.kind):
+            message = "scales the old server: point it at the new object (SpecDecodeDeployment), or remove it"
+            scaler = clip(printable(str(mapping(each, "metadata").get("name"))), 64)
+            workload.remarks.decide("spec.replicas", f"{each['kind']} {scaler}", message)
     near = [each for each in services if mapping(each, "metadata").get("namespace") in (None, workload.namespace)]
     return Source(f"{document.place} ({workload.kind} {workload.name})", workload, tuple(near))
 
 
-def _ask_for_autoscalers(workload: Workload, autoscalers: Sequence[Body]) -> None:
-    """An autoscaler of the old server goes on with that alone."""
-    for each in autoscalers:
-        scaled = mapping(mapping(each, "spec"), "scaleTargetRef")
-        if (scaled.get("name"), scaled.get("kind", workload.kind)) == (workload.name, workload.kind):
-            message = "scales the old server: point it at the new object (SpecDecodeDeployment), or remove it"
-            name = clip(printable(str(mapping(each, "metadata").get("name"))), 64)
-            workload.remarks.decide("spec.replicas", f"{each['kind']} {name}", message)
-
-
 def _chosen(file: str, found: Sequence[Document], kind: str | None, name: str | None) -> tuple[Document, Workload]:
-    """Return the one server of a file that is meant: of several, the one that runs vLLM."""
     bodies = [each.body for each in found]
-    servers = [(each, server) for each in found for server in read_workloads(each.body, bodies)]
+    servers = [(each, server) for each in found for server in sources.read_workloads(each.body, bodies)]
     wanted = [(each, server) for each, server in servers if name in (None, server.name) and kind in (None, server.kind)]
     if len(wanted) > 1:
         wanted = [(each, server) for each, server in wanted if runs_server(server)] or wanted
@@ -183,11 +142,11 @@ def _chosen(file: str, found: Sequence[Document], kind: str | None, name: str | 
         listed = _listed(server for _, server in servers)
         raise SourceError(f"{place_of(file)}: holds no {printable(asked)} but {listed}: name one of these")
     for each in found:
-        if instead := import_instead(each.body):
+        if instead := sources.import_instead(each.body):
             raise SourceError(f"{each.place}: {clip(printable(instead), 400)}")
     kinds = ", ".join(dict.fromkeys(printable(str(each.body.get("kind") or "nothing")) for each in found)) or "nothing"
     raise SourceError(
-        f"{place_of(file)}: kind: {clip(kinds, 96)}: holds nothing that can be imported, which is a {READABLE}"
+        f"{place_of(file)}: kind: {clip(kinds, 96)}: holds nothing that can be imported, which is a {sources.READABLE}"
     )
 
 
@@ -224,24 +183,13 @@ async def _from_cluster(kind: str, name: str, namespace: str | None, context: st
                 services = []
     except ClusterError as error:
         raise SourceError(str(error)) from error
-    (workload,) = read_workloads({"apiVersion": resources[0].api_version, "kind": kind, **found}, beside)
+    (workload,) = sources.read_workloads({"apiVersion": resources[0].api_version, "kind": kind, **found}, beside)
     return Source(f"{which} in namespace {within}", workload, tuple(services))
 
 
-_SOURCE_HELP: Final = (
-    "KIND/NAME, read from the cluster (deployment, statefulset, pod, leaderworkerset, inferenceservice,"
-    " llminferenceservice); with --file, the one to take of several; or, after --, a command line."
-)
 _FILE_HELP: Final = (
     "Read it from this file, or from - for standard input: YAML or JSON of these kinds, docker compose, values of the"
     " production-stack chart, or text with vllm serve or docker run."
-)
-_NAMESPACE_HELP: Final = "Namespace of the server; that of the kubeconfig's context."
-_NEW_NAME_HELP: Final = "Name of the new object; by default the server's, with -sdd where it runs in Kubernetes."
-_VERSION_HELP: Final = "vLLM version in the image, such as 0.32, where its tag does not tell."
-_CONFIG_HELP: Final = (
-    "The config.json of a model that the server is given, such as my/head=config.json; repeatable. A speculators"
-    " checkpoint that is served alone becomes the target and the head that its config names."
 )
 
 
@@ -253,14 +201,40 @@ class Form(StrEnum):
 
 
 def import_command(  # noqa: PLR0913  each is an option
-    source: Annotated[list[str] | None, typer.Argument(metavar="KIND/NAME | -- COMMAND...", help=_SOURCE_HELP)] = None,
+    source: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KIND/NAME | -- COMMAND...",
+            help=(
+                "KIND/NAME, read from the cluster (deployment, statefulset, pod, leaderworkerset, inferenceservice,"
+                " llminferenceservice); with --file, the one to take of several; or, after --, a command line."
+            ),
+        ),
+    ] = None,
     *,
     file: Annotated[str | None, typer.Option("--file", "-f", metavar="FILE", help=_FILE_HELP)] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help=_NAMESPACE_HELP)] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Namespace of the server; that of the kubeconfig's context.")
+    ] = None,
     context: Context = None,
-    name: Annotated[str | None, typer.Option(help=_NEW_NAME_HELP)] = None,
-    engine_version: Annotated[str | None, typer.Option(help=_VERSION_HELP)] = None,
-    model_config: Annotated[list[str] | None, typer.Option(metavar="ID=PATH", help=_CONFIG_HELP)] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the new object; by default the server's, with -sdd where it runs in Kubernetes."),
+    ] = None,
+    engine_version: Annotated[
+        str | None, typer.Option(help="vLLM version in the image, such as 0.32, where its tag does not tell.")
+    ] = None,
+    model_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID=PATH",
+            help=(
+                "The config.json of a model that the server is given, such as my/head=config.json; repeatable. A"
+                " speculators"
+                " checkpoint that is served alone becomes the target and the head that its config names."
+            ),
+        ),
+    ] = None,
     output: Annotated[Form, typer.Option("--output", "-o", help="yaml or json.")] = Form.YAML,
 ) -> None:
     """Turn an existing vLLM server into a SpecDecodeDeployment that means the same.
@@ -276,30 +250,20 @@ def import_command(  # noqa: PLR0913  each is an option
     Exits with 0 when the object is complete, with 2 when something must be
     decided first or nothing can be imported.
     """
-    from specdecode_operator.cli.input_files import read_model_configs  # noqa: PLC0415
-    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
-    from specdecode_operator.importing.convert import migrate_workload  # noqa: PLC0415
-    from specdecode_operator.importing.spec_builder import MigrationError  # noqa: PLC0415
-
-    try:
+    with ended(SourceError, MigrationError, DocumentError):
         found = read_source(source or [], file, namespace, context)
         migration = migrate_workload(
             found.workload,
             found.services,
             name=name,
             engine_version=engine_version,
-            configs=read_model_configs(model_config or []),
+            configs=read_models(model_config or [])[0],
         )
-    except (SourceError, MigrationError, DocumentError) as error:
-        fail(error)
-    typer.echo(_printed(migration, output), nl=False)
+    if output is Form.JSON:
+        typer.echo(json_text(migration.body, indent=2))
+    else:
+        # A reader of the file has not seen the report.
+        decisions = (f"# To be decided first: {' '.join(str(each).split())}\n" for each in migration.decisions)
+        typer.echo("".join(decisions) + yaml_text(migration.body, width=120), nl=False)
     say("\n".join(map(printable, report_lines(migration, found.place))), err=True)
     raise typer.Exit(ExitCode.INVALID if migration.decisions else ExitCode.OK)
-
-
-def _printed(migration: "Migration", output: Form) -> str:
-    if output is Form.JSON:
-        return json_text(migration.body, indent=2) + "\n"
-    # Who pipes it on, or opens it later, has not seen the report.
-    warning = "".join(f"# To be decided first: {' '.join(str(each).split())}\n" for each in migration.decisions)
-    return warning + yaml_text(migration.body, width=120)

@@ -5,9 +5,9 @@ Sources are files, folders and standard input.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from specdecode_operator.api.base import API_VERSION, GROUP, Body
 from specdecode_operator.api.capture import KIND as CAPTURE
@@ -15,16 +15,19 @@ from specdecode_operator.api.deployment import KIND
 from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, first_errors, place_of, read_text
 from specdecode_operator.cluster.nodes import NodeFacts, node_facts
 from specdecode_operator.cluster.storage_classes import StorageClasses
+from specdecode_operator.deployment.models.checkpoint_reader import (
+    Checkpoint,
+    CheckpointError,
+    FolderOfHeaders,
+    read_checkpoint,
+    shortened,
+)
+from specdecode_operator.deployment.models.facts_files import FactsFileError, facts_in, held_twice
 from specdecode_operator.problems import printable, shown, shown_or_missing
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 from specdecode_operator.sizing.estimate_fields import full_product
-from specdecode_operator.untrusted import UnreadableTextError
+from specdecode_operator.untrusted import UnreadableTextError, mapping
 from specdecode_operator.untrusted_yaml import parse_yaml_or_json
-
-if TYPE_CHECKING:
-    from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
-from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, FolderOfHeaders, read_checkpoint
-from specdecode_operator.deployment.models.facts_files import FactsFileError, facts_in, held_twice
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN_OTHERS = 3
@@ -37,16 +40,10 @@ _TEMPLATE = "is a template, not YAML: render it first (helm template CHART | spe
 class Document:
     """One object and where it was read."""
 
-    file: str
-    """As it was named; ``-`` for standard input."""
-
+    file: str  # As it was named; ``-`` for standard input
     body: Body
-
-    number: int | None = None
-    """Of the document in the file, from 1; None where it comes from no file."""
-
-    item: int | None = None
-    """Of the object in the List that the document is, from 1; None where it is none."""
+    number: int | None = None  # Of the document in the file, from 1; None if it comes from no file
+    item: int | None = None  # Of the object in a List, from 1
 
     @property
     def place(self) -> str:
@@ -62,29 +59,25 @@ class Document:
 
     @property
     def name(self) -> str:
-        """Name in the object's metadata; its place where it has none."""
-        metadata = self.body.get("metadata")
-        name = metadata.get("name") if isinstance(metadata, dict) else None
+        """Name in the object's metadata; its place if it has none."""
+        name = mapping(self.body, "metadata").get("name")
         return printable(str(name)) if name else self.place
 
     @property
     def namespace(self) -> str | None:
-        """Namespace in the object's metadata; None where it says none."""
-        metadata = self.body.get("metadata")
-        namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
+        """Namespace in the object's metadata."""
+        namespace = mapping(self.body, "metadata").get("namespace")
         return str(namespace) if namespace else None
 
     @property
     def qualified_name(self) -> str:
-        """Namespace and name; the name alone where the object says no namespace."""
-        metadata = self.body.get("metadata")
-        namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
-        return f"{printable(str(namespace))}/{self.name}" if namespace else self.name
+        """Namespace and name; the name alone if the object has no namespace."""
+        return f"{printable(self.namespace)}/{self.name}" if self.namespace else self.name
 
 
 @dataclass(frozen=True)
 class Other:
-    """Something else in a file, by what people would call it, such as ``Service (v1)``."""
+    """Something else in a file, such as ``Service (v1)``."""
 
     name: str
 
@@ -98,37 +91,88 @@ class Reading:
 
     documents: tuple[Document, ...]
     errors: tuple[DocumentError, ...]
-    """What could not be read; where nothing is wrong and no object was found, what was."""
+    """Also says what was found if that is neither an object nor an error."""
 
 
-def read_deployments(sources: Iterable[str]) -> Reading:
-    """Return the SpecDecodeDeployments of files, folders (to any depth) and ``-``; other kinds are passed over."""
-    return read_ours(sources, (KIND,))
+class Models(Protocol):
+    """A source of model facts, such as the hub."""
+
+    def find(self, model: str, revision: str | None) -> Checkpoint:
+        """Return the facts of a model, or raise CheckpointError."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is known beside the objects."""
+
+    nodes: tuple[NodeFacts, ...] | None = None  # None: nodes are assumed
+    configs: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # Content of config.json by model id
+    given: Mapping[str, Checkpoint] = field(default_factory=dict)  # Facts of models in folders and files
+    calibration: Calibration = UNCALIBRATED
+    models: Models | None = None  # Asked for models that neither the above nor the catalogue describe
+    allowed: frozenset[str] | None = None  # What podTemplate may ask for; None: not checked
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """Options that name those inputs."""
+
+    nodes: str | None = None
+    model_configs: Sequence[str] = ()  # ID=PATH
+    calibration: str | None = None
+    facts: Sequence[str] = ()
+    models: Models | None = None
+    allowed: frozenset[str] | None = None
+
+    def read(self, documents: Sequence[Document]) -> Inputs:
+        """Read the files; raise DocumentError if one is unusable, or if no document needs one of the configs."""
+        nodes = None if self.nodes is None else read_nodes(self.nodes)
+        configs, given = _read_given(self.model_configs, self.facts)
+        refuse_unused(configs, documents)
+        return Inputs(nodes, configs, given, read_calibration(self.calibration), self.models, self.allowed)
 
 
 def read_ours(sources: Iterable[str], kinds: Sequence[str] = (KIND, CAPTURE)) -> Reading:
-    """Return the objects of these kinds of ours in files, folders (to any depth) and ``-``; others are passed over."""
-    sources = tuple(sources)
-    found = list(_told_apart(item for source in sources for item in _read(source, kinds)))
+    """Return our objects of these kinds in files, folders (to any depth) and ``-``."""
+    sources, found, known = tuple(sources), list[_Found](), dict[tuple[str, str], Document]()
+    for item in (item for source in sources for item in _read(source, kinds)):
+        first = known.setdefault((item.kind, item.qualified_name), item) if isinstance(item, Document) else item
+        if isinstance(item, Document) and isinstance(first, Document) and first is not item:
+            what = f"{item.kind} {item.qualified_name} is there already ({first.place})"
+            error = DocumentError(
+                f"{item.place}: metadata.name: {item.name}: {what}: remove one, or give it another name"
+            )
+            error.file = item.file
+            found.append(error)
+        else:
+            found.append(item)
     documents = tuple(item for item in found if isinstance(item, Document))
     errors = tuple(first_errors([item for item in found if isinstance(item, DocumentError)]))
     if not documents and not errors:
-        others = dict.fromkeys(item.name for item in found if isinstance(item, Other))
-        errors = (_nothing_found(sources, kinds, list(others)),)
+        others = list(dict.fromkeys(item.name for item in found if isinstance(item, Other)))
+        but = ", ".join([*others[:_SHOWN_OTHERS], *(["more"] if len(others) > _SHOWN_OTHERS else [])])
+        fix = "name another file or folder"
+        if CAPTURE not in kinds and any(other.startswith(CAPTURE) for other in others):
+            fix = (
+                "name that of its deployment; specdecode lint and render take both files, and plan each arm of the"
+                " capture"
+            )
+        message = f"{', '.join(sources)}: holds no {' or '.join(kinds)}{f' but {but}' if but else ''}: {fix}"
+        errors = (DocumentError(message),)
     return Reading(documents, errors)
+
+
+def read_deployments(sources: Iterable[str]) -> Reading:
+    """Return the SpecDecodeDeployments of files, folders (to any depth) and ``-``."""
+    return read_ours(sources, (KIND,))
 
 
 def read_nodes(file: str) -> tuple[NodeFacts, ...]:
     """Return the nodes with GPUs in the output of ``kubectl get nodes -o yaml`` or ``-o json``.
 
-    A label may be short, such as ``H100``, in a file that somebody wrote by hand.
-
-    Raises
-    ------
-    DocumentError
-        When the file cannot be read or holds no node at all.
+    A label may be short, such as ``H100``, in a file that was written by hand.
     """
-    nodes = [each for each in _objects(file) if isinstance(each, Document) and each.body.get("kind") == "Node"]
+    nodes = [each for each in read_all(file) if isinstance(each, Document) and each.body.get("kind") == "Node"]
     if not nodes:
         raise DocumentError(f"{file}: holds no Node: write it with kubectl get nodes -o yaml")
     try:
@@ -139,63 +183,26 @@ def read_nodes(file: str) -> tuple[NodeFacts, ...]:
 
 
 def read_storage_classes(file: str) -> StorageClasses:
-    """Return the StorageClasses in the output of ``kubectl get storageclasses -o yaml`` or ``-o json``.
-
-    Raises
-    ------
-    DocumentError
-        When the file cannot be read or holds none.
-    """
+    """Return the StorageClasses in the output of ``kubectl get storageclasses -o yaml`` or ``-o json``."""
     kind = "StorageClass"
-    found = [each.body for each in _objects(file) if isinstance(each, Document) and each.body.get("kind") == kind]
+    found = [each.body for each in read_all(file) if isinstance(each, Document) and each.body.get("kind") == kind]
     if not found:
         raise DocumentError(f"{file}: holds no {kind}: write it with kubectl get storageclasses -o yaml")
     return StorageClasses.of(found)
 
 
 def read_all(file: str) -> list[Document | Other]:
-    """Return every object of a file, those of a List one by one, and what else stands there.
-
-    Raises
-    ------
-    DocumentError
-        When the file cannot be read.
-    """
-    return [*_objects(file)]
+    """Return every object of a file, those of a List one by one, and what else it holds."""
+    return [*_objects_in(read_text(file), file)]
 
 
 def objects_in(text: str, file: str) -> list[Document]:
-    """Return every object of a file's text, those of a List one by one.
-
-    Raises
-    ------
-    DocumentError
-        When it is neither YAML nor JSON.
-    """
+    """Return every object of a file's text, those of a List one by one."""
     return [each for each in _objects_in(text, file) if isinstance(each, Document)]
 
 
-def read_model_configs(named: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the content of each config.json that is given as ``ID=PATH``, by the model's id; of a folder its own.
-
-    Raises
-    ------
-    DocumentError
-        When one is written otherwise, cannot be read or holds no object.
-    """
-    return read_models(named)[0]
-
-
-def read_models(named: Iterable[str]) -> tuple[dict[str, dict[str, Any]], dict[str, "Checkpoint"]]:
-    """Return the same, and what config.json and the headers of the weights say of those that are folders.
-
-    Raises
-    ------
-    DocumentError
-        As read_model_configs, and when headers cannot be read or contradict themselves.
-    """
-    from specdecode_operator.deployment.models.checkpoint_reader import shortened  # noqa: PLC0415  only a config.json needs it
-
+def read_models(named: Iterable[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Checkpoint]]:
+    """Return the config.json of each ``ID=PATH`` by model id, and the facts of those that are folders."""
     configs: dict[str, dict[str, Any]] = {}
     folders: dict[str, Checkpoint] = {}
     for text in named:
@@ -205,28 +212,19 @@ def read_models(named: Iterable[str]) -> tuple[dict[str, dict[str, Any]], dict[s
         if model in configs:
             raise DocumentError(f"--model-config: {model}: is given twice: remove one")
         if Path(file).is_dir():
-            folders[model] = _model_folder(file)
+            try:
+                folders[model] = read_checkpoint(FolderOfHeaders(file))
+            except CheckpointError as error:
+                no_weights = error.reason == "WeightsNotFound"
+                fix = ": name its config.json to size the model by that alone" if no_weights else ""
+                raise DocumentError(f"{file}: {printable(error.message)}{fix}") from error
             configs[model] = folders[model].config
             continue
-        content = list(_documents(file))
+        content = list(_documents_in(read_text(file), file))
         if len(content) != 1 or not isinstance(content[0], Document):
             raise DocumentError(f"{file}: must hold one object, the content of a model's config.json")
         configs[model] = shortened(content[0].body)
     return configs, folders
-
-
-def _model_folder(path: str) -> "Checkpoint":
-    from specdecode_operator.deployment.models.checkpoint_reader import (  # noqa: PLC0415  only a folder needs it
-        CheckpointError,
-        FolderOfHeaders,
-        read_checkpoint,
-    )
-
-    try:
-        return read_checkpoint(FolderOfHeaders(path))
-    except CheckpointError as error:
-        fix = ": name its config.json to size the model by that alone" if error.reason == "WeightsNotFound" else ""
-        raise DocumentError(f"{path}: {printable(error.message)}{fix}") from error
 
 
 def with_configs(spec: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
@@ -239,19 +237,23 @@ def with_configs(spec: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
     speculation = spec.get("speculation")
     if isinstance(speculation, dict) and "draft" in speculation:
         spec["speculation"] = {**speculation, "draft": _with_config(speculation["draft"], model_configs)}
-    if isinstance(spec.get("arms"), list):  # of a capture, each with a speculation of its own
+    if isinstance(spec.get("arms"), list):  # of a capture, each with its own speculation
         spec["arms"] = [with_configs(arm, model_configs) for arm in spec["arms"]]
     return spec
 
 
-def refuse_unused(model_configs: Mapping[str, dict[str, Any]], documents: Sequence[Document]) -> None:
-    """Refuse a config.json that goes into no object.
+def _with_config(model: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
+    if not isinstance(model, dict):
+        return model
+    if isinstance(model.get("checkpoints"), list):
+        model = {**model, "checkpoints": [_with_config(each, model_configs) for each in model["checkpoints"]]}
+    name = model.get("model")
+    config = model_configs.get(name) if isinstance(name, str) and model.get("config") is None else None
+    return model if config is None else {**model, "config": config}
 
-    Raises
-    ------
-    DocumentError
-        With the models that the objects name.
-    """
+
+def refuse_unused(model_configs: Mapping[str, dict[str, Any]], documents: Sequence[Document]) -> None:
+    """Reject a config.json that goes into no object."""
     used = {model: given for document in documents for model, given in _models(document.body.get("spec"))}
     for model in model_configs if documents else ():
         if model not in used:
@@ -264,57 +266,27 @@ def refuse_unused(model_configs: Mapping[str, dict[str, Any]], documents: Sequen
 
 
 def _models(spec: Any) -> Iterator[tuple[str, bool]]:
-    """Return the models of a spec, each with whether it has a config."""
+    """Return the models of a spec, and whether each has a config."""
     if not isinstance(spec, dict):
         return
     for arm in spec["arms"] if isinstance(spec.get("arms"), list) else ():
         yield from _models(arm)
     speculation = spec.get("speculation")
-    served = [spec.get("target"), speculation.get("draft") if isinstance(speculation, dict) else None]
-    for model in served:
+    for model in (spec.get("target"), speculation.get("draft") if isinstance(speculation, dict) else None):
         checkpoints = model.get("checkpoints") if isinstance(model, dict) else None
         for each in (model, *(checkpoints if isinstance(checkpoints, list) else [])):
             if isinstance(each, dict) and isinstance(each.get("model"), str):
                 yield each["model"], each.get("config") is not None
 
 
-def _with_config(model: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
-    if not isinstance(model, dict):
-        return model
-    if isinstance(model.get("checkpoints"), list):
-        model = {**model, "checkpoints": [_with_config(each, model_configs) for each in model["checkpoints"]]}
-    if model.get("config") is not None:
-        return model
-    name = model.get("model")
-    config = model_configs.get(name) if isinstance(name, str) else None
-    return model if config is None else {**model, "config": config}
-
-
 def read_calibration(file: str | None) -> Calibration:
-    """Return what a calibration file holds; empty where none is named.
-
-    Raises
-    ------
-    DocumentError
-        When the file cannot be read or is broken.
-    """
+    """Return the content of a calibration file; empty if none is named."""
     if file is None:
         return UNCALIBRATED
     try:
         return parse_calibration(read_text(file))
     except CalibrationError as error:
         raise DocumentError(f"{file}: {error}") from error
-
-
-def _nothing_found(sources: Sequence[str], kinds: Sequence[str], others: Sequence[str]) -> DocumentError:
-    some = [*others[:_SHOWN_OTHERS], *(["more"] if len(others) > _SHOWN_OTHERS else [])]
-    but = f" but {', '.join(some)}" if some else ""
-    fix = "name another file or folder"
-    if CAPTURE not in kinds and any(other.startswith(CAPTURE) for other in others):
-        fix = (
-            "name that of its deployment; specdecode lint and render take both files, and plan each arm of the capture"
-        )
-    return DocumentError(f"{', '.join(sources)}: holds no {' or '.join(kinds)}{but}: {fix}")
 
 
 def _read(source: str, kinds: Sequence[str]) -> Iterator[_Found]:
@@ -333,29 +305,8 @@ def _read(source: str, kinds: Sequence[str]) -> Iterator[_Found]:
         yield from _ours(str(file), kinds)
 
 
-def _told_apart(found: Iterable[_Found]) -> Iterator[_Found]:
-    """Return what was found, and an error in the place of each object that is there already: only one can be."""
-    known: dict[tuple[str, str], Document] = {}
-    for item in found:
-        if isinstance(item, Document):
-            first = known.setdefault((item.kind, item.qualified_name), item)
-            if first is not item:
-                yield _twice(item, first)
-                continue
-        yield item
-
-
-def _twice(document: Document, first: Document) -> DocumentError:
-    what = f"{document.kind} {document.qualified_name} is there already ({first.place})"
-    error = DocumentError(
-        f"{document.place}: metadata.name: {document.name}: {what}: remove one, or give it another name"
-    )
-    error.file = document.file
-    return error
-
-
 def _files(folder: Path) -> list[Path]:
-    """YAML and JSON files of a folder, sorted, but not those of .git, .github and the like."""
+    """Return the YAML and JSON files of a folder, sorted, but not those of .git, .github and the like."""
     if folder.resolve() == Path(folder.resolve().anchor):
         raise DocumentError(f"{folder}: is the root of all files: name the folder with the manifests")
     found, looked_at = [], 0
@@ -370,7 +321,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _ours(file: str, kinds: Sequence[str]) -> Iterator[_Found]:
     try:
-        for found in _objects(file):
+        for found in _objects_in(read_text(file), file):
             ours = _our(found, kinds) if isinstance(found, Document) else found
             if isinstance(ours, DocumentError):
                 ours.file = file
@@ -380,7 +331,7 @@ def _ours(file: str, kinds: Sequence[str]) -> Iterator[_Found]:
         yield error
 
 
-def _our(document: Document, kinds: Sequence[str]) -> Document | DocumentError | Other:
+def _our(document: Document, kinds: Sequence[str]) -> _Found:
     """Return the object if it is of these kinds, and an error if it was meant to be one of ours."""
     kind, version = document.body.get("kind"), document.body.get("apiVersion")
     ours = str(version).partition("/")[0] == GROUP
@@ -397,28 +348,18 @@ def _our(document: Document, kinds: Sequence[str]) -> Document | DocumentError |
     return document
 
 
-def _objects(file: str) -> Iterator[Document | Other]:
-    """Objects of a file; those of a List one by one."""
-    return _objects_in(read_text(file), file)
-
-
 def _objects_in(text: str, file: str) -> Iterator[Document | Other]:
     for found in _documents_in(text, file):
-        if isinstance(found, Document) and str(found.body.get("kind")).endswith("List"):
+        if isinstance(found, Document) and found.kind.endswith("List"):
             items = found.body.get("items")
             for index, item in enumerate(items if isinstance(items, list) else [], start=1):
                 is_object = isinstance(item, dict)
-                yield Document(found.file, item, found.number, index) if is_object else Other("a list without objects")
+                yield Document(file, item, found.number, index) if is_object else Other("a list without objects")
         else:
             yield found
 
 
-def _documents(file: str) -> Iterator[Document | Other]:
-    return _documents_in(read_text(file), file)
-
-
 def _documents_in(text: str, file: str) -> Iterator[Document | Other]:
-    name = place_of(file)
     number = 0
     try:
         for number, body in enumerate(parse_yaml_or_json(text, is_json=Path(file).suffix == ".json"), start=1):
@@ -427,40 +368,16 @@ def _documents_in(text: str, file: str) -> Iterator[Document | Other]:
             elif body is not None:
                 yield Other("a list" if isinstance(body, list) else "plain text")
     except UnreadableTextError as error:
-        why = _TEMPLATE if "{{" in text else error
-        unreadable = DocumentError(f"{name}, document {number + 1}: {why}")
+        unreadable = DocumentError(f"{place_of(file)}, document {number + 1}: {_TEMPLATE if '{{' in text else error}")
         if error.line is not None and file != STANDARD_INPUT:
-            # What is missing at the end is missed in the line after the last.
+            # A missing end is reported in the line after the last.
             unreadable.line = max(1, min(error.line, len(text.splitlines())))
         raise unreadable from error
 
 
-def read_model(model: str, revision: str | None) -> tuple[Checkpoint, str]:
-    """Return the facts of a model in a folder or on the hub, and where they were read.
-
-    Raises
-    ------
-    CheckpointError
-        When they cannot be had.
-    """
-    if Path(model).is_dir():
-        return read_checkpoint(FolderOfHeaders(model)), "a folder"
-    from specdecode_operator.cli.hub import HubModels  # noqa: PLC0415  only the hub needs HTTP
-
-    found = HubModels().find(model, revision)
-    return found, f"the hub at commit {found.commit}"
-
-
-def read_given(
+def _read_given(
     model_configs: Iterable[str], facts: Iterable[str]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Checkpoint]]:
-    """Return the config.json of each ``ID=PATH``, and the facts of models in folders and files, by the models' ids.
-
-    Raises
-    ------
-    DocumentError
-        As read_models and read_facts, and if both give one model with different weights or configs.
-    """
     configs, folders = read_models(model_configs)
     known = read_facts(facts)
     for model, checkpoint in folders.items():
@@ -477,13 +394,7 @@ def read_given(
 
 
 def read_facts(files: Iterable[str]) -> dict[str, Checkpoint]:
-    """Return the facts in some files, by the models' ids.
-
-    Raises
-    ------
-    DocumentError
-        When a file holds other than facts, two hold those of one model, or facts contradict themselves.
-    """
+    """Return the facts in some files by model id; a model may be in one file only."""
     found: dict[str, Checkpoint] = {}
     for file in files:
         text = read_text(file)

@@ -1,38 +1,30 @@
 """Commands that Jobs run, hidden from help: `capture-job`, `read-model` and `webhook-certificate`."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from specdecode_operator.cli.command_groups import application
+from specdecode_operator.cli.options import ended
 from specdecode_operator.cli.terminal import say_line
-
-if TYPE_CHECKING:
-    from specdecode_operator.deployment.models.checkpoint_reader import Files
-from typing import TYPE_CHECKING
-
-from specdecode_operator.cli.options import fail
-
-if TYPE_CHECKING:
-    from specdecode_operator.handlers.webhook_certificate import ServerCertificate
-
-
-_RECORDER_HELP: Final = "Folder that the engine has on its PYTHONPATH."
-_TERMINATION_LOG_HELP: Final = "Where Kubernetes reads how it went."
+from specdecode_operator.deployment.models.checkpoint_reader import Folder, leave_answer
 
 capture_job_app = application("Run in the pod of a capture's Job.", hidden=True)
 
-_Termination = Annotated[Path, typer.Option(help=_TERMINATION_LOG_HELP)]
+_Termination = Annotated[Path, typer.Option(help="Where Kubernetes reads how it went.")]
 _TERMINATION_LOG: Final = Path("/dev/termination-log")
 
 
 @capture_job_app.command("prepare")
 def prepare_command(
     *,
-    recorder: Annotated[Path, typer.Option(help=_RECORDER_HELP)] = Path("/specdecode/recorder"),
+    recorder: Annotated[Path, typer.Option(help="Folder that the engine has on its PYTHONPATH.")] = Path(
+        "/specdecode/recorder"
+    ),
     termination_log: _Termination = _TERMINATION_LOG,
 ) -> None:
     """Check the volume, make the attempt's folders, and copy the recorder."""
@@ -74,8 +66,6 @@ def folder_command(
     message: Annotated[Path, typer.Option(help="File for the answer.")] = Path("/dev/termination-log"),
 ) -> None:
     """Read config.json and safetensors headers of a directory."""
-    from specdecode_operator.deployment.models.checkpoint_reader import Folder, leave_answer  # noqa: PLC0415
-
     raise typer.Exit(leave_answer(message, lambda: Folder(path)))
 
 
@@ -87,23 +77,10 @@ def hub_command(
     message: Annotated[Path, typer.Option(help="File for the answer.")] = Path("/dev/termination-log"),
 ) -> None:
     """Read config.json and safetensors headers of a repository on the hub; no weights are fetched."""
-    from specdecode_operator.deployment.models.checkpoint_reader import leave_answer  # noqa: PLC0415
+    # Other Jobs need no HTTP.
+    from specdecode_operator.cli.hub import HubClient, HubSettings, ListedRepository  # noqa: PLC0415
 
-    raise typer.Exit(leave_answer(message, lambda: _repository(model, revision)))
-
-
-def _repository(model: str, revision: str | None) -> "Files":
-    from specdecode_operator.cli.hub import (  # noqa: PLC0415
-        HubClient,
-        HubSettings,
-        ListedRepository,
-    )
-
-    return ListedRepository(HubClient(HubSettings.of()), model, revision)
-
-
-_WEBHOOK: Final = "validate.specdecode.io"
-"""In the configuration that the chart makes."""
+    raise typer.Exit(leave_answer(message, lambda: ListedRepository(HubClient(HubSettings.of()), model, revision)))
 
 
 def webhook_certificate_command(
@@ -123,36 +100,27 @@ def webhook_certificate_command(
     It signs for itself and lasts 90 days; run it again each week. The one before
     it stays trusted until it ends, for pods get the new one a minute later.
     """
-    import asyncio  # noqa: PLC0415
+    # kopf and the Kubernetes client take a second to load.
+    from specdecode_operator.cluster.client import Cluster, ClusterError  # noqa: PLC0415
+    from specdecode_operator.handlers.webhook_certificate import kept_or_renewed, write_certificate  # noqa: PLC0415
 
-    from specdecode_operator.cluster.client import ClusterError  # noqa: PLC0415
-    from specdecode_operator.handlers.webhook_certificate import kept_or_renewed  # noqa: PLC0415
-
-    files = {} if current is None else _read(current)
+    files = {}
+    if current is not None:
+        # The files of a mounted Secret are links; there are none before it exists.
+        with suppress(OSError):
+            files = {file.name: file.read_bytes() for file in current.iterdir() if file.is_file()}
     made = kept_or_renewed(files, [f"{service}.{namespace}.svc", f"{service}.{namespace}.svc.cluster.local"])
-    try:
-        asyncio.run(_write(made, namespace, secret, configuration))
-    except ClusterError as error:
-        fail(error)
+
+    async def write() -> None:
+        cluster = await Cluster.connect()
+        try:
+            # The chart's configuration has a webhook of this name.
+            webhook = (configuration, "validate.specdecode.io")
+            await write_certificate(cluster, made.files, made.trust, (namespace, secret), webhook)
+        finally:
+            await cluster.close()
+
+    with ended(ClusterError):
+        asyncio.run(write())
     word = "kept" if made.certificate == files.get("tls.crt") else "written"
     say_line(f"certificate {word} in Secret {namespace}/{secret}; {configuration} trusts it")
-
-
-def _read(folder: Path) -> dict[str, bytes]:
-    """Return the files of a mounted Secret, which are links; none where it is not there yet."""
-    try:
-        return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    except OSError:
-        return {}
-
-
-async def _write(made: "ServerCertificate", namespace: str, secret: str, configuration: str) -> None:
-    """First have it trusted, then show it."""
-    from specdecode_operator.cluster.client import Cluster  # noqa: PLC0415
-    from specdecode_operator.handlers.webhook_certificate import write_certificate  # noqa: PLC0415
-
-    cluster = await Cluster.connect()
-    try:
-        await write_certificate(cluster, made.files, made.trust, (namespace, secret), (configuration, _WEBHOOK))
-    finally:
-        await cluster.close()

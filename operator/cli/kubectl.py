@@ -27,7 +27,6 @@ _NOT_GOT: Final = re.compile(r'Get \\?"(https?://[^/"]+)[^"]*": (.*?)(?:;|"?$)')
 _NOT_ALL: Final = "some validation rules were not checked because the object was invalid"
 _UNSET: Final = "localhost:8080"
 """Where kubectl looks without a kubeconfig: nobody serves an API without TLS any more."""
-
 _NO_CLUSTER: Final = (
     "was refused - did you specify the right host",
     "Unable to connect to the server",
@@ -45,13 +44,7 @@ class Kubectl:
     namespace: str | None = None
 
     def text(self, *arguments: str, stdin: str | None = None) -> str:
-        """Return what kubectl prints.
-
-        Raises
-        ------
-        KubectlError
-            When it fails.
-        """
+        """Return what kubectl prints."""
         done = subprocess.run(  # noqa: S603  arguments are a list: no shell reads them
             self._command(arguments),
             input=None if stdin is None else stdin.encode(),
@@ -64,13 +57,7 @@ class Kubectl:
         return done.stdout.decode(errors="replace")
 
     def short_text(self, *arguments: str, most_bytes: int) -> str:
-        """Return what kubectl prints, where who answers it need not end.
-
-        Raises
-        ------
-        KubectlError
-            When it fails, or prints more than that.
-        """
+        """Return what kubectl prints, where who answers it need not end."""
         with tempfile.TemporaryFile() as errors, self.stream(*arguments, errors=errors) as process:
             printed = process.stdout.read(most_bytes + 1) if process.stdout else b""
             if len(printed) > most_bytes:
@@ -82,24 +69,12 @@ class Kubectl:
         return printed.decode(errors="replace")
 
     def find(self, *arguments: str) -> Body | None:
-        """Return the object, or the list of objects, that ``get`` with these arguments finds; None where there is none.
-
-        Raises
-        ------
-        KubectlError
-            When it fails for another reason than absence.
-        """
+        """Return the object or list that ``get`` with these arguments finds, or None."""
         printed = self.text("get", *arguments, "--ignore-not-found", "--output=json")
         return _object(printed) if printed.strip() else None
 
     def apply(self, body: Body, *options: str) -> Body:
-        """Apply an object or a List, and return what the API server made of it.
-
-        Raises
-        ------
-        KubectlError
-            When it is refused.
-        """
+        """Apply an object or a List, and return what the API server made of it."""
         text = json.dumps(body, default=str)
         return _object(self.text("apply", "--server-side", "--filename=-", "--output=json", *options, stdin=text))
 
@@ -125,7 +100,6 @@ class Kubectl:
         return [program, *chosen, *arguments]
 
     def _words(self, stderr: str, code: int) -> str:
-        """Return what kubectl said, in one line that says what to do where it found no cluster."""
         said = one_line(stderr)
         if not said:
             return f"kubectl ended with exit code {code} and said nothing"

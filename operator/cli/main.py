@@ -32,17 +32,30 @@ class _Commands(LazyGroup):
         "webhook-certificate": "job_commands:webhook_certificate_command",
         "models": "models:models_app",
         "capture": "capture.commands:capture_app",
-        "replay": "replay.commands:replay_app",
+        "replay": "main:replay_app",
         "capture-job": "job_commands:capture_job_app",
         "read-model": "job_commands:read_model_app",
     }
 
 
+class _Replay(LazyGroup):
+    later: ClassVar = {
+        "prepare": "replay.serve:prepare_command",
+        "serve": "replay.serve:serve_command",
+        "drive": "replay.drive:drive_command",
+        "compare": "replay.fit:compare_command",
+        "fit": "replay.fit:fit_command",
+        "forecast": "replay.synth:forecast_command",
+        "synth": "replay.synth:synth_command",
+    }
+
+
+replay_app = application("Captures without a GPU: played back, fitted, compared, forecast, made.", cls=_Replay)
 app = application("vLLM with speculative decoding on Kubernetes: sized, launched and proven.", cls=_Commands)
 
 
-def _print_version(*, wanted: bool) -> None:
-    if wanted:
+def _print_version(value: bool) -> None:
+    if value:
         typer.echo(f"specdecode {__version__}")
         raise typer.Exit
 
@@ -54,7 +67,7 @@ def options(
         bool,
         typer.Option(
             "--version",
-            callback=lambda value: _print_version(wanted=value),
+            callback=_print_version,
             is_eager=True,
             help="Print the version and exit.",
         ),

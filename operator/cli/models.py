@@ -9,34 +9,31 @@ import typer
 
 from specdecode_operator.cli.command_groups import application
 from specdecode_operator.cli.hub import HubModels
-from specdecode_operator.cli.input_files import read_facts, read_model
-from specdecode_operator.cli.options import ExitCode, FactsOption, HubOption, TextOrJson, fail, hub_models
+from specdecode_operator.cli.input_files import read_facts
+from specdecode_operator.cli.options import ExitCode, FactsOption, HubOption, TextOrJson, ended, fail, hub_models
 from specdecode_operator.cli.outputs import json_text, print_json
 from specdecode_operator.cli.plan.answers import others_named
 from specdecode_operator.cli.terminal import aligned, say, say_line
 from specdecode_operator.cli.text_files import DocumentError, replaced_whole
-from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, CheckpointError
+from specdecode_operator.deployment.models.checkpoint_reader import (
+    Checkpoint,
+    CheckpointError,
+    FolderOfHeaders,
+    read_checkpoint,
+)
 from specdecode_operator.deployment.models.checkpoints import stored_weights
 from specdecode_operator.deployment.models.facts_files import FactsFileError, check_facts, facts_data
 from specdecode_operator.enums import Precision
 from specdecode_operator.problems import printable
+from specdecode_operator.sizing import catalogue
 from specdecode_operator.sizing.arithmetic import GIB
-from specdecode_operator.sizing.catalogue import (
-    CatalogueEntry,
-    KnownDraft,
-    find_entry,
-    find_geometry,
-    hub_ids,
-    known_drafts,
-    published_heads,
-    similar_model,
-)
 from specdecode_operator.sizing.errors import SizingError
 from specdecode_operator.sizing.families.architectures import geometry_from_config
 from specdecode_operator.sizing.families.draft_heads import method_of_head
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.rank_layers import Split
 from specdecode_operator.sizing.weights import parameter_count, weight_bytes
+from specdecode_operator.untrusted import mapping, texts
 
 models_app = application("Models that need no config of their own, and what is known of one.")
 Output = Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")]
@@ -49,8 +46,12 @@ def list_command(
     output: Output = TextOrJson.TEXT,
 ) -> None:
     """List the models of the catalogue and the published draft heads, with size and quantization."""
-    ids = [name for name in hub_ids() if word.lower() in name.lower()]
-    rows = [_row(entry) for name in ids if (entry := find_entry(name)) is not None]
+    ids = [name for name in catalogue.hub_ids() if word.lower() in name.lower()]
+    rows = []
+    for entry in filter(None, map(catalogue.find_entry, ids)):
+        geometry, _ = _geometry(entry)
+        row = {"id": entry.model_id, "kind": _kind(entry, geometry), "quantization": entry.quantization}
+        rows.append({**row, "parameters": None if geometry is None else parameter_count(geometry)})
     if output is TextOrJson.JSON:
         print_json(rows)
         return
@@ -75,24 +76,46 @@ def show_command(
 
     Exits with 5 when nothing is known of it here.
     """
-    entry, read = find_entry(model), _in_files(model, facts or [])
+    entry, read = catalogue.find_entry(model), None
+    if facts:
+        with ended(DocumentError):
+            read = read_facts(facts).get(model)
     if entry is None:
         source = "a facts file"
         if read is None and (models := hub_models(wanted=hub)):
-            read = _on_hub(models, model, revision)
+            try:
+                read = models.find(model, revision)
+            except CheckpointError as error:
+                _end_unknown(f"{model}: {error.message}")
             source = f"the hub at commit {read.commit}"
         if read is None:
-            _fail_unknown(model, asked_hub=hub, asked_files=bool(facts))
+            meant = catalogue.similar_model(model, heads=False) or catalogue.similar_model(model, heads=True)
+            others = others_named(model, heads=False) or others_named(model, heads=True)
+            or_meant = (
+                f", did you mean {meant}?" if meant else f"{others}{'' if hub else ': add --hub to read it there'}"
+            )
+            _end_unknown(f"{model}: is not in the catalogue{' or the facts files' if facts else ''}{or_meant}")
         entry = _entry(model, read, source)
     known = list(_facts(entry, read))
     if output is TextOrJson.JSON:
         print_json({**dict(known), "config": entry.config})
         return
-    rows = [(name, each) for name, value in known for each in _lines(name, value)]
-    shown = [
-        (name if index == 0 or rows[index - 1][0] != name else "", text) for index, (name, text) in enumerate(rows)
-    ]
-    say("\n".join(aligned(shown, left=2, indent="")))
+    rows = []
+    for name, value in known:
+        rows += [("" if index else name, line) for index, line in enumerate(_lines(name, value))]
+    say("\n".join(aligned(rows, left=2, indent="")))
+
+
+def _end_unknown(message: str) -> NoReturn:
+    say_line(f"error: {message}", err=True)
+    raise typer.Exit(ExitCode.UNKNOWN)
+
+
+def _entry(model: str, read: Checkpoint, source: str) -> catalogue.CatalogueEntry:
+    sections = [each.get("quantization_config") for each in (read.config, mapping(read.config, "text_config"))]
+    section = next((each for each in sections if isinstance(each, dict)), None)
+    stored = "none" if section is None else str(section.get("quant_method") or "modelopt")
+    return catalogue.CatalogueEntry(model, source, read.config, stored, "config.json")
 
 
 @models_app.command("drafts")
@@ -105,12 +128,17 @@ def drafts_command(
 
     A draft without an id is the target's own layers for multi-token prediction. Exits with 5 when none is known here.
     """
-    rows = [_draft_row(each) for each in known_drafts(model)]
+    rows = []
+    for each in catalogue.known_drafts(model):
+        entry = None if each.draft is None else catalogue.find_entry(each.draft)
+        geometry = None if entry is None else _geometry(entry)[0]
+        parameters = None if geometry is None else parameter_count(geometry)
+        row = {"draft": each.draft, "method": each.method, "parameters": parameters}
+        rows.append({**row, "tokens": each.tokens, "source": each.source})
     if not rows:
-        meant = similar_model(model, heads=False)
+        meant = catalogue.similar_model(model, heads=False)
         or_meant = f", did you mean {meant}?" if meant and meant != model else ""
-        say_line(f"error: {model}: no draft for this model is known here{or_meant}", err=True)
-        raise typer.Exit(ExitCode.UNKNOWN)
+        _end_unknown(f"{model}: no draft for this model is known here{or_meant}")
     if output is TextOrJson.JSON:
         print_json(rows)
         return
@@ -119,19 +147,6 @@ def drafts_command(
         (row["draft"] or "(its own layers)", *(_lines(title, row[title])[0] for title in titles[1:])) for row in rows
     ]
     say("\n".join(aligned([titles, *cells], left=3, indent="")))
-
-
-def _draft_row(each: "KnownDraft") -> dict[str, Any]:
-
-    entry = None if each.draft is None else find_entry(each.draft)
-    geometry = None if entry is None else _geometry(entry)[0]
-    return {
-        "draft": each.draft,
-        "method": each.method,
-        "parameters": None if geometry is None else parameter_count(geometry),
-        "tokens": each.tokens,
-        "source": each.source,
-    }
 
 
 @models_app.command("add")
@@ -150,7 +165,11 @@ def add_command(
     themselves, 5 when they cannot be read.
     """
     try:
-        found, source = read_model(model, revision)
+        if Path(model).is_dir():
+            found, source = read_checkpoint(FolderOfHeaders(model)), "a folder"
+        else:
+            found = HubModels().find(model, revision)
+            source = f"the hub at commit {found.commit}"
         check_facts(name or model, found)
     except CheckpointError as error:
         fix = ""
@@ -159,11 +178,9 @@ def add_command(
                 ": add them, or their headers alone; without them, plan and lint size the model by its config.json with"
                 f" --model-config {shlex.quote(name or 'ID')}={shlex.quote(str(Path(model, 'config.json')))}"
             )
-        say_line(f"error: {printable(model)}: {printable(error.message)}{printable(fix)}", err=True)
-        raise typer.Exit(ExitCode.UNKNOWN) from None
+        _end_unknown(f"{printable(model)}: {printable(error.message)}{printable(fix)}")
     except FactsFileError as error:
-        say_line(f"error: {error}", err=True)
-        raise typer.Exit(ExitCode.INVALID) from None
+        fail(error)
     text = json_text(facts_data(name or model, found, source), indent=2)
     if file is None:
         say(text)
@@ -176,69 +193,15 @@ def add_command(
         raise typer.Exit(ExitCode.INVALID) from None
 
 
-def _in_files(model: str, files: list[str]) -> "Checkpoint | None":
-    """Return what facts files say of a model; None if none of them holds it."""
-    if not files:
-        return None
-
-    try:
-        return read_facts(files).get(model)
-    except DocumentError as error:
-        fail(error)
-
-
-def _on_hub(models: "HubModels", model: str, revision: str | None) -> "Checkpoint":
-
-    try:
-        return models.find(model, revision)
-    except CheckpointError as error:
-        say_line(f"error: {model}: {error.message}", err=True)
-        raise typer.Exit(ExitCode.UNKNOWN) from None
-
-
-def _entry(model: str, read: "Checkpoint", source: str) -> "CatalogueEntry":
-    """Return a model that was read as an entry of the catalogue."""
-    config = read.config
-    inner = config.get("text_config")
-    sections = [each.get("quantization_config") for each in (config, inner) if isinstance(each, dict)]
-    section = next((each for each in sections if isinstance(each, dict)), None)
-    stored = "none" if section is None else str(section.get("quant_method") or "modelopt")
-    return CatalogueEntry(model, source, config, stored, "config.json")
-
-
-def _fail_unknown(model: str, *, asked_hub: bool, asked_files: bool) -> NoReturn:
-
-    meant = similar_model(model, heads=False) or similar_model(model, heads=True)
-    others = others_named(model, heads=False) or others_named(model, heads=True)
-    fix = "" if asked_hub else ": add --hub to read it there"
-    or_meant = f", did you mean {meant}?" if meant else f"{others}{fix}"
-    or_files = " or the facts files" if asked_files else ""
-    say_line(f"error: {model}: is not in the catalogue{or_files}{or_meant}", err=True)
-    raise typer.Exit(ExitCode.UNKNOWN)
-
-
-def _row(entry: "CatalogueEntry") -> dict[str, Any]:
-
-    geometry, _ = _geometry(entry)
-    return {
-        "id": entry.model_id,
-        "kind": _kind(entry, geometry),
-        "quantization": entry.quantization,
-        "parameters": None if geometry is None else parameter_count(geometry),
-    }
-
-
-def _facts(entry: "CatalogueEntry", read: "Checkpoint | None" = None) -> Iterator[tuple[str, Any]]:
-    """Yield what is known of a model, in the order in which it is shown; ``read`` is what its files say."""
+def _facts(entry: catalogue.CatalogueEntry, read: Checkpoint | None = None) -> Iterator[tuple[str, Any]]:
     geometry, why = _geometry(entry, read)
     yield "id", entry.model_id
     yield "kind", _kind(entry, geometry)
-    yield "architecture", ", ".join(_named(entry.config.get("architectures")))
-    if geometry is not None:
-        yield "knowledge", geometry.knowledge.value
+    yield "architecture", ", ".join(texts(entry.config, "architectures")) or "-"
     if geometry is None:
         yield "cannot be sized", why
     else:
+        yield "knowledge", geometry.knowledge.value
         precision = geometry.checkpoint_precision or Precision.BF16
         yield "parameters", parameter_count(geometry)
         yield "shape", f"{geometry.num_layers} layers of width {geometry.hidden_size}"
@@ -246,10 +209,10 @@ def _facts(entry: "CatalogueEntry", read: "Checkpoint | None" = None) -> Iterato
         yield "longest sequence", geometry.max_position_embeddings
         yield "weights", {"bytes": weight_bytes(geometry, precision, Split(1)), "precision": precision.value}
     yield "quantization", entry.quantization
-    made_for = next((head.targets for head in published_heads() if head.head == entry.model_id), ())
+    made_for = next((head.targets for head in catalogue.published_heads() if head.head == entry.model_id), ())
     if made_for:
         yield "made for", list(made_for)
-    drafts = [f"{each.draft or 'its own layers'} ({each.method})" for each in known_drafts(entry.model_id)]
+    drafts = [f"{each.draft or 'its own layers'} ({each.method})" for each in catalogue.known_drafts(entry.model_id)]
     if drafts:
         yield "drafts", drafts
     yield "source", entry.source
@@ -257,29 +220,22 @@ def _facts(entry: "CatalogueEntry", read: "Checkpoint | None" = None) -> Iterato
         yield "quantization source", entry.quantization_source
 
 
-def _named(architectures: Any) -> list[str]:
-    return list(map(str, architectures)) if isinstance(architectures, list) and architectures else ["-"]
-
-
-def _geometry(entry: "CatalogueEntry", read: "Checkpoint | None" = None) -> "tuple[ModelGeometry | None, str]":
-    """Return the shape of a model, or why sizing does not know it."""
+def _geometry(entry: catalogue.CatalogueEntry, read: Checkpoint | None = None) -> tuple[ModelGeometry | None, str]:
     try:
-        if find_entry(entry.model_id) is None:
+        if catalogue.find_entry(entry.model_id) is None:
             return geometry_from_config(entry.model_id, entry.config, stored_weights(read)), ""
-        return find_geometry(entry.model_id), ""
+        return catalogue.find_geometry(entry.model_id), ""
     except SizingError as error:
         return None, f"{error.field}: {error.message}"
 
 
-def _kind(entry: "CatalogueEntry", geometry: "ModelGeometry | None") -> str:
-
-    published = next((head.method for head in published_heads() if head.head == entry.model_id), None)
+def _kind(entry: catalogue.CatalogueEntry, geometry: ModelGeometry | None) -> str:
+    published = next((head.method for head in catalogue.published_heads() if head.head == entry.model_id), None)
     method = published or (None if geometry is None else method_of_head(geometry))
     return "model" if method is None else f"{method} head"
 
 
 def _lines(name: str, value: Any) -> list[str]:
-    """Return a fact for people."""
     match value:
         case None:
             return ["-"]

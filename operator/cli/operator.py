@@ -14,14 +14,14 @@ from specdecode_operator.cli.options import (
     RefuseOption,
     allowed_names,
     allowed_paths,
+    ended,
     fail,
 )
-from specdecode_operator.cli.text_files import place_of, replaced_whole
+from specdecode_operator.cli.text_files import DocumentError, place_of, read_text, replaced_whole
 from specdecode_operator.problems import printable
 
 if TYPE_CHECKING:
     from specdecode_operator.attestation.keys import SigningKey
-    from specdecode_operator.cluster.nodes import NodeFacts
     from specdecode_operator.handlers.leadership import LeaseName
 
 
@@ -131,15 +131,39 @@ def operator_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Run the operator: in a cluster as its service account, elsewhere as KUBECONFIG says."""
     # Loading kopf and the Kubernetes client takes a second that other commands need not spend.
+    from specdecode_operator.cli.input_files import read_nodes  # noqa: PLC0415
     from specdecode_operator.cluster.observed_figures import Prometheus  # noqa: PLC0415
     from specdecode_operator.handlers.main import run_operator  # noqa: PLC0415
     from specdecode_operator.handlers.mounted_files import FactsFolder  # noqa: PLC0415
     from specdecode_operator.handlers.operator_state import Settings, Webhook  # noqa: PLC0415
 
-    _check(prometheus, prometheus_token_file)
-    _check_webhook(webhook_port, webhook_certificate, refuses=refuse_does_not_fit)
     namespaces = tuple(dict.fromkeys(namespace or ()))
-    _check_namespaces(namespaces, nodes)
+    for each in namespaces:
+        if not _NAMESPACE.fullmatch(each):
+            why = "must be the name of one namespace; for several give --namespace several times"
+            raise typer.BadParameter(f"{printable(each)}: {why}", param_hint="--namespace")
+    is_url = prometheus is None or prometheus.lower().startswith(("http://", "https://"))
+    of_cluster = "is for --namespace alone: an operator of the whole cluster sees its nodes: remove it"
+    both = "goes with --webhook-certificate: give both or neither"
+    alone = "is for --prometheus alone: give both or neither"
+    lonely_key = "is for --signing-key alone: give both or neither"
+    for option, is_wrong, message in (
+        ("--prometheus", not is_url, f"{prometheus}: must begin with http:// or https://"),
+        ("--prometheus-token-file", prometheus is None and prometheus_token_file is not None, alone),
+        ("--webhook-port", (webhook_port is None) != (webhook_certificate is None), both),
+        (
+            "--refuse-does-not-fit",
+            webhook_port is None and refuse_does_not_fit,
+            "is for the webhook: add --webhook-port",
+        ),
+        ("--nodes", nodes is not None and not namespaces, of_cluster),
+        ("--signing-key-password-file", signing_key is None and signing_key_password_file is not None, lonely_key),
+        ("--former-key", signing_key is None and bool(former_key), lonely_key),
+    ):
+        if is_wrong:
+            raise typer.BadParameter(message, param_hint=option)
+    with ended(DocumentError):
+        given_nodes = None if nodes is None else read_nodes(nodes)
     settings = Settings(
         calibration=calibration,
         facts=None if facts is None else FactsFolder(facts),
@@ -151,7 +175,7 @@ def operator_command(  # noqa: PLR0913  each is an option
         else Webhook(webhook_port, webhook_certificate, refuse_does_not_fit),
         lease=_lease(leader_election, lease_duration),
         namespaces=namespaces,
-        nodes=None if nodes is None else _given_nodes(nodes),
+        nodes=given_nodes,
         signing_key=_given_key(signing_key, signing_key_password_file, former_key or []),
         reconciles_told_from_s=log_reconciles_from,
     )
@@ -159,7 +183,6 @@ def operator_command(  # noqa: PLR0913  each is an option
 
 
 def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":
-    """The Lease in the namespace of the operator's pod, asked for in the pod's name."""
     if name is None:
         if duration_s is not None:
             fix = "goes with --leader-election only: add --leader-election LEASE, or leave it out"
@@ -179,61 +202,16 @@ def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":
     return LeaseName(namespace, name, own_name(), duration_s)
 
 
-def _check(prometheus: str | None, prometheus_token_file: Path | None) -> None:
-    if prometheus is not None and not prometheus.lower().startswith(("http://", "https://")):
-        raise typer.BadParameter(f"{prometheus}: must begin with http:// or https://", param_hint="--prometheus")
-    if prometheus is None and prometheus_token_file is not None:
-        raise typer.BadParameter(
-            "is for --prometheus alone: give both or neither", param_hint="--prometheus-token-file"
-        )
-
-
-def _check_webhook(port: int | None, certificate: Path | None, *, refuses: bool) -> None:
-    if (port is None) != (certificate is None):
-        raise typer.BadParameter("goes with --webhook-certificate: give both or neither", param_hint="--webhook-port")
-    if port is None and refuses:
-        raise typer.BadParameter("is for the webhook: add --webhook-port", param_hint="--refuse-does-not-fit")
-
-
-def _check_namespaces(namespaces: tuple[str, ...], nodes: str | None) -> None:
-    for each in namespaces:
-        if not _NAMESPACE.fullmatch(each):
-            message = (
-                f"{printable(each)}: must be the name of one namespace; for several give --namespace several times"
-            )
-            raise typer.BadParameter(message, param_hint="--namespace")
-    if nodes is not None and not namespaces:
-        message = "is for --namespace alone: an operator of the whole cluster sees its nodes: remove it"
-        raise typer.BadParameter(message, param_hint="--nodes")
-
-
-def _given_nodes(file: str) -> "tuple[NodeFacts, ...]":
-    from specdecode_operator.cli.input_files import read_nodes  # noqa: PLC0415  other commands need neither
-    from specdecode_operator.cli.text_files import DocumentError  # noqa: PLC0415
-
-    try:
-        return read_nodes(file)
-    except DocumentError as error:
-        fail(str(error))
-
-
 def _given_key(file: Path | None, password_file: Path | None, former: Sequence[Path]) -> "SigningKey | None":
     if file is None:
-        for option, given in (("--signing-key-password-file", password_file), ("--former-key", former)):
-            if given:
-                raise typer.BadParameter("is for --signing-key alone: give both or neither", param_hint=option)
         return None
+    # cryptography takes long to load.
     from specdecode_operator.attestation.keys import KeyFormatError, SigningKey  # noqa: PLC0415
     from specdecode_operator.cli.attestation import public_keys  # noqa: PLC0415
-    from specdecode_operator.cli.text_files import DocumentError, read_text  # noqa: PLC0415
 
-    try:
-        # Who writes one by hand ends its line.
+    with ended(DocumentError, at="--signing-key: "):
+        # A hand-written file ends its line.
         password = None if password_file is None else read_text(str(password_file)).removesuffix("\n").encode()
         pem = read_text(str(file)).encode()
-    except DocumentError as error:
-        fail(f"--signing-key: {error}")
-    try:
+    with ended(KeyFormatError, at=f"--signing-key: {printable(str(file))}: "):
         return SigningKey.read(pem, password, public_keys(former, "--former-key"))
-    except KeyFormatError as error:
-        fail(f"--signing-key: {printable(str(file))}: {error}")

@@ -1,7 +1,9 @@
 """Options, exit codes and errors that several commands share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -11,26 +13,42 @@ from specdecode_operator.cli.terminal import say_line
 if TYPE_CHECKING:
     from specdecode_operator.cli.hub import HubModels
 
-_FILE_HELP: Final = (
-    "Kubernetes YAML or JSON: a file, a folder (to any depth), or - for standard input. May be repeated."
-)
-_MODEL_CONFIG_HELP: Final = (
-    "The config.json of a model that the catalogue does not know, or a folder with it and its safetensors files, whose"
-    " headers are enough. May be repeated."
-)
-_FACTS_HELP: Final = "Facts of a model, as specdecode models add writes them. May be repeated."
-_CALIBRATION_HELP: Final = (
-    "Calibration file, as specdecode calibrate writes it: what it measured corrects the estimates."
-)
 
 FilesArgument = Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")]
-FilesOption = Annotated[list[str] | None, typer.Option("--file", "-f", metavar="FILE", help=_FILE_HELP)]
+FilesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--file",
+        "-f",
+        metavar="FILE",
+        help="Kubernetes YAML or JSON: a file, a folder (to any depth), or - for standard input. May be repeated.",
+    ),
+]
 NodesOption = Annotated[
     str | None, typer.Option(metavar="FILE", help="Output of kubectl get nodes -o yaml: plan for these nodes.")
 ]
-ModelConfigOption = Annotated[list[str] | None, typer.Option(metavar="ID=PATH", help=_MODEL_CONFIG_HELP)]
-FactsOption = Annotated[list[str] | None, typer.Option(metavar="FILE", help=_FACTS_HELP)]
-CalibrationOption = Annotated[str | None, typer.Option(metavar="FILE", help=_CALIBRATION_HELP)]
+ModelConfigOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ID=PATH",
+        help=(
+            "The config.json of a model that the catalogue does not know, or a folder with it and its"
+            " safetensors files, whose"
+            " headers are enough. May be repeated."
+        ),
+    ),
+]
+FactsOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FILE", help="Facts of a model, as specdecode models add writes them. May be repeated."),
+]
+CalibrationOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Calibration file, as specdecode calibrate writes it: what it measured corrects the estimates.",
+    ),
+]
 HubOption = Annotated[
     bool,
     typer.Option(
@@ -42,57 +60,6 @@ HubOption = Annotated[
 
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Absent: the current one.")]
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="MODEL",
-        autocompletion=completion.models,
-        help="The target, such as meta-llama/Llama-3.1-70B-Instruct; no file is read.",
-    ),
-]
-DraftOption = Annotated[
-    str | None,
-    typer.Option("--draft", metavar="MODEL", autocompletion=completion.models, help="The draft model or head."),
-]
-MethodOption = Annotated[
-    str | None,
-    typer.Option(
-        "--method",
-        metavar="METHOD",
-        autocompletion=completion.methods,
-        help="How tokens are proposed. Default: that of a known --draft, else draft_model; none without.",
-    ),
-]
-TokensOption = Annotated[
-    int | None, typer.Option("--num-speculative-tokens", "-K", help="K: tokens proposed a step.", show_default=False)
-]
-GpuOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--gpu",
-        metavar="GPU",
-        autocompletion=completion.gpus,
-        help="H200, a product label, or any GPU by its memory: 48GiB. May be repeated.",
-    ),
-]
-TensorOption = Annotated[int | None, typer.Option("--tp", help="Tensor parallelism. Absent: the smallest that fits.")]
-PipelineOption = Annotated[int | None, typer.Option("--pp", help="Pipeline stages. Absent: 1.")]
-DataOption = Annotated[int | None, typer.Option("--dp", help="Data-parallel copies in a replica. Absent: 1.")]
-LengthOption = Annotated[
-    int | None, typer.Option("--max-model-len", help="Longest sequence in tokens. Absent: the model's own.")
-]
-QuantizationOption = Annotated[
-    str | None,
-    typer.Option(
-        "--quantization",
-        autocompletion=completion.precisions,
-        help="Of the target: BF16, FP8, … Absent: that of its checkpoint.",
-    ),
-]
-KvCacheOption = Annotated[
-    str | None, typer.Option("--kv-cache-dtype", autocompletion=completion.cache_dtypes, help="auto, bfloat16, fp8, …")
-]
 VersionOption = Annotated[
     str | None, typer.Option("--engine-version", autocompletion=completion.versions, help="vLLM version, such as 0.32.")
 ]
@@ -145,6 +112,24 @@ def fail(message: object) -> NoReturn:
     """Say on standard error what is wrong, and end with the exit code of invalid input."""
     say_line(f"error: {message}", err=True)
     raise typer.Exit(ExitCode.INVALID)
+
+
+@contextmanager
+def ended(*errors: type[Exception], at: str = "") -> Iterator[None]:
+    """End with the exit code of invalid input on one of these errors."""
+    try:
+        yield
+    except errors as error:
+        fail(f"{at}{error}")
+
+
+@contextmanager
+def refused(option: str | None, *errors: type[Exception]) -> Iterator[None]:
+    """Name the option whose value causes one of these errors."""
+    try:
+        yield
+    except errors as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def allowed_names(given: list[str] | None) -> frozenset[str]:

@@ -4,20 +4,15 @@ Untrusted text keeps its value and cannot control the terminal.
 """
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal, TypeVar
 
 import typer
 from pydantic import BaseModel, ConfigDict
 
 from specdecode_operator.cli.options import TableOrData
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-import re
-from collections.abc import Iterable, Sequence
-from typing import Final
-
-from specdecode_operator.problems import printable
+from specdecode_operator.problems import Problem, printable
 
 Verdict = Literal["Fits", "Tight", "DoesNotFit", "Unknown", "Invalid"]
 
@@ -26,6 +21,14 @@ class Output(BaseModel):
     """A part of what a command prints as JSON or YAML; later versions may have further keys."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+_T = TypeVar("_T", bound=Output)
+
+
+def filled(model: type[_T], source: object, **given: Any) -> _T:
+    """Return a model with the values given, and for its other fields the attributes of the same name."""
+    return model(**{name: getattr(source, name) for name in model.model_fields.keys() - given.keys()}, **given)
 
 
 class ProblemOutput(Output):
@@ -37,6 +40,11 @@ class ProblemOutput(Output):
     """What stands there."""
     message: str
     """What is wrong with it and what to write instead."""
+
+
+def problems_data(problems: Iterable[Problem]) -> list[ProblemOutput]:
+    """Return problems as data."""
+    return [ProblemOutput(field=each.field, value=each.value, message=each.message) for each in problems]
 
 
 class PerGpu(Output):

@@ -2,8 +2,10 @@
 
 import json
 from enum import StrEnum
-from typing import Annotated, Any
+from importlib import import_module
+from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
 
@@ -28,40 +30,23 @@ def schema_command(command: Annotated[Printed, typer.Argument(help="Whose output
     typer.echo(schema_text(command), nl=False)
 
 
+_MODELS: Final = {
+    Printed.PLAN: "cli.plan.data:PlanOutput",
+    Printed.EXPLAIN: "cli.explain:ExplainOutput",
+    Printed.ESTIMATE: "cli.estimate:EstimateOutput",
+    Printed.ADVISE: "cli.advise.answer:AdviseOutput",
+    Printed.VERDICT: "cli.verdict:VerdictOutput",
+    Printed.FIGURES: "cli.figures:FiguresOutput",
+    Printed.VERIFY: "cli.attestation:VerifyOutput",
+    Printed.COMPARISON: "capture.comparison.comparison_file:Comparison",
+}
+
+
 def schema_text(command: Printed) -> str:
     """Return the schema of a command's output."""
-    if command is Printed.COMPARISON:
-        return _schema_of_comparison()
-    from pydantic import BaseModel  # noqa: PLC0415  only this command needs them
-
-    from specdecode_operator.cli.advise.answer import AdviseOutput  # noqa: PLC0415
-    from specdecode_operator.cli.attestation import VerifyOutput  # noqa: PLC0415
-    from specdecode_operator.cli.estimate import EstimateOutput  # noqa: PLC0415
-    from specdecode_operator.cli.explain import ExplainOutput  # noqa: PLC0415
-    from specdecode_operator.cli.figures import FiguresOutput  # noqa: PLC0415
-    from specdecode_operator.cli.plan.data import PlanOutput  # noqa: PLC0415
-    from specdecode_operator.cli.verdict import VerdictOutput  # noqa: PLC0415
-
-    models: dict[Printed, type[BaseModel]] = {
-        Printed.PLAN: PlanOutput,
-        Printed.EXPLAIN: ExplainOutput,
-        Printed.ESTIMATE: EstimateOutput,
-        Printed.ADVISE: AdviseOutput,
-        Printed.VERDICT: VerdictOutput,
-        Printed.FIGURES: FiguresOutput,
-        Printed.VERIFY: VerifyOutput,
-    }
-    return _text(models[command].model_json_schema(mode="serialization"))
-
-
-def _schema_of_comparison() -> str:
-    import msgspec  # noqa: PLC0415
-
-    from specdecode_operator.capture.comparison.comparison_file import Comparison  # noqa: PLC0415
-
-    return _text(msgspec.json.schema(Comparison))
-
-
-def _text(described: dict[str, Any]) -> str:
+    module, _, name = _MODELS[command].partition(":")
+    model = getattr(import_module(f"specdecode_operator.{module}"), name)
+    is_struct = command is Printed.COMPARISON
+    described = msgspec.json.schema(model) if is_struct else model.model_json_schema(mode="serialization")
     schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

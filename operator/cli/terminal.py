@@ -17,7 +17,6 @@ from specdecode_operator.untrusted import whole_number
 
 _COLOURS: Final = {"Fits": 32, "Tight": 33, "Unknown": 33, "DoesNotFit": 31, "Invalid": 31}
 """Green, yellow and red of ECMA-48, as the terminal's owner has chosen them."""
-
 _VERDICT: Final = re.compile(rf"(?<![\w.-])({'|'.join(_COLOURS)})(?![\w-])")
 
 
@@ -79,27 +78,22 @@ def aligned(
     width: int | None = None,
     foldable: Sequence[int] = (),
 ) -> list[str]:
-    """Return the rows as lines: the first columns aligned to the left, the rest to the right.
+    """Return rows as lines: the first columns aligned to the left, the rest to the right.
 
-    Parameters
-    ----------
-    rows
-        Cells; all rows have as many.
-    left
-        How many columns are aligned to the left.
-    indent
-        What each line begins with.
-    width
-        How wide lines may be; None where it does not matter.
-    foldable
-        Columns whose cells may take several lines for that.
+    Cells of the ``foldable`` columns may take several lines to keep lines within ``width``.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    if width is not None:
-        _narrow(widths, foldable, width - len(indent) - len(_GAP) * (len(widths) - 1))
+    room = None if width is None else width - len(indent) - len(_GAP) * (len(widths) - 1)
+    while room is not None and foldable and sum(widths) > room:
+        widest = max(foldable, key=widths.__getitem__)
+        if widths[widest] <= _NARROWEST:
+            break
+        widths[widest] -= 1
     lines = []
     for row in rows:
-        folded = [_folded(cell, wide) for cell, wide in zip(row, widths, strict=True)]
+        folded = [
+            [cell] if len(cell) <= wide else textwrap.wrap(cell, wide) for cell, wide in zip(row, widths, strict=True)
+        ]
         for parts in zip_longest(*folded, fillvalue=""):
             cells = [
                 part.ljust(wide) if index < left else part.rjust(wide)
@@ -107,16 +101,3 @@ def aligned(
             ]
             lines.append((indent + _GAP.join(cells)).rstrip())
     return lines
-
-
-def _folded(cell: str, width: int) -> list[str]:
-    return [cell] if len(cell) <= width else textwrap.wrap(cell, width)
-
-
-def _narrow(widths: list[int], foldable: Sequence[int], room: int) -> None:
-    """Make the widest of the columns that may be folded narrower until all have room, or none can give any."""
-    while sum(widths) > room and foldable:
-        widest = max(foldable, key=widths.__getitem__)
-        if widths[widest] <= _NARROWEST:
-            return
-        widths[widest] -= 1

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO
 
@@ -20,11 +20,6 @@ from specdecode_operator.untrusted import MAX_BYTES, too_large
 
 STANDARD_INPUT: Final = "-"
 
-_OWN_STREAMS: Final = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
-"""What a shell makes of <(command): a FIFO that somebody writes into."""
-
-_MODE: Final = 0o666
-_FOLDER_MODE: Final = 0o777
 _FIX: Final = "name a file that can be read, or - for standard input"
 _MOST_ERRORS: Final = 50
 """Of one file: nobody reads more."""
@@ -62,13 +57,7 @@ def first_errors(errors: Iterable[DocumentError]) -> Iterator[DocumentError]:
 
 
 def read_text(file: str) -> str:
-    """Return the text of a file, or of standard input.
-
-    Raises
-    ------
-    DocumentError
-        When it cannot be read, is no file, is too large, or is not UTF-8.
-    """
+    """Return the text of a file, or of standard input."""
     with open_to_read(file) as stream:
         try:
             content = stream.read(MAX_BYTES + 1)
@@ -84,19 +73,24 @@ def read_text(file: str) -> str:
 
 @contextmanager
 def open_to_read(file: str) -> Iterator[BinaryIO]:
-    """Open a file that somebody named, or standard input, without waiting for who may never write.
-
-    Raises
-    ------
-    DocumentError
-        When it cannot be opened, or is no file.
-    """
+    """Open a file that somebody named, or standard input, without waiting for who may never write."""
     if file == STANDARD_INPUT:
         if sys.stdin is None:
             raise DocumentError("standard input is closed: name a file")
         yield sys.stdin.buffer
         return
-    refuse_no_file(file)
+    if not file:
+        raise DocumentError(f"the name of a file is empty: {_FIX}")
+    try:
+        mode = Path(file).stat().st_mode
+    except (OSError, ValueError) as error:
+        raise unreadable(file, error) from error
+    # A shell makes a FIFO of <(command).
+    of_shell = stat.S_ISFIFO(mode) and file.startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
+    if not stat.S_ISREG(mode) and not of_shell:
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "a device")
+        raise DocumentError(f"{place_of(file)}: is {kind}: name a file, or - for standard input")
     try:
         stream = Path(file).open("rb")  # noqa: SIM115  closed below; the errors of who reads are not ours
     except OSError as error:
@@ -110,43 +104,16 @@ def unreadable(file: str, error: OSError | ValueError) -> DocumentError:
     return DocumentError(f"{place_of(file)}: {getattr(error, 'strerror', None) or error}: {_FIX}")
 
 
-def refuse_no_file(file: str) -> None:
-    """Refuse what would hang, never end, or is no file.
-
-    Raises
-    ------
-    DocumentError
-        When it is a device, a socket, a FIFO that no shell made, a folder, or nothing.
-    """
-    if not file:
-        raise DocumentError(f"the name of a file is empty: {_FIX}")
-    try:
-        mode = Path(file).stat().st_mode
-    except (OSError, ValueError) as error:
-        raise unreadable(file, error) from error
-    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"))
-    if stat.S_ISREG(mode) or (stat.S_ISFIFO(mode) and file.startswith(_OWN_STREAMS)):
-        return
-    kind = next((name for is_kind, name in kinds if is_kind(mode)), "a device")
-    raise DocumentError(f"{place_of(file)}: is {kind}: name a file, or - for standard input")
-
-
 @contextmanager
 def replaced_whole(file: Path) -> Iterator[TextIO]:
-    """Write a file that is there whole, or not at all: what stood there before stays until the end.
-
-    Raises
-    ------
-    OSError
-        When it cannot be written.
-    """
+    """Write a file that is there whole, or not at all: what stood there before stays until the end."""
     # What a link names is written, not the link.
     target = Path(os.path.realpath(file))
     if target.exists() and not target.is_file():
         with target.open("w", encoding="utf-8") as stream:
             yield stream
         return
-    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else _MODE & ~_umask()
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", dir=target.parent)
     except OSError as error:
@@ -166,22 +133,14 @@ def replaced_whole(file: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Fill a folder that is there under its name when it is whole, or not at all.
-
-    Raises
-    ------
-    DocumentError
-        Something is there already.
-    OSError
-        When it cannot be written.
-    """
+    """Fill a folder that is there under its name when it is whole, or not at all."""
     if os.path.lexists(folder):
         raise DocumentError(f"{printable(str(folder))}: is there already: name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name[:64]}.", dir=folder.parent))
     try:
         yield temporary
-        temporary.chmod(_FOLDER_MODE & ~_umask())
+        temporary.chmod(0o777 & ~_umask())
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -194,50 +153,39 @@ def _umask() -> int:
     return mask
 
 
-STANDARD_STREAM: Final = "-"
-
-
 @contextmanager
 def opened_line_files(source: str, target: str, most_line_bytes: int) -> Iterator[tuple[Iterator[bytes], TextIO]]:
-    """Open the files of --in and --out; end with the exit code of invalid input where one cannot be used.
+    """Open the files of --in and --out; end with the exit code of invalid input if one is unusable.
 
-    A line that is too long comes without its end, so that nobody has to hold it.
+    A line that is too long is cut, so that it need not be held in memory.
     """
+    to_stdout = target == STANDARD_INPUT
+
+    def lines(stream: BinaryIO) -> Iterator[bytes]:
+        line, is_rest = b"", False
+        while True:
+            try:
+                line = stream.readline(most_line_bytes + 1)
+            except OSError as error:
+                raise unreadable(source, error) from error
+            if not line:
+                return
+            if not is_rest:
+                yield line
+            is_rest = len(line) > most_line_bytes and not line.endswith(b"\n")
+
     try:
         with open_to_read(source) as stream:
-            _refuse_same_file(stream, target)
-            with _opened_to_write(target) as written:
-                yield _lines(stream, source, most_line_bytes), written
+            with suppress(OSError, ValueError, AttributeError):
+                found = os.fstat(sys.stdout.fileno()) if to_stdout else Path(target).stat()
+                if stat.S_ISREG(found.st_mode) and os.path.samestat(os.fstat(stream.fileno()), found):
+                    name = "standard output" if to_stdout else place_of(target)
+                    fail(f"--out: {name}: is the file of --in: name another")
+            with nullcontext(sys.stdout) if to_stdout else replaced_whole(Path(target)) as written:
+                yield lines(stream), written
     except DocumentError as error:
         fail(f"--in: {error}")
     except OSError as error:
-        if target == STANDARD_STREAM:
+        if to_stdout:
             raise
         fail(f"--out: {place_of(target)}: {error.strerror}: name a file that can be written, or -")
-
-
-def _refuse_same_file(source: BinaryIO, target: str) -> None:
-    """Refuse to write into the file that is read, by whatever name."""
-    with suppress(OSError, ValueError, AttributeError):
-        found = os.fstat(sys.stdout.fileno()) if target == STANDARD_STREAM else Path(target).stat()
-        if stat.S_ISREG(found.st_mode) and os.path.samestat(os.fstat(source.fileno()), found):
-            name = "standard output" if target == STANDARD_STREAM else place_of(target)
-            fail(f"--out: {name}: is the file of --in: name another")
-
-
-def _opened_to_write(target: str) -> AbstractContextManager[TextIO]:
-    return nullcontext(sys.stdout) if target == STANDARD_STREAM else replaced_whole(Path(target))
-
-
-def _lines(stream: BinaryIO, source: str, most_bytes: int) -> Iterator[bytes]:
-    def read() -> bytes:
-        try:
-            return stream.readline(most_bytes + 1)
-        except OSError as error:
-            raise unreadable(source, error) from error
-
-    while line := read():
-        rest = line
-        while len(rest) > most_bytes and not rest.endswith(b"\n"):
-            rest = read()
-        yield line

@@ -23,80 +23,6 @@ from specdecode_operator.untrusted import UnreadableTextError, parse_json
 
 _LONGEST_NAME: Final = 200
 _LARGEST_BLOCK: Final = 2**53
-_KEYS: Final = ("series", "block", "baseline", "candidate")
-
-SeriesName = str | int | None
-
-
-@dataclass(frozen=True)
-class Block:
-    """One pair of measurements.
-
-    Attributes
-    ----------
-    series
-        Name of the comparison; None where there is one alone.
-    block
-        Number of the block: those of a series grow.
-    baseline, candidate
-        Goodput of each arm in the same unit, such as tokens/s.
-    """
-
-    series: SeriesName
-    block: int
-    baseline: float
-    candidate: float
-
-
-class BlockError(ValueError):
-    """A line that is no block.
-
-    Attributes
-    ----------
-    series, block
-        As they stand there, so that the answer can be told apart; None where they are no names and numbers.
-    """
-
-    def __init__(self, problem: Problem | str, series: SeriesName = None, block: int | None = None) -> None:
-        self.series, self.block = series, block
-        super().__init__(str(problem))
-
-
-def read_block(value: Any) -> Block:
-    """Return what a line says.
-
-    Raises
-    ------
-    BlockError
-        When it is no object, lacks a field, has another, or a value that cannot be.
-    """
-    if not isinstance(value, dict):
-        raise BlockError(f"{shown(value)}: must be an object with {', '.join(_KEYS)}")
-    series = value.get("series") if _is_name(value.get("series")) else None
-    block = int(value["block"]) if _is_block(value.get("block")) else None
-    problem = _problem(value)
-    if problem is not None:
-        raise BlockError(problem, series, block)
-    return Block(value.get("series"), int(value["block"]), float(value["baseline"]), float(value["candidate"]))
-
-
-def _problem(value: dict[str, Any]) -> Problem | None:
-    for key, given in value.items():
-        if key not in _KEYS:
-            return Problem(shown(key), shown(given), f"is no field of a block: use {', '.join(_KEYS)}")
-    for key in _KEYS[1:]:
-        if key not in value:
-            return Problem(key, MISSING, _MEANINGS[key])
-    if not _is_name(value.get("series")):
-        return Problem("series", shown(value["series"]), _MEANINGS["series"])
-    if not _is_block(value["block"]):
-        return Problem("block", shown(value["block"]), _MEANINGS["block"])
-    for key in _KEYS[2:]:
-        if not _is_goodput(value[key]):
-            return Problem(key, shown(value[key]), _MEANINGS[key])
-    return None
-
-
 _GOODPUT: Final = "write the goodput of that arm as a number, 0 or more, such as 812.3"
 _MEANINGS: Final = {
     "series": f"write a name of at most {_LONGEST_NAME} characters or a whole number, or leave it out",
@@ -104,116 +30,18 @@ _MEANINGS: Final = {
     "baseline": _GOODPUT,
     "candidate": _GOODPUT,
 }
-
-
-def _is_name(value: Any) -> bool:
-    if isinstance(value, str):
-        return len(value) <= _LONGEST_NAME
-    return value is None or _is_whole(value)
-
-
-def _is_block(value: Any) -> bool:
-    # Data frames write whole numbers with a point where a column has gaps.
-    whole = int(value) if isinstance(value, float) and value.is_integer() else value
-    return _is_whole(whole) and whole >= 0
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST_BLOCK
-
-
-def _is_goodput(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(float(value)) and value >= 0
-    except OverflowError:
-        return False
-
-
 MOST_LINE_BYTES: Final = 64 * 2**10
 MOST_SERIES: Final = 20_000
 MOST_BLOCKS: Final = 100_000
-"""Of a series."""
+"""Per series."""
 MOST_BLOCKS_IN_ALL: Final = 5_000_000
-"""A block takes 24 bytes, a series up to 28 kB beside: 0.7 GB at the most."""
+"""A block takes 24 bytes, a series up to 28 kB more: 0.7 GB at most."""
+_MOST_NAMED: Final = 20
+"""Series in the summary on standard error; each has its last line in the results."""
+_LOWEST_LEVEL: Final = 0.5
+_HIGHEST_LEVEL: Final = 0.999999
 
-
-@dataclass
-class _State:
-    """A series, and the number of its last block."""
-
-    series: PairedSeries
-    last: int | None = None
-    blocks: int = 0
-    finding: Finding | None = None
-
-
-class Batch:
-    """All series of an input.
-
-    Parameters
-    ----------
-    level
-        Of the intervals.
-    """
-
-    def __init__(self, level: float) -> None:
-        self._level = level
-        self._states: dict[SeriesName, _State] = {}
-        self.lines = self.errors = self._blocks = 0
-
-    def answer(self, number: int, text: str | bytes) -> dict[str, Any]:
-        """Return the answer to a line of the input, as it is written: a finding, or what is wrong with the line."""
-        self.lines += 1
-        try:
-            block = read_block(parse_json(text, MOST_LINE_BYTES))
-            finding = self._add(block)
-        except UnreadableTextError as error:
-            return self._refused(number, BlockError(str(error)))
-        except BlockError as error:
-            return self._refused(number, error)
-        return {
-            "series": block.series,
-            "block": block.block,
-            "verdict": finding.verdict.value,
-            "ratio": finding.ratio,
-            "low": finding.low,
-            "high": finding.high,
-            "level": self._level,
-        }
-
-    def findings(self) -> dict[SeriesName, tuple[int, Finding]]:
-        """Return the last finding of each series, with the number of its blocks."""
-        return {name: (each.blocks, each.finding) for name, each in self._states.items() if each.finding}
-
-    def _refused(self, number: int, error: BlockError) -> dict[str, Any]:
-        self.errors += 1
-        return {"series": error.series, "block": error.block, "error": f"line {number}: {error}"}
-
-    def _add(self, block: Block) -> Finding:
-        state = self._states.get(block.series) or _State(PairedSeries(self._level))
-        problem = self._problem(block, state)
-        if problem is not None:
-            raise BlockError(problem, block.series, block.block)
-        self._states[block.series] = state
-        self._blocks += 1
-        state.last, state.blocks = block.block, state.blocks + 1
-        state.finding = state.series.add(block.baseline, block.candidate)
-        return state.finding
-
-    def _problem(self, block: Block, state: _State) -> Problem | None:
-        number, name = shown(block.block), shown(block.series)
-        if state.last is not None and block.block <= state.last:
-            fix = f"must be larger than that of the block before it in its series, {state.last}"
-            return Problem("block", number, fix)
-        if not state.blocks and len(self._states) >= MOST_SERIES:
-            return Problem("series", name, f"is one more than the {MOST_SERIES:,} that are kept: divide the input")
-        if state.blocks >= MOST_BLOCKS:
-            return Problem("block", number, f"its series has {MOST_BLOCKS:,} already: make blocks longer")
-        if self._blocks >= MOST_BLOCKS_IN_ALL:
-            return Problem("block", number, f"all series have {MOST_BLOCKS_IN_ALL:,} already: divide the input")
-        return None
+SeriesName = str | int | None
 
 
 class FindingOutput(Output):
@@ -251,11 +79,119 @@ class VerdictOutput(RootModel[FindingOutput | BlockErrorOutput]):
     """One line of the results."""
 
 
-_MOST_NAMED: Final = 20
-"""Series that standard error sums up; each has its last line in the results."""
+@dataclass
+class _State:
+    series: PairedSeries
+    last: int | None = None  # Number of the last block
+    blocks: int = 0
+    finding: Finding | None = None
 
-_LOWEST_LEVEL: Final = 0.5
-_HIGHEST_LEVEL: Final = 0.999999
+
+class Batch:
+    """All series of an input, with intervals of this level."""
+
+    def __init__(self, level: float) -> None:
+        self._level = level
+        self._states: dict[SeriesName, _State] = {}
+        self.lines = self.errors = self._blocks = 0
+
+    def answer(self, number: int, text: str | bytes) -> dict[str, Any]:
+        """Return the answer to a line of the input: a finding, or what is wrong with the line."""
+        self.lines += 1
+        value: Any = None
+        try:
+            value = parse_json(text, MOST_LINE_BYTES)
+            problem = self._problem(value)
+        except UnreadableTextError as error:
+            problem = str(error)
+        given = value if isinstance(value, dict) else {}
+        series = given.get("series") if _is_name(given.get("series")) else None
+        block = int(given["block"]) if _is_block(given.get("block")) else None
+        if problem is not None or block is None:
+            self.errors += 1
+            return {"series": series, "block": block, "error": f"line {number}: {problem}"}
+        state = self._states.setdefault(series, _State(PairedSeries(self._level)))
+        self._blocks += 1
+        state.last, state.blocks = block, state.blocks + 1
+        state.finding = found = state.series.add(float(given["baseline"]), float(given["candidate"]))
+        return {
+            "series": series,
+            "block": block,
+            "verdict": found.verdict.value,
+            "ratio": found.ratio,
+            "low": found.low,
+            "high": found.high,
+            "level": self._level,
+        }
+
+    def _problem(self, value: Any) -> Problem | str | None:
+        if not isinstance(value, dict):
+            return f"{shown(value)}: must be an object with {', '.join(_MEANINGS)}"
+        for key, given in value.items():
+            if key not in _MEANINGS:
+                return Problem(shown(key), shown(given), f"is no field of a block: use {', '.join(_MEANINGS)}")
+        for key, meaning in _MEANINGS.items():
+            if key not in value and key != "series":
+                return Problem(key, MISSING, meaning)
+        checks = {"series": _is_name, "block": _is_block, "baseline": _is_goodput, "candidate": _is_goodput}
+        for key, is_valid in checks.items():
+            if not is_valid(value.get(key)):
+                return Problem(key, shown(value[key]), _MEANINGS[key])
+        return self._limit(value.get("series"), int(value["block"]))
+
+    def _limit(self, series: SeriesName, block: int) -> Problem | None:
+        state, number = self._states.get(series), shown(block)
+        if state and state.last is not None and block <= state.last:
+            fix = f"must be larger than that of the block before it in its series, {state.last}"
+            return Problem("block", number, fix)
+        if not state and len(self._states) >= MOST_SERIES:
+            fix = f"is one more than the {MOST_SERIES:,} that are kept: divide the input"
+            return Problem("series", shown(series), fix)
+        if state and state.blocks >= MOST_BLOCKS:
+            return Problem("block", number, f"its series has {MOST_BLOCKS:,} already: make blocks longer")
+        if self._blocks >= MOST_BLOCKS_IN_ALL:
+            return Problem("block", number, f"all series have {MOST_BLOCKS_IN_ALL:,} already: divide the input")
+        return None
+
+    def summary(self) -> Iterator[str]:
+        """Yield a line for each of the first series, and how many lines have an error."""
+        for name, state in islice(self._states.items(), _MOST_NAMED):
+            found, count = state.finding, state.blocks
+            if found is None:
+                continue
+            series = "" if name is None else f"{shown(name)}: "
+            ratio = "no ratio" if found.ratio is None else f"ratio {found.ratio:.4g}"
+            ends = " to ".join("unknown" if each is None else f"{each:.4g}" for each in (found.low, found.high))
+            interval = "no interval" if found.low is None and found.high is None else f"interval {ends}"
+            blocks = "1 block" if count == 1 else f"{count:,} blocks"
+            yield f"{series}{found.verdict} after {blocks}: {ratio}, {interval}"
+        if len(self._states) > _MOST_NAMED:
+            yield f"and {len(self._states) - _MOST_NAMED:,} more series"
+        if self.errors:
+            yield f"{self.errors:,} of {self.lines:,} lines have an error"
+
+
+def _is_name(value: Any) -> bool:
+    return len(value) <= _LONGEST_NAME if isinstance(value, str) else value is None or _is_whole(value)
+
+
+def _is_block(value: Any) -> bool:
+    # Data frames write whole numbers with a point if a column has gaps.
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    return _is_whole(whole) and whole >= 0
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST_BLOCK
+
+
+def _is_goodput(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(float(value)) and value >= 0
+    except OverflowError:
+        return False
 
 
 def verdict_command(
@@ -280,22 +216,7 @@ def verdict_command(
                 target.write(json_text(batch.answer(number, line)) + "\n")
                 # Who feeds a pipe waits for the answer before the next block.
                 target.flush()
-    for each in _summary(batch):
+    for each in batch.summary():
         say_line(each, err=True)
     if batch.errors:
         raise typer.Exit(ExitCode.INVALID)
-
-
-def _summary(batch: Batch) -> Iterator[str]:
-    findings = batch.findings()
-    for name, (count, found) in islice(findings.items(), _MOST_NAMED):
-        series = "" if name is None else f"{shown(name)}: "
-        ratio = "no ratio" if found.ratio is None else f"ratio {found.ratio:.4g}"
-        ends = " to ".join("unknown" if each is None else f"{each:.4g}" for each in (found.low, found.high))
-        interval = "no interval" if found.low is None and found.high is None else f"interval {ends}"
-        blocks = "1 block" if count == 1 else f"{count:,} blocks"
-        yield f"{series}{found.verdict} after {blocks}: {ratio}, {interval}"
-    if len(findings) > _MOST_NAMED:
-        yield f"and {len(findings) - _MOST_NAMED:,} more series"
-    if batch.errors:
-        yield f"{batch.errors:,} of {batch.lines:,} lines have an error"

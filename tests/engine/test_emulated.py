@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from specdecode_operator.cli.input_files import read_ours
+from specdecode_operator.cli.input_files import InputOptions, read_ours
 from specdecode_operator.cli.plan.answers import ask
 from specdecode_operator.replay.emulated.lateness import Lateness
 from tests.engine.emulated_server import DENSE, HYBRID, HYBRID_BLOCKS, RATES, REQUEST_US, STEP_MS, Emulated
@@ -51,7 +51,7 @@ def server_model(server: Emulated) -> str:
 
 
 def _planned(path: Path) -> Any:
-    answers = ask(read_ours([str(path)]), None, ())
+    answers = ask(read_ours([str(path)]), InputOptions())
     return answers.answers[0].candidates[0].budget
 
 

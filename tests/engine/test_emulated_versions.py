@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from specdecode_operator.cli.input_files import read_ours
+from specdecode_operator.cli.input_files import InputOptions, read_ours
 from specdecode_operator.cli.plan.answers import ask
 from tests.engine import newest_package
 from tests.engine.emulated_server import HYBRID, emulating
@@ -27,7 +27,7 @@ def test_another_version_divides_the_cache_as_planned_and_serves(version: str, e
     more = [found] if version == NEWEST and (found := newest_package.PACKAGE.find()) else []
     plan = tmp_path / "plan.yaml"
     plan.write_text(f'{HYBRID}  engine: {{version: "{version}"}}\n')
-    budget: Any = ask(read_ours([str(plan)]), None, ()).answers[0].candidates[0].budget
+    budget: Any = ask(read_ours([str(plan)]), InputOptions()).answers[0].candidates[0].budget
     with emulating(engine.beside(packages, *more), tmp_path, plan) as server:
         server.wait_until_healthy()
         told = server.cache_config()

@@ -19,7 +19,7 @@ NO_MESSAGES: Final = {
     "cli/capture/fetch.py: file.sha256[:12]",
     "cli/hub.py: digest[:40]",
     "cli/hub.py: commit[:12]",
-    "cli/hub.py: str(commit)[:12]",
+    "cli/hub.py: str(last)[:12]",
     "deployment/models/model_jobs.py: content_hash(template)[:_NAME_DIGITS]",
     "deployment/models/model_locations.py: digest[:12]",
     "capture/report/capture_reader.py: _text(manifest.get('config_hash') or meta.config_hash)[:_HASH]",

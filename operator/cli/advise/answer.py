@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
 
 import typer
 
 from specdecode_operator.cli.advise.measured import Measured
 from specdecode_operator.cli.outputs import Output
 from specdecode_operator.cli.terminal import aligned
+from specdecode_operator.enums import Method
 from specdecode_operator.problems import shown
+from specdecode_operator.sizing.errors import SizingError
+from specdecode_operator.sizing.memory.prefix_cache import prefix_tax
 from specdecode_operator.stats.payoff import (
     Acceptance,
-    Curve,
     Load,
     StepCosts,
     best_k,
@@ -110,11 +111,6 @@ class AdviseOutput(Output):
     """What was taken for granted."""
 
 
-_USUAL_BLOCK: Final = 16
-_MTP: Final = "mtp"
-_NOTHING: Final = Measured(k=0, acceptance=None, shortened=False, step_ms={})
-
-
 def prefix_cache(  # noqa: PLR0913  each is an option
     method: str | None,
     version: str | None,
@@ -124,48 +120,36 @@ def prefix_cache(  # noqa: PLR0913  each is an option
     *,
     mtp: tuple[int, int] = (1, 1),
 ) -> PrefixCacheOutput | None:
-    """Return the prefix-cache tax of a method; None where no method is known, and nothing else was asked for.
+    """Return the prefix-cache tax of a method; None if no method is known, and nothing else was asked for.
 
     ``mtp`` are the target's layers that predict tokens, and K: several of them read one after the other.
     """
-    recorded = speculating or _NOTHING
-    if method is None and recorded.method is None:
+    recorded = speculating or Measured(k=0, acceptance=None, shortened=False, step_ms={})
+    asked = method or recorded.method
+    if asked is None:
         if (version, block_size, shared) != (None, None, None):
             raise typer.BadParameter("is missing: what is lost depends on it", param_hint="--method")
         return None
-    from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS  # noqa: PLC0415  only who asks needs it
-
-    asked = (method or recorded.method or "", version or recorded.version or LAUNCHED_VERSIONS[-1])
-    layers, k = mtp
-    if layers > 1 and asked[0] != _MTP:
-        raise typer.BadParameter(f"{layers}: it is for --method {_MTP} alone", param_hint="--mtp-layers")
-    try:
-        return _found(*asked, block_size or recorded.block_tokens or _USUAL_BLOCK, shared, k if layers > 1 else 1)
-    except typer.BadParameter:
-        # What somebody recorded need not be what is known here.
+    version = version or recorded.version or LAUNCHED_VERSIONS[-1]
+    block_tokens = block_size or recorded.block_tokens or 16
+    if mtp[0] > 1 and asked != Method.MTP:
+        raise typer.BadParameter(f"{mtp[0]}: it is for --method {Method.MTP} alone", param_hint="--mtp-layers")
+    option, message, tax = "--engine-version", "", None
+    if asked not in set(Method):
+        option, message = "--method", f"{shown(asked)}: is no method: use {', '.join(Method)}"
+    else:
+        try:
+            tax = prefix_tax(version, asked, block_tokens, mtp[1] if mtp[0] > 1 else 1)
+            message = f"{shown(version)}: was not read for this: name {LAUNCHED_VERSIONS[0]} or later"
+        except SizingError as error:
+            message = str(error)
+    if tax is None:
+        # A recording may have a method or version that is unknown here.
         if method is None and shared is None:
             return None
-        raise
-
-
-def _found(method: str, version: str, block_tokens: int, shared: int | None, chained: int) -> PrefixCacheOutput:
-    from specdecode_operator.enums import Method  # noqa: PLC0415
-    from specdecode_operator.sizing.errors import SizingError  # noqa: PLC0415
-    from specdecode_operator.sizing.memory.prefix_cache import prefix_tax  # noqa: PLC0415
-    from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS  # noqa: PLC0415
-
-    if method not in set(Method):
-        message = f"{shown(method)}: is no method: use {', '.join(Method)}"
-        raise typer.BadParameter(message, param_hint="--method")
-    try:
-        tax = prefix_tax(version, method, block_tokens, chained)
-    except SizingError as error:
-        raise typer.BadParameter(str(error), param_hint="--engine-version") from error
-    if tax is None:
-        message = f"{shown(version)}: was not read for this: name {LAUNCHED_VERSIONS[0]} or later"
-        raise typer.BadParameter(message, param_hint="--engine-version")
+        raise typer.BadParameter(message, param_hint=option)
     return PrefixCacheOutput(
-        method=method,
+        method=asked,
         engine_version=version,
         block_tokens=block_tokens,
         mean_lost_tokens=tax.mean_lost,
@@ -177,55 +161,54 @@ def _found(method: str, version: str, block_tokens: int, shared: int | None, cha
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: None is not known."""
+    """The numbers that are known."""
 
     k: int
     acceptance: Acceptance | None = None
     costs: StepCosts | None = None
     loads: tuple[Load, ...] = ()
     size_ratio: float | None = None
-    one_pass: bool = False  # Whether the draft proposes all tokens in one pass
-    captured: bool = False  # Whether acceptance and drafting are those of a capture
+    one_pass: bool = False  # The draft proposes all tokens in one pass
+    captured: bool = False  # Acceptance and drafting are those of a capture
     prefix: PrefixCacheOutput | None = None
-    shortened: bool = False  # Whether its drafts were shorter than K at times
-    drafts_in_full: str | None = None  # Who drafts K tokens, however few are asked for; None: as many as are asked for
+    shortened: bool = False  # Drafts were shorter than K at times
+    drafts_in_full: str | None = None  # A method that drafts K tokens even if fewer are asked for
 
 
 def answer(question: Question) -> AdviseOutput:
     """Return all figures that the numbers allow."""
-    k, acceptance = question.k, question.acceptance
-    tokens = None if acceptance is None else acceptance.expected_tokens(k)
-    ratio = question.size_ratio
+    k, acceptance, costs, ratio = question.k, question.acceptance, question.costs, question.size_ratio
+    positions, tokens, speed_up_bound, crossing = [], None, None, None
+    if acceptance is not None:
+        tokens = acceptance.expected_tokens(k)
+        shares = zip(acceptance.conditional_to(k), acceptance.reached(k), strict=True)
+        for position, (conditional, reached) in enumerate(shares, start=1):
+            row = PositionOutput(
+                position=position,
+                conditional=conditional,
+                of_all_drafts=reached,
+                expected_tokens=acceptance.expected_tokens(position),
+                known=position <= len(acceptance.conditional),
+            )
+            positions.append(row)
+        if ratio is not None:
+            speed_up_bound = memory_bound_speed_up(tokens, 1 if question.one_pass else k, ratio)
+        if costs is not None and question.loads:
+            crossing = crossover(acceptance, costs, k, question.loads[0].context_tokens)
     return AdviseOutput(
         num_speculative_tokens=k,
-        acceptance=[] if acceptance is None else list(_positions(acceptance, k)),
+        acceptance=positions,
         acceptance_rate=None if acceptance is None else acceptance.rate(k),
         expected_tokens=tokens,
-        memory_bound_speed_up=None
-        if tokens is None or ratio is None
-        else memory_bound_speed_up(tokens, 1 if question.one_pass else k, ratio),
-        loads=[_at(load, question.costs, question) for load in question.loads] if question.costs else [],
-        crossover_batch=_crossover(question),
+        memory_bound_speed_up=speed_up_bound,
+        loads=[_at(load, costs, k, acceptance) for load in question.loads] if costs else [],
+        crossover_batch=crossing,
         prefix_cache=question.prefix,
-        assumptions=list(_assumptions(question)),
+        assumptions=list(_assumptions(question, crossing)),
     )
 
 
-def _positions(acceptance: Acceptance, k: int) -> Iterator[PositionOutput]:
-    for position, (conditional, reached) in enumerate(
-        zip(acceptance.conditional_to(k), acceptance.reached(k), strict=True), start=1
-    ):
-        yield PositionOutput(
-            position=position,
-            conditional=conditional,
-            of_all_drafts=reached,
-            expected_tokens=acceptance.expected_tokens(position),
-            known=position <= len(acceptance.conditional),
-        )
-
-
-def _at(load: Load, costs: StepCosts, question: Question) -> LoadOutput:
-    k, acceptance = question.k, question.acceptance
+def _at(load: Load, costs: StepCosts, k: int, acceptance: Acceptance | None) -> LoadOutput:
     needed = break_even_tokens(costs, k, load)
     best = None if acceptance is None else best_k(acceptance, costs, load)
     return LoadOutput(
@@ -243,104 +226,93 @@ def _at(load: Load, costs: StepCosts, question: Question) -> LoadOutput:
     )
 
 
-def _crossover(question: Question) -> int | None:
-    if question.acceptance is None or question.costs is None or not question.loads:
-        return None
-    return crossover(question.acceptance, question.costs, question.k, question.loads[0].context_tokens)
-
-
-def _assumptions(question: Question) -> Iterator[str]:
-    acceptance, costs = question.acceptance, question.costs
+def _assumptions(question: Question, crossing: int | None) -> Iterator[str]:
+    acceptance, costs, captured, prefix = question.acceptance, question.costs, question.captured, question.prefix
     if acceptance is not None and len(acceptance.conditional) < question.k:
         yield f"positions after {len(acceptance.conditional)} are accepted as that one, of the drafts that got so far"
     if question.shortened:
         yield "drafts were shorter than K at times: the tokens that they lack count as refused"
-    if costs is None and (question.captured or acceptance is None):
+    if costs is None and (captured or acceptance is None):
         yield "break-even takes the target's own step times: give --baseline, or --target-step-ms"
-    if question.captured and costs is not None:
-        yield "drafting takes what is left of a recorded step beside the target's pass over as many tokens"
-    if acceptance is not None and costs is not None:
-        yield "the best K takes later positions to be accepted as the last one known, of the drafts that got so far"
     if costs is not None:
-        yield from _scheduled(question, costs)
-        yield from _assumed_times(question, costs)
+        if captured:
+            yield "drafting takes what is left of a recorded step beside the target's pass over as many tokens"
+        yield from _of_times(question, costs, crossing)
     if question.size_ratio is not None and acceptance is not None:
         yield "MBSU: a step takes as long as reading the weights of each pass; nothing else takes time"
-    if question.prefix is not None and release(question.prefix.engine_version) > release(LAUNCHED_VERSIONS[-1]):
+    if prefix is not None and release(prefix.engine_version) > release(LAUNCHED_VERSIONS[-1]):
         yield (
-            f"vLLM {question.prefix.engine_version} is newer than all that were read: its prefix cache is taken to be "
+            f"vLLM {prefix.engine_version} is newer than all that were read: its prefix cache is taken to be "
             f"that of {LAUNCHED_VERSIONS[-1]}"
         )
 
 
-def _scheduled(question: Question, costs: StepCosts) -> Iterator[str]:
-    """Return which K by the number of requests is best where the draft goes on proposing as many as ever.
-
-    In vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py, _multi_step_decode runs all passes, and what is too
-    much is dropped before it is verified (v1/worker/gpu/model_runner.py).
-    """
-    k, acceptance = question.k, question.acceptance
-    if question.drafts_in_full is None or acceptance is None or costs.one_pass or k == 1:
-        return
-    in_full = replace(costs, drafted=k)
-    best = {
-        f"{load.batch:g}": max(range(1, k + 1), key=lambda each: speed_up(acceptance, in_full, each, load))
-        for load in question.loads
-    }
-    listed = ", ".join(f"{each} of {batch} requests" for batch, each in best.items())
-    yield (
-        f"with numSpeculativeTokensByBatchSize {question.drafts_in_full} still drafts {k} tokens each step, and fewer"
-        f" save verification alone: its best numbers are {listed}; the best K is that of an engine started with it"
-    )
-
-
-def _assumed_times(question: Question, costs: StepCosts) -> Iterator[str]:
-    yield from _beyond(question, costs)
+def _of_times(question: Question, costs: StepCosts, crossing: int | None) -> Iterator[str]:
+    k, acceptance, loads = question.k, question.acceptance, question.loads
+    if acceptance is not None:
+        yield "the best K takes later positions to be accepted as the last one known, of the drafts that got so far"
+        if question.drafts_in_full is not None and not costs.one_pass and k > 1:
+            # In vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py, _multi_step_decode runs all passes; tokens
+            # beyond those asked for are dropped before verification (v1/worker/gpu/model_runner.py).
+            in_full = replace(costs, drafted=k)
+            best = {
+                f"{load.batch:g}": max(range(1, k + 1), key=lambda each: speed_up(acceptance, in_full, each, load))
+                for load in loads
+            }
+            listed = ", ".join(f"{each} of {batch} requests" for batch, each in best.items())
+            yield (
+                f"with numSpeculativeTokensByBatchSize {question.drafts_in_full} still drafts {k} tokens each step,"
+                f" and fewer save verification alone: its best numbers are {listed}; the best K is that of an engine"
+                " started with it"
+            )
+    batches = [(load.batch, load.batch_alone) for load in loads]
+    batches += [] if crossing is None else [(crossing, crossing)]
+    steps = [tokens for batch, alone in batches for tokens in (alone, batch * (k + 1))]
+    passes = [batch * (k if costs.one_pass else 1) for batch, _ in batches]
+    for what, curve, asked in (
+        ("steps of {} tokens were asked for, the target's", costs.target, steps),
+        ("passes of {} tokens were asked for, the draft's", costs.draft, passes),
+    ):
+        if beyond := [tokens for tokens in asked if not curve.knows(tokens)]:
+            low, high = curve.points[0][0], curve.points[-1][0]
+            asked_for = " to ".join(dict.fromkeys(f"{each:.5g}" for each in (min(beyond), max(beyond))))
+            yield (
+                f"{what.format(asked_for)} times are known of {low:g} to {high:g}: below they stay as they are, above"
+                " they go on"
+            )
     if len(costs.target.points) == 1:
         yield "a step of the target takes equally long whatever is in it: true of few requests (--verify-step-ms)"
     if costs.target.falls:
         yield "times of the target fall where a step has more tokens: measure longer, speed-ups come out too large"
-    if any(load.context_tokens for load in question.loads) and not costs.target_ms_per_1000_context:
+    if any(load.context_tokens for load in loads) and not costs.target_ms_per_1000_context:
         yield "reading the context takes the target no time: give --target-context-ms"
     yield "requests decode all the time: prefill, and steps that a finished request leaves early, are not counted"
     yield "acceptance is the same at every load, and adaptive verification is off: under it acceptance reads low"
 
 
-def _beyond(question: Question, costs: StepCosts) -> Iterator[str]:
-    """Return what is said where steps are asked for that nobody measured."""
-    batches = [(load.batch, load.batch_alone) for load in question.loads]
-    crossing = _crossover(question)
-    if crossing is not None:
-        batches.append((crossing, crossing))
-    k = question.k
-    yield from _beyond_curve(
-        "steps", "the target", costs.target, [n for b, alone in batches for n in (alone, b * (k + 1))]
-    )
-    rows = k if costs.one_pass else 1
-    yield from _beyond_curve("passes", "the draft", costs.draft, [batch * rows for batch, _ in batches])
-
-
-def _beyond_curve(what: str, whose: str, curve: Curve, asked: list[float]) -> Iterator[str]:
-    if beyond := [tokens for tokens in asked if not curve.knows(tokens)]:
-        low, high = curve.points[0][0], curve.points[-1][0]
-        asked_for = " to ".join(dict.fromkeys(f"{each:.5g}" for each in (min(beyond), max(beyond))))
-        yield (
-            f"{what} of {asked_for} tokens were asked for, {whose}'s times are known of {low:g} to {high:g}: below "
-            "they stay as they are, above they go on"
-        )
-
-
 def advise_text(found: AdviseOutput) -> str:
     """Return the answer for people."""
-    parts = [_acceptance_text(found), _loads_text(found)]
+    parts = [_acceptance_text(found), *_loads_text(found)]
     if found.memory_bound_speed_up is not None:
         parts.append(f"memory-bound speed-up, MBSU: {found.memory_bound_speed_up:.2f}x")
-    if found.crossover_batch is not None:
-        parts.append(_crossover_text(found, found.crossover_batch))
-    if found.prefix_cache is not None:
-        parts.append(_prefix_text(found.prefix_cache))
-    parts += [f"note: {each}" for each in found.assumptions]
-    return "\n".join(part for part in parts if part)
+    if (crossing := found.crossover_batch) is not None:
+        context, k = found.loads[0].context_tokens, found.num_speculative_tokens
+        each = f" of {context:,.0f} tokens" if context else ""
+        room = " while the KV cache has room" if any(load.full_cache for load in found.loads) else ""
+        never = f"K {k} pays for no number of requests{each}{room}"
+        parts.append(never if crossing == 1 else f"K {k} no longer pays from {crossing:,} requests{each} on{room}")
+    if (prefix := found.prefix_cache) is not None:
+        text = f"prefix cache, {prefix.method} in vLLM {prefix.engine_version}: "
+        if not prefix.mean_lost_tokens:
+            text += "nothing is lost"
+        else:
+            mean, shared, lost = prefix.mean_lost_tokens, prefix.shared_tokens, prefix.lost_tokens
+            text += f"each prefix loses {'1 token' if mean == 1 else f'{mean:g} tokens'} on average"
+            if shared is not None and lost is not None:
+                share = f"{100 * lost / shared:.1f} %"
+                text += f"; of {shared:,} that prompts share {lost:,} are computed again ({share})"
+        parts.append(text)
+    return "\n".join([*parts, *(f"note: {each}" for each in found.assumptions)])
 
 
 def _acceptance_text(found: AdviseOutput) -> str:
@@ -358,51 +330,22 @@ def _acceptance_text(found: AdviseOutput) -> str:
     return "\n".join([head, *aligned(rows)])
 
 
-def _loads_text(found: AdviseOutput) -> str:
-    if not found.loads:
-        return ""
-    k = found.num_speculative_tokens
-    rows = [
-        ("REQUESTS", "CONTEXT", "PLAIN STEP", f"STEP WITH K {k}", "BREAK-EVEN", "SPEED-UP", "BEST K", "ITS SPEED-UP")
-    ]
+def _loads_text(found: AdviseOutput) -> list[str]:
+    with_k = f"STEP WITH K {found.num_speculative_tokens}"
+    rows = [("REQUESTS", "CONTEXT", "PLAIN STEP", with_k, "BREAK-EVEN", "SPEED-UP", "BEST K", "ITS SPEED-UP")]
     for each in found.loads:
         requests = f"{each.batch:.4g}" if not each.full_cache else f"{each.batch:.4g} of {each.batch_alone:.4g} (full)"
         needed = each.break_even_acceptance
-        rows.append(
-            (
-                requests,
-                f"{each.context_tokens:,.0f}" if each.context_tokens else "-",
-                f"{each.plain_step_ms:.2f} ms",
-                f"{each.step_ms:.2f} ms",
-                "> 100 %" if needed is None else f"{100 * needed:.0f} %",
-                _times(each.speed_up),
-                "-" if each.best_k is None else str(each.best_k),
-                _times(each.best_speed_up),
-            )
+        ups = ("-" if up is None else f"{up:.2f}x" for up in (each.speed_up, each.best_speed_up))
+        row = (
+            requests,
+            f"{each.context_tokens:,.0f}" if each.context_tokens else "-",
+            f"{each.plain_step_ms:.2f} ms",
+            f"{each.step_ms:.2f} ms",
+            "> 100 %" if needed is None else f"{100 * needed:.0f} %",
+            next(ups),
+            "-" if each.best_k is None else str(each.best_k),
+            next(ups),
         )
-    return "\n".join(aligned(rows))
-
-
-def _crossover_text(found: AdviseOutput, crossing: int) -> str:
-    context = found.loads[0].context_tokens
-    each = f" of {context:,.0f} tokens" if context else ""
-    room = " while the KV cache has room" if any(load.full_cache for load in found.loads) else ""
-    if crossing == 1:
-        return f"K {found.num_speculative_tokens} pays for no number of requests{each}{room}"
-    return f"K {found.num_speculative_tokens} no longer pays from {crossing:,} requests{each} on{room}"
-
-
-def _prefix_text(found: PrefixCacheOutput) -> str:
-    kind = f"prefix cache, {found.method} in vLLM {found.engine_version}"
-    if not found.mean_lost_tokens:
-        return f"{kind}: nothing is lost"
-    lost = "1 token" if found.mean_lost_tokens == 1 else f"{found.mean_lost_tokens:g} tokens"
-    text = f"{kind}: each prefix loses {lost} on average"
-    if found.shared_tokens is None or found.lost_tokens is None:
-        return text
-    share = f"{100 * found.lost_tokens / found.shared_tokens:.1f} %"
-    return f"{text}; of {found.shared_tokens:,} that prompts share {found.lost_tokens:,} are computed again ({share})"
-
-
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
+        rows.append(row)
+    return aligned(rows) if found.loads else []

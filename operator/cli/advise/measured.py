@@ -2,113 +2,84 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import typer
 
+from specdecode_operator.capture.trace_reader import Recording, RecordingError, read_recording, read_steps
+from specdecode_operator.cli.options import refused
 from specdecode_operator.cli.replay.fit import NO_NUMPY
 from specdecode_operator.cli.text_files import DocumentError, place_of, read_text
 from specdecode_operator.enums import METHODS_OF_BLOCKS
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.stats.payoff import LARGEST_K, Acceptance, Curve, Load, PayoffError, full_cache
-
-if TYPE_CHECKING:
-    from specdecode_operator.capture.trace_reader import Recording
-
+from specdecode_operator.vllm.engine_metrics import UnreadableMetricsError, read_metrics
+from specdecode_operator.vllm.profiles import find_profile
+from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS
 
 MOST_NUMBERS: Final = 64
 _LARGEST: Final = 2**31
 
 
-@contextmanager
-def refused_at(option: str) -> Iterator[None]:
-    """Name the option whose number cannot be."""
-    try:
-        yield
-    except PayoffError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
-
-
 def refuse_several(given: Mapping[str, object]) -> None:
-    """End where more than one of some options says the same thing."""
+    """End if more than one of some options says the same thing."""
     named = [option for option, value in given.items() if value is not None]
     if len(named) > 1:
         raise typer.BadParameter(f"is given beside {named[0]}: give one of them", param_hint=named[1])
 
 
 def acceptance_of(by_position: str | None, conditional: str | None, rate: float | None, k: int) -> Acceptance | None:
-    """Return the acceptance that one of three options gives; None where none does."""
+    """Return the acceptance that one of three options gives, if any."""
     if by_position is not None:
-        with refused_at("--acceptance"):
-            return Acceptance.by_position(numbers(by_position, "--acceptance"))
+        with refused("--acceptance", PayoffError):
+            return Acceptance.by_position(_numbers(by_position, "--acceptance"))
     if conditional is not None:
-        with refused_at("--conditional-acceptance"):
-            return Acceptance(tuple(numbers(conditional, "--conditional-acceptance")))
+        with refused("--conditional-acceptance", PayoffError):
+            return Acceptance(tuple(_numbers(conditional, "--conditional-acceptance")))
     if rate is not None:
-        with refused_at("--acceptance-rate"):
+        with refused("--acceptance-rate", PayoffError):
             return Acceptance.of_rate(rate, k)
     return None
 
 
 def curve_of(text: str, option: str) -> Curve:
     """Return a curve of ``MS``, or of ``TOKENS:MS,TOKENS:MS``."""
-    parts = _parts(text, option)
-    with refused_at(option):
-        if len(parts) == 1 and ":" not in text:
-            return Curve(((1.0, _number(text, option)),))
-        return Curve(tuple(_point(part, option) for part in parts))
+    parts = text.split(",")
+    with refused(option, PayoffError):
+        if ":" not in text and len(parts) == 1:
+            return Curve(((1.0, *_numbers(text, option)),))
+        if lacking := [part for part in parts[:MOST_NUMBERS] if ":" not in part]:
+            raise typer.BadParameter(f"{shown(lacking[0])}: write TOKENS:MS, such as 64:21.5", param_hint=option)
+        tokens, ms = (",".join(part.partition(":")[side] for part in parts) for side in (0, 2))
+        return Curve(tuple(zip(_numbers(tokens, option), _numbers(ms, option), strict=True)))
 
 
-def _point(text: str, option: str) -> tuple[float, float]:
-    tokens, colon, ms = text.partition(":")
-    if not colon:
-        raise typer.BadParameter(f"{shown(text)}: write TOKENS:MS, such as 64:21.5", param_hint=option)
-    return _number(tokens, option), _number(ms, option)
-
-
-def numbers(text: str, option: str) -> list[float]:
-    """Return the numbers of a list with commas."""
-    return [_number(part, option) for part in _parts(text, option)]
+def _numbers(text: str, option: str) -> list[float]:
+    found, parts = [], text.split(",")
+    if len(parts) > MOST_NUMBERS:
+        raise typer.BadParameter(f"has {len(parts)} numbers: give at most {MOST_NUMBERS}", param_hint=option)
+    for part in parts:
+        try:
+            value = float(part)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise typer.BadParameter(f"{shown(part)}: is no number; write them with commas between", param_hint=option)
+        found.append(value)
+    return found
 
 
 def counts(text: str, option: str) -> list[int]:
     """Return the numbers of a list with commas, which are whole and above 0."""
-    found = numbers(text, option)
+    found = _numbers(text, option)
     for each in found:
         if each != int(each) or not 0 < each <= _LARGEST:
             raise typer.BadParameter(f"{each:g}: write whole numbers above 0, up to {_LARGEST}", param_hint=option)
     return [int(each) for each in found]
-
-
-def _parts(text: str, option: str) -> Sequence[str]:
-    parts = text.split(",")
-    if len(parts) > MOST_NUMBERS:
-        raise typer.BadParameter(f"has {len(parts)} numbers: give at most {MOST_NUMBERS}", param_hint=option)
-    return parts
-
-
-def _number(text: str, option: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise typer.BadParameter(f"{shown(text)}: is no number; write them with commas between", param_hint=option)
-    return value
-
-
-def asked_k(k: int | None, shares: str | None) -> int:
-    """Return K: as asked, else as many as there are positions."""
-    if k is not None:
-        return k
-    if shares is None:
-        raise typer.BadParameter(f"is missing: give K, from 1 to {LARGEST_K}", param_hint="--num-speculative-tokens")
-    return min(shares.count(",") + 1, LARGEST_K)
 
 
 def with_verification(target: Curve, verify_ms: float | None, batch: int, k: int) -> Curve:
@@ -118,7 +89,7 @@ def with_verification(target: Curve, verify_ms: float | None, batch: int, k: int
     if len(target.points) > 1:
         message = "is given beside times by tokens in the step, which say it already: leave it out"
         raise typer.BadParameter(message, param_hint="--verify-step-ms")
-    with refused_at("--verify-step-ms"):
+    with refused("--verify-step-ms", PayoffError):
         return Curve(((batch, target.points[0][1]), (batch * (k + 1), verify_ms)))
 
 
@@ -135,14 +106,13 @@ def loads_of(
         if not contexts:
             message = "is missing: how many requests fill the KV cache depends on how long they are"
             raise typer.BadParameter(message, param_hint="--context")
-        with refused_at("--kv-tokens"):
+        with refused("--kv-tokens", PayoffError):
             loads += [full_cache(kv_tokens, kv_tokens_alone, tokens) for tokens in contexts]
     return tuple(loads)
 
 
 _LEAST_STEPS: Final = 20
 """Of one number of requests: the median of fewer is as good as chance."""
-
 _MOST_BATCHES: Final = 8
 """Numbers of requests that are shown where nobody named some, about."""
 
@@ -167,67 +137,39 @@ class Measured:
         return self.parallel or self.method in METHODS_OF_BLOCKS
 
 
-@contextmanager
-def _unreadable(option: str) -> Iterator[None]:
-    from specdecode_operator.capture.trace_reader import RecordingError  # noqa: PLC0415  takes msgspec
-
-    try:
-        yield
-    except RecordingError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
-    except ImportError as error:
-        raise typer.BadParameter(NO_NUMPY, param_hint=option) from error
-
-
 def measured(path: Path, option: str) -> Measured:
-    """Return what a capture's folder says; end with what is wrong where it says nothing."""
-    with _unreadable(option), refused_at(option):
-        from specdecode_operator.capture.trace_reader import read_recording  # noqa: PLC0415
-
-        recording = read_recording(path)
-        if recording.steps is None:
-            message = f"{printable(str(path))}: has no step-stats.jsonl: name a capture's folder"
-            raise typer.BadParameter(message, param_hint=option)
-        k = recording.num_speculative_tokens
-        if k > LARGEST_K:
-            raise typer.BadParameter(f"K is {k}: at most {LARGEST_K} is looked at", param_hint=option)
-        acceptance, shortened = _counted(recording, k)
-        meta = recording.meta
-        method = (meta.speculative or {}).get("method")
-        return Measured(
-            k=k,
-            acceptance=acceptance,
-            shortened=shortened,
-            step_ms=_step_ms(recording, k),
-            method=method if isinstance(method, str) else None,
-            version=meta.vllm_version,
-            block_tokens=meta.block_size,
-            parallel=meta.drafts_in_one_pass,
-        )
-
-
-def _counted(recording: "Recording", k: int) -> tuple[Acceptance | None, bool]:
-    """Return the acceptance over all steps, and whether drafts were shorter than K."""
-    from specdecode_operator.capture.trace_reader import read_steps  # noqa: PLC0415
-
-    drafts = drafted = 0
-    accepted: Counter[int] = Counter()
-    for line in read_steps(recording.steps) if recording.steps and k else ():
-        stats = line.scheduler.spec_decoding_stats
-        if stats is not None:
-            drafts += stats.num_drafts
-            drafted += stats.num_draft_tokens
-            accepted.update(dict(enumerate(stats.num_accepted_tokens_per_pos[:k])))
-    if not drafts:
-        return None, False
-    return _of_counts(drafts, (accepted[position] for position in range(k))), drafted < k * drafts
+    """Return the measurements in a capture's folder; BadParameter if it has none."""
+    with refused(option, PayoffError):
+        try:
+            recording = read_recording(path)
+            if recording.steps is None:
+                message = f"{printable(str(path))}: has no step-stats.jsonl: name a capture's folder"
+                raise typer.BadParameter(message, param_hint=option)
+            if (k := recording.num_speculative_tokens) > LARGEST_K:
+                raise typer.BadParameter(f"K is {k}: at most {LARGEST_K} is looked at", param_hint=option)
+            acceptance, shortened = None, False
+            drafts, drafted, accepted = 0, 0, Counter[int]()
+            for line in read_steps(recording.steps) if k else ():
+                stats = line.scheduler.spec_decoding_stats
+                if stats is not None:
+                    drafts += stats.num_drafts
+                    drafted += stats.num_draft_tokens
+                    accepted.update(dict(enumerate(stats.num_accepted_tokens_per_pos[:k])))
+            if drafts:
+                acceptance = Acceptance.by_position([accepted[position] / drafts for position in range(k)])
+                shortened = drafted < k * drafts
+            step_ms = _step_ms(recording, k)
+        except RecordingError as error:
+            raise typer.BadParameter(str(error), param_hint=option) from error
+        except ImportError as error:
+            raise typer.BadParameter(NO_NUMPY, param_hint=option) from error
+    meta = recording.meta
+    method = (meta.speculative or {}).get("method")
+    named = (method if isinstance(method, str) else None, meta.vllm_version, meta.block_size)
+    return Measured(k, acceptance, shortened, step_ms, *named, meta.drafts_in_one_pass)
 
 
-def _of_counts(drafts: int, accepted: Iterable[int]) -> Acceptance:
-    return Acceptance.by_position([each / drafts for each in accepted])
-
-
-def _step_ms(recording: "Recording", k: int) -> dict[int, float]:
+def _step_ms(recording: Recording, k: int) -> dict[int, float]:
     """Return the median time of a step by its requests, where all of them have K + 1 tokens in it and none prefills."""
     from specdecode_operator.replay.fit_step_time import MeasuredSteps  # noqa: PLC0415  takes numpy
 
@@ -241,14 +183,20 @@ def _step_ms(recording: "Recording", k: int) -> dict[int, float]:
     return {batch: median(times[batch]) for batch in sorted(times) if len(times[batch]) >= _LEAST_STEPS}
 
 
+_NO_STEPS: Final = (
+    f"no {_LEAST_STEPS} steps of as many requests say that all of them decode: record a steadier load, with "
+    "--enable-logging-iteration-details, as captures have it"
+)
+
+
 def plain_curve(baseline: Measured, option: str) -> Curve:
     """Return times of the target by the tokens in a step, from an engine that does not speculate."""
     if baseline.k:
         message = f"it speculates, with K {baseline.k}: name a capture of the same load with method none"
         raise typer.BadParameter(message, param_hint=option)
     if not baseline.step_ms:
-        raise typer.BadParameter(_no_steps(), param_hint=option)
-    with refused_at(option):
+        raise typer.BadParameter(_NO_STEPS, param_hint=option)
+    with refused(option, PayoffError):
         return Curve(tuple(baseline.step_ms.items()))
 
 
@@ -257,10 +205,10 @@ def draft_curve(speculating: Measured, target: Curve, option: str, *, one_pass: 
     if not speculating.k:
         raise typer.BadParameter("it does not speculate: name it with --baseline", param_hint=option)
     if not speculating.step_ms:
-        raise typer.BadParameter(_no_steps(), param_hint=option)
+        raise typer.BadParameter(_NO_STEPS, param_hint=option)
     k = speculating.k
     left = {batch: max(0.0, ms - target.ms(batch * (k + 1))) for batch, ms in speculating.step_ms.items()}
-    with refused_at(option):
+    with refused(option, PayoffError):
         if one_pass:
             return Curve(tuple((batch * k, ms) for batch, ms in left.items()))
         return Curve(tuple((batch, ms / k) for batch, ms in left.items()))
@@ -275,19 +223,8 @@ def measured_batches(recorded: Measured | None) -> list[int]:
     return sorted({*batches[::stride], batches[-1]})
 
 
-def _no_steps() -> str:
-    return (
-        f"no {_LEAST_STEPS} steps of as many requests say that all of them decode: record a steadier load, with "
-        "--enable-logging-iteration-details, as captures have it"
-    )
-
-
 def acceptance_of_page(file: str) -> tuple[int, Acceptance, bool]:
-    """Return what an engine's saved /metrics counts since its start: K, acceptance, and whether drafts were shorter."""
-    from specdecode_operator.vllm.engine_metrics import UnreadableMetricsError, read_metrics  # noqa: PLC0415  slow
-    from specdecode_operator.vllm.profiles import find_profile  # noqa: PLC0415
-    from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS  # noqa: PLC0415
-
+    """Return the counts of an engine's saved /metrics: K, acceptance, and whether drafts were shorter than K."""
     try:
         counted = read_metrics(read_text(file), find_profile(LAUNCHED_VERSIONS[-1])).speculation
     except (DocumentError, UnreadableMetricsError) as error:
@@ -295,7 +232,7 @@ def acceptance_of_page(file: str) -> tuple[int, Acceptance, bool]:
     if counted is None or not counted.drafts or not counted.accepted_per_position:
         message = f"{place_of(file)}: counts no drafts: this engine has not speculated"
         raise typer.BadParameter(message, param_hint="--metrics")
-    with refused_at("--metrics"):
+    with refused("--metrics", PayoffError):
         k = len(counted.accepted_per_position)
-        acceptance = _of_counts(counted.drafts, counted.accepted_per_position)
+        acceptance = Acceptance.by_position([each / counted.drafts for each in counted.accepted_per_position])
         return k, acceptance, counted.draft_tokens < k * counted.drafts

@@ -4,9 +4,8 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -14,31 +13,14 @@ from specdecode_operator.api import base
 from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.capture.arms import asked_arms
+from specdecode_operator.capture.job_manifest import wrap_up_s
+from specdecode_operator.cli.capture import watch
 from specdecode_operator.cli.capture.fetch import FetchError, claim_of, fetch, find_files, refuse_earlier
-from specdecode_operator.cli.capture.files import compare_command, gate_command
-from specdecode_operator.cli.capture.watch import (
-    DEPLOYMENTS,
-    FINAL,
-    RESOURCE,
-    SERVING,
-    Applied,
-    CaptureError,
-    Timeouts,
-    apply,
-    get_capture,
-    how_far,
-    message_of,
-    names_here,
-    phase_of,
-    progress,
-    progress_text,
-    read_captures,
-    verdict_of,
-    wait_for,
-)
+from specdecode_operator.cli.capture.files import compare_command, gate_command, report_command, validate_command
 from specdecode_operator.cli.command_groups import application
 from specdecode_operator.cli.kubectl import Kubectl, KubectlError
-from specdecode_operator.cli.options import Context, TextOrJson
+from specdecode_operator.cli.options import Context
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import DocumentError
 
@@ -49,9 +31,6 @@ _HOW_TO_CREATE: Final = "add --create to create it with the usual load"
 _LINE_START: Final = "\r\033[K"
 """Back to the beginning of a terminal's line, and clear it."""
 
-_PATHS_HELP: Final = (
-    "A file of a capture (plain or .gz), a folder with some, a published capture, or a folder with captures in it."
-)
 
 capture_app = application("Captures from beginning to end: apply, follow, fetch, validate, free the GPUs.")
 
@@ -90,13 +69,15 @@ def up(
     """
     kubectl = Kubectl(context, namespace)
     with _errors_in_one_line(_STOPPED_WATCHING):
-        applied = apply(kubectl, read_captures(file))
+        applied = watch.apply(kubectl, watch.read_captures(file))
         for each in applied:
             say_line(f"capture {each.name} applied in namespace {each.kubectl.namespace}")
             _resume(each)
         for each in applied:
-            capture = wait_for(each.kubectl, each.name, SERVING, Timeouts(timeout, deployment_timeout))
-            say_line(f"capture {each.name}: {phase_of(capture)}: {message_of(capture)}")
+            capture = watch.wait_for(
+                each.kubectl, each.name, watch.SERVING, watch.Timeouts(timeout, deployment_timeout)
+            )
+            say_line(f"capture {each.name}: {watch.phase_of(capture)}: {watch.message_of(capture)}")
 
 
 @capture_app.command("run")
@@ -124,19 +105,30 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
     kubectl = Kubectl(context, namespace)
     with _errors_in_one_line(_STOPPED_WATCHING):
         if deployment is not None and not create:
-            raise CaptureError(f"--deployment: {deployment}: is that of a capture that is created: add --create")
+            raise watch.CaptureError(f"--deployment: {deployment}: is that of a capture that is created: add --create")
         if create and name is None:
-            raise CaptureError("NAME: is missing: give the capture that is created a name")
-        name = name or _unfinished(kubectl)
+            raise watch.CaptureError("NAME: is missing: give the capture that is created a name")
+        if name is None:
+            names = [
+                each["metadata"]["name"]
+                for each in kubectl.items(watch.RESOURCE)
+                if watch.phase_of(each) not in watch.FINAL
+            ]
+            if len(names) != 1:
+                over = (
+                    f"{len(names)} captures are not over ({', '.join(names)})" if names else "no capture is on its way"
+                )
+                raise watch.CaptureError(f"NAME: {over}: name one")
+            name = str(names[0])
         out = out or Path("captures") / name
         kubectl = _found_or_created(kubectl, name, out, deployment, create=create)
-        timeouts = Timeouts(timeout, deployment_timeout)
-        capture = wait_for(kubectl, name, SERVING, timeouts)
+        timeouts = watch.Timeouts(timeout, deployment_timeout)
+        capture = watch.wait_for(kubectl, name, watch.SERVING, timeouts)
         _follow(kubectl, capture)
-        timeouts = replace(timeouts, phase_s=_to_the_end_s(capture["spec"], timeout))
-        capture = wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), timeouts)
-        say_line(f"capture {name}: {message_of(capture)}")
-        if verdict := verdict_of(capture):
+        timeouts = watch.Timeouts(_to_the_end_s(capture["spec"], timeout), deployment_timeout)
+        capture = watch.wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), timeouts)
+        say_line(f"capture {name}: {watch.message_of(capture)}")
+        if verdict := watch.verdict_of(capture):
             say_line(f"  {verdict}")
         _fetch(kubectl, name, out, image)
 
@@ -150,14 +142,16 @@ def status(
     """Show captures: their phase, what the operator says, and where their data is."""
     kubectl = Kubectl(context, namespace)
     with _errors_in_one_line():
-        captures = [get_capture(kubectl, name)] if name else kubectl.items(RESOURCE)
+        captures = [watch.get_capture(kubectl, name)] if name else kubectl.items(watch.RESOURCE)
         if not captures:
             say_line("no captures here")
         for capture in captures:
-            say_line(f"{capture['metadata']['name']}: {phase_of(capture) or 'Pending'}: {message_of(capture)}")
-            if load := how_far(kubectl, capture):
+            say_line(
+                f"{capture['metadata']['name']}: {watch.phase_of(capture) or 'Pending'}: {watch.message_of(capture)}"
+            )
+            if load := watch.how_far(kubectl, capture):
                 say_line(f"  {load}")
-            if verdict := verdict_of(capture):
+            if verdict := watch.verdict_of(capture):
                 say_line(f"  {verdict}")
             if where := _where(capture):
                 say_line(f"  data: {where}")
@@ -195,86 +189,35 @@ def down(
     """
     kubectl = Kubectl(context, namespace)
     with _errors_in_one_line():
-        found = kubectl.find(f"{RESOURCE}/{name}") if name else None
-        captures = ([found] if found else []) if name else kubectl.items(RESOURCE)
+        found = kubectl.find(f"{watch.RESOURCE}/{name}") if name else None
+        captures = ([found] if found else []) if name else kubectl.items(watch.RESOURCE)
         for capture in captures:
             found_name = capture["metadata"]["name"]
-            if phase_of(capture) in FINAL or capture["spec"].get("suspend"):
-                say_line(f"{found_name}: {phase_of(capture) or 'suspended'}: holds no GPU")
+            if watch.phase_of(capture) in watch.FINAL or capture["spec"].get("suspend"):
+                say_line(f"{found_name}: {watch.phase_of(capture) or 'suspended'}: holds no GPU")
             else:
-                kubectl.text("patch", RESOURCE, found_name, "--type=merge", '--patch={"spec":{"suspend":true}}')
+                kubectl.text("patch", watch.RESOURCE, found_name, "--type=merge", '--patch={"spec":{"suspend":true}}')
                 say_line(f"{found_name}: cancelled; what was recorded so far stays as partial files")
             if where := _where(capture):
                 say_line(f"  data: {where}")
         if not captures:
-            here = names_here(kubectl, name or "")
+            here = watch.names_here(kubectl, name or "")
             say_line(f"{name}: is not there ({here}); nothing to free" if name else f"{here}; nothing to free")
             if name and (claim := claim_of(kubectl, name)):
                 say_line(f"  data: claim {claim}")
 
 
-@capture_app.command("validate")
-def validate_command(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help=_PATHS_HELP)],
-    *,
-    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")] = TextOrJson.TEXT,
-) -> None:
-    """Say whether files of captures can be trusted: every problem with its line, and measures of quality.
-
-    The rules are those of vllm-vcr's reader, so what passes can be replayed
-    there. A published capture is also compared with its manifest's checksums.
-
-    For example: specdecode capture validate demo/
-
-    Exits with 0 when nothing is wrong, 1 when something is, 2 when a path
-    holds nothing that could be validated.
-    """
-    # The validation takes longer to load than the rest of the command line.
-    from specdecode_operator.cli.capture.files import validate  # noqa: PLC0415
-
-    raise typer.Exit(validate(paths, as_json=output is TextOrJson.JSON))
-
-
+capture_app.command("validate")(validate_command)
 capture_app.command("compare")(compare_command)
 capture_app.command("gate")(gate_command)
-
-
-@capture_app.command("report")
-def report_command(  # noqa: PLR0913  each is an option
-    captures: Annotated[
-        list[Path],
-        typer.Argument(metavar="DIR...", help="A capture's folder, a folder with captures in it, or a trace."),
-    ],
-    *,
-    replayed: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="A replay's capture, to set beside. May be repeated.")
-    ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
-    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for each figure as PNG.")] = None,
-    svg: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for each figure as SVG.")] = None,
-    perfetto: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Requests and counters as JSON for ui.perfetto.dev.")
-    ] = None,
-) -> None:
-    """Draw captures into one page that opens anywhere: bursts, acceptance, latency, KV cache, requests.
-
-    Several are drawn into the same figures. What there is nothing for is left
-    out, with the reason. Lines that cannot be read are left out and named.
-
-    For example: specdecode capture report captures/demo -o report.html
-    """
-    # Drawing takes longer to load than the rest of the command line, and needs an extra.
-    from specdecode_operator.cli.capture.files import report  # noqa: PLC0415
-
-    report(captures, replayed or [], output, png=png, svg=svg, perfetto=perfetto)
+capture_app.command("report")(report_command)
 
 
 @contextmanager
 def _errors_in_one_line(stopped: str = "stopped") -> Iterator[None]:
-    """Turn what may go wrong into one line and exit status 1, and Ctrl-C into what it has left."""
     try:
         yield
-    except (CaptureError, DocumentError, FetchError, KubectlError) as error:
+    except (watch.CaptureError, DocumentError, FetchError, KubectlError) as error:
         say_line(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     except OSError as error:
@@ -286,49 +229,41 @@ def _errors_in_one_line(stopped: str = "stopped") -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _resume(applied: Applied) -> None:
-    """Let a capture that was cancelled begin anew: a file that does not speak of spec.suspend leaves it as it is."""
+def _resume(applied: watch.Applied) -> None:
     name, kubectl = applied.name, applied.kubectl
-    if not get_capture(kubectl, name)["spec"].get("suspend"):
+    if not watch.get_capture(kubectl, name)["spec"].get("suspend"):
         return
     if applied.suspended:
-        raise CaptureError(f"capture {name}: the file says spec.suspend: true: remove it there to start the capture")
-    kubectl.text("patch", RESOURCE, name, "--type=merge", '--patch={"spec":{"suspend":false}}')
+        raise watch.CaptureError(
+            f"capture {name}: the file says spec.suspend: true: remove it there to start the capture"
+        )
+    kubectl.text("patch", watch.RESOURCE, name, "--type=merge", '--patch={"spec":{"suspend":false}}')
     say_line(f"capture {name} was cancelled, and begins anew")
 
 
 def _found_or_created(kubectl: Kubectl, name: str, out: Path, deployment: str | None, *, create: bool) -> Kubectl:
-    """Make sure that there is a capture whose files the folder can take; return kubectl in its namespace."""
-    found = kubectl.find(f"{RESOURCE}/{name}") if create else get_capture(kubectl, name, _HOW_TO_CREATE)
+    found = kubectl.find(f"{watch.RESOURCE}/{name}") if create else watch.get_capture(kubectl, name, _HOW_TO_CREATE)
     refuse_earlier(out, name, found["metadata"].get("uid") if found else None)
     if found is None:
-        (applied,) = apply(kubectl, [_usual_capture(kubectl, name, deployment)])
+        (applied,) = watch.apply(kubectl, [_usual_capture(kubectl, name, deployment)])
         say_line(f"capture {name} applied in namespace {applied.kubectl.namespace}")
         return applied.kubectl
     if deployment not in {None, found["spec"]["deployment"]}:
-        raise CaptureError(
+        raise watch.CaptureError(
             f"--deployment: {deployment}: capture {name} is of {found['spec']['deployment']}: name another"
         )
     return kubectl
 
 
-def _unfinished(kubectl: Kubectl) -> str:
-    """Name of the one capture that is not over."""
-    names = [each["metadata"]["name"] for each in kubectl.items(RESOURCE) if phase_of(each) not in FINAL]
-    if len(names) != 1:
-        found = f"{len(names)} captures are not over ({', '.join(names)})" if names else "no capture is on its way"
-        raise CaptureError(f"NAME: {found}: name one")
-    return str(names[0])
-
-
 def _usual_capture(kubectl: Kubectl, name: str, deployment: str | None) -> Body:
-    """Return a capture with the usual workload."""
-    names = [each["metadata"]["name"] for each in kubectl.items(DEPLOYMENTS)]
+    names = [each["metadata"]["name"] for each in kubectl.items(watch.DEPLOYMENTS)]
     found = ", ".join(names) or "none"
     if deployment is not None and deployment not in names:
-        raise CaptureError(f"--deployment: {deployment}: is not here (SpecDecodeDeployments: {found}): name another")
+        raise watch.CaptureError(
+            f"--deployment: {deployment}: is not here (SpecDecodeDeployments: {found}): name another"
+        )
     if deployment is None and len(names) != 1:
-        raise CaptureError(
+        raise watch.CaptureError(
             f"--deployment: capture {name} would be created, and SpecDecodeDeployments here are: {found}; name one"
         )
     return {
@@ -344,10 +279,6 @@ def _to_the_end_s(spec: Body, engine_timeout_s: int) -> int:
 
     With arms the load generator is there before the first engine, and starts one for each run.
     """
-    # What the operator decides brings its templates along: every command would load them.
-    from specdecode_operator.capture.arms import asked_arms  # noqa: PLC0415
-    from specdecode_operator.capture.job_manifest import wrap_up_s  # noqa: PLC0415
-
     asked = api.SpecDecodeCaptureSpec.parse(spec, newer=True)
     once_s = asked.deadline_seconds + wrap_up_s(asked.deadline_seconds)
     arms = asked_arms(asked)
@@ -357,20 +288,15 @@ def _to_the_end_s(spec: Body, engine_timeout_s: int) -> int:
 
 def _follow(kubectl: Kubectl, capture: Body) -> None:
     """Show the progress of the load until its container ends: in place on a terminal, else the last of each phase."""
-    in_place = sys.stdout.isatty()
-    last: dict[str, Any] | None = None
-    for line in progress(kubectl, capture):
+    start, last = _LINE_START if sys.stdout.isatty() else "", None
+    for line in watch.progress(kubectl, capture):
         if last is not None and last["phase"] != line["phase"]:
-            _show(last, in_place=in_place, stays=True)
-        if in_place:
-            _show(line, in_place=True, stays=False)
+            typer.echo(f"{start}  {watch.progress_text(last)}")
+        if start:
+            typer.echo(f"{start}  {watch.progress_text(line)}", nl=False)
         last = line
     if last is not None:
-        _show(last, in_place=in_place, stays=True)
-
-
-def _show(line: dict[str, Any], *, in_place: bool, stays: bool) -> None:
-    typer.echo(f"{_LINE_START if in_place else ''}  {progress_text(line)}", nl=stays)
+        typer.echo(f"{start}  {watch.progress_text(last)}")
 
 
 def _fetch(kubectl: Kubectl, name: str, out: Path, image: str | None) -> None:

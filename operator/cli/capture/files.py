@@ -1,8 +1,8 @@
 """`capture validate`, `compare`, `gate` and `report`: evaluate fetched captures, without a cluster."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from enum import IntEnum, StrEnum
+from collections.abc import Iterator
+from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -12,86 +12,95 @@ import typer
 from specdecode_operator.capture.comparison.compare_arms import compare_capture
 from specdecode_operator.capture.comparison.comparison_file import Arm, Comparison, Load
 from specdecode_operator.capture.comparison.golden_records import NotComparableError, repetitions_of
-from specdecode_operator.capture.comparison.regression import Figure, Limits, Regression, RegressionVerdict, judge
+from specdecode_operator.capture.comparison.regression import Limits, Regression, RegressionVerdict, judge
 from specdecode_operator.capture.files.formats import DATA_FILES, MANIFEST, CaptureError
 from specdecode_operator.capture.files.summary import summarize, summary_text
 from specdecode_operator.capture.files.validate import Validation, find, validate_capture, validate_file
-from specdecode_operator.cli.options import ExitCode, TextOrJson, fail
+from specdecode_operator.capture.trace_reader import RecordingError
+from specdecode_operator.cli.options import ExitCode, TextOrJson, ended, fail, refused
 from specdecode_operator.cli.outputs import printable_json
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 
 
-class ValidateExitCode(IntEnum):
-    """What the shell gets."""
+def validate_command(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH...",
+            help="A file of a capture (plain or .gz), a folder with some, a published capture, or a folder with"
+            " captures in it.",
+        ),
+    ],
+    *,
+    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")] = TextOrJson.TEXT,
+) -> None:
+    """Say whether files of captures can be trusted: every problem with its line, and measures of quality.
 
-    OK = 0
-    PROBLEMS = 1
-    BAD_INPUT = 2
+    The rules are those of vllm-vcr's reader, so what passes can be replayed
+    there. A published capture is also compared with its manifest's checksums.
 
+    For example: specdecode capture validate demo/
 
-class _BadInputError(Exception):
-    """A path that holds nothing to validate."""
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """One thing that was validated."""
-
-    path: Path
-    validation: Validation
-
-
-def validate(paths: Sequence[Path], *, as_json: bool) -> ValidateExitCode:
-    """Print what is wrong with the files at these paths; return what the shell gets."""
-    answers: list[_Answer] = []
+    Exits with 0 when nothing is wrong, 1 when something is, 2 when a path
+    holds nothing that could be validated.
+    """
+    found: list[tuple[Path, Validation]] = []
     errors: list[str] = []
     for path in paths:
         try:
-            answers += [_Answer(target, _validated(target)) for target in _targets(path)]
-        except (_BadInputError, CaptureError) as error:
+            targets = [(each, validate_file if each.is_file() else validate_capture) for each in _targets(path)]
+            found += [(each, judge_files(each)) for each, judge_files in targets]
+        except CaptureError as error:
             errors.append(str(error))
         except OSError as error:
             errors.append(f"{error.filename or path}: {error.strerror}")
-    if as_json:
-        typer.echo(printable_json(_as_json(answers)))
-    elif answers:
-        say("\n\n".join(map(_as_text, answers)))
+    if output is TextOrJson.JSON:
+        rows = [
+            {
+                "path": str(path),
+                "passed": each.passed,
+                "files": [asdict(report) for report in each.files],
+                "gates": each.gates,
+                "summary": _summary(path, each),
+            }
+            for path, each in found
+        ]
+        typer.echo(printable_json(msgspec.json.format(msgspec.json.encode({"validated": rows})).decode()))
+    elif found:
+        say("\n\n".join(_validation_text(path, each) for path, each in found))
     for message in errors:
         say_line(f"error: {message}", err=True)
-    passed = all(answer.validation.passed for answer in answers)
-    return ValidateExitCode.BAD_INPUT if errors else ValidateExitCode.OK if passed else ValidateExitCode.PROBLEMS
+    raise typer.Exit(2 if errors else int(not all(each.passed for _, each in found)))
 
 
 def _targets(path: Path) -> list[Path]:
     """Return what to validate as one: a file, a folder with a capture's files, or the captures and files below it."""
     if not path.exists():
-        raise _BadInputError(f"{path}: is not there: name a file or a folder")
+        raise FileNotFoundError(0, "is not there: name a file or a folder", str(path))
     if path.is_file() or any(find(path, name) for name in (MANIFEST, *DATA_FILES)):
         return [path]
-    found = [manifest.parent for manifest in sorted(path.rglob(MANIFEST))] or list(_files(path))
-    if not found:
-        raise _BadInputError(f"{path}: holds neither a capture nor a .jsonl or .jsonl.gz file: name another folder")
-    return found
+    captures = [manifest.parent for manifest in sorted(path.rglob(MANIFEST))]
+    files = [each for each in sorted(path.iterdir()) if each.is_file() and each.name.endswith((".jsonl", ".jsonl.gz"))]
+    if not captures and not files:
+        why = "holds neither a capture nor a .jsonl or .jsonl.gz file: name another folder"
+        raise FileNotFoundError(0, why, str(path))
+    return captures or files
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name.endswith((".jsonl", ".jsonl.gz")):
-            yield path
+def _summary(path: Path, found: Validation) -> Any:
+    """Return the summary of a capture whose client file and trace are there."""
+    if found.client is None or found.trace is None:
+        return None
+    return summarize(found, sum(file.stat().st_size for name in DATA_FILES if (file := find(path, name)) is not None))
 
 
-def _validated(path: Path) -> Validation:
-    return validate_file(path) if path.is_file() else validate_capture(path)
-
-
-def _as_text(answer: _Answer) -> str:
-    found = answer.validation
-    lines = [f"{answer.path}: {'ok' if found.passed else 'PROBLEMS'}"]
+def _validation_text(path: Path, found: Validation) -> str:
+    lines = [f"{path}: {'ok' if found.passed else 'PROBLEMS'}"]
     for report in found.files:
-        counts = [] if report.file == MANIFEST else [_counted(report.lines, "line")]
-        counts += [_counted(report.broken, "problem")] if report.broken else []
+        counts = [] if report.file == MANIFEST else [f"{report.lines} line{'s' * (report.lines != 1)}"]
+        counts += [f"{report.broken} problem{'s' * (report.broken != 1)}"] if report.broken else []
         lines.append(f"  {report.file}: {', '.join(counts) or 'ok'}")
         for problem in report.problems:
             place = f"line {problem.line}: " if problem.line else ""
@@ -102,33 +111,9 @@ def _as_text(answer: _Answer) -> str:
     for name, gate in found.gates.items():
         limit = f" (limit {gate.limit:g})" if gate.limit is not None else ""
         lines.append(f"  {'pass' if gate.passed else 'FAIL'}  {name} {gate.value:g}{limit}: {gate.why}")
-    if found.client is not None and found.trace is not None:
-        lines += [f"  {line}" for line in summary_text(summarize(found, _sizes(answer.path))).splitlines()]
+    if (summary := _summary(path, found)) is not None:
+        lines += [f"  {line}" for line in summary_text(summary).splitlines()]
     return "\n".join(map(printable, lines))
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _as_json(answers: list[_Answer]) -> str:
-    return msgspec.json.format(msgspec.json.encode({"validated": [_document(each) for each in answers]})).decode()
-
-
-def _document(answer: _Answer) -> dict[str, Any]:
-    found = answer.validation
-    whole = found.client is not None and found.trace is not None
-    return {
-        "path": str(answer.path),
-        "passed": found.passed,
-        "files": [asdict(report) for report in found.files],
-        "gates": found.gates,
-        "summary": summarize(found, _sizes(answer.path)) if whole else None,
-    }
-
-
-def _sizes(folder: Path) -> int:
-    return sum(path.stat().st_size for name in DATA_FILES if (path := find(folder, name)) is not None)
 
 
 _ROW = "  {:<18}{:>9}{:>11}{:>9}{:>18}{:>10}{:>10}{:>10}{:>8}"
@@ -160,8 +145,6 @@ def compare_command(
 
     Exits with 0 whatever the verdicts are, 2 when the arms cannot be compared.
     """
-    # Comparing takes longer to load than the rest of the command line.
-
     try:
         comparison = compare_capture(folder, price)
     except CaptureError as error:
@@ -173,7 +156,7 @@ def compare_command(
         say("\n".join(_lines(comparison)))
 
 
-def _lines(comparison: "Comparison") -> Iterator[str]:
+def _lines(comparison: Comparison) -> Iterator[str]:
     baseline, *others = comparison.arms
     for arm in others:
         yield f"{arm.name} against {baseline.name}: {arm.verdict}"
@@ -181,36 +164,29 @@ def _lines(comparison: "Comparison") -> Iterator[str]:
         yield _ROW.format(*_HEAD)
         for load in arm.loads:
             plain = next(each for each in baseline.loads if each.phase == load.phase)
-            yield _row(plain, f"{clip(load.phase, 14)} *")
-            yield _row(load, clip(load.phase, 16))
-        yield from _figures(arm, comparison)
+            for each, name in ((plain, f"{clip(load.phase, 14)} *"), (load, clip(load.phase, 16))):
+                yield _ROW.format(name, *_cells(each)).rstrip()
+        yield from _figures(arm, priced=comparison.price_per_gpu_hour is not None)
+        if comparison.slo.given:
+            yield f"  within the SLO {sum(each.within_slo for each in arm.loads):,} requests"
         yield ""
     yield f"* {baseline.name}, which the others are compared with; goodput in tokens/s, TTFT and TPOT in ms"
     yield from (f"note: {each}" for each in comparison.notes)
 
 
-def _row(load: "Load", name: str) -> str:
-    compared = load.compared
-    change = "" if compared is None or compared.ratio is None else f"{compared.ratio - 1:+.1%}"
-    ends = (
-        ""
-        if compared is None or compared.low is None or compared.high is None
-        else (f"{compared.low - 1:+.1%} {compared.high - 1:+.1%}")
-    )
-    return _ROW.format(
-        name,
-        _shown(load.running, 1),
-        _shown(load.goodput, 1),
-        change,
-        ends,
-        _shown(None if load.ttft_ms is None else load.ttft_ms.p50, 1),
-        _shown(None if load.tpot_ms is None else load.tpot_ms.p50, 2),
-        _shown(None if load.tpot_ms is None else load.tpot_ms.p99, 2),
-        "" if load.acceptance is None else f"{load.acceptance:.0%}",
-    ).rstrip()
+def _cells(load: Load) -> Iterator[str]:
+    ratios = load.compared and (load.compared.ratio, load.compared.low, load.compared.high)
+    ratio, low, high = ratios or (None, None, None)
+    ttft, tpot = load.ttft_ms, load.tpot_ms
+    yield from ("-" if each is None else f"{each:,.1f}" for each in (load.running, load.goodput))
+    yield "" if ratio is None else f"{ratio - 1:+.1%}"
+    yield "" if low is None or high is None else f"{low - 1:+.1%} {high - 1:+.1%}"
+    yield "-" if ttft is None else f"{ttft.p50:,.1f}"
+    yield from ("-" if each is None else f"{each:,.2f}" for each in (tpot and tpot.p50, tpot and tpot.p99))
+    yield "" if load.acceptance is None else f"{load.acceptance:.0%}"
 
 
-def _figures(arm: "Arm", comparison: "Comparison") -> Iterator[str]:
+def _figures(arm: Arm, *, priced: bool) -> Iterator[str]:
     drafting, cache = arm.drafting, arm.prefix_cache
     if drafting is not None:
         positions = " ".join(f"{share:.0%}" for share in drafting.per_position)
@@ -224,33 +200,16 @@ def _figures(arm: "Arm", comparison: "Comparison") -> Iterator[str]:
             "" if cache.tax_tokens is None else f"; prefix-cache tax {cache.tax_tokens:,} tokens, {cache.tax_percent} %"
         )
         yield f"  prefix cache {cache.hit_rate:.1%} hits{tax}"
-    costs = [
-        (each.phase, each.gpu_seconds_per_1000_tokens, each.cost_per_1000_tokens)
-        for each in arm.loads
-        if each.gpu_seconds_per_1000_tokens is not None
-    ]
+    costs = []
+    for each in arm.loads:
+        if each.gpu_seconds_per_1000_tokens is not None:
+            price = "" if each.cost_per_1000_tokens is None else f" ({each.cost_per_1000_tokens:.3g})"
+            costs.append(f"{each.gpu_seconds_per_1000_tokens:.3g} s{price} in {each.phase}")
     if costs:
-        said = ", ".join(
-            f"{seconds:.3g} s{'' if price is None else f' ({price:.3g})'} in {phase}" for phase, seconds, price in costs
-        )
-        cost = "" if comparison.price_per_gpu_hour is None else " (and what it costs)"
-        yield f"  GPU time for 1,000 tokens{cost} {said}"
-    if comparison.slo.given:
-        yield f"  within the SLO {sum(each.within_slo for each in arm.loads):,} requests"
-
-
-def _shown(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+        yield f"  GPU time for 1,000 tokens{' (and what it costs)' if priced else ''} {', '.join(costs)}"
 
 
 _MOST_PERCENT: Final = 90
-
-
-class GateExitCode(IntEnum):
-    """What the shell gets."""
-
-    HOLDS = 0
-    DOES_NOT_HOLD = 1
 
 
 def gate_command(  # noqa: PLR0913  options of a command
@@ -275,74 +234,71 @@ def gate_command(  # noqa: PLR0913  options of a command
     Exits with 0 when it holds, 1 when it is worse or cannot be told, 2 when the
     captures cannot be compared.
     """
-    # Judging takes longer to load than the rest of the command line.
-
     limits = Limits(goodput=goodput, acceptance=acceptance, step_time=step_time, latency=latency)
-    try:
+    with refused(None, NotComparableError):
         regression = judge(repetitions_of(golden), repetitions_of(found), limits)
-    except NotComparableError as error:
-        raise typer.BadParameter(str(error)) from error
     as_json = output is TextOrJson.JSON
     say(msgspec.json.format(msgspec.json.encode(regression)).decode() if as_json else _gate_as_text(regression))
-    holds = regression.verdict is RegressionVerdict.HOLDS
-    raise typer.Exit(GateExitCode.HOLDS if holds else GateExitCode.DOES_NOT_HOLD)
+    raise typer.Exit(int(regression.verdict is not RegressionVerdict.HOLDS))
 
 
-def _gate_as_text(regression: "Regression") -> str:
-    rows: list[tuple[str, ...]] = [("figure", "golden", "new", "change", "interval", "may be lost", "verdict")]
-    rows += [_gate_row(each) for each in regression.figures]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [_line(row, widths) for row in rows]
+def _gate_as_text(regression: Regression) -> str:
+    rows = [("figure", "golden", "new", "change", "interval", "may be lost", "verdict")]
+    for each in regression.figures:
+        golden, found = ("" if side is None else f"{side:,.4g}" for side in (each.golden, each.found))
+        change = "" if each.change_percent is None else f"{each.change_percent:+.1f} %"
+        interval = ""
+        if each.low_percent is not None and each.high_percent is not None:
+            interval = f"{each.low_percent:+.1f} to {each.high_percent:+.1f} %"
+        limit = "" if each.loss_limit_percent is None else f"{each.loss_limit_percent:g} %"
+        verdict = each.verdict.value if each.verdict else "not known"
+        rows.append((f"{each.name} ({each.unit})", golden, found, change, interval, limit, verdict))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others, last in rows:
+        middle = (cell.rjust(width) for cell, width in zip(others, widths[1:-1], strict=True))
+        lines.append("  ".join([first.ljust(widths[0]), *middle, last]).rstrip())
     notes = [f"note: {each}" for each in regression.notes]
     return "\n".join(map(printable, [*lines, "", regression.message, *notes]))
-
-
-def _line(row: tuple[str, ...], widths: list[int]) -> str:
-    first, *others = (
-        cell.ljust(width) if place in {0, len(row) - 1} else cell.rjust(width)
-        for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-    )
-    return "  ".join([first, *others]).rstrip()
-
-
-def _gate_row(figure: "Figure") -> tuple[str, ...]:
-    change = "" if figure.change_percent is None else f"{figure.change_percent:+.1f} %"
-    interval = ""
-    if figure.low_percent is not None and figure.high_percent is not None:
-        interval = f"{figure.low_percent:+.1f} to {figure.high_percent:+.1f} %"
-    limit = "" if figure.loss_limit_percent is None else f"{figure.loss_limit_percent:g} %"
-    verdict = figure.verdict.value if figure.verdict else "not known"
-    golden, found = ("" if each is None else f"{each:,.4g}" for each in (figure.golden, figure.found))
-    return f"{figure.name} ({figure.unit})", golden, found, change, interval, limit, verdict
 
 
 _SHOWN_WARNINGS = 10
 
 
-def report(  # noqa: PLR0913  each is an option
-    captured: Sequence[Path],
-    replayed: Sequence[Path],
-    page: Path,
+def report_command(  # noqa: PLR0913  each is an option
+    captures: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="A capture's folder, a folder with captures in it, or a trace."),
+    ],
     *,
-    png: Path | None = None,
-    svg: Path | None = None,
-    perfetto: Path | None = None,
+    replayed: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="A replay's capture, to set beside. May be repeated.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
+    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for each figure as PNG.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for each figure as SVG.")] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Requests and counters as JSON for ui.perfetto.dev.")
+    ] = None,
 ) -> None:
-    """Write what was asked for, and say what is in it, and what is left out and why."""
+    """Draw captures into one page that opens anywhere: bursts, acceptance, latency, KV cache, requests.
+
+    Several are drawn into the same figures. What there is nothing for is left
+    out, with the reason. Lines that cannot be read are left out and named.
+
+    For example: specdecode capture report captures/demo -o report.html
+    """
     try:
         from specdecode_operator.capture.report.report import Outputs, ReportError, make_report  # noqa: PLC0415  heavy
-        from specdecode_operator.capture.trace_reader import RecordingError  # noqa: PLC0415
     except ImportError:
         fail("matplotlib is not installed: pip install '.[plot]' in a clone")
-    try:
-        made = make_report(captured, replayed, Outputs(page, png=png, svg=svg, perfetto=perfetto))
-    except (RecordingError, ReportError) as error:
-        fail(error)
+    with ended(RecordingError, ReportError):
+        made = make_report(captures, replayed or [], Outputs(output, png=png, svg=svg, perfetto=perfetto))
     for warning in made.warnings[:_SHOWN_WARNINGS]:
         say(f"warning: {warning}", err=True)
     for each in made.left_out:
         say(f"left out: {each.title}: {each.why}")
-    say(f"{page}: {len(made.pictures)} figure{'s' * (len(made.pictures) != 1)}")
+    say(f"{output}: {len(made.pictures)} figure{'s' * (len(made.pictures) != 1)}")
     for what in (png, svg, perfetto):
         if what is not None:
             say(f"{what}: written")

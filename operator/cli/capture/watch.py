@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from pydantic import ValidationError
 
@@ -14,6 +14,7 @@ from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.api.crd_validation import metadata_problems
 from specdecode_operator.cli.input_files import Document, Other, read_all
 from specdecode_operator.cli.kubectl import Kubectl, KubectlError
 from specdecode_operator.cli.terminal import say_line
@@ -23,24 +24,18 @@ from specdecode_operator.untrusted import parse_json
 DEPLOYMENTS: Final = "specdecodedeployments.specdecode.io"
 RESOURCE: Final = "specdecodecaptures.specdecode.io"
 FINAL: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
-_FOR_GOOD: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED})
 SERVING: Final = frozenset({CapturePhase.LOADING, CapturePhase.SUCCEEDED})
 """The engine serves, or served: all may be over already."""
-
 _CAPTURES_NAMED: Final = 8
 _PERIOD_S: Final = 2.0
 _SEEN_WITHIN_S: Final = 60.0
 """An operator that has just been installed or that takes over from another one has looked at everything by then."""
-
 _OUTAGE_S: Final = 120.0
 """An API server that restarts, or another one that takes over, answers again by then."""
-
 _NOT_FOUND: Final = "DeploymentNotFound"
-_NEEDS_ANOTHER_SPEC: Final = frozenset({"DeploymentNotPlanned", "DeploymentRolledBack"})
 _LOAD_CONTAINER: Final = "load"
 _LONGEST_LOG_BYTES: Final = 2**25
 _FIGURES: Final = ("sent", "recorded", "completed", "failed", "rate", "eta_s")
-_NUMBER: Final = int | float | None
 
 
 class CaptureError(Exception):
@@ -48,13 +43,13 @@ class CaptureError(Exception):
 
 
 def phase_of(capture: Body) -> CapturePhase | None:
-    """Return how far a capture is; None before the operator has looked at it as it is now."""
+    """Return the phase of a capture; None before the operator has seen its current spec."""
     phase = capture.get("status", {}).get("phase")
     if phase not in set(CapturePhase):
         return None
-    # One that was cancelled may have been told to go on since.
+    # A cancelled capture may have been resumed since.
     current = capture["status"].get("observedGeneration") == capture["metadata"].get("generation")
-    return CapturePhase(phase) if current or phase in _FOR_GOOD else None
+    return CapturePhase(phase) if current or phase in (CapturePhase.SUCCEEDED, CapturePhase.FAILED) else None
 
 
 def message_of(capture: Body) -> str:
@@ -69,20 +64,14 @@ def message_of(capture: Body) -> str:
 
 
 def verdict_of(capture: Body) -> str:
-    """Return what several arms come to; empty while nobody knows."""
+    """Return the verdict on several arms; empty while there is none."""
     condition = _condition(capture, "Pays")
     known = condition.get("reason") not in (None, "NotCompared")
     return f"{condition['reason']}: {condition['message']}" if known else ""
 
 
 def get_capture(kubectl: Kubectl, name: str, otherwise: str = "name another, or its namespace (-n)") -> Body:
-    """Return a capture.
-
-    Raises
-    ------
-    CaptureError
-        When there is none of this name; it says what to do otherwise.
-    """
+    """Return a capture; CaptureError says what to do if it does not exist."""
     found = kubectl.find(f"{RESOURCE}/{name}")
     if found is None:
         raise CaptureError(f"capture {name}: is not there ({names_here(kubectl, name)}): {otherwise}")
@@ -99,35 +88,37 @@ def names_here(kubectl: Kubectl, name: str) -> str:
     return f"did you mean {meant[0]}? {said}" if meant else said
 
 
-@dataclass(frozen=True)
-class Timeouts:
-    """How long a capture is waited for, in seconds."""
+class Timeouts(NamedTuple):
+    """Seconds to wait for a phase, and for a deployment that is missing or cannot be launched as it is."""
 
     phase_s: float
-    """Until it is in the phase that is waited for."""
-
     deployment_s: float
-    """For a deployment that is not there or cannot be launched as it is; it may come in the same apply."""
 
 
 def wait_for(kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], timeouts: Timeouts) -> Body:
-    """Wait until a capture is in one of these phases; tell each change on the way.
+    """Wait until a capture is in one of these phases; print each change on the way.
 
-    Raises
-    ------
-    CaptureError
-        When it stalls, ends otherwise, waits for what does not come by itself, or takes longer.
+    CaptureError is raised if it stalls, ends otherwise, waits for what does not come by itself, or takes longer.
     """
     shown, start, no_deployment_since, ignored_since = "", time.monotonic(), None, None
     while True:
         capture, now = _get_through_outage(kubectl, name), time.monotonic()
-        phase = phase_of(capture)
+        phase, ready, stalled = phase_of(capture), _condition(capture, "Ready"), _condition(capture, "Stalled")
         words = f"{phase or CapturePhase.PENDING}: {message_of(capture)}"
         if phase in phases:
             return capture
-        no_deployment_since = (no_deployment_since or now) if _needs_deployment(capture) else None
-        if phase in FINAL or (_is_stalled(capture) and no_deployment_since is None):
-            raise CaptureError(f"capture {name}: {words}{_how_to_resume(capture)}")
+        current = stalled.get("observedGeneration") == capture["metadata"].get("generation")
+        is_stalled = current and stalled.get("status") == "True"
+        needs_spec = ready.get("reason") in ("DeploymentNotPlanned", "DeploymentRolledBack") and is_stalled
+        waits = needs_spec or ready.get("reason") == _NOT_FOUND
+        no_deployment_since = (no_deployment_since or now) if waits else None
+        if phase in FINAL or (is_stalled and not waits):
+            resume = ""
+            if phase is CapturePhase.CANCELLED:
+                patch = """--type=merge --patch='{"spec":{"suspend":false}}'"""
+                where = f"{name} -n {capture['metadata']['namespace']}"
+                resume = f"; it begins anew with: kubectl patch sdc {where} {patch}"
+            raise CaptureError(f"capture {name}: {words}{resume}")
         if no_deployment_since is not None and now - no_deployment_since >= timeouts.deployment_s:
             raise CaptureError(_deployment_missing(kubectl, capture))
         ignored_since = (ignored_since or now) if phase is None else None
@@ -142,7 +133,6 @@ def wait_for(kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], timeo
 
 
 def _get_through_outage(kubectl: Kubectl, name: str) -> Body:
-    """Return a capture; while the cluster does not answer, as between two API servers, try again."""
     failing_since: float | None = None
     while True:
         try:
@@ -157,23 +147,7 @@ def _get_through_outage(kubectl: Kubectl, name: str) -> Body:
             time.sleep(_PERIOD_S)
 
 
-def _how_to_resume(capture: Body) -> str:
-    """Say how a capture that was cancelled goes on; nothing of others."""
-    if phase_of(capture) is not CapturePhase.CANCELLED:
-        return ""
-    name, namespace = capture["metadata"]["name"], capture["metadata"]["namespace"]
-    patch = """--type=merge --patch='{"spec":{"suspend":false}}'"""
-    return f"; it begins anew with: kubectl patch sdc {name} -n {namespace} {patch}"
-
-
-def _needs_deployment(capture: Body) -> bool:
-    """Whether its deployment is not there, or only another spec of it helps."""
-    reason = _condition(capture, "Ready").get("reason")
-    return reason == _NOT_FOUND or (reason in _NEEDS_ANOTHER_SPEC and _is_stalled(capture))
-
-
 def _deployment_missing(kubectl: Kubectl, capture: Body) -> str:
-    """Say what is wrong with the deployment, and how to go on."""
     name, deployment = capture["metadata"]["name"], capture["spec"]["deployment"]
     namespace = capture["metadata"]["namespace"]
     if _condition(capture, "Ready")["reason"] == _NOT_FOUND:
@@ -188,71 +162,64 @@ def _deployment_missing(kubectl: Kubectl, capture: Body) -> str:
     )
 
 
-def _is_stalled(capture: Body) -> bool:
-    stalled = _condition(capture, "Stalled")
-    current = stalled.get("observedGeneration") == capture["metadata"].get("generation")
-    return current and stalled.get("status") == "True"
-
-
 def _condition(capture: Body, type_: str) -> Body:
-    """Return a condition; empty before the operator has looked at the capture."""
     conditions = capture.get("status", {}).get("conditions") or []
     found: Body = next((each for each in conditions if each["type"] == type_), {})
     return found
 
 
-def progress(kubectl: Kubectl, capture: Body) -> Iterator[dict[str, Any]]:
-    """Yield what the load generator said of its progress and says, until it ends.
+def progress(kubectl: Kubectl, capture: Body) -> Iterator[Body]:
+    """Yield the load generator's lines of progress until it ends.
 
-    The stream may break before; the caller looks at the phase afterwards.
+    The stream may break before that: the caller checks the phase afterwards.
     """
     job = capture["status"].get("job")
     if not job:
         return
     stream = kubectl.stream("logs", f"job/{job}", f"--container={_LOAD_CONTAINER}", "--follow")
     try:
-        yield from filter(_is_progress, _told(stream.stdout or ()))
+        yield from (line for line, is_progress in _told(stream.stdout or ()) if is_progress)
     finally:
         stream.terminate()
         stream.communicate()
 
 
 def how_far(kubectl: Kubectl, capture: Body) -> str | None:
-    """Return how far the load of a capture is; None where there is none, or nobody may read what it tells."""
+    """Return the progress of a capture's load; None without one, or if its log may not be read."""
     job = capture.get("status", {}).get("job")
     if phase_of(capture) is not CapturePhase.LOADING or not job:
         return None
     try:
         asked = SpecDecodeCaptureSpec.parse(capture["spec"], newer=True)
         command = ("logs", f"job/{job}", f"--container={_LOAD_CONTAINER}")
-        told = [*_told(kubectl.short_text(*command, most_bytes=_LONGEST_LOG_BYTES).splitlines())]
+        log = kubectl.short_text(*command, most_bytes=_LONGEST_LOG_BYTES).splitlines()
     except (KubectlError, ValidationError):
         return None
+    published, last = 0, None
+    for line, is_progress in _told(log):
+        if "published" in line:
+            published, last = published + 1, None
+        elif is_progress:
+            last = line
     runs = max(1, len(asked.arms)) * asked.starts
-    ended = [place for place, line in enumerate(told) if "published" in line]
-    of_this_one = [line for line in told[ended[-1] + 1 if ended else 0 :] if _is_progress(line)]
-    load = progress_text(of_this_one[-1]) if of_this_one else "no request of the next one yet"
-    return load if runs == 1 else f"{len(ended)} of {runs} runs are published; {load}"
+    load = progress_text(last) if last else "no request of the next one yet"
+    return load if runs == 1 else f"{published} of {runs} runs are published; {load}"
 
 
-def _told(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
-    """Yield what a load generator's log has for programs."""
+def _told(lines: Iterable[str | bytes]) -> Iterator[tuple[Body, bool]]:
+    """Yield the JSON objects in an untrusted log, and whether each is one of progress."""
     for line in lines:
         try:
             found = parse_json(line)
         except ValueError:
             continue
         if isinstance(found, dict):
-            yield found
+            phase, figures = found.get("phase"), [found.get(name) for name in _FIGURES]
+            is_text = isinstance(phase, str) and phase.isprintable()
+            yield found, is_text and all(isinstance(each, int | float | None) for each in figures)
 
 
-def _is_progress(line: dict[str, Any]) -> bool:
-    """Whether a line of the log is one of progress, whoever wrote it."""
-    phase, figures = line.get("phase"), [line.get(name) for name in _FIGURES]
-    return isinstance(phase, str) and phase.isprintable() and all(isinstance(each, _NUMBER) for each in figures)
-
-
-def progress_text(line: dict[str, Any]) -> str:
+def progress_text(line: Body) -> str:
     """Return one line of progress for people."""
     parts = [f"{line.get('phase'):<14}", f"sent {line.get('sent') or 0:>6,}"]
     if line.get("recorded") is not None:
@@ -271,29 +238,24 @@ _SUFFIXES: Final = (".json", ".yaml", ".yml")
 _PROBLEMS_NAMED: Final = 3
 
 
-@dataclass(frozen=True)
-class Applied:
+class Applied(NamedTuple):
     """A capture that was applied."""
 
     name: str
-    kubectl: Kubectl
-    """kubectl in its namespace, which the file may name."""
-
-    suspended: bool
-    """Whether it was applied as one that shall not start."""
+    kubectl: Kubectl  # In its namespace, which the file may name
+    suspended: bool  # Applied as one that shall not start
 
 
 def read_captures(source: str) -> list[Body]:
     """Return the captures of a file, of ``-``, or of a folder's files, as ``kubectl apply`` takes them.
 
-    Raises
-    ------
-    CaptureError
-        When anything else is among them, or the same capture twice.
-    DocumentError
-        When a file cannot be read.
+    CaptureError is raised if anything else is among them, or one capture twice; DocumentError for unreadable files.
     """
-    files = _files(source)
+    files, folder = [source], Path(source)
+    if source and folder.is_dir():
+        files = [str(file) for file in sorted(folder.iterdir()) if file.suffix in _SUFFIXES and file.is_file()]
+        if not files:
+            raise CaptureError(f"{source}: no {', '.join(_SUFFIXES)} file is in this folder: name another")
     found = [(file, each) for file in files for each in read_all(file)]
     wrong = [f"{printable(file)}: holds {each.name}" for file, each in found if isinstance(each, Other)]
     documents = [each for _, each in found if isinstance(each, Document)]
@@ -312,15 +274,24 @@ def read_captures(source: str) -> list[Body]:
     return [document.body for document in documents]
 
 
+def _wrong(document: Document) -> str | None:
+    """Return why a document is no capture that could be applied."""
+    kind, version = document.body.get("kind") or None, document.body.get("apiVersion") or None
+    if kind != api.KIND:
+        return f"{document.place}: kind: {shown_or_missing(kind)}: is no {api.KIND}: apply it with kubectl"
+    if version != base.API_VERSION:
+        return f"{document.place}: apiVersion: {shown_or_missing(version)}: use {base.API_VERSION}"
+    if problems := metadata_problems(document.body.get("metadata")):
+        return f"{document.place}: {problems[0]}"
+    if not isinstance(document.body.get("spec", {}), dict):
+        return f"{document.place}: spec: must be an object"
+    return None
+
+
 def apply(kubectl: Kubectl, captures: Sequence[Body]) -> list[Applied]:
     """Apply captures, after the API server has said that it takes every one of them.
 
     What is sent is what was read, not the file's text: another parser might find other objects in it.
-
-    Raises
-    ------
-    KubectlError
-        When the API server refuses one of them; then none was applied.
     """
     listed: Body = {"apiVersion": "v1", "kind": "List", "items": [*captures]}
     if len(captures) > 1:
@@ -334,31 +305,3 @@ def apply(kubectl: Kubectl, captures: Sequence[Body]) -> list[Applied]:
         )
         for each, sent in zip(answer.get("items", [answer]), captures, strict=True)
     ]
-
-
-def _files(source: str) -> Iterable[str]:
-    folder = Path(source)
-    if not source or not folder.is_dir():
-        return [source]
-    found = [str(file) for file in sorted(folder.iterdir()) if file.suffix in _SUFFIXES and file.is_file()]
-    if not found:
-        raise CaptureError(f"{source}: no {', '.join(_SUFFIXES)} file is in this folder: name another")
-    return found
-
-
-def _wrong(document: Document) -> str | None:
-    """Return why a document is no capture that could be applied."""
-    body = document.body
-    kind, version, metadata = body.get("kind"), body.get("apiVersion"), body.get("metadata")
-    if kind != api.KIND:
-        return f"{document.place}: kind: {shown_or_missing(kind or None)}: is no {api.KIND}: apply it with kubectl"
-    if version != base.API_VERSION:
-        return f"{document.place}: apiVersion: {shown_or_missing(version or None)}: use {base.API_VERSION}"
-    # The rules of the CRDs take longer to load than the rest of the command line.
-    from specdecode_operator.api.crd_validation import metadata_problems  # noqa: PLC0415
-
-    if problems := metadata_problems(metadata):
-        return f"{document.place}: {problems[0]}"
-    if not isinstance(body.get("spec", {}), dict):
-        return f"{document.place}: spec: must be an object"
-    return None

@@ -10,33 +10,14 @@ import typer
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.crds import crds
-from specdecode_operator.cli.doctor.findings import (
-    Finding,
-    Grade,
-    Reading,
-    Unreadable,
-    claim_finding,
-    crd_finding,
-    gpu_findings,
-    limit_findings,
-    operator_finding,
-    optional_findings,
-    quota_findings,
-    rights_finding,
-    security_finding,
-    served_namespaces,
-    shared_memory_finding,
-    storage_findings,
-    version_finding,
-    webhook_findings,
-)
-from specdecode_operator.cli.options import Context, ExitCode, TextOrJson, fail
+from specdecode_operator.cli.doctor import findings as judge
+from specdecode_operator.cli.options import Context, ExitCode, TextOrJson, ended
 from specdecode_operator.cli.outputs import print_json
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cluster.client import ClusterError, ForbiddenError
 from specdecode_operator.cluster.kubeconfig import ClusterView, open_cluster
 from specdecode_operator.cluster.resources import DEPLOYMENT, NODE, POD, Resource
-from specdecode_operator.cluster.rights import RELEASE, Right, Scope, rights_in
+from specdecode_operator.cluster.rights import RELEASE, Scope, rights_in
 from specdecode_operator.untrusted import mapping
 
 _CRD: Final = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
@@ -56,14 +37,8 @@ _USUAL_NAMESPACE: Final = "specdecode-system"
 _T = TypeVar("_T")
 
 
-async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
-    """Return all findings on a cluster, and on engines in one of its namespaces.
-
-    Raises
-    ------
-    ClusterError
-        When the cluster does not answer at all.
-    """
+async def examine(cluster: ClusterView, namespace: str) -> list[judge.Finding]:
+    """Return all findings on a cluster, and on engines in one of its namespaces."""
     # Whoever may not even ask for the version has no cluster, or no login.
     version = await cluster.version()
     expected = crds()
@@ -82,100 +57,89 @@ async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
         _read(cluster.list(_LIMITS, namespace)),
         _read(cluster.list(_CLAIM, namespace)),
     )
-    limited = limit_findings(limits)
+    limited = judge.limit_findings(limits)
     return [
-        version_finding(version),
-        *(crd_finding(each, body, groups) for each, body in zip(expected, installed, strict=True)),
-        operator_finding(deployments),
+        judge.version_finding(version),
+        *(judge.crd_finding(each, body, groups) for each, body in zip(expected, installed, strict=True)),
+        judge.operator_finding(deployments),
         *await _rights(cluster, deployments),
-        *webhook_findings(webhooks, datetime.now(UTC)),
-        *gpu_findings(nodes, pods),
-        shared_memory_finding(limited),
+        *judge.webhook_findings(webhooks, datetime.now(UTC)),
+        *judge.gpu_findings(nodes, pods),
+        judge.shared_memory_finding(limited),
         *limited,
-        *storage_findings(classes),
-        claim_finding(claims),
-        security_finding(namespace, space),
-        *quota_findings(quotas, limits),
-        *optional_findings(groups),
+        *judge.storage_findings(classes),
+        judge.claim_finding(claims),
+        judge.security_finding(namespace, space),
+        *judge.quota_findings(quotas, limits),
+        *judge.optional_findings(groups),
     ]
 
 
-async def _read(question: Awaitable[_T]) -> Reading[_T]:
+async def _read(question: Awaitable[_T]) -> judge.Reading[_T]:
     try:
         return await question
     except ForbiddenError as error:
-        return Unreadable(str(error).partition(":")[0])
+        return judge.Unreadable(str(error).partition(":")[0])
     except ClusterError as error:
-        return Unreadable(str(error))
+        return judge.Unreadable(str(error))
 
 
-async def _operators(cluster: ClusterView) -> Reading[list[Body]]:
-    """Operators of the whole cluster, or, where that may not be read, of the usual namespace."""
+async def _operators(cluster: ClusterView) -> judge.Reading[list[Body]]:
     everywhere = await _read(cluster.list(DEPLOYMENT, selector=_OPERATOR_LABEL))
-    if not isinstance(everywhere, Unreadable):
+    if not isinstance(everywhere, judge.Unreadable):
         return everywhere
     usual = await _read(cluster.list(DEPLOYMENT, _USUAL_NAMESPACE, _OPERATOR_LABEL))
     # None there says nothing of the other namespaces.
-    return usual if not isinstance(usual, Unreadable) and usual else everywhere
+    return usual if not isinstance(usual, judge.Unreadable) and usual else everywhere
 
 
-async def _rights(cluster: ClusterView, deployments: Reading[Sequence[Body]]) -> list[Finding]:
-    """Judge the rights of each operator."""
-    if isinstance(deployments, Unreadable):
-        return []
+async def _rights(cluster: ClusterView, deployments: judge.Reading[Sequence[Body]]) -> list[judge.Finding]:
+    """Judge the rights of each operator's service account."""
     findings = []
-    for body in deployments:
-        space = str(mapping(body, "metadata").get("namespace"))
+    for body in [] if isinstance(deployments, judge.Unreadable) else deployments:
+        own, name = (str(mapping(body, "metadata").get(key)) for key in ("namespace", "name"))
         pod = mapping(mapping(mapping(body, "spec"), "template"), "spec")
-        account = f"{space}/{pod.get('serviceAccountName', 'default')}"
-        name = str(mapping(body, "metadata").get("name"))
-        missing = await _missing(cluster, account, name, served_namespaces(body))
-        findings.append(rights_finding(f"service account {account}", missing))
+        account = pod.get("serviceAccountName", "default")
+        served = sorted(judge.served_namespaces(body))
+        places = [(scope, each) for each in served for scope in (Scope.SERVED, Scope.NAMED)]
+        places = places or [(Scope.SERVED, ""), (Scope.CLUSTER, "")]
+        rights = [(right, space) for scope, space in [*places, (Scope.OWN, own)] for right in rights_in(scope)]
+        asked = [(right, verb, space) for right, space in rights for verb in right.verbs]
+        reviews = []
+        for right, verb, space in asked:
+            qualified, _, subresource = right.resource.partition("/")
+            plural, _, group = qualified.partition(".")
+            attributes = {"verb": verb, "group": group, "resource": plural, "subresource": subresource}
+            attributes["namespace"] = space
+            if right.names:
+                attributes["name"] = name if right.names == (RELEASE,) else right.names[0]
+            spec = {
+                "user": f"system:serviceaccount:{own}:{account}",
+                "groups": ["system:serviceaccounts", f"system:serviceaccounts:{own}", "system:authenticated"],
+                "resourceAttributes": attributes,
+            }
+            review = {"apiVersion": _REVIEW.api_version, "kind": _REVIEW.kind, "spec": spec}
+            reviews.append(cluster.review(_REVIEW, review))
+        missing: judge.Reading[list[str]]
+        answers = await _read(asyncio.gather(*reviews))
+        if isinstance(answers, judge.Unreadable):
+            missing = answers
+        else:
+            missing = [
+                f"{verb} {right.resource}" + (f" in namespace {space}" if space else "")
+                for (right, verb, space), answer in zip(asked, answers, strict=True)
+                if not mapping(answer, "status").get("allowed")
+            ]
+        findings.append(judge.rights_finding(f"service account {own}/{account}", missing))
     return findings
-
-
-async def _missing(cluster: ClusterView, account: str, name: str, served: frozenset[str]) -> Reading[list[str]]:
-    """Rights that a service account lacks, such as ``patch deployments.apps``; ``name`` is that of its operator."""
-    own = account.partition("/")[0]
-    places = [(scope, each) for each in sorted(served) for scope in (Scope.SERVED, Scope.NAMED)]
-    places = places or [(Scope.SERVED, ""), (Scope.CLUSTER, "")]
-    rights = [(right, space) for scope, space in [*places, (Scope.OWN, own)] for right in rights_in(scope)]
-    asked = [(right, verb, space) for right, space in rights for verb in right.verbs]
-    user = f"system:serviceaccount:{account.replace('/', ':')}"
-    answers = await _read(asyncio.gather(*(cluster.review(_REVIEW, _review(user, name, *each)) for each in asked)))
-    if isinstance(answers, Unreadable):
-        return answers
-    return [
-        f"{verb} {right.resource}" + (f" in namespace {space}" if space else "")
-        for (right, verb, space), answer in zip(asked, answers, strict=True)
-        if not mapping(answer, "status").get("allowed")
-    ]
-
-
-def _review(user: str, operator: str, right: Right, verb: str, namespace: str) -> Body:
-    own = user.split(":")[2]
-    qualified, _, subresource = right.resource.partition("/")
-    plural, _, group = qualified.partition(".")
-    attributes = {"verb": verb, "group": group, "resource": plural, "subresource": subresource, "namespace": namespace}
-    if right.names:
-        attributes["name"] = operator if right.names == (RELEASE,) else right.names[0]
-    return {
-        "apiVersion": _REVIEW.api_version,
-        "kind": _REVIEW.kind,
-        "spec": {
-            "user": user,
-            "groups": ["system:serviceaccounts", f"system:serviceaccounts:{own}", "system:authenticated"],
-            "resourceAttributes": attributes,
-        },
-    }
-
-
-_NAMESPACE_HELP: Final = "Namespace that engines will run in; that of the kubeconfig's context."
 
 
 def doctor_command(
     *,
-    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help=_NAMESPACE_HELP)] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", "-n", help="Namespace that engines will run in; that of the kubeconfig's context."),
+    ] = None,
     context: Context = None,
     output: Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")] = TextOrJson.TEXT,
 ) -> None:
@@ -189,26 +153,19 @@ def doctor_command(
     Exits with 0 when nothing FAILs, 4 when something does, 2 when the cluster
     cannot be asked.
     """
-    try:
-        findings = asyncio.run(_findings(namespace, context))
-    except ClusterError as error:
-        fail(error)
+
+    async def found() -> list[judge.Finding]:
+        async with open_cluster(context) as cluster:
+            return await examine(cluster, namespace or cluster.namespace)
+
+    with ended(ClusterError):
+        findings = asyncio.run(found())
     if output is TextOrJson.JSON:
         print_json({"findings": [asdict(finding) for finding in findings]})
     else:
-        _say(findings)
-    failed = any(finding.grade is Grade.FAIL for finding in findings)
+        width = max(len(finding.subject) for finding in findings)
+        for each in findings:
+            fix = f" -> {each.fix}" if each.fix else ""
+            say_line(f"{each.grade:<4}  {each.subject:<{width}}  {each.what}{fix}")
+    failed = any(finding.grade is judge.Grade.FAIL for finding in findings)
     raise typer.Exit(ExitCode.DOES_NOT_FIT if failed else ExitCode.OK)
-
-
-async def _findings(namespace: str | None, context: str | None) -> "list[Finding]":
-
-    async with open_cluster(context) as cluster:
-        return await examine(cluster, namespace or cluster.namespace)
-
-
-def _say(findings: "list[Finding]") -> None:
-    width = max(len(finding.subject) for finding in findings)
-    for finding in findings:
-        fix = f" -> {finding.fix}" if finding.fix else ""
-        say_line(f"{finding.grade:<4}  {finding.subject:<{width}}  {finding.what}{fix}")

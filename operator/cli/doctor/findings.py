@@ -7,12 +7,12 @@ import binascii
 import re
 from base64 import b64decode
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import combinations
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from specdecode_operator.api.base import GROUP, VERSION, Body
 from specdecode_operator.api.crds import INSTALL_CRD, crd_skew
@@ -82,18 +82,15 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 ENGINE_CUDA: Final = "13.0"
 """CUDA of the engine: torch 2.14, which vLLM 0.33 asks for, depends on cuda-toolkit 13.0 as 2.13 did (its metadata)."""
-
 _OLDEST_DRIVER: Final = 580
 _OLDEST_COMPATIBLE: Final = 525
 """NVIDIA, CUDA compatibility: CUDA 13 wants driver 580; data-centre drivers from 525 can run it with cuda-compat."""
-
 _DRIVER_LABELS: Final = (
     "nvidia.com/cuda.driver-version.full",
     "nvidia.com/cuda.driver-version.major",
     "nvidia.com/cuda.driver.major",
 )
 """Newer and older names that GPU-feature-discovery gives it (NVIDIA/k8s-device-plugin, internal/lm/nvml.go)."""
-
 _ENDED: Final = ("Succeeded", "Failed")
 
 
@@ -106,49 +103,39 @@ def gpu_findings(nodes: Reading[Sequence[Body]], pods: Reading[Sequence[Body]]) 
         fix = "install NVIDIA's GPU operator, or device plugin and GPU-feature-discovery (type CPU needs neither)"
         return [fail("gpus", f"none of {len(nodes)} nodes offers {GPU_RESOURCE}", fix)]
     usable = [each for each in facts if each.refusal is None and each.schedulable and find_device(each.product)]
-    with_gpus = {each.name for each in facts}
-    return [
-        *_product_findings(usable),
-        *_refusal_findings(facts),
-        *_driver_findings([body for body in nodes if body["metadata"]["name"] in with_gpus]),
-        *([_free_finding(usable, pods)] if usable else []),
-    ]
-
-
-def _product_findings(usable: Sequence[NodeFacts]) -> list[Finding]:
+    found = []
+    for (product, gpus), count in sorted(Counter((each.product, each.gpus) for each in usable).items()):
+        device = find_device(product)
+        label = "" if device is None or device.calibrated else ", sized uncalibrated"
+        found.append(ok("gpus", f"{count} node{'s' if count > 1 else ''} with {gpus} x {product}{label}"))
     if not usable:
-        return [fail("gpus", "no node has GPUs that can be planned for", "mend one of the nodes below")]
-    shapes = Counter((each.product, each.gpus) for each in usable)
-    return [
-        ok("gpus", f"{count} node{'s' if count > 1 else ''} with {gpus} x {product}{_label(product)}")
-        for (product, gpus), count in sorted(shapes.items())
-    ]
-
-
-def _label(product: str) -> str:
-    device = find_device(product)
-    return "" if device is None or device.calibrated else ", sized uncalibrated"
-
-
-def _refusal_findings(facts: Iterable[NodeFacts]) -> list[Finding]:
-    """One finding for each reason, with the nodes that it holds for."""
-    reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
+        found.append(fail("gpus", "no node has GPUs that can be planned for", "mend one of the nodes below"))
+    by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
     for each in facts:
-        if each.refusal is not None:
-            reasons[each.refusal, "plans pass it over as it is"].append(each.name)
-        elif find_device(each.product) is None:
-            fix = f"name it in spec.accelerator.product and set spec.{MEMORY_FIELD}"
-            reasons[f"{each.product} has no memory figures", fix].append(each.name)
-        elif not each.schedulable:
-            reasons["is cordoned: nothing new starts there", "kubectl uncordon it when it is well"].append(each.name)
-    return [warn("gpus", f"{listed(sorted(names))}: {reason}", fix) for (reason, fix), names in sorted(reasons.items())]
-
-
-def _driver_findings(nodes: Iterable[Body]) -> list[Finding]:
-    by_driver: dict[str, list[str]] = defaultdict(list)
+        if (reason := _unusable(each)) is not None:
+            by_reason[reason].append(each.name)
+    for (reason, fix), names in sorted(by_reason.items()):
+        found.append(warn("gpus", f"{listed(sorted(names))}: {reason}", fix))
+    with_gpus, by_driver = {each.name for each in facts}, defaultdict(list)
     for body in nodes:
-        by_driver[_driver(mapping(body["metadata"], "labels"))].append(body["metadata"]["name"])
-    return [_driver_finding(driver, names) for driver, names in sorted(by_driver.items())]
+        labels, name = mapping(body["metadata"], "labels"), body["metadata"]["name"]
+        if name in with_gpus:
+            driver = next((str(labels[label]) for label in _DRIVER_LABELS if labels.get(label)), "")
+            by_driver[driver].append(name)
+    found += [_driver_finding(driver, names) for driver, names in sorted(by_driver.items())]
+    return [*found, *([_free_finding(usable, pods)] if usable else [])]
+
+
+def _unusable(node: NodeFacts) -> tuple[str, str] | None:
+    """Return why a node is not planned for, and the fix."""
+    if node.refusal is not None:
+        return node.refusal, "plans pass it over as it is"
+    if find_device(node.product) is None:
+        fix = f"name it in spec.accelerator.product and set spec.{MEMORY_FIELD}"
+        return f"{node.product} has no memory figures", fix
+    return (
+        None if node.schedulable else ("is cordoned: nothing new starts there", "kubectl uncordon it when it is well")
+    )
 
 
 def _driver_finding(driver: str, names: Sequence[str]) -> Finding:
@@ -169,10 +156,6 @@ def _driver_finding(driver: str, names: Sequence[str]) -> Finding:
     return fail(subject, f"{what} cannot run CUDA {ENGINE_CUDA}", f"upgrade it to {_OLDEST_DRIVER}")
 
 
-def _driver(labels: Mapping[str, Any]) -> str:
-    return next((str(labels[label]) for label in _DRIVER_LABELS if labels.get(label)), "")
-
-
 def _free_finding(usable: Sequence[NodeFacts], pods: Reading[Sequence[Body]]) -> Finding:
     total = sum(each.gpus for each in usable)
     if isinstance(pods, Unreadable):
@@ -187,11 +170,10 @@ def _free_finding(usable: Sequence[NodeFacts], pods: Reading[Sequence[Body]]) ->
 
 OLDEST_MINOR: Final = 30
 """preStop sleep and ValidatingAdmissionPolicy are there without a switch from 1.30."""
-
 NEWEST_MINOR: Final = 37
 """The newest that our tests run on (docs/reference/supported.md)."""
-
 _CRD: Final = "crd"
+_OPERATOR: Final = "operator"
 _ADD_ONS: Final = (
     (
         "leaderworkerset",
@@ -235,20 +217,19 @@ def version_finding(seen: Reading[str]) -> Finding:
 def crd_finding(expected: Body, body: Reading[Body | None], groups: Reading[Mapping[str, Sequence[str]]]) -> Finding:
     """Judge one CRD: ``expected`` is that of this command line, ``body`` the installed one.
 
-    Where that may not be read, ``groups``, the versions that are served by
-    group, say less.
+    If that may not be read, ``groups``, the served versions by API group, say less.
     """
     name = expected["metadata"]["name"]
     if body is None:
         return fail(_CRD, f"{name} is not installed", INSTALL_CRD)
-    if not isinstance(body, Unreadable):
-        return _installed_crd_finding(expected, body)
-    if isinstance(groups, Unreadable):
-        return unknown(_CRD, body)
-    if VERSION in groups.get(GROUP, ()):
+    if isinstance(body, Unreadable):
+        if isinstance(groups, Unreadable):
+            return unknown(_CRD, body)
+        if VERSION not in groups.get(GROUP, ()):
+            return fail(_CRD, f"{GROUP}/{VERSION} is not served, nor {name}", INSTALL_CRD)
         what = f"{GROUP}/{VERSION} is served; whether {name} is, and its schema, cannot be told: {body.why}"
         return warn(_CRD, what, INSTALL_CRD)
-    return fail(_CRD, f"{GROUP}/{VERSION} is not served, nor {name}", INSTALL_CRD)
+    return _installed_crd_finding(expected, body)
 
 
 def _installed_crd_finding(expected: Body, body: Body) -> Finding:
@@ -270,60 +251,45 @@ def _installed_crd_finding(expected: Body, body: Body) -> Finding:
 
 def operator_finding(deployments: Reading[Sequence[Body]]) -> Finding:
     """Judge whether an operator runs, and its version; of several the first with which something is wrong."""
-    subject = "operator"
     if isinstance(deployments, Unreadable):
-        return unknown(subject, deployments)
+        return unknown(_OPERATOR, deployments)
     if not deployments:
         fix = "install it: kubectl apply --server-side -k manifests, or the chart specdecode-operator"
-        return fail(subject, "is not installed", fix)
-    if both := _meeting(deployments):
-        where = f"runs more than once: {_place(both[0])} and {_place(both[1])} serve the same namespaces"
-        return fail(subject, where, "remove one, or have each serve namespaces of its own (watchNamespaces)")
-    findings = [_one_operator_finding(each) for each in deployments]
-    return next((each for each in findings if each.grade is not Grade.OK), findings[0])
-
-
-def served_namespaces(body: Body) -> frozenset[str]:
-    """Return the namespaces that an operator's Deployment names; none where it serves the whole cluster."""
-    prefix = "--namespace="
-    return frozenset(argument.removeprefix(prefix) for argument in _arguments(body) if argument.startswith(prefix))
-
-
-def _arguments(body: Body) -> Sequence[str]:
-    containers = objects(mapping(mapping(mapping(body, "spec"), "template"), "spec"), "containers")
-    return texts(containers[0], "args") if containers else ()
-
-
-def _meeting(deployments: Sequence[Body]) -> tuple[Body, Body] | None:
-    """Return two operators that would undo each other's work."""
+        return fail(_OPERATOR, "is not installed", fix)
     for first, second in combinations(deployments, 2):
         served, also = served_namespaces(first), served_namespaces(second)
         if served & also or not (served or also):
-            return first, second
-    return None
+            # They would undo each other's work.
+            where = f"runs more than once: {_place(first)} and {_place(second)} serve the same namespaces"
+            return fail(_OPERATOR, where, "remove one, or have each serve namespaces of its own (watchNamespaces)")
+    findings = list(map(_one_operator_finding, deployments))
+    return next((each for each in findings if each.grade is not Grade.OK), findings[0])
 
 
 def _one_operator_finding(body: Body) -> Finding:
-    subject = "operator"
     containers = objects(mapping(mapping(mapping(body, "spec"), "template"), "spec"), "containers")
-    image = str(containers[0].get("image")) if containers else "unknown"
+    image, place = str(containers[0].get("image")) if containers else "unknown", _place(body)
     if not mapping(body, "status").get("availableReplicas"):
-        namespace, _, name = _place(body).partition("/")
+        namespace, _, name = place.partition("/")
         fix = f"see kubectl describe deployment {name} -n {namespace}, and its pods' logs"
-        return fail(subject, f"{_place(body)} is installed but not available", fix)
-    version = _version(body, image)
-    if version not in {None, __version__}:
-        fix = "use the same version of both: the other one's rules and sizes may differ"
-        return warn(subject, f"{_place(body)} runs {version}, this command line is {__version__}", fix)
-    return ok(subject, f"{_place(body)} is available (image {image})")
-
-
-def _version(body: Body, image: str) -> str | None:
-    """Return an operator's version: by the tag of its image, else, as where a digest names it, by the label."""
+        return fail(_OPERATOR, f"{place} is installed but not available", fix)
+    # The tag of the image has the version; if a digest names it, the label has.
     tag = image.rpartition(":")[2].removeprefix("v")
     label = mapping(mapping(body, "metadata"), "labels").get("app.kubernetes.io/version")
     told = (each for each in (tag, label) if isinstance(each, str))
-    return next((each for each in told if re.fullmatch(r"\d+\.\d+\.\d+.*", each)), None)
+    version = next((each for each in told if re.fullmatch(r"\d+\.\d+\.\d+.*", each)), None)
+    if version not in {None, __version__}:
+        fix = "use the same version of both: the other one's rules and sizes may differ"
+        return warn(_OPERATOR, f"{place} runs {version}, this command line is {__version__}", fix)
+    return ok(_OPERATOR, f"{place} is available (image {image})")
+
+
+def served_namespaces(body: Body) -> frozenset[str]:
+    """Return the namespaces that an operator's Deployment names; none if it serves the whole cluster."""
+    prefix = "--namespace="
+    containers = objects(mapping(mapping(mapping(body, "spec"), "template"), "spec"), "containers")
+    arguments = texts(containers[0], "args") if containers else ()
+    return frozenset(each.removeprefix(prefix) for each in arguments if each.startswith(prefix))
 
 
 def rights_finding(account: str, missing: Reading[Sequence[str]]) -> Finding:
@@ -352,10 +318,7 @@ def _place(body: Body) -> str:
 
 
 _ENFORCED: Final = "pod-security.kubernetes.io/enforce"
-_GPU_QUOTAS: Final = (f"requests.{GPU_RESOURCE}", f"limits.{GPU_RESOURCE}")
 _MUST_BE_SAID: Final = ("requests.cpu", "cpu", "limits.cpu", "requests.memory", "memory", "limits.memory")
-_ONE_POD_MODE: Final = ["ReadWriteOncePod"]
-_WRITABLE_MODE: Final = "ReadWriteMany"
 _SHARED_MODES: Final = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 
 
@@ -377,14 +340,32 @@ def quota_findings(quotas: Reading[Sequence[Body]], limits: Reading[Sequence[Bod
     """Judge whether a quota leaves room for GPUs, and whether it wants what engine pods do not say."""
     if isinstance(quotas, Unreadable):
         return [unknown("quota", quotas)]
-    defaults = set() if isinstance(limits, Unreadable) else _defaults(limits)
-    found = [_gpu_quota(quota, resource) for quota in quotas for resource in _GPU_QUOTAS if resource in _hard(quota)]
+    defaults: set[str] = set()  # What LimitRanges fill in, as quotas call it
+    for each in _limits(limits):
+        limited, requested = mapping(each, "default"), mapping(each, "defaultRequest")
+        defaults |= {f"limits.{name}" for name in limited}
+        defaults |= {form for name in {*limited, *requested} for form in (name, f"requests.{name}")}
+    gpus, wants = [], []
     for quota in quotas:
-        wanted = [each for each in _MUST_BE_SAID if each in _hard(quota) and each not in defaults]
-        if wanted:
+        hard, used = mapping(mapping(quota, "spec"), "hard"), mapping(mapping(quota, "status"), "used")
+        name = _name(quota)
+        for resource in (f"requests.{GPU_RESOURCE}", f"limits.{GPU_RESOURCE}"):
+            if resource in hard:
+                most, taken = str(hard[resource]), str(used.get(resource, "0"))
+                what = f"{name} leaves {most} - {taken} {GPU_RESOURCE}"
+                numbers = whole_number(most), whole_number(taken)
+                is_full = None not in numbers and (numbers[0] or 0) <= (numbers[1] or 0)
+                fix = f"raise {resource} of ResourceQuota {name}, or free GPUs in the namespace"
+                gpus.append(fail("quota", what, fix) if is_full else ok("quota", what))
+        if wanted := [each for each in _MUST_BE_SAID if each in hard and each not in defaults]:
             fix = "set them in spec.podTemplate.spec.containers[engine].resources, or give defaults in a LimitRange"
-            found.append(warn("quota", f"{_name(quota)} wants every container to say {', '.join(wanted)}", fix))
-    return found or [ok("quota", "no ResourceQuota stands in the way")]
+            wants.append(warn("quota", f"{name} wants every container to say {', '.join(wanted)}", fix))
+    return [*gpus, *wants] or [ok("quota", "no ResourceQuota stands in the way")]
+
+
+def _limits(bodies: Reading[Sequence[Body]]) -> list[Body]:
+    bodies = [] if isinstance(bodies, Unreadable) else bodies
+    return [each for body in bodies for each in objects(mapping(body, "spec"), "limits")]
 
 
 def limit_findings(limits: Reading[Sequence[Body]]) -> list[Finding]:
@@ -441,91 +422,55 @@ def claim_finding(claims: Reading[Sequence[Body]]) -> Finding:
         return unknown(subject, claims)
     if not claims:
         return ok(subject, "none in the namespace: models are downloaded by each pod, or put on one and named")
-    exclusive = [each for each in claims if _modes(each) == _ONE_POD_MODE]
-    if exclusive:
+    modes = [(_name(each), texts(mapping(each, "spec"), "accessModes")) for each in claims]
+    if exclusive := [name for name, found in modes if found == ["ReadWriteOncePod"]]:
         fix = "for models use ReadWriteMany or ReadOnlyMany, or one object with one replica"
-        return warn(subject, f"only one pod at a time can mount {_names(exclusive)}", fix)
-    single = [each for each in claims if not _SHARED_MODES & set(_modes(each))]
-    if single:
+        return warn(subject, f"only one pod at a time can mount {listed(exclusive)}", fix)
+    if single := [name for name, found in modes if not _SHARED_MODES & set(found)]:
         fix = (
             "for models that replicas on several nodes share, use ReadWriteMany, or ReadOnlyMany for spec.models.volume"
         )
-        return warn(subject, f"only one node at a time can mount {_names(single)}", fix)
-    writable = [each for each in claims if _WRITABLE_MODE in _modes(each)]
+        return warn(subject, f"only one node at a time can mount {listed(single)}", fix)
+    writable = [name for name, found in modes if "ReadWriteMany" in found]
+    many = f"all {len(claims)} can be shared by several nodes"
     if not writable:
-        return ok(subject, f"all {len(claims)} can be shared by several nodes, none for spec.models.cache: read-only")
-    return ok(
-        subject, f"all {len(claims)} can be shared by several nodes, {_names(writable)} for spec.models.cache too"
-    )
-
-
-def _modes(claim: Body) -> list[str]:
-    return [str(mode) for mode in mapping(claim, "spec").get("accessModes") or []]
-
-
-def _gpu_quota(quota: Body, resource: str) -> Finding:
-    hard, used = str(_hard(quota)[resource]), str(mapping(mapping(quota, "status"), "used").get(resource, "0"))
-    what = f"{_name(quota)} leaves {hard} - {used} {GPU_RESOURCE}"
-    most, taken = whole_number(hard), whole_number(used)
-    if most is not None and taken is not None and most <= taken:
-        return fail("quota", what, f"raise {resource} of ResourceQuota {_name(quota)}, or free GPUs in the namespace")
-    return ok("quota", what)
-
-
-def _defaults(limits: Sequence[Body]) -> set[str]:
-    """What LimitRanges fill in, as quotas call it."""
-    found: set[str] = set()
-    for body in limits:
-        for each in objects(mapping(body, "spec"), "limits"):
-            limited, requested = mapping(each, "default"), mapping(each, "defaultRequest")
-            found |= {f"limits.{name}" for name in limited}
-            found |= {form for name in {*limited, *requested} for form in (name, f"requests.{name}")}
-    return found
-
-
-def _hard(quota: Body) -> Mapping[str, Any]:
-    return mapping(mapping(quota, "spec"), "hard")
+        return ok(subject, f"{many}, none for spec.models.cache: read-only")
+    return ok(subject, f"{many}, {listed(writable)} for spec.models.cache too")
 
 
 def _name(body: Body) -> str:
     return name_of(mapping(body, "metadata"))
 
 
-def _names(bodies: Sequence[Body]) -> str:
-    return listed([_name(each) for each in bodies])
-
-
-_SUBJECT: Final = "admission"
 _SOON: Final = timedelta(days=14)
 _RENEW: Final = "see the CronJob of the chart (webhook.certificate.from: Job), or cert-manager's Certificate"
 
 
 def webhook_findings(configurations: Reading[Sequence[Body]], now: datetime) -> list[Finding]:
-    """Judge the webhooks of our charts, by the certificates that the API server trusts; none where there are none."""
+    """Judge the webhooks of our charts by the certificates that the API server trusts."""
     if isinstance(configurations, Unreadable):
-        return [unknown(_SUBJECT, configurations)]
-    return [finding for each in configurations for finding in _findings(each, now)]
-
-
-def _findings(configuration: Body, now: datetime) -> Iterator[Finding]:
-    name = mapping(configuration, "metadata").get("name")
-    for webhook in objects(configuration, "webhooks"):
-        # Of what is refused then nothing else gets in.
-        judged = fail if webhook.get("failurePolicy") != "Ignore" else warn
-        then = "objects cannot be stored" if judged is fail else "objects pass unjudged"
-        ends = _last_end(mapping(webhook, "clientConfig").get("caBundle"))
-        if ends is None:
-            yield judged(_SUBJECT, f"the API server trusts no certificate of webhook {name}: {then}", _RENEW)
-        elif ends < now:
-            yield judged(_SUBJECT, f"the certificate of webhook {name} has expired on {ends:%Y-%m-%d}: {then}", _RENEW)
-        elif ends - now < _SOON:
-            yield warn(_SUBJECT, f"the certificate of webhook {name} expires on {ends:%Y-%m-%d}", _RENEW)
-        else:
-            yield ok(_SUBJECT, f"webhook {name} is trusted until {ends:%Y-%m-%d}")
+        return [unknown("admission", configurations)]
+    found = []
+    for configuration in configurations:
+        name = mapping(configuration, "metadata").get("name")
+        for webhook in objects(configuration, "webhooks"):
+            # Without Ignore, an untrusted webhook blocks all objects.
+            judged = fail if webhook.get("failurePolicy") != "Ignore" else warn
+            then = "objects cannot be stored" if judged is fail else "objects pass unjudged"
+            ends = _last_end(mapping(webhook, "clientConfig").get("caBundle"))
+            what = f"webhook {name} is trusted until {ends:%Y-%m-%d}" if ends else ""
+            if ends is None:
+                what = f"the API server trusts no certificate of webhook {name}: {then}"
+            elif ends < now:
+                what = f"the certificate of webhook {name} has expired on {ends:%Y-%m-%d}: {then}"
+            elif ends - now < _SOON:
+                judged, what = warn, f"the certificate of webhook {name} expires on {ends:%Y-%m-%d}"
+            is_sound = ends is not None and ends - now >= _SOON
+            found.append(ok("admission", what) if is_sound else judged("admission", what, _RENEW))
+    return found
 
 
 def _last_end(bundle: object) -> datetime | None:
-    """Until when one of the certificates of a bundle is good; None where there is none."""
     from cryptography import x509  # noqa: PLC0415  it takes longer to load than most commands
 
     try:

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from specdecode_operator.cli.outputs import Output, PerGpu, ProblemOutput, Verdict
+from specdecode_operator.cli.outputs import Output, PerGpu, ProblemOutput, Verdict, filled, problems_data
 from specdecode_operator.cli.plan.answers import Answer, Answers, Candidate
-from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.plan import Fix
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
 
@@ -193,29 +192,32 @@ def plan_data(result: Answers) -> PlanOutput:
     )
 
 
-def problem_data(problem: Problem) -> ProblemOutput:
-    """Return a problem as data."""
-    return ProblemOutput(field=problem.field, value=problem.value, message=problem.message)
-
-
 def _object(answer: Answer) -> ObjectOutput:
+    pair = answer.facts and answer.facts.pair
+    sized = {"target": pair.target, "draft": pair.draft} if pair else {}
+    document = answer.document
     return ObjectOutput(
-        name=answer.document.name,
-        namespace=answer.document.namespace,
-        place=answer.document.place,
+        name=document.name,
+        namespace=document.namespace,
+        place=document.place,
         verdict=answer.verdict,
         explanation=answer.explanation,
         choice=answer.choice or None,
-        models=_models(answer),
+        models=[
+            ModelOutput(
+                role=role,
+                model=model.name,
+                knowledge=model.knowledge.value,
+                estimated_because=model.estimated_because or None,
+            )
+            for role, model in sized.items()
+            if model is not None
+        ],
         candidates=[_candidate(candidate) for candidate in answer.matrix],
         precisions=[_precision(row) for row in answer.precisions],
-        fixes={
-            candidate.label: [_fix(fix) for fix in candidate.fixes]
-            for candidate in answer.candidates
-            if candidate.fixes
-        },
+        fixes={each.label: list(map(_fix, each.fixes)) for each in answer.candidates if each.fixes},
         advice=list(answer.advice),
-        problems=[problem_data(problem) for problem in answer.problems],
+        problems=problems_data(answer.problems),
         unknown_models=[
             UnknownModelOutput(model=each.source.model, revision=each.source.revision) for each in answer.unknown
         ],
@@ -224,23 +226,6 @@ def _object(answer: Answer) -> ObjectOutput:
             for source, checkpoint in answer.known.items()
         ],
     )
-
-
-def _models(answer: Answer) -> list[ModelOutput]:
-    if answer.facts is None:
-        return []
-    pair = answer.facts.pair
-    sized = (("target", pair.target), ("draft", pair.draft))
-    return [
-        ModelOutput(
-            role=role,
-            model=model.name,
-            knowledge=model.knowledge.value,
-            estimated_because=model.estimated_because or None,
-        )
-        for role, model in sized
-        if model is not None
-    ]
 
 
 def _fix(fix: Fix) -> FixOutput:
@@ -255,55 +240,34 @@ def _fix(fix: Fix) -> FixOutput:
 
 def _precision(row: MatrixRow) -> PrecisionOutput:
     budget = row.budget
-    return PrecisionOutput(
+    return filled(
+        PrecisionOutput,
+        row,
         target=row.target_precision.value,
-        draft=None if row.draft_precision is None else row.draft_precision.value,
+        draft=row.draft_precision and row.draft_precision.value,
         kv_cache_dtype=row.kv_cache_dtype.value,
-        product=row.product,
-        gpus=row.gpus,
-        tensor=row.tensor,
         verdict=row.verdict.value,
-        launchable=row.launchable,
-        reason=row.reason,
-        available_kv=None if budget is None else budget.available_kv_bytes,
-        kv_cache_tokens=None if budget is None else budget.kv_cache_tokens,
-        max_concurrency=None if budget is None else budget.max_concurrency,
+        available_kv=budget and budget.available_kv_bytes,
+        kv_cache_tokens=budget and budget.kv_cache_tokens,
+        max_concurrency=budget and budget.max_concurrency,
     )
 
 
 def _candidate(candidate: Candidate) -> CandidateOutput:
-    budget = candidate.budget
-    return CandidateOutput(
+    budget, split = candidate.budget, candidate.split
+    return filled(
+        CandidateOutput,
+        budget,
         product=candidate.product,
         gpus=candidate.gpus,
         nodes=candidate.nodes,
-        tensor=candidate.tensor,
-        pipeline=candidate.split.pipeline,
-        data=candidate.split.data,
-        expert=candidate.split.expert,
+        tensor=split.tensor,
+        pipeline=split.pipeline,
+        data=split.data,
+        expert=split.expert,
         target_precision=candidate.target_precision.value,
-        draft_precision=None if candidate.draft_precision is None else candidate.draft_precision.value,
+        draft_precision=candidate.draft_precision and candidate.draft_precision.value,
         verdict=candidate.verdict,
-        binding_term=None if budget.binding_term is None else budget.binding_term.value,
-        per_gpu=PerGpu(
-            total=budget.total_bytes,
-            requested=budget.requested_bytes,
-            target_weights=budget.target_weights_bytes,
-            draft_weights=budget.draft_weights_bytes,
-            state=budget.state_bytes,
-            activation=budget.activation_bytes,
-            cuda_graphs=budget.cuda_graphs_bytes,
-            non_torch=budget.non_torch_bytes,
-            available_kv=budget.available_kv_bytes,
-        ),
-        needed_kv_bytes=budget.needed_kv_bytes,
-        margin_bytes=budget.margin_bytes,
-        estimated_margin_bytes=budget.estimated_margin_bytes,
-        calibrated=budget.calibrated,
-        uncalibrated_gpu=budget.uncalibrated_gpu,
-        correction_bytes=budget.correction_bytes,
-        calibration=budget.calibration,
-        kv_bytes_per_token=budget.kv_bytes_per_token,
-        kv_cache_tokens=budget.kv_cache_tokens,
-        max_concurrency=budget.max_concurrency,
+        binding_term=budget.binding_term and budget.binding_term.value,
+        per_gpu=PerGpu(**{name: getattr(budget, f"{name}_bytes") for name in PerGpu.model_fields}),
     )

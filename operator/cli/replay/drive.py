@@ -2,46 +2,26 @@
 
 import asyncio
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 import typer
 
 from specdecode_operator.capture.files.formats import CLIENT
-from specdecode_operator.capture.load.engine_client import Server
 from specdecode_operator.capture.load.prompts import BlockPrompts, TokenIds
 from specdecode_operator.capture.load.shutdown import Stop, stop_on_signals
 from specdecode_operator.capture.trace_reader import Recording, RecordingError, read_recording
-from specdecode_operator.cli.options import TextOrJson, fail
+from specdecode_operator.cli.options import TextOrJson, ended
 from specdecode_operator.cli.outputs import print_json
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError, new_folder
 from specdecode_operator.problems import printable
-from specdecode_operator.replay.drive import (
-    Address,
-    Drive,
-    Driven,
-    DriveSummary,
-    Planned,
-    TargetError,
-    find_target,
-    planned,
-    summarize,
-    summary_text,
-)
-
-_FAILED: Final = 1
-_INTERRUPTED: Final = 130
-"""As shells say that a signal ended a program."""
-_BLOCK_TOKENS: Final = 16
-"""Of a trace whose header does not say it, as vllm-vcr has it."""
+from specdecode_operator.replay import drive as driving
 
 
 def drive_command(  # noqa: PLR0913  each is an option
@@ -85,75 +65,55 @@ def drive_command(  # noqa: PLR0913  each is an option
     2 where nothing can be sent, and with 130 after Ctrl-C, when what was in
     flight is written down as cancelled.
     """
-    try:
-        address, key = Address.parse(url), _key(api_key_variable)
+    with ended(RecordingError, driving.TargetError, DocumentError):
+        address, key = driving.Address.parse(url), _key(api_key_variable)
         recording = read_recording(trace, skip_bad_lines=skip_bad_lines)
-        plan = planned(recording, time_scale, requests)
-        _say_what_is_missing(recording, plan, requests)
-        server = asyncio.run(find_target(address, model, recording.meta.model, key))
-        drive = Drive(
-            server=server,
-            monitor_url=address.root,
-            prompts=BlockPrompts(TokenIds(vocab_size), recording.meta.block_size or _BLOCK_TOKENS, seed),
-            timeout_s=timeout,
-            progress=partial(say_line, err=True) if sys.stderr.isatty() else None,
+        plan = driving.planned(recording, time_scale, requests)
+        for note in _notes(recording, plan, requests):
+            say_line(f"note: {note}", err=True)
+        server = asyncio.run(driving.find_target(address, model, recording.meta.model, key))
+        # A trace whose header does not say it has blocks of 16, as vllm-vcr has it.
+        prompts = BlockPrompts(TokenIds(vocab_size), recording.meta.block_size or 16, seed)
+        progress = partial(say_line, err=True) if sys.stderr.isatty() else None
+        drive = driving.Drive(
+            server=server, monitor_url=address.root, prompts=prompts, timeout_s=timeout, progress=progress
         )
-        with _folder(out) as folder:
-            driven = asyncio.run(_run(drive, plan, folder))
-            summary = summarize(plan, driven)
-            driven.client_file.rename(folder / CLIENT)
-    except (RecordingError, TargetError, DocumentError) as error:
-        fail(error)
-    _tell(summary, server, output)
+        with tempfile.TemporaryDirectory(prefix="specdecode-drive-") if out is None else new_folder(out) as folder:
+            driven = asyncio.run(_run(drive, plan, Path(folder)))
+            summary = driving.summarize(plan, driven)
+            driven.client_file.rename(Path(folder) / CLIENT)
+    if output is TextOrJson.JSON:
+        print_json(msgspec.to_builtins(summary))
+    else:
+        say(driving.summary_text(summary))
+        if summary.first_failure is not None and "vocab" in summary.first_failure:
+            say_line(f"hint: {printable(server.model)} has fewer tokens: give --vocab-size what its config.json says")
     if summary.stop_reason is not None:
-        raise typer.Exit(_INTERRUPTED)
-    raise typer.Exit(0 if summary.outcomes == {"completed": summary.planned} else _FAILED)
+        raise typer.Exit(130)  # as shells say that a signal ended a program
+    raise typer.Exit(int(summary.outcomes != {"completed": summary.planned}))
 
 
-async def _run(drive: Drive, plan: Sequence[Planned], folder: Path) -> Driven:
+async def _run(drive: driving.Drive, plan: Sequence[driving.Planned], folder: Path) -> driving.Driven:
     stop = Stop()
     stop_on_signals(stop)
     return await drive.run(plan, folder, stop)
 
 
-def _tell(summary: DriveSummary, server: Server, output: TextOrJson) -> None:
-    if output is TextOrJson.JSON:
-        print_json(msgspec.to_builtins(summary))
-        return
-    say(summary_text(summary))
-    if summary.first_failure is not None and re.search(r"vocab", summary.first_failure):
-        say_line(f"hint: {printable(server.model)} has fewer tokens: give --vocab-size what its config.json says")
-
-
-@contextmanager
-def _folder(out: Path | None) -> Iterator[Path]:
-    """Return where to write: the new folder, or one that is gone afterwards."""
-    if out is not None:
-        with new_folder(out) as folder:
-            yield folder
-    else:
-        with tempfile.TemporaryDirectory(prefix="specdecode-drive-") as name:
-            yield Path(name)
+def _notes(recording: Recording, plan: Sequence[driving.Planned], most: int | None) -> Iterator[str]:
+    if recording.skipped_lines:
+        yield f"{recording.skipped_lines} lines that cannot be read are left out"
+    if most is None and len(plan) < len(recording.requests):
+        yield f"{len(recording.requests) - len(plan)} records without arrival_ms are left out"
+    if not any(each.request.block_hashes for each in plan):
+        yield "no record has block_hashes: prompts have nothing in common, and no turn waits for another"
 
 
 def _key(variable: str | None) -> str | None:
     if variable is None:
         return None
-    key = os.environ.get(variable, "").strip()
+    key, name = os.environ.get(variable, "").strip(), f"--api-key-variable: {printable(variable)}"
     if not key:
-        raise TargetError(f"--api-key-variable: {printable(variable)}: is not set: export it, or leave the option out")
+        raise driving.TargetError(f"{name}: is not set: export it, or leave the option out")
     if not (key.isascii() and key.isprintable()):
-        raise TargetError(f"--api-key-variable: {printable(variable)}: holds what no header can carry: set it again")
+        raise driving.TargetError(f"{name}: holds what no header can carry: set it again")
     return key
-
-
-def _say_what_is_missing(recording: Recording, plan: Sequence[Planned], most: int | None) -> None:
-    notes = []
-    if recording.skipped_lines:
-        notes.append(f"{recording.skipped_lines} lines that cannot be read are left out")
-    if most is None and len(plan) < len(recording.requests):
-        notes.append(f"{len(recording.requests) - len(plan)} records without arrival_ms are left out")
-    if not any(each.request.block_hashes for each in plan):
-        notes.append("no record has block_hashes: prompts have nothing in common, and no turn waits for another")
-    for note in notes:
-        say_line(f"note: {note}", err=True)

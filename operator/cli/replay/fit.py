@@ -1,35 +1,35 @@
 """`specdecode replay fit` and `compare`: fit an engine model to captures, and compare two recordings."""
 
-from enum import IntEnum
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
-from specdecode_operator.capture.trace_reader import Recording, RecordingError, read_recording
-from specdecode_operator.cli.options import TextOrJson
+from specdecode_operator.capture.trace_reader import RecordingError, read_recording
+from specdecode_operator.cli.options import TextOrJson, refused
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import replaced_whole
 from specdecode_operator.problems import printable
-from specdecode_operator.replay.model_file import FittedModel, Limits, decode_model, encode_model
+from specdecode_operator.replay.model_file import FittedModel, decode_model, encode_model
 from specdecode_operator.untrusted import UnreadableTextError
 
 if TYPE_CHECKING:
-    from specdecode_operator.replay.compare import Comparison, Figure
+    from specdecode_operator.replay.compare import Comparison
 
-
-_OF_CAPTURE: Final = "Absent: as the capture says."
 
 NO_NUMPY: Final = "numpy is not installed: pip install '.[replay]' in a clone"
 
 MaxNumSeqs = Annotated[
-    int | None, typer.Option(help=f"Requests in one batch at most. {_OF_CAPTURE}", min=1, max=65_536)
+    int | None, typer.Option(help="Requests in one batch at most. Absent: as the capture says.", min=1, max=65_536)
 ]
 MaxNumBatchedTokens = Annotated[
-    int | None, typer.Option(help=f"Tokens in one step at most. {_OF_CAPTURE}", min=1, max=2**24)
+    int | None, typer.Option(help="Tokens in one step at most. Absent: as the capture says.", min=1, max=2**24)
 ]
-NumGpuBlocks = Annotated[int | None, typer.Option(help=f"Blocks of the KV cache. {_OF_CAPTURE}", min=1, max=2**32)]
+NumGpuBlocks = Annotated[
+    int | None, typer.Option(help="Blocks of the KV cache. Absent: as the capture says.", min=1, max=2**32)
+]
 
 
 def fit_command(  # noqa: PLR0913  each is an option
@@ -61,10 +61,12 @@ def fit_command(  # noqa: PLR0913  each is an option
     For example: specdecode replay fit captures/demo -o demo-model.json
     """
     try:
+        from specdecode_operator.replay.fit import fit  # noqa: PLC0415  numpy is heavy, and an extra
+    except ImportError as error:
+        raise typer.BadParameter(NO_NUMPY) from error
+    with refused("TRACE", RecordingError):
         recordings = [read_recording(path, skip_bad_lines=skip_bad_lines) for path in traces]
-        model = _fitted(recordings, draft_share)
-    except RecordingError as error:
-        raise typer.BadParameter(str(error), param_hint="TRACE") from error
+        model = fit(recordings, draft_share=draft_share)
     model = with_limits(model, max_num_seqs, max_num_batched_tokens, num_gpu_blocks)
     text = encode_model(model)
     try:
@@ -73,7 +75,16 @@ def fit_command(  # noqa: PLR0913  each is an option
         raise typer.BadParameter(f"no engine is so: {error}", param_hint="TRACE") from error
     with replaced_whole(out) as stream:
         stream.write(text.decode())
-    say("\n".join([f"{printable(str(out))}: {_size(model)}", *_limits_text(model.origin.limits), *_ranges_text(model)]))
+    captures, name = model.origin.captures, printable(model.origin.model or "an unnamed model")
+    requests, steps = sum(each.requests for each in captures), sum(each.steps for each in captures)
+    lines = [f"{printable(str(out))}: fitted to {requests:,} requests in {steps:,} steps of {name}"]
+    limits = msgspec.structs.asdict(model.origin.limits)
+    if known := ", ".join(f"{limit} {value}" for limit, value in limits.items() if value is not None):
+        about = limits["num_gpu_blocks"] is not None
+        lines.append(f"  limits: {known}{' (num_gpu_blocks about, where no manifest says it)' * about}")
+    ranges = model.donors.ranges if model.donors else {}
+    lines += (f"  {figure}: {seen.least:g} to {seen.most:g}" for figure, seen in ranges.items())
+    say("\n".join(lines))
     engines = {request.engine for recording in recordings for request in recording.requests}
     if len(engines) > 1:
         say(f"{len(engines)} data-parallel engines were recorded: the model is of one of them", err=True)
@@ -81,55 +92,20 @@ def fit_command(  # noqa: PLR0913  each is an option
         say(f"{skipped} lines could not be read and were left out", err=True)
 
 
-def with_limits(
-    model: FittedModel, max_num_seqs: int | None, max_num_batched_tokens: int | None, num_gpu_blocks: int | None
-) -> FittedModel:
-    """Return a model with the limits that options say, for those that are given."""
-    given: dict[str, Any] = {
-        name: value
-        for name, value in (
-            ("max_num_seqs", max_num_seqs),
-            ("max_num_batched_tokens", max_num_batched_tokens),
-            ("num_gpu_blocks", num_gpu_blocks),
-        )
-        if value is not None
-    }
-    limits = msgspec.structs.replace(model.origin.limits, **given)
-    return msgspec.structs.replace(model, origin=msgspec.structs.replace(model.origin, limits=limits))
+def with_limits(model: FittedModel, *limits: int | None) -> FittedModel:
+    """Return a model with the limits that are given: max_num_seqs, max_num_batched_tokens and num_gpu_blocks."""
+    names = ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks")
+    given: dict[str, Any] = {name: value for name, value in zip(names, limits, strict=True) if value is not None}
+    changed = msgspec.structs.replace(model.origin.limits, **given)
+    return msgspec.structs.replace(model, origin=msgspec.structs.replace(model.origin, limits=changed))
 
 
-def _fitted(recordings: list[Any], draft_share: float) -> FittedModel:
-    try:
-        from specdecode_operator.replay.fit import fit  # noqa: PLC0415  numpy is heavy, and an extra
-    except ImportError as error:
-        raise typer.BadParameter(NO_NUMPY) from error
-    return fit(recordings, draft_share=draft_share)
-
-
-def _size(model: FittedModel) -> str:
-    captures = model.origin.captures
-    requests, steps = sum(each.requests for each in captures), sum(each.steps for each in captures)
-    return (
-        f"fitted to {requests:,} requests in {steps:,} steps of {printable(model.origin.model or 'an unnamed model')}"
-    )
-
-
-def _limits_text(limits: Limits) -> list[str]:
-    known = {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
-    blocks = " (num_gpu_blocks about, where no manifest says it)" if "num_gpu_blocks" in known else ""
-    return [f"  limits: {', '.join(f'{name} {value}' for name, value in known.items())}{blocks}"] if known else []
-
-
-def _ranges_text(model: FittedModel) -> list[str]:
-    ranges = model.donors.ranges if model.donors else {}
-    return [f"  {name}: {seen.least:g} to {seen.most:g}" for name, seen in ranges.items()]
-
-
-class ExitCode(IntEnum):
-    """What the shell gets."""
-
-    OK = 0
-    TOO_FAR = 1
+def refuse_written(context: typer.Context, names: Collection[str], why: str) -> None:
+    """Reject options on the command line that have no effect."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(why, param_hint=parameter.opts[0])
 
 
 def compare_command(
@@ -149,33 +125,25 @@ def compare_command(
     For example: specdecode replay compare captures/demo replayed
     """
     try:
-        recordings = [read_recording(path, skip_bad_lines=skip_bad_lines) for path in (first, second)]
-        found = _compared(*recordings)
-    except RecordingError as error:
-        raise typer.BadParameter(str(error)) from error
-    say(msgspec.json.format(msgspec.json.encode(found)).decode() if output is TextOrJson.JSON else _as_text(found))
-    if check and not found.passed:
-        raise typer.Exit(ExitCode.TOO_FAR)
-
-
-def _compared(first: Recording, second: Recording) -> "Comparison":
-    try:
         from specdecode_operator.replay.compare import compare  # noqa: PLC0415  numpy is an extra
     except ImportError as error:
         raise typer.BadParameter(NO_NUMPY) from error
-    return compare(first, second)
+    with refused(None, RecordingError):
+        found = compare(*(read_recording(path, skip_bad_lines=skip_bad_lines) for path in (first, second)))
+    say(msgspec.json.format(msgspec.json.encode(found)).decode() if output is TextOrJson.JSON else _as_text(found))
+    if check and not found.passed:
+        raise typer.Exit(1)
 
 
 def _as_text(found: "Comparison") -> str:
     wide = max(len(figure.name) for figure in found.figures)
     counts = " and ".join(f"{count:,}" for count in found.requests)
     lines = [f"{printable(found.first)} against {printable(found.second)}: {counts} requests"]
-    lines += [f"  {_row(figure, wide)}" for figure in found.figures]
+    for each in found.figures:
+        limit = "" if each.limit is None else f"  (limit {each.limit:g})"
+        verdict = "    " if each.limit is None else "ok  " if each.passed else "FAR "
+        values = f"{each.first:>10.2f}  {each.second:>10.2f}  {each.unit:<8}"
+        lines.append(
+            f"  {verdict}{each.name:<{wide}}  {values}  {each.difference:>+8.2f} {each.difference_unit}{limit}"
+        )
     return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
-
-
-def _row(figure: "Figure", wide: int) -> str:
-    values = f"{figure.first:>10.2f}  {figure.second:>10.2f}  {figure.unit:<8}"
-    limit = "" if figure.limit is None else f"  (limit {figure.limit:g})"
-    verdict = "    " if figure.limit is None else "ok  " if figure.passed else "FAR "
-    return f"{verdict}{figure.name:<{wide}}  {values}  {figure.difference:>+8.2f} {figure.difference_unit}{limit}"

@@ -14,25 +14,15 @@ import typer
 
 from specdecode_operator.capture.trace_reader import RecordingError
 from specdecode_operator.cli import options
-from specdecode_operator.cli.options import fail
+from specdecode_operator.cli.options import fail, refused
 from specdecode_operator.cli.render import Options, RenderedDeployment, render
+from specdecode_operator.cli.replay.fit import refuse_written
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.problems import printable
+from specdecode_operator.replay import emulation as emulating
 from specdecode_operator.replay.drafting import AcceptanceSchedule
-from specdecode_operator.replay.emulation import (
-    Emulation,
-    EngineEnvironment,
-    EngineFolder,
-    NotEmulatedError,
-    emulation,
-    free_port,
-    start_script,
-    tokenizer_files,
-    transfer_warnings,
-    write_engine_folder,
-)
 from specdecode_operator.replay.model_file import ModelFileError, read_model
 from specdecode_operator.replay.recorded_engine import Matching, Unmatched
 
@@ -55,24 +45,6 @@ Tokenizer = Annotated[
         help="emulated: the model's own tokenizer. Absent: one is made, of which a text takes twice as many tokens.",
     ),
 ]
-Record = Annotated[
-    Path | None,
-    typer.Option(
-        "--record",
-        metavar="FOLDER",
-        help="Empty folder for a capture of what is served; emulated: for the recorder's segments.",
-    ),
-]
-Keep = Annotated[
-    Path | None,
-    typer.Option(
-        "--keep", metavar="FOLDER", help="emulated: keep the engine's files here, each step's time with them."
-    ),
-]
-EngineArgument = Annotated[
-    list[str] | None,
-    typer.Option("--engine-arg", metavar="ARGUMENT", help="emulated: further argument for vLLM. May be repeated."),
-]
 
 _TAKEN: Final = frozenset({
     "traces", "mode", "host", "port", "seed", "served_model_name",
@@ -84,34 +56,14 @@ _OWN: Final = frozenset({
 })  # fmt: skip
 
 
-_OF_RECORDS: Final = frozenset({"match", "unmatched"})
-_OF_BATCHES: Final = frozenset({"max_num_seqs", "max_num_batched_tokens"})
-
-
-def refuse_options(context: typer.Context, mode: str) -> None:
-    """Refuse options that were written, and that this mode would not heed."""
-    written = [
-        parameter
-        for parameter in context.command.params
-        if (source := context.get_parameter_source(parameter.name or "")) is not None and source.name == "COMMANDLINE"
-    ]
-    for parameter in written:
-        name = parameter.name or ""
-        if mode == "emulated" and name not in _TAKEN:
-            raise typer.BadParameter("is not heeded with --mode emulated: leave it out", param_hint=parameter.opts[0])
-        if mode == "steps" and name in _OF_BATCHES:
-            raise typer.BadParameter("is not heeded with --mode steps: leave it out", param_hint=parameter.opts[0])
-        if mode == "modelled" and name in _OF_RECORDS:
-            raise typer.BadParameter("is not heeded with --mode modelled: leave it out", param_hint=parameter.opts[0])
-        if mode != "emulated" and name in _OWN:
-            raise typer.BadParameter("is heeded with --mode emulated alone: leave it out", param_hint=parameter.opts[0])
-
-
-RECORD_VARIABLE: Final = "SPECDECODE_RECORD_DIR"
-"""Where the recorder writes, as everywhere."""
-
-VERDICT_FILE: Final = "lateness.txt"
-"""In which the plugin says whether this machine was fast enough."""
+def _refuse_options(context: typer.Context, mode: str) -> None:
+    """Reject options on the command line that this mode does not heed."""
+    if mode == "emulated":
+        others = {parameter.name or "" for parameter in context.command.params} - _TAKEN
+    else:
+        refuse_written(context, _OWN, "is heeded with --mode emulated alone: leave it out")
+        others = {"max_num_seqs", "max_num_batched_tokens"} if mode == "steps" else {"match", "unmatched"}
+    refuse_written(context, others, f"is not heeded with --mode {mode}: leave it out")
 
 
 @dataclass(frozen=True)
@@ -132,53 +84,47 @@ class Asked:
     more: Sequence[str] = ()  # arguments for vLLM
 
 
-def serve_emulated(asked: Asked) -> int:
+def _serve_emulated(asked: Asked) -> int:
     """Serve until a signal comes; return the exit status."""
     try:
         if len(asked.models) != 1:
             fail(f"--mode emulated takes one fitted model, not {len(asked.models)}: fit it to all captures together")
         model = read_model(asked.models[0])
-        if asked.tokenizer is not None and not tokenizer_files(asked.tokenizer):
+        if asked.tokenizer is not None and not emulating.tokenizer_files(asked.tokenizer):
             fail(f"--tokenizer {asked.tokenizer}: has no tokenizer: name a folder with its tokenizer.json")
         launch = _planned(asked)
-        emulated = emulation(launch, model)
-        engine = EngineEnvironment.at(asked.engine)
+        emulated = emulating.emulation(launch, model)
+        engine = emulating.EngineEnvironment.at(asked.engine)
         version = engine.version()
         with ExitStack() as stack:
             folder = asked.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specdecode-emulated-")))
-            written = write_engine_folder(
-                folder / "engine",
-                emulated,
-                tokenizer=asked.tokenizer,
-                seed=asked.seed,
-                tells_steps=asked.keep is not None,
+            tells, tokenizer = asked.keep is not None, asked.tokenizer
+            written = emulating.write_engine_folder(
+                folder / "engine", emulated, tokenizer=tokenizer, seed=asked.seed, tells_steps=tells
             )
             _say_what_is_served(emulated, launch, version)
-            status = _serve(asked, engine, written)
-            _say_verdict(written)
-    except (NotEmulatedError, ModelFileError) as error:
+            variables = {}
+            if asked.record is not None:
+                asked.record.mkdir(parents=True, exist_ok=True)
+                variables["SPECDECODE_RECORD_DIR"] = str(asked.record.resolve())
+            port = asked.port or emulating.free_port(asked.host)
+            arguments = [*written.arguments, "--host", asked.host, "--port", str(port)]
+            if asked.served_model_names:
+                arguments += ["--served-model-name", *asked.served_model_names]
+            say_line(f"emulated: serving at http://{asked.host}:{port}", err=True)
+            status = engine.serve([*arguments, *asked.more], engine.variables([written.plugins], variables))
+            # The plugin says whether this machine was fast enough.
+            lateness = written.told / "lateness.txt"
+            if lateness.exists():
+                say_line(lateness.read_text(encoding="utf-8").strip(), err=True)
+    except (emulating.NotEmulatedError, ModelFileError) as error:
         fail(error)
     except FileExistsError as error:
         fail(f"--keep {asked.keep}: {error.filename} is there already: name another folder")
     return status
 
 
-def prepare(asked: Asked, folder: Path, num_gpu_blocks: int | None) -> None:
-    """Write an engine's files below a folder, with a script that starts it where vLLM is."""
-    try:
-        launch = _planned(asked)
-        emulated = emulation(launch, read_model(asked.models[0])).with_blocks(num_gpu_blocks)
-        written = write_engine_folder(folder / "engine", emulated, tokenizer=asked.tokenizer, seed=asked.seed)
-    except (NotEmulatedError, ModelFileError) as error:
-        fail(error)
-    except OSError as error:
-        fail(f"--out {folder}: {error.strerror}: name another folder")
-    (folder / "start.py").write_text(start_script(written.plugins, written.arguments), encoding="utf-8")
-    _say_what_is_served(emulated, launch, emulated.profile.version)
-
-
 def _planned(asked: Asked) -> Launch:
-    """Return the plan of the only deployment in a file."""
     if asked.plan is None:
         fail("--mode emulated needs --plan FILE: the SpecDecodeDeployment whose engine it is")
     found, errors = render([asked.plan], asked.rendering)
@@ -195,21 +141,7 @@ def _planned(asked: Asked) -> Launch:
     return outcome
 
 
-def _serve(asked: Asked, engine: EngineEnvironment, written: EngineFolder) -> int:
-    more = {}
-    if asked.record is not None:
-        asked.record.mkdir(parents=True, exist_ok=True)
-        more[RECORD_VARIABLE] = str(asked.record.resolve())
-    port = asked.port or free_port(asked.host)
-    arguments = [*written.arguments, "--host", asked.host, "--port", str(port)]
-    if asked.served_model_names:
-        arguments += ["--served-model-name", *asked.served_model_names]
-    arguments += asked.more
-    say_line(f"emulated: serving at http://{asked.host}:{port}", err=True)
-    return engine.serve(arguments, engine.variables([written.plugins], more))
-
-
-def _say_what_is_served(emulated: Emulation, launch: Launch, version: str) -> None:
+def _say_what_is_served(emulated: emulating.Emulation, launch: Launch, version: str) -> None:
     row = launch.plan.chosen
     budget = row.budget
     place = f"{row.gpus} x {row.product}" if row.gpus else row.product
@@ -219,14 +151,8 @@ def _say_what_is_served(emulated: Emulation, launch: Launch, version: str) -> No
     planned = emulated.profile.version
     if version.split(".")[:2] != planned.split(".")[:2]:
         say_line(f"warning: the plan is for vLLM {planned}: name an engine of that version with --engine", err=True)
-    for line in transfer_warnings(emulated, row.tensor, row.product):
+    for line in emulating.transfer_warnings(emulated, row.tensor, row.product):
         say_line(f"warning: {line}", err=True)
-
-
-def _say_verdict(written: EngineFolder) -> None:
-    path = written.told / VERDICT_FILE
-    if path.exists():
-        say_line(path.read_text(encoding="utf-8").strip(), err=True)
 
 
 def prepare_command(  # noqa: PLR0913  each is an option
@@ -252,14 +178,17 @@ def prepare_command(  # noqa: PLR0913  each is an option
 
     For example: specdecode replay prepare model.json --plan deployment.yaml -o /emulated
     """
-    from specdecode_operator.cli.options import hub_models  # noqa: PLC0415
-    from specdecode_operator.cli.render import Options  # noqa: PLC0415
-
-    rendering = Options(nodes, model_config or [], calibration, models=hub_models(wanted=hub))
-    prepare(Asked(models=[model], plan=plan, rendering=rendering, tokenizer=tokenizer, seed=seed), out, num_gpu_blocks)
-
-
-_EXTRA = ("starlette", "uvicorn", "uvloop", "httptools", "numpy")
+    rendering = Options(nodes, model_config or [], calibration, models=options.hub_models(wanted=hub))
+    try:
+        launch = _planned(Asked([model], plan, rendering))
+        emulated = emulating.emulation(launch, read_model(model)).with_blocks(num_gpu_blocks)
+        written = emulating.write_engine_folder(out / "engine", emulated, tokenizer=tokenizer, seed=seed)
+    except (emulating.NotEmulatedError, ModelFileError) as error:
+        fail(error)
+    except OSError as error:
+        fail(f"--out {out}: {error.strerror}: name another folder")
+    (out / "start.py").write_text(emulating.start_script(written.plugins, written.arguments), encoding="utf-8")
+    _say_what_is_served(emulated, launch, emulated.profile.version)
 
 
 class Mode(StrEnum):
@@ -337,9 +266,24 @@ def serve_command(  # noqa: PLR0913  each is an option
     plan: Plan = None,
     engine: Engine = None,
     tokenizer: Tokenizer = None,
-    record: Record = None,
-    keep: Keep = None,
-    engine_arg: EngineArgument = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record",
+            metavar="FOLDER",
+            help="Empty folder for a capture of what is served; emulated: for the recorder's segments.",
+        ),
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            "--keep", metavar="FOLDER", help="emulated: keep the engine's files here, each step's time with them."
+        ),
+    ] = None,
+    engine_arg: Annotated[
+        list[str] | None,
+        typer.Option("--engine-arg", metavar="ARGUMENT", help="emulated: further argument for vLLM. May be repeated."),
+    ] = None,
     nodes: options.NodesOption = None,
     model_config: options.ModelConfigOption = None,
     hub: options.HubOption = False,
@@ -362,12 +306,9 @@ def serve_command(  # noqa: PLR0913  each is an option
 
     Ends with 0 after SIGTERM or Ctrl-C, when what was being answered is answered; with 2 where nothing can be served.
     """
-    refuse_options(context, mode.value)
+    _refuse_options(context, mode.value)
     if mode is Mode.EMULATED:
-        from specdecode_operator.cli.options import hub_models  # noqa: PLC0415
-        from specdecode_operator.cli.render import Options  # noqa: PLC0415
-
-        rendering = Options(nodes, model_config or [], calibration, models=hub_models(wanted=hub))
+        rendering = Options(nodes, model_config or [], calibration, models=options.hub_models(wanted=hub))
         asked = Asked(
             models=traces,
             plan=plan,
@@ -382,10 +323,13 @@ def serve_command(  # noqa: PLR0913  each is an option
             keep=keep,
             more=engine_arg or [],
         )
-        raise typer.Exit(serve_emulated(asked))
-    if missing := [name for name in _EXTRA if find_spec(name) is None]:
+        raise typer.Exit(_serve_emulated(asked))
+    extra = ("starlette", "uvicorn", "uvloop", "httptools", "numpy")
+    if missing := [name for name in extra if find_spec(name) is None]:
         names = ", ".join(missing)
         raise typer.BadParameter(f"needs the extra replay ({names}): install 'specdecode-operator[replay]'")
+    with refused("--acceptance", ValueError):
+        schedule = None if acceptance is None else AcceptanceSchedule.parse(acceptance)
     # The server takes longer to load than the rest of the command line.
     from specdecode_operator.replay.server import playback_source as sources  # noqa: PLC0415
     from specdecode_operator.replay.server import serve as server  # noqa: PLC0415
@@ -402,7 +346,7 @@ def serve_command(  # noqa: PLR0913  each is an option
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             time_scale=time_scale,
-            acceptance=_schedule(acceptance),
+            acceptance=schedule,
             seed=seed,
         ),
         host=host,
@@ -426,10 +370,3 @@ def serve_command(  # noqa: PLR0913  each is an option
     except (RecordingError, sources.ServeError) as error:
         say(f"error: {error}", err=True)
         raise typer.Exit(2) from error
-
-
-def _schedule(text: str | None) -> AcceptanceSchedule | None:
-    try:
-        return None if text is None else AcceptanceSchedule.parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--acceptance") from error

@@ -1,49 +1,46 @@
 """`specdecode replay synth` and `forecast`: simulate engines in virtual time under unrecorded load."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from specdecode_operator.api.capture import Phase
 from specdecode_operator.capture.files.formats import MANIFEST_SCHEMA, TraceMeta
 from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, RecordingError, read_recording
-from specdecode_operator.cli.replay.fit import NO_NUMPY, MaxNumBatchedTokens, MaxNumSeqs, NumGpuBlocks, with_limits
+from specdecode_operator.cli.options import refused
+from specdecode_operator.cli.replay.fit import (
+    NO_NUMPY,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    NumGpuBlocks,
+    refuse_written,
+    with_limits,
+)
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import DocumentError, new_folder
 from specdecode_operator.problems import printable, shown
-from specdecode_operator.replay.emulated.engine_model import Acceptance, StepTime, from_rates
+from specdecode_operator.replay import synthetic_load
+from specdecode_operator.replay.emulated.engine_model import StepTime, from_rates
 from specdecode_operator.replay.model_file import FittedModel, Limits, ModelFileError, read_model
 from specdecode_operator.replay.modelled_engine import ModelledBehaviour, NoDonorsError
 from specdecode_operator.replay.stepped_engine import BLOCK_SIZE
-from specdecode_operator.replay.synthetic_load import (
-    ARRIVAL_FORMS,
-    LENGTH_FORMS,
-    InvalidLoadError,
-    Prompts,
-    parse_arrivals,
-    parse_lengths,
-)
 from specdecode_operator.replay.virtual_run import GivenBehaviour, Outcome, VirtualRun, replayed, spread
-
-if TYPE_CHECKING:
-    from specdecode_operator.replay.compare import Floats
-
-
-USUAL_REQUESTS: Final = 200
-_PHASE_OF_SEVERAL: Final = "{}-{}"
 
 Arrivals = Annotated[
     list[str] | None,
-    typer.Option("--arrivals", help=f"When requests come: {ARRIVAL_FORMS}. Given several times: one after the other."),
+    typer.Option(
+        "--arrivals",
+        help=f"When requests come: {synthetic_load.ARRIVAL_FORMS}. Given several times: one after the other.",
+    ),
 ]
 Requests = Annotated[int | None, typer.Option("--requests", help="Requests of each --arrivals.", min=1, max=10_000_000)]
 Duration = Annotated[
     int | None,
     typer.Option("--duration", help="Seconds of each --arrivals, in place of --requests.", min=1, max=86_400),
 ]
-PromptTokens = Annotated[str, typer.Option(help=f"Tokens of each prompt: {LENGTH_FORMS}.")]
+PromptTokens = Annotated[str, typer.Option(help=f"Tokens of each prompt: {synthetic_load.LENGTH_FORMS}.")]
 OutputTokens = Annotated[str, typer.Option(help="Tokens of each answer, in the same forms.")]
 SharedPrefixTokens = Annotated[
     int, typer.Option(help="Tokens before each prompt that all have in common.", min=0, max=16_777_216)
@@ -51,68 +48,40 @@ SharedPrefixTokens = Annotated[
 Seed = Annotated[int, typer.Option(help="The same seed makes the same files.")]
 
 
-def phases_of(arrivals: list[str], requests: int | None, duration_s: int | None) -> list[Phase]:
-    """Return what the options say, in their order.
-
-    Raises
-    ------
-    typer.BadParameter
-        They say nothing that can be sent.
-    """
+def _phases_of(arrivals: list[str], requests: int | None, duration_s: int | None) -> list[Phase]:
     if requests is not None and duration_s is not None:
         raise typer.BadParameter("give --requests or --duration, not both", param_hint="--duration")
     if requests is None and duration_s is None:
-        requests = USUAL_REQUESTS
-    try:
-        found = [parse_arrivals(text, requests, duration_s) for text in arrivals]
-    except InvalidLoadError as error:
-        raise typer.BadParameter(str(error), param_hint="--arrivals") from error
+        requests = 200
+    with refused("--arrivals", synthetic_load.InvalidLoadError):
+        found = [synthetic_load.parse_arrivals(text, requests, duration_s) for text in arrivals]
     if len(found) == 1:
         return found
-    return [
-        each.model_copy(update={"name": _PHASE_OF_SEVERAL.format(each.name, number)})
-        for number, each in enumerate(found, start=1)
-    ]
+    return [each.model_copy(update={"name": f"{each.name}-{number}"}) for number, each in enumerate(found, start=1)]
 
 
-def prompts_of(
+def _prompts_of(
     prompt_tokens: str, output_tokens: str, shared_prefix_tokens: int, block_size: int, seed: int
-) -> Prompts:
-    """Return what the options say.
-
-    Raises
-    ------
-    typer.BadParameter
-        They say no lengths.
-    """
-    lengths = {}
+) -> synthetic_load.Prompts:
+    lengths = []
     for option, text in (("--prompt-tokens", prompt_tokens), ("--output-tokens", output_tokens)):
-        try:
-            lengths[option] = parse_lengths(text)
-        except InvalidLoadError as error:
-            raise typer.BadParameter(str(error), param_hint=option) from error
-    return Prompts(
-        prompt_tokens=lengths["--prompt-tokens"],
-        output_tokens=lengths["--output-tokens"],
+        with refused(option, synthetic_load.InvalidLoadError):
+            lengths.append(synthetic_load.parse_lengths(text))
+    return synthetic_load.Prompts(
+        prompt_tokens=lengths[0],
+        output_tokens=lengths[1],
         shared_prefix_tokens=shared_prefix_tokens,
         block_size=block_size,
         seed=seed,
     )
 
 
-def refuse_nothing(outcome: Outcome) -> None:
-    """Refuse a run of which nothing is left to be written.
-
-    Raises
-    ------
-    typer.BadParameter
-        When no request was answered to its end.
-    """
-    if outcome.finished:
-        return
-    if not outcome.failed:
+def _refuse_nothing(outcome: Outcome) -> None:
+    """Reject a run in which no request was answered to its end."""
+    if not outcome.finished and not outcome.failed:
         raise typer.BadParameter("no request comes in that time: give more", param_hint="--duration")
-    raise typer.BadParameter("no request fits into so many: give more", param_hint="--num-gpu-blocks")
+    if not outcome.finished:
+        raise typer.BadParameter("no request fits into so many: give more", param_hint="--num-gpu-blocks")
 
 
 SOURCE: Final = "synthetic"
@@ -155,7 +124,16 @@ def synth_command(  # noqa: PLR0913  each is an option
 
     For example: specdecode replay synth -o made --arrivals poisson:4 --requests 500 --acceptance 0.7,0.5
     """
-    rates = _acceptance(acceptance, drafting)
+    try:
+        shares = None if acceptance in ("", "none") else [float(share) for share in acceptance.split(",")]
+        rates = None if shares is None else from_rates(shares, drafting)
+    except ValueError as error:
+        message = f"{shown(acceptance)}: write shares from 1 to 0 that do not rise, such as 0.8,0.6"
+        raise typer.BadParameter(message, param_hint="--acceptance") from error
+    speculative: dict[str, object] | None = None
+    if rates is not None:
+        method = "draft_model" if drafting == 1 else "ngram"
+        speculative = {"method": method, "num_speculative_tokens": rates.num_speculative_tokens}
     step_time = StepTime(
         curve=((1, step_ms),),
         request_us=1000 * request_ms,
@@ -178,46 +156,20 @@ def synth_command(  # noqa: PLR0913  each is an option
             source=SOURCE,
             block_size=block_size,
             schema=MANIFEST_SCHEMA,
-            speculative=_speculative(rates, drafting),
+            speculative=speculative,
         ),
     )
-    phases = phases_of(arrivals or ["poisson:4"], requests, duration)
-    prompts = prompts_of(prompt_tokens, output_tokens, shared_prefix_tokens, block_size, seed)
-    try:
-        with new_folder(out) as folder:
-            outcome = run.phases(folder, prompts, phases, "synth")
-            refuse_nothing(outcome)
-    except DocumentError as error:
-        raise typer.BadParameter(str(error), param_hint="--out") from error
+    phases = _phases_of(arrivals or ["poisson:4"], requests, duration)
+    prompts = _prompts_of(prompt_tokens, output_tokens, shared_prefix_tokens, block_size, seed)
+    with refused("--out", DocumentError), new_folder(out) as folder:
+        outcome = run.phases(folder, prompts, phases, "synth")
+        _refuse_nothing(outcome)
     too_large = f", {outcome.failed} were too large for the KV cache" if outcome.failed else ""
     say(f"{out}: {outcome.finished} requests in {outcome.end_ms / 1000:.1f} s{too_large}")
 
 
-def _acceptance(text: str, drafting: float) -> Acceptance | None:
-    if text in ("", "none"):
-        return None
-    try:
-        rates = [float(rate) for rate in text.split(",")]
-        return from_rates(rates, drafting)
-    except ValueError as error:
-        message = f"{shown(text)}: write shares from 1 to 0 that do not rise, such as 0.8,0.6"
-        raise typer.BadParameter(message, param_hint="--acceptance") from error
-
-
-def _speculative(acceptance: Acceptance | None, drafting: float) -> dict[str, object] | None:
-    if acceptance is None:
-        return None
-    method = "draft_model" if drafting == 1 else "ngram"
-    return {"method": method, "num_speculative_tokens": acceptance.num_speculative_tokens}
-
-
 FORECAST_SOURCE: Final = "forecast"
 """What the header of such a trace says that it is from."""
-
-_SHARES: Final = (50, 90, 99)
-
-
-_OF_ARRIVALS: Final = ("requests", "duration", "prompt_tokens", "output_tokens", "shared_prefix_tokens")
 
 
 def forecast_command(  # noqa: PLR0913  each is an option
@@ -253,28 +205,36 @@ def forecast_command(  # noqa: PLR0913  each is an option
     if (load is None) == (not arrivals):
         raise typer.BadParameter("give --arrivals or --load, one of them", param_hint="--load")
     if load is None:
-        _refuse(context, ("load_factor",), "is heeded with --load alone: leave it out")
+        refuse_written(context, {"load_factor"}, "is heeded with --load alone: leave it out")
     else:
-        _refuse(context, _OF_ARRIVALS, "is not heeded with --load: leave it out")
-    fitted, behaviour = _engine(model, seed, (max_num_seqs, max_num_batched_tokens, num_gpu_blocks))
-    limits = fitted.origin.limits
+        of_arrivals = {"requests", "duration", "prompt_tokens", "output_tokens", "shared_prefix_tokens"}
+        refuse_written(context, of_arrivals, "is not heeded with --load: leave it out")
+    fitted, behaviour = _engine(model, seed, max_num_seqs, max_num_batched_tokens, num_gpu_blocks)
+    limits, origin = fitted.origin.limits, fitted.origin
+    meta = TraceMeta(
+        model=origin.model,
+        gpu=origin.gpu,
+        tp=origin.tp,
+        max_num_seqs=limits.max_num_seqs,
+        source=FORECAST_SOURCE,
+        block_size=limits.block_size,
+        vllm_version=origin.vllm_version,
+        schema=MANIFEST_SCHEMA,
+        speculative=origin.speculative,
+    )
     block_size = limits.block_size or BLOCK_SIZE
     turnarounds_ms = (fitted.clients.turnarounds_ms if fitted.clients else None) or (0.0,)
-    run = VirtualRun(behaviour=behaviour, limits=limits, meta=_meta(fitted), turnarounds_ms=turnarounds_ms)
-    try:
-        recorded = None if load is None else read_recording(load)
+    run = VirtualRun(behaviour=behaviour, limits=limits, meta=meta, turnarounds_ms=turnarounds_ms)
+    with refused("--out", DocumentError), refused("--load", RecordingError):
+        recording = None if load is None else read_recording(load)
         with new_folder(out) as folder:
-            if recorded is not None:
-                outcome = run.requests(folder, replayed(_arrived(recorded), load_factor, block_size))
+            if recording is not None:
+                outcome = run.requests(folder, replayed(_arrived(recording), load_factor, block_size))
             else:
-                phases = phases_of(arrivals or [], requests, duration)
-                prompts = prompts_of(prompt_tokens, output_tokens, shared_prefix_tokens, block_size, seed)
+                phases = _phases_of(arrivals or [], requests, duration)
+                prompts = _prompts_of(prompt_tokens, output_tokens, shared_prefix_tokens, block_size, seed)
                 outcome = run.phases(folder, prompts, phases, FORECAST_SOURCE)
-            refuse_nothing(outcome)
-    except DocumentError as error:
-        raise typer.BadParameter(str(error), param_hint="--out") from error
-    except RecordingError as error:
-        raise typer.BadParameter(str(error), param_hint="--load") from error
+            _refuse_nothing(outcome)
     say("\n".join(_text(out, outcome)))
     for line in behaviour.outside():
         say(f"note: {line}", err=True)
@@ -286,16 +246,7 @@ def forecast_command(  # noqa: PLR0913  each is an option
         )
 
 
-def _refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(why, param_hint=parameter.opts[0])
-
-
-def _engine(
-    path: Path, seed: int, limits: tuple[int | None, int | None, int | None]
-) -> tuple[FittedModel, ModelledBehaviour]:
+def _engine(path: Path, seed: int, *limits: int | None) -> tuple[FittedModel, ModelledBehaviour]:
     try:
         model = with_limits(read_model(path), *limits)
         return model, ModelledBehaviour(model, seed)
@@ -312,49 +263,34 @@ def _arrived(recording: Recording) -> list[RecordedRequest]:
     return found
 
 
-def _meta(model: FittedModel) -> TraceMeta:
-    origin = model.origin
-    return TraceMeta(
-        model=origin.model,
-        gpu=origin.gpu,
-        tp=origin.tp,
-        max_num_seqs=origin.limits.max_num_seqs,
-        source=FORECAST_SOURCE,
-        block_size=origin.limits.block_size,
-        vllm_version=origin.vllm_version,
-        schema=MANIFEST_SCHEMA,
-        speculative=origin.speculative,
-    )
-
-
-def _text(out: Path, outcome: Outcome) -> list[str]:
+def _text(out: Path, outcome: Outcome) -> Iterator[str]:
     try:
-        from specdecode_operator.replay.compare import measured  # noqa: PLC0415  numpy is an extra
+        import numpy as np  # noqa: PLC0415  heavy, and an extra
+
+        from specdecode_operator.replay.compare import measured  # noqa: PLC0415
     except ImportError as error:
         raise typer.BadParameter(NO_NUMPY) from error
+    name, finished = printable(str(out)), f"{outcome.finished:,} requests"
     try:
         recording = read_recording(out, skip_bad_lines=True)
     except RecordingError:
-        # Nothing but what the reader takes for no step of an engine.
-        return [f"{printable(str(out))}: {outcome.finished:,} requests, all of which waited longer than an hour"]
-    found, late = measured(recording), recording.skipped_lines
+        # The reader takes none of the lines for a step of an engine.
+        yield f"{name}: {finished}, all of which waited longer than an hour"
+        return
+    found = measured(recording)
     rate = found.output_tokens / found.seconds if found.seconds else 0.0
-    more = [f"{outcome.preemptions} preemptions"] if outcome.preemptions else []
-    more += [f"{outcome.failed} requests were too large for the KV cache"] if outcome.failed else []
-    more += [f"{late:,} requests waited longer than an hour, and are not in these figures"] if late else []
-    times = (("TTFT", found.ttft_ms), ("TPOT", found.tpot_ms), ("gap", found.gap_ms))
-    return [
-        f"{printable(str(out))}: {outcome.finished:,} requests in {found.seconds:.1f} s, {rate:,.1f} tokens/s",
-        *(_row(name, values) for name, values in times),
-        *([f"  acceptance  {100 * found.acceptance:.1f} %"] if found.acceptance is not None else []),
-        *(f"  {each}" for each in more),
-    ]
-
-
-def _row(name: str, values: "Floats") -> str:
-    import numpy as np  # noqa: PLC0415  an extra, which is there now
-
-    if not len(values):
-        return f"  {name}  none"
-    quantiles = "  ".join(f"P{share} {np.percentile(values, share):.2f}" for share in _SHARES)
-    return f"  {name:<10}  mean {values.mean():.2f}  {quantiles} ms"
+    yield f"{name}: {finished} in {found.seconds:.1f} s, {rate:,.1f} tokens/s"
+    for title, values in (("TTFT", found.ttft_ms), ("TPOT", found.tpot_ms), ("gap", found.gap_ms)):
+        if len(values):
+            quantiles = "  ".join(f"P{share} {np.percentile(values, share):.2f}" for share in (50, 90, 99))
+            yield f"  {title:<10}  mean {values.mean():.2f}  {quantiles} ms"
+        else:
+            yield f"  {title}  none"
+    if found.acceptance is not None:
+        yield f"  acceptance  {100 * found.acceptance:.1f} %"
+    if outcome.preemptions:
+        yield f"  {outcome.preemptions} preemptions"
+    if outcome.failed:
+        yield f"  {outcome.failed} requests were too large for the KV cache"
+    if late := recording.skipped_lines:
+        yield f"  {late:,} requests waited longer than an hour, and are not in these figures"
