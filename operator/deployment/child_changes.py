@@ -125,7 +125,6 @@ def objects_to_delete(
 
 
 def _paused_workload(desired: DesiredState, live: Iterable[Body]) -> Body | None:
-    """Return the live workload that stays because a paused rollout holds back one of the other kind."""
     outcome, workload = desired.outcome, desired.workload
     if not isinstance(outcome, Launch) or workload is None or not outcome.facts.spec.rollout.paused:
         return None

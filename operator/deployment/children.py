@@ -24,9 +24,7 @@ from specdecode_operator.sizing.memory.budget import Budget, Verdict
 from specdecode_operator.sizing.plan import Plan
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
 
-LARGEST_BYTES: Final = 256 * 1024
-"""A ConfigMap may hold 1 MiB, and operators keep those that they own in memory."""
-
+LARGEST_BYTES: Final = 256 * 1024  # A ConfigMap may hold 1 MiB, and operators keep those that they own in memory
 _COLUMNS: Final = (
     *("target", "draft", "kvCacheDtype", "product", "gpus", "tensor", "verdict", "launchable", "chosen"),
     *("kvCacheTokens", "maxConcurrency", "availableKvGiB", "bindingTerm", "reason"),
@@ -38,9 +36,8 @@ class MatrixTable:
     """The matrix as text: one line a row under a line of names; empty where there are no rows."""
 
     csv: str
-
+    # Rows that the limit left no room for: first those that cannot be launched, then those that do not fit.
     rows_left_out: int
-    """Rows that the limit left no room for: first those that cannot be launched, then those that do not fit."""
 
 
 def plan_config_map(key: Key, uid: str, data: Mapping[str, str]) -> Body:
@@ -121,8 +118,7 @@ def render_service(key: Key, uid: str, facts: Facts) -> Body:
     return owned(render_template("service", values), key, uid)
 
 
-_GROUPS_LABEL: Final = "leaderworkerset.sigs.k8s.io/name"
-"""On every pod of a LeaderWorkerSet: its name."""
+_GROUPS_LABEL: Final = "leaderworkerset.sigs.k8s.io/name"  # On every pod of a LeaderWorkerSet: its name
 
 
 def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Mapping[str, str]) -> list[Body]:
@@ -153,7 +149,6 @@ def _disruption_selector(key: Key, facts: Facts, plan: Plan) -> dict[str, str]:
 
 
 def _groups(key: Key, facts: Facts, plan: Plan) -> Body:
-    """Return what starts engines that each take several nodes."""
     values = {
         **_rollout(facts),
         "name": workload_name(key, LEADER_WORKER_SET.kind),
@@ -184,7 +179,6 @@ def _rollout(facts: Facts) -> dict[str, int | bool]:
 
 
 def _deployment(key: Key, facts: Facts, plan: Plan) -> Body:
-    """Return what starts engines that each fit on one node."""
     values = {
         **_rollout(facts),
         "name": workload_name(key, DEPLOYMENT.kind),

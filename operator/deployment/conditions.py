@@ -20,12 +20,8 @@ class Blocked:
 
     reason: str
     message: str
-
-    permanent: bool = False
-    """True where only a person can help: the object is Stalled. Otherwise it may pass by itself."""
-
+    permanent: bool = False  # True where only a person can help: the object is Stalled. Otherwise it may pass by itself
     waits: bool = False
-    """True where a pod waits for something outside of it, which may appear."""
 
 
 OPERATOR_IMAGE_UNKNOWN: Final = Blocked(
@@ -33,17 +29,11 @@ OPERATOR_IMAGE_UNKNOWN: Final = Blocked(
     "the operator does not know its own image, which load generators, replays and readers of models run from: set"
     " SPECDECODE_OPERATOR_IMAGE in its environment, or POD_NAME and POD_NAMESPACE as its manifests do",
 )
-
-
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
-
-MESSAGE_LIMIT = 4096
-"""Characters of a message: pods, which anybody may run, have a say in some."""
+MESSAGE_LIMIT = 4096  # Characters of a message: pods, which anybody may run, have a say in some
 _REASON_LIMIT = 64
 _BEGINS = (UNKNOWN, "Starting")
-
 SUSPENDED_FOR_CAPTURE = "SuspendedForCapture"
-"""Reason of ``Ready`` and ``Available`` while a capture has the GPUs of the engines."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +87,6 @@ def _changes_hands(old: Condition, update: ConditionUpdate) -> bool:
 
 
 def _word(reason: str) -> str:
-    """Return a reason as Kubernetes takes it: pods, which others may write, give reasons too."""
     return re.sub(r"[^A-Za-z0-9_,:]", "", reason)[:_REASON_LIMIT]
 
 
@@ -125,17 +114,9 @@ def _is_worth_an_event(condition: Condition) -> bool:
 
 
 METHOD: Final = "method"
-
-
 _LENGTH: Final = "numSpeculativeTokens"
-
-
 _SCHEDULE_FIELD: Final = "numSpeculativeTokensByBatchSize"
-
-
 _DRAFT_TENSOR: Final = "parallelism.draftTensor"
-
-
 REASONS: Final[Mapping[str, str]] = {
     METHOD: "OtherMethod",
     _LENGTH: "OtherDraftLength",
@@ -146,11 +127,5 @@ REASONS: Final[Mapping[str, str]] = {
     "draftSampling": "OtherDraftSampling",
     "draftLmHeadQuantization": "OtherDraftHead",
 }
-"""Why SpeculationActive is False, by the field that is not in force; of the others OTHER_SETTING."""
-
-
 OTHER_SETTING: Final = "OtherSetting"
-
-
 OTHERWISE: Final = frozenset({*REASONS.values(), OTHER_SETTING})
-"""All of them: engines draft, and not as they were asked to."""

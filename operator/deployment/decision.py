@@ -71,16 +71,11 @@ from specdecode_operator.sizing.calibration import Calibration
 from specdecode_operator.sizing.plan import Plan
 
 _ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the spec holds together")
-
-
-_PLANS_KEPT: Final = 32
-"""Specs whose plans are kept for other objects of the same spec: each is some hundred kilobytes."""
+_PLANS_KEPT: Final = 32  # Specs whose plans are kept for other objects of the same spec: each is some hundred kilobytes
 
 
 @dataclass(frozen=True)
 class _Question:
-    """What a plan depends on: equal ones have one answer, whichever object asks."""
-
     spec: SpecDecodeDeploymentSpec = field(compare=False)
     spec_text: str
     previous: PlanStatus | None = field(compare=False)
@@ -114,16 +109,12 @@ class _Question:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A spec that no node of the cluster can be planned for yet."""
-
     facts: Facts
     blocked: Blocked
 
 
 @dataclass(frozen=True)
 class _Planned:
-    """A spec with its plan, before anything runs."""
-
     facts: Facts
     plan: Plan
     plan_texts: Mapping[str, str]
@@ -132,7 +123,6 @@ class _Planned:
 
     @property
     def conditions(self) -> list[ConditionUpdate]:
-        """The conditions that come before those of engines."""
         told = [_ACCEPTED, self.condition]
         if untested := untested_version(self.facts.spec, self.facts.profile):
             told.append(ConditionUpdate("EngineUntested", TRUE, "NewerThanKnown", str(untested)))
@@ -142,7 +132,6 @@ class _Planned:
 
     @property
     def hindered(self) -> Readiness | None:
-        """Why it cannot be launched; None where it can."""
         if self.condition.status is FALSE:  # it fits nowhere; the plan tells what would
             return stalled(self.condition.reason, self.condition.message)
         if self.facts.replay is not None and self.facts.operator_image is None:
@@ -150,7 +139,6 @@ class _Planned:
         return None
 
     def not_launched(self, parent: ParsedDeployment, readiness: Readiness, *jobs: Body) -> DesiredState:
-        """Return the desired state in which the plan is shown, but is not in force."""
         outcome = NotLaunched(readiness, self.plan_status)
         shown = plan_config_map(parent.key, parent.uid, self.plan_texts)
         return DesiredState(outcome, self.conditions, [shown, *jobs])
@@ -197,7 +185,6 @@ def internal_error(parent: ParsedDeployment, error: Exception) -> DesiredState:
 
 
 def _unknown_models(spec: SpecDecodeDeploymentSpec, known: KnownModels) -> dict[str, ModelSource]:
-    """Models that nobody describes and that were not read yet, by the field that names them."""
     sources = undescribed_models(spec)
     return {field: source for field, source in sources.items() if source not in known}
 
@@ -205,7 +192,6 @@ def _unknown_models(spec: SpecDecodeDeploymentSpec, known: KnownModels) -> dict[
 def _read_first(
     parent: ParsedDeployment, spec: SpecDecodeDeploymentSpec, unknown: Mapping[str, ModelSource], cluster: ClusterState
 ) -> DesiredState:
-    """Have models read that nobody describes; the plan comes after that."""
     check_without_models(spec, unknown)
     accepted = ConditionUpdate("Accepted", UNKNOWN, RESOLVING, "the rest is checked once the models are known")
     if cluster.operator_image is None:
@@ -230,14 +216,12 @@ def _read_first(
 
 
 def _not_accepted(error: InvalidSpecError) -> DesiredState:
-    """Only another spec goes on from here."""
     accepted = ConditionUpdate("Accepted", FALSE, error.reason, str(error))
     planned = ConditionUpdate("Planned", FALSE, "NotAccepted", "the spec is not accepted")
     return DesiredState(NotLaunched(stalled(error.reason, str(error))), [accepted, planned])
 
 
 def _wait_for_nodes(parent: ParsedDeployment, facts: Facts, waiting: Blocked) -> DesiredState:
-    """Show the last plan while the nodes that it was made for are away."""
     planned = ConditionUpdate("Planned", UNKNOWN, waiting.reason, waiting.message)
     readiness = without_engines(facts.spec) or working(waiting.reason, waiting.message)
     return DesiredState(NotLaunched(readiness, parent.status.plan), [_ACCEPTED, planned])
@@ -245,13 +229,6 @@ def _wait_for_nodes(parent: ParsedDeployment, facts: Facts, waiting: Blocked) ->
 
 @lru_cache(maxsize=_PLANS_KEPT)
 def _plan(question: _Question) -> _Planned | _Waiting:
-    """Return the plan of a spec, which hundreds of objects may have in common.
-
-    Raises
-    ------
-    InvalidSpecError
-        When something is wrong with the spec.
-    """
     spec, nodes = question.spec, question.nodes
     site_facts = dict(question.site_facts)
     known = known_checkpoints(spec, dict(question.models), site_facts)
@@ -267,7 +244,6 @@ def _planned(
     known: KnownModels,
     site_facts: Mapping[ModelSource, SiteFacts],
 ) -> _Planned:
-    """Settle the facts on what the plan chose, and say what the plan is and what may be wrong with the models."""
     texts = plan_data(plan, full_matrix(facts, nodes, plan))
     facts = facts.at(*plan.chosen.served)
     condition = planned_condition(facts, plan, passed_over(facts, nodes))
@@ -277,7 +253,6 @@ def _planned(
 
 
 def _site_notes(facts: Facts, site_facts: Mapping[ModelSource, SiteFacts]) -> Iterator[str]:
-    """Yield the facts file that each model is known from, and how well."""
     draft = facts.spec.speculation.draft if facts.spec.speculation else None
     for model, geometry in ((facts.spec.target, facts.pair.target), (draft, facts.pair.draft)):
         if model is None or geometry is None:
@@ -288,7 +263,6 @@ def _site_notes(facts: Facts, site_facts: Mapping[ModelSource, SiteFacts]) -> It
 
 
 def _allowed_last_good(cluster: ClusterState, namespace: str) -> LastGood | None:
-    """Return the workload that served last, if its pods would be accepted today."""
     last_good = cluster.last_good
     if last_good is None:
         return None
@@ -300,7 +274,6 @@ def _allowed_last_good(cluster: ClusterState, namespace: str) -> LastGood | None
 def _launch(
     parent: ParsedDeployment, planned: _Planned, commits: Mapping[str, str], last_good: LastGood | None, gate: GateState
 ) -> DesiredState:
-    """Put the plan in force, or keep the workload that served last, where engines failed before or wait at the gate."""
     key, uid, plan = parent.key, parent.uid, planned.plan
     facts, kept_commits = at_commits(key, uid, planned.facts, commits, parent.written_spec)
     launch = Launch(facts, plan, planned.plan_status)

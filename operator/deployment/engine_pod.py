@@ -78,11 +78,9 @@ from specdecode_operator.vllm.settings import ContainerVariable, EngineSettings,
 _SHM_GIB_PER_GPU = 1
 _MODELS_MOUNT: Final = {"name": "models", "mountPath": "/models", "readOnly": True}
 _WARM_START: Final = Path(warm_start.__file__).read_text(encoding="utf-8")
-
 _RANK: Final = ContainerVariable("$(LWS_WORKER_INDEX)")
+# What LeaderWorkerSets tell every container (sigs.k8s.io/lws, pkg/utils/pod/pod_utils.go AddLWSVariables).
 _LEADER_ADDRESS: Final = ContainerVariable("$(LWS_LEADER_ADDRESS)")
-"""What LeaderWorkerSets tell every container (sigs.k8s.io/lws, pkg/utils/pod/pod_utils.go AddLWSVariables)."""
-
 _OWN_ADDRESS: Final = ContainerVariable(f"$({HOST_ADDRESS_VARIABLE})")
 
 
@@ -122,7 +120,6 @@ def _merged(spec: SpecDecodeDeploymentSpec, values: Mapping[str, Any]) -> Body:
 
 
 def _mark(template_hash: str, *pods: Body) -> None:
-    """Tell pods of this template from those of earlier ones."""
     for pod in pods:
         pod["metadata"].setdefault("annotations", {})[TEMPLATE_HASH_ANNOTATION] = template_hash
 
@@ -143,7 +140,6 @@ def engine_timeouts(facts: Facts, plan: Plan) -> Timeouts:
 
 
 def _group(facts: Facts, plan: Plan, role: Role) -> NodeGroup | None:
-    """Return how a pod finds the others of its engine."""
     if role is Role.ALONE:
         return None
     leads = role is Role.LEADER
@@ -196,7 +192,6 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
 
 
 def _model_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
-    """Return where models come from."""
     return {
         "volumes": engine_volumes(spec),
         "downloads": _downloads(spec) if downloads_in_pods(spec) else [],
@@ -219,7 +214,6 @@ def access_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
 
 
 def _health(spec: SpecDecodeDeploymentSpec) -> Body:
-    """Return where the kubelet asks; it believes any certificate."""
     asked = {"path": "/health", "port": scheme(spec).lower()}
     return asked | ({"scheme": "HTTPS"} if spec.serving.tls_secret else {})
 
@@ -230,7 +224,6 @@ def _is_cached(spec: SpecDecodeDeploymentSpec, role: Role) -> bool:
 
 
 def _command(facts: Facts, settings: EngineSettings) -> list[str]:
-    """Return how an engine with a cache is started: by a script that becomes it."""
     command = command_line(settings, facts.profile)
     health = f"--health={'https' if settings.tls else 'http'}://127.0.0.1:{settings.port}/health"
     shared, own = f"--folder={COMPILED_PATH}", f"--cache={COMPILE_CACHE_PATH}"
@@ -254,7 +247,6 @@ def _compiled_folder(facts: Facts, plan: Plan, settings: EngineSettings, own_env
 
 
 def _resources(facts: Facts, plan: Plan) -> Body:
-    """Return requests and limits of the engine container: GPUs, or memory and cores of the CPU."""
     if not facts.on_cpu:
         return {"limits": {GPU_RESOURCE: str(plan.chosen.gpus_per_node)}}
     accelerator = facts.spec.accelerator
@@ -267,7 +259,6 @@ def _resources(facts: Facts, plan: Plan) -> Body:
 
 
 def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
-    """Return the init containers that download each model from the hub."""
     models = {(spec.target.model, spec.target.revision): DOWNLOAD_TARGET}
     if spec.speculation and (draft := spec.speculation.draft):
         # A model that drafts for itself is there already.
@@ -288,15 +279,11 @@ def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
 
 RECORDING_PATH: Final = "/recording"
 USER_ID: Final = 65532
-"""As whom captures write."""
-
 _FOLDER: Final = "/tmp/emulated"  # noqa: S108  the pod's own
 _TMP: Final = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108  the pod's own
-
 _PREPARE: Final = 'printf %s "$0" | exec specdecode replay prepare --plan=- "$@"'
-
+# The server and the core of an engine that computes nothing; less than 2 GiB was seen.
 _REQUESTS: Final = {"cpu": "1", "memory": "3Gi"}
-"""The server and the core of an engine that computes nothing; less than 2 GiB was seen."""
 
 
 def emulated_engine(key: Key, facts: Facts, plan: Plan, mount: Body) -> dict[str, Any]:
@@ -314,7 +301,6 @@ def emulated_engine(key: Key, facts: Facts, plan: Plan, mount: Body) -> dict[str
 
 
 def _prepare(key: Key, facts: Facts, plan: Plan, mount: Body) -> Body:
-    """Return the container that writes the engine's files, for the plan that is in force and no other."""
     replay = facts.replay
     assert replay is not None  # noqa: S101  there would be no such pod
     flags = [f"--out={_FOLDER}", f"--seed={replay.seed}", f"--num-gpu-blocks={plan.chosen.budget.num_blocks}"]
@@ -335,7 +321,6 @@ def _prepare(key: Key, facts: Facts, plan: Plan, mount: Body) -> Body:
 
 
 def _planned_object(key: Key, facts: Facts, plan: Plan) -> str:
-    """Return the object, with what the plan chose said in it, and without what says nothing of its engine."""
     spec = facts.spec.model_dump(
         mode="json", by_alias=True, exclude_defaults=True, exclude={"pod_template", "captures"}
     )
@@ -348,12 +333,9 @@ def _planned_object(key: Key, facts: Facts, plan: Plan) -> str:
 
 
 _MOUNT: Final = {"name": "specdecode-recording", "mountPath": RECORDING_PATH, "readOnly": True}
-_PROBE_PERIOD_S: Final = 1
-"""It is ready in a second, and not in minutes."""
-
+_PROBE_PERIOD_S: Final = 1  # It is ready in a second, and not in minutes
+# A trace of 100,000 requests takes more memory: podTemplate may ask for it.
 _REPLAY_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
-"""A trace of 100,000 requests takes more memory: podTemplate may ask for it."""
-
 _MODES: Final = {ReplayMode.STEPS: "steps", ReplayMode.MODELLED: "modelled"}
 _MATCHING: Final = {
     Matching.ARRIVAL: "arrival",
@@ -388,7 +370,6 @@ def replay_pod(key: Key, facts: Facts, plan: Plan) -> Body:
 
 
 def _server(facts: Facts, replay: Replay, plan: Plan) -> dict[str, Any]:
-    """Return what is a replay server's own of a pod."""
     return {
         "image": facts.operator_image,
         "command": _replay_command(facts, replay, plan),
@@ -406,7 +387,6 @@ def _volume(source: RecordingSource) -> Body:
 
 
 def _replay_command(facts: Facts, replay: Replay, plan: Plan) -> list[str]:
-    """Return the command, with the KV cache that the plan promises."""
     spec, budget = facts.spec, plan.chosen.budget
     flags: dict[str, Any] = {
         "mode": _MODES[replay.mode],

@@ -64,7 +64,6 @@ def served_names(spec: SpecDecodeDeploymentSpec) -> tuple[str, ...]:
 
 
 def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> OnlineQuantization | None:
-    """Return what the engine quantizes to while loading; None where the checkpoint is served as it is."""
     made = wanted is Precision.FP8 and geometry.checkpoint_precision is None
     return OnlineQuantization.FP8 if made else None
 

@@ -40,19 +40,16 @@ from specdecode_operator.sizing.version_rules import Runner
 from specdecode_operator.vllm.extra_args_parser import last_option
 from specdecode_operator.vllm.profiles import EngineProfile
 
+# Methods whose draft model runner V1 runs, all layers by one table of blocks.
 _DRAFTS_IN_ONE_GROUP: Final = (Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3)
-"""Methods whose draft model runner V1 runs, all layers by one table of blocks."""
-
+# Beginnings of architectures whose positions have several dimensions, also where a config.json leaves that out.
 _SEVERAL_DIMENSIONS: Final = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5")
-"""Beginnings of architectures whose positions have several dimensions, also where a config.json leaves that out."""
-
 _LARGEST_TENSOR: Final = 8
-
+# Starved drafts: NVIDIA/TensorRT-LLM#16888. What 0 tokens cost in vLLM: vllm-project/vllm#49548.
 _NOT_OFF: Final = (
     "0 tokens are not off: the draft keeps its memory, and one that is starved meanwhile resumes with collapsed"
     " acceptance, so use 1 in place of 0, or speculation.method none"
 )
-"""Starved drafts: NVIDIA/TensorRT-LLM#16888. What 0 tokens cost in vLLM: vllm-project/vllm#49548."""
 
 
 def runs_on_v1(spec: SpecDecodeDeploymentSpec, pair: Pair) -> bool:
@@ -135,7 +132,6 @@ def _has_several_dimensions(draft: ModelGeometry) -> bool:
 
 
 def _groups_of_draft(spec: SpecDecodeDeploymentSpec, pair: Pair) -> int:
-    """Return over how many groups the draft's layers are spread; the fewest where the plan chooses the split."""
     asked = spec.parallelism
     tensors = [asked.tensor] if asked.tensor else [1 << power for power in range(_LARGEST_TENSOR.bit_length())]
     found = []
@@ -149,14 +145,11 @@ def _groups_of_draft(spec: SpecDecodeDeploymentSpec, pair: Pair) -> int:
 
 
 _METHOD: Final = "spec.speculation.method"
-
+# Methods that read hidden states of the target's inner layers.
 _READS_INNER_STATES: Final = (Method.EAGLE3, Method.DFLASH, Method.DSPARK)
-"""Methods that read hidden states of the target's inner layers."""
-
 _LENDS_TO_ASSISTANTS: Final = "Gemma4"
-
+# Methods whose head goes as far as the target, whatever its file says (config/speculative.py), or keeps no length.
 GETS_LONGER: Final = (Method.EAGLE, Method.EAGLE3, Method.MEDUSA)
-"""Methods whose head goes as far as the target, whatever its file says (config/speculative.py), or keeps no length."""
 
 
 def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> list[Problem]:
@@ -249,7 +242,6 @@ def _match_problems(
 
 
 def _unless_mapped(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> str:
-    """Return the field that would let vocabularies differ, as a refusal says it; nothing if refused all the same."""
     speculation = spec.speculation
     mapped = profile.maps_vocabularies or spec.accelerator.type is AcceleratorType.CPU
     if speculation is None or speculation.method is not Method.DRAFT_MODEL or not mapped:
@@ -266,7 +258,6 @@ def _other_head(target: ModelGeometry, method: Method) -> str:
 
 
 def _other_draft(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> str:
-    """Return what to draft with instead: the smallest model with the target's vocabulary that passes all rules."""
     speculation = spec.speculation
     if speculation is None or speculation.draft is None or pair.draft is None:
         return "use method: none"
@@ -307,7 +298,6 @@ def _length_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair)
 def _state_problems(
     spec: SpecDecodeDeploymentSpec, method: Method, target: ModelGeometry, profile: EngineProfile
 ) -> Iterator[Problem]:
-    """What the target's class in vLLM does not do; the engine says so after loading."""
     limits, pipeline = profile.targets, spec.parallelism.pipeline
     if pipeline > 1 and target.architecture in limits.without_stages:
         message = f"vLLM cannot cut {target.architecture} into stages: use 1"
@@ -329,7 +319,6 @@ def _state_problems(
 
 
 def _count_problems(pair: Pair) -> Iterator[Problem]:
-    """What sizing knows of K, and of layers for multi-token prediction."""
     try:
         loaded_draft(pair)
     except PlanError as error:
@@ -401,7 +390,6 @@ def _package_problems(spec: SpecDecodeDeploymentSpec, method: Method, profile: E
 
 
 def _split_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
-    """Fields of spec.parallelism that nothing here could follow."""
     asked = spec.parallelism
     on_cpu = spec.accelerator.type is AcceleratorType.CPU
     if asked.draft_tensor is not None and method not in METHODS_WITH_LAYERS:

@@ -98,26 +98,15 @@ class ParsedDeployment:
     uid: str
     generation: int
     raw_spec: Body
-    """As it is written, which may be invalid."""
-
+    # The spec with its types, or why it has none: then an older CRD is installed, for ours refuses such a spec.
     spec: SpecDecodeDeploymentSpec | InvalidSpecError
-    """The spec with its types, or why it has none: then an older CRD is installed, for ours refuses such a spec."""
-
     status: SpecDecodeDeploymentStatus
-    suspended_for: str | None = None
-    """The capture that has its GPUs: meanwhile the object is as if it were suspended."""
-
+    suspended_for: str | None = None  # The capture that has its GPUs: meanwhile the object is as if it were suspended
     written_spec: SpecDecodeDeploymentSpec | None = None
-    """The spec as it is written, where a policy has put another speculation in force."""
-
     by_policy: bool = False
-    """Whether a policy chose what is in force: a capture with arms has measured it."""
-
     kept_managers: frozenset[str] = frozenset()
-    """Field managers whose changes of its children stay."""
-
+    # What to tell of times that lay in the future in its status, and that count as now.
     times_ahead: tuple[str, ...] = ()
-    """What to tell of times that lay in the future in its status, and that count as now."""
 
     @property
     def wants_no_engine(self) -> bool:

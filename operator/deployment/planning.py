@@ -84,7 +84,6 @@ def admitted(facts: Facts, pair: Pair, changes: Changes) -> Changes | None:
 
 
 def _with_what_goes_along(change: Change, spec: Body) -> Iterator[Change]:
-    """Yield a change, and those of fields that only go with the old value."""
     match change:
         case Change("speculation.method", Method.NONE.value):
             yield Change("speculation", {"method": Method.NONE.value})
@@ -120,22 +119,13 @@ def _at(spec: Body, field: str) -> Any:
     return found
 
 
-_NODES_NAMED: Final = 3
-"""Nodes named for one reason; the rest is counted, for clusters may have thousands."""
-
-_MOST_NODES: Final = 64
-"""Nodes that one replica may lie on: as many as it may have GPUs in one group."""
-
+_NODES_NAMED: Final = 3  # Nodes named for one reason; the rest is counted, for clusters may have thousands
+_MOST_NODES: Final = 64  # Nodes that one replica may lie on: as many as it may have GPUs in one group
 LWS_MISSING: Final = "LeaderWorkerSetMissing"
 _LWS_INSTALLATION: Final = "https://lws.sigs.k8s.io/docs/installation/"
-
 _REASONS_NAMED: Final = 4
-"""Reasons named in one message."""
-
-
+# What is planned for where neither the spec nor any node says more.
 ASSUMED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
-"""What is planned for where neither the spec nor any node says more."""
-
 ASSUMED_GPUS_PER_NODE: Final = 8
 _ASSUMED_NODES: Final = 8
 
@@ -185,7 +175,6 @@ def make_plan(
 
 
 def _new_plan(facts: Facts, pools: list[GpuPool], *, groups: bool) -> Plan | Blocked:
-    """Return a plan on the nodes that take pods, on one node if any fits."""
     if not _has_room(facts, pools):
         return _too_small(facts, pools)
     alone = [replace(pool, nodes=1) for pool in pools]
@@ -204,7 +193,6 @@ def _has_room(facts: Facts, pools: Iterable[GpuPool]) -> bool:
 
 
 def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> Blocked:
-    """Return why a replica finds no room: too few nodes, or none so large that it could be shared out evenly."""
     tensor, spread = facts.spec.parallelism.tensor or 1, facts.options.spread
     asked = f"spec.parallelism: {tensor * spread.groups} GPUs a replica ({spread.at(tensor).label})"
     largest = max(pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
@@ -239,7 +227,6 @@ def _missing_message(chosen: Row) -> str:
 
 
 def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None, *, groups: bool) -> Plan | None:
-    """Return the plan with the choice in force, judged for the present spec; None where there is none to keep."""
     if previous is None or previous.chosen_by not in (None, chosen_by(facts)):
         return None
     pools = {pool.product: pool for pool in _pools(facts, [node for node in nodes if node.schedulable])}
@@ -303,7 +290,6 @@ def _problem_of(facts: Facts, error: SizingError) -> Problem:
 
 
 def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
-    """Products that may be used, each with its largest nodes."""
     wanted = facts.spec.accelerator.product
     sizes: dict[str, list[int]] = {}
     for node in nodes:
@@ -340,12 +326,10 @@ def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
 
 
 def _is_wanted(node: NodeFacts, wanted: Sequence[str]) -> bool:
-    """Whether a spec may mean this node: it asks for no product, or for the whole GPU behind a slice or suffix."""
     return not wanted or not node.product or any(node.product.startswith(product) for product in wanted)
 
 
 def _problem(facts: Facts, node: NodeFacts) -> str | None:
-    """Return why a node's GPUs cannot be planned for."""
     if node.refusal:
         return node.refusal
     given = facts.spec.accelerator
@@ -390,9 +374,7 @@ def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: Nod
 _REHEARSAL: Final = (
     "a recording is replayed (spec.engine.replay): the plan is a rehearsal, and its nodes need not exist"
 )
-
-MOST_SENTENCES: Final = 16
-"""Fixes, and pieces of advice, that a status holds."""
+MOST_SENTENCES: Final = 16  # Fixes, and pieces of advice, that a status holds
 
 
 def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
@@ -438,7 +420,6 @@ def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
 
 
 def _uncalibrated(facts: Facts, plan: Plan) -> str | None:
-    """Return what to know of the figures on the chosen GPU; None if public logs or measurements confirm them."""
     device = find_device(plan.chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
     if device is None or plan.chosen.budget.calibration is not None:
         return None

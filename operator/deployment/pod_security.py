@@ -12,7 +12,6 @@ from specdecode_operator.problems import Problem, shown
 from specdecode_operator.untrusted import mapping, name_of, objects, texts
 
 NONE_ALLOWED: Final[frozenset[str]] = frozenset()
-
 _SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "hostNetwork": ((False, None), "shares the node's network, past every NetworkPolicy"),
     "hostPID": ((False, None), "shows the processes of the node"),
@@ -23,8 +22,6 @@ _SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     # Null would take away the operator's own false.
     "automountServiceAccountToken": ((False,), "gives the pod a token for the API server"),
 }
-"""Fields of a pod: values that do no harm, and what others do."""
-
 _CONTAINER_SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "privileged": ((False, None), "gives the container the node"),
     "allowPrivilegeEscalation": ((False,), "lets processes gain rights that the container was not given"),
@@ -51,6 +48,7 @@ VOLUMES: Final = frozenset(
         *("secret", "hostPath"),
     }
 )
+# Keys of taints by which an administrator keeps all pods but the cluster's own off a node.
 SYSTEM_TAINTS: Final = frozenset(
     {
         # Nodes of the control plane, by kubeadm, RKE and k3s.
@@ -60,15 +58,12 @@ SYSTEM_TAINTS: Final = frozenset(
         "node.kubernetes.io/unschedulable",
     }
 )
-"""Keys of taints by which an administrator keeps all pods but the cluster's own off a node."""
-
 _TOKENS: Final = ("serviceAccountToken", "podCertificate")
 _APP_ARMOR_ANNOTATION: Final = "container.apparmor.security.beta.kubernetes.io/"
 _SYSTEM_CLASS: Final = "system-"
 _CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
 _SHOWN_CHARACTERS: Final = 64
 _PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
-
 GRANTS: Final = (
     *(name for name in _SWITCHES if name != "serviceAccount"),
     *_CONTAINER_SWITCHES,
@@ -76,10 +71,8 @@ GRANTS: Final = (
     *("seLinuxOptions", "windowsOptions", "capabilities", "sysctls", "hostPort", "probeHost", "priorityClassName"),
     *("serviceAccountToken", "volumes", "volumeName", "podAntiAffinity", "tolerations"),
 )
-"""What may be allowed by name."""
-
+# Of these a part may be allowed alone, such as capabilities.IPC_LOCK.
 _WITH_PART: Final = ("capabilities", "sysctls", "volumes")
-"""Of these a part may be allowed alone, such as capabilities.IPC_LOCK."""
 
 
 def is_grant(name: str) -> bool:
@@ -108,8 +101,7 @@ def needed_grants(pod: Mapping[str, Any]) -> dict[str, str]:
     return {field: grant for field, _, _, grant in _findings(pod, "")}
 
 
-_Found = tuple[str, Any, str, str]
-"""Field, value, what it does, and the name by which it can be allowed."""
+_Found = tuple[str, Any, str, str]  # Field, value, what it does, and the name by which it can be allowed
 
 
 def _findings(pod: Mapping[str, Any], namespace: str) -> Iterator[_Found]:
@@ -223,7 +215,6 @@ def _of_capabilities(given: Mapping[str, Any]) -> Iterator[_Found]:
 
 
 def _of_security(where: str, holder: Mapping[str, Any]) -> Iterator[_Found]:
-    """Judge what the security contexts of pods and containers have in common."""
     if "securityContext" not in holder:
         return
     if holder["securityContext"] is None:

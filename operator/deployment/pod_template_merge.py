@@ -19,7 +19,6 @@ from specdecode_operator.vllm.environment import owned_variable_problems
 from specdecode_operator.vllm.settings import Platform
 
 _SPEC = "spec.podTemplate.spec"
-
 _MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -31,9 +30,8 @@ _MERGE_KEYS = {
     "topologySpreadConstraints": "topologyKey",
 }
 _CONFINED: Final = {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
+# What a container that is added starts from: it gets by saying nothing no more than by asking.
 _ADDED: Final[Mapping[str, Any]] = {"containers": _CONFINED, "initContainers": _CONFINED}
-"""What a container that is added starts from: it gets by saying nothing no more than by asking."""
-
 _PROTECTED_IN_ENGINE = {
     "command": "the operator writes it: use spec.engine.extraArgs for further arguments",
     "args": "the operator writes it: use spec.engine.extraArgs for further arguments",
@@ -46,25 +44,14 @@ _PROTECTED_IN_ENGINE = {
     "envFrom": "it could undo what the operator sets: name single variables in env",
 }
 DOWNLOAD_TARGET, DOWNLOAD_DRAFT = "download-target", "download-draft"
-"""Init containers that fetch models; they alone see the token of the hub."""
-
 PREPARE = "prepare-emulation"
-"""The init container that writes the files of an emulated engine."""
-
 _PROTECTED_IN_INIT_CONTAINERS = ("command", "args", "image", "envFrom", "lifecycle", "volumeMounts")
-
 OWN_VOLUMES = frozenset({"models", "cache", "tmp", "shm", "engine-config", "tls"})
-"""Volumes that the operator gives an engine pod."""
-
 OWN_MOUNTS = frozenset({"/models", "/tmp", "/dev/shm", "/compiled", "/etc/specdecode", "/etc/specdecode-tls"})  # noqa: S108
-"""Where the operator mounts something in an engine container."""
-
 _PLANNED_RESOURCES = {
     Platform.GPU: {GPU_RESOURCE: "spec.parallelism"},
     Platform.CPU: {"memory": "spec.accelerator.memoryGiB", "cpu": "spec.accelerator.cpuCores"},
 }
-"""Resources of the engine container that the plan decides, with the field to use instead."""
-
 _OWN_PREFIXES = ("specdecode.io/", "app.kubernetes.io/managed-by")
 
 
@@ -129,7 +116,6 @@ def _metadata_problems(metadata: dict[str, Any]) -> list[Problem]:
 
 
 def _list_problems(value: Any, path: str) -> list[Problem]:
-    """Lists that are merged by key need that key in every element."""
     if not isinstance(value, dict):
         return []
     problems = []
@@ -235,16 +221,15 @@ def _volume_problems(spec: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _elements(parent: dict[str, Any], field: str, path: str = _SPEC) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a list, each with its path; of whatever else it may hold _list_problems tells."""
     content = parent.get(field)
     for index, element in enumerate(content if isinstance(content, list) else []):
         if isinstance(element, dict):
             yield f"{path}.{field}[{index}]", element
 
 
+# User vllm of vLLM's own images (docker/Dockerfile), which leave the choice to whoever starts them. Others have no
+# such user and need none, for HOME and USER are set.
 ENGINE_USER_ID: Final = 2000
-"""User vllm of vLLM's own images (docker/Dockerfile), which leave the choice to whoever starts them. Others have no
-such user and need none, for HOME and USER are set."""
 
 
 def container_user(spec: SpecDecodeDeploymentSpec, container: str, user_id: int = ENGINE_USER_ID) -> Body:

@@ -18,18 +18,12 @@ from specdecode_operator.stats.engine_window import LOOK_STANDS_S, Window
 class Point:
     """What one setting did in one load step."""
 
-    load: float
-    """Requests running at once in the baseline: what all settings share."""
-
+    load: float  # Requests running at once in the baseline: what all settings share
+    # Requests running at once in this setting: a faster one has fewer of those that come at the same rate.
     running: float
-    """Requests running at once in this setting: a faster one has fewer of those that come at the same rate."""
-
     ratio: float = 1.0
-    """Goodput over that of the baseline."""
-
     low: float = 1.0
-    high: float = 1.0
-    """The ends of its interval."""
+    high: float = 1.0  # The ends of its interval
 
 
 @dataclass(frozen=True)
@@ -37,17 +31,10 @@ class Setting:
     """A way to speculate that was measured."""
 
     name: str
-    points: Sequence[Point]
-    """By load, ascending; those of the baseline have a ratio of 1."""
-
+    points: Sequence[Point]  # By load, ascending; those of the baseline have a ratio of 1
     drafts: int = 0
-    """Tokens of a draft; 0 where speculation is off."""
-
     acceptance: float | None = None
-    """Accepted share of the drafted tokens when it was measured."""
-
     refused: str = ""
-    """Why it is not chosen; empty where it may be."""
 
     @property
     def off(self) -> bool:
@@ -85,11 +72,8 @@ class Evidence:
     """All settings that one capture compared."""
 
     name: str
-    """Of the capture."""
-
     settings: Sequence[Setting]
-    goodput: Sequence[tuple[float, float]]
-    """Of the baseline: load and tokens a second."""
+    goodput: Sequence[tuple[float, float]]  # Of the baseline: load and tokens a second
 
     def find(self, name: str) -> Setting | None:
         """Return a setting by its name."""
@@ -122,14 +106,9 @@ class Predicted:
 
     setting: Setting
     gain: float
-    """Goodput more than that of the setting in force, as a share of it."""
-
-    low: float
-    """The least that it may be by the intervals of both."""
-
+    low: float  # The least that it may be by the intervals of both
+    # The gain in each third of the window, the newest last: what is short, or over already, is not in all of them.
     thirds: tuple[float, ...]
-    """The gain in each third of the window, the newest last: what is short, or over already, is not in all of them."""
-
     running: float
     measured: bool
     in_force: str
@@ -149,8 +128,6 @@ class Prediction:
     in_force: str
     running: float
     acceptance_factor: float
-    """Acceptance over what was measured."""
-
     others: Sequence[Predicted]
 
     def better(self, min_gain: float, failed: Collection[str]) -> Predicted | None:
@@ -206,8 +183,7 @@ def predict(evidence: Evidence, in_force: str, window: Window, acceptance_factor
     return Prediction(in_force, running, acceptance_factor, others)
 
 
-_Goodput = list[tuple[float, float, float]]
-"""Of each look, with its low and its high end, in units of the baseline's."""
+_Goodput = list[tuple[float, float, float]]  # Of each look, with its low and its high end, in units of the baseline's
 
 
 def _goodput(setting: Setting, loads: Sequence[float], work: Sequence[float], factor: float) -> _Goodput:
@@ -220,18 +196,15 @@ def _goodput(setting: Setting, loads: Sequence[float], work: Sequence[float], fa
 
 
 def _gain(its: _Goodput, mine: _Goodput, part: slice) -> float:
-    """Return what a setting brings more than the one in force in a part of the looks; 0 where nothing ran."""
     present = sum(each[0] for each in mine[part])
     return sum(each[0] for each in its[part]) / present - 1 if present else 0.0
 
 
 _DAY_S: Final = 86_400.0
 _BACK: Final = 2
-"""Times the cool-down before the setting that was left last is taken again."""
-
+# Times the cool-down before speculation is tried again that was turned off because its acceptance fell: nobody sees it
+# rise while nothing is drafted. After a try in vain it is a day.
 _RETRY: Final = 6
-"""Times the cool-down before speculation is tried again that was turned off because its acceptance fell: nobody sees it
-rise while nothing is drafted. After a try in vain it is a day."""
 
 
 @dataclass(frozen=True)
@@ -243,8 +216,8 @@ class Rules:
     min_gain: float = 0.03
     cooldown_s: float = 1800.0
     restarts_a_day: int = 6
+    # An acceptance below which speculation is advised against where nothing was measured.
     acceptance_rule: float | None = None
-    """An acceptance below which speculation is advised against where nothing was measured."""
 
 
 @dataclass(frozen=True)
@@ -252,29 +225,15 @@ class Memory:
     """What a policy remembers."""
 
     in_force: str
-    """Name of the setting."""
-
     left: str = ""
-    """The setting that it took the place of."""
-
-    acceptance_factor: float = 1.0
-    """Acceptance over what was measured, when speculation was turned off."""
-
+    acceptance_factor: float = 1.0  # Acceptance over what was measured, when speculation was turned off
     tried_in_vain: bool = False
-    """Whether speculation was tried again meanwhile and turned off again."""
-
     restarts: tuple[float, ...] = ()
-    """When engines were started anew in the last day."""
-
     looked_s: float | None = None
-    """When it was looked last."""
-
+    # How far each other setting would be ahead since the last change, in seconds of the goodput in force: it falls
+    # again, to 0, where the one in force is better.
     ahead_s: Mapping[str, float] = field(default_factory=dict)
-    """How far each other setting would be ahead since the last change, in seconds of the goodput in force: it falls
-    again, to 0, where the one in force is better."""
-
     failed: frozenset[str] = frozenset()
-    """Settings whose engines never served."""
 
 
 @dataclass(frozen=True)
@@ -284,13 +243,9 @@ class Seen:
     now_s: float
     window: Window
     settled: bool = True
-    """Whether all engines are those of the setting in force, and ready."""
-
-    start_s: float = 0.0
-    """How long an engine takes to start: what a change costs each replica."""
-
+    start_s: float = 0.0  # How long an engine takes to start: what a change costs each replica
+    # Whether acceptance counts what was verified: not with adaptive verification, which leaves some out.
     counts_all: bool = True
-    """Whether acceptance counts what was verified: not with adaptive verification, which leaves some out."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +257,6 @@ class Decision:
     message: str
     outcome: PolicyOutcome
     target: str = ""
-    """The setting to change to, or the engine to start anew."""
 
     @property
     def changes(self) -> bool:
@@ -310,8 +264,7 @@ class Decision:
         return self.outcome is PolicyOutcome.DONE and self.action is not PolicyAction.RESTART
 
 
-Fits = Callable[[str], str]
-"""Says why a setting cannot be had where the engines are; an empty text where it can."""
+Fits = Callable[[str], str]  # Says why a setting cannot be had where the engines are; an empty text where it can
 
 
 @dataclass(frozen=True)
@@ -324,8 +277,6 @@ class NoEvidence:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """An action before anybody asked whether it may be taken."""
-
     action: PolicyAction
     reason: str
     message: str
@@ -351,7 +302,6 @@ def decide(
 
 
 def _of_engines(seen: Seen) -> _Wanted | None:
-    """Return what is to be done of single engines, whatever was measured."""
     decayed = seen.window.decayed()
     if decayed is not None:
         name, length, others = decayed
@@ -367,7 +317,6 @@ def _of_engines(seen: Seen) -> _Wanted | None:
 
 
 def _of_evidence(rules: Rules, evidence: Evidence | NoEvidence, seen: Seen) -> _Wanted | None:
-    """Return why nothing is done where there is nothing to decide by."""
     if isinstance(evidence, NoEvidence):
         return _by_acceptance(rules, seen, evidence)
     if not seen.window.enough:
@@ -381,7 +330,6 @@ def _of_evidence(rules: Rules, evidence: Evidence | NoEvidence, seen: Seen) -> _
 
 
 def _of_goodput(rules: Rules, seen: Seen, memory: Memory, prediction: Prediction | None) -> _Wanted:
-    """Return the change to the best setting, where it is surely better and staying has cost what a change costs."""
     if prediction is None:
         return _Wanted(
             PolicyAction.KEEP, "EvidenceOutdated", f"{memory.in_force} is none of the settings that were measured"
@@ -402,7 +350,6 @@ def _of_goodput(rules: Rules, seen: Seen, memory: Memory, prediction: Prediction
 
 
 def _ahead(prediction: Prediction, seen: Seen, memory: Memory) -> dict[str, float]:
-    """Return how far each setting is ahead now."""
     passed_s = 0.0 if memory.looked_s is None else max(0.0, min(seen.now_s - memory.looked_s, LOOK_STANDS_S))
     before = memory.ahead_s
     return {
@@ -412,7 +359,6 @@ def _ahead(prediction: Prediction, seen: Seen, memory: Memory) -> dict[str, floa
 
 
 def _planned(evidence: Evidence, memory: Memory, wanted: _Wanted, fits: Fits) -> _Wanted:
-    """Return the change by its name, or none where its setting cannot be had."""
     if refusal := fits(wanted.target):
         return _Wanted(PolicyAction.KEEP, "SettingDoesNotFit", f"{wanted.message}; but it cannot be had: {refusal}")
     target, present = evidence.find(wanted.target), evidence.find(memory.in_force)
@@ -422,7 +368,6 @@ def _planned(evidence: Evidence, memory: Memory, wanted: _Wanted, fits: Fits) ->
 
 
 def _by_acceptance(rules: Rules, seen: Seen, missing: NoEvidence) -> _Wanted:
-    """Return what a rule on acceptance says, where one is asked for and nothing better is known."""
     reason, message, acceptance = missing.reason, missing.message, seen.window.acceptance
     if rules.acceptance_rule is None or acceptance is None or acceptance >= rules.acceptance_rule:
         return _Wanted(PolicyAction.KEEP, reason, message)
@@ -433,7 +378,6 @@ def _by_acceptance(rules: Rules, seen: Seen, missing: NoEvidence) -> _Wanted:
 
 
 def _allowed(rules: Rules, seen: Seen, memory: Memory, wanted: _Wanted) -> Decision:
-    """Return what becomes of what is wanted."""
     kept = wanted.action is PolicyAction.KEEP
     outcome, more = (PolicyOutcome.KEPT, "") if kept else _outcome(rules, seen, memory, wanted)
     return Decision(wanted.action, wanted.reason, f"{wanted.message}{more}", outcome, wanted.target)
@@ -459,7 +403,6 @@ def _outcome(rules: Rules, seen: Seen, memory: Memory, wanted: _Wanted) -> tuple
 
 
 def _acceptance_factor(rules: Rules, evidence: Evidence, seen: Seen, memory: Memory) -> float:
-    """Return acceptance now over what was measured: seen, or remembered for a while where nothing is drafted."""
     setting, now = evidence.find(memory.in_force), seen.window.acceptance
     if setting is not None and not setting.off:
         return now / setting.acceptance if now is not None and setting.acceptance else 1.0
@@ -469,7 +412,6 @@ def _acceptance_factor(rules: Rules, evidence: Evidence, seen: Seen, memory: Mem
 
 
 def _after(decision: Decision, prediction: Prediction | None, seen: Seen, memory: Memory, rules: Rules) -> Memory:
-    """Return the memory after what was done."""
     if decision.outcome is not PolicyOutcome.DONE:
         return memory
     restarts = (*memory.restarts, seen.now_s)

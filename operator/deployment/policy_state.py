@@ -62,7 +62,6 @@ def observe_engines(desired: DesiredState, observation: Observation, window: Win
 
 
 def _settled(desired: DesiredState, observation: Observation) -> bool:
-    """Whether every wanted engine serves, and all are of the setting in force."""
     if observation.blocked or not isinstance(desired.outcome, Launch):
         return False
     rollout = rollout_of(desired.outcome, observation)
@@ -100,13 +99,8 @@ class Measured:
 
     evidence: Evidence
     speculations: Mapping[str, Speculation]
-    """Of each arm, by its name."""
-
     written: Speculation
-    """What the spec says."""
-
     in_force: str
-    """Name of the arm that is."""
 
 
 def read_measured(
@@ -154,7 +148,6 @@ def _chosen(captures: Sequence[Body], name: str | None) -> Body | NoEvidence:
 
 
 def _is_sweep(capture: Body) -> bool:
-    """Whether its phases are no loads of one traffic, but ask for other temperatures, lengths or prompts each."""
     try:
         workload = CaptureWorkload.parse(capture["spec"].get("workload") or {}, newer=True)
     except ValidationError:
@@ -163,7 +156,6 @@ def _is_sweep(capture: Body) -> bool:
 
 
 def _speculations(arms: Sequence[Any], asked: Speculation | None) -> dict[str, Speculation]:
-    """Return how each arm speculates that differs from the deployment in that alone."""
     found = {}
     for arm in arms:
         if arm.get("targetQuantization") or arm.get("kvCacheDtype"):
@@ -295,7 +287,6 @@ class Remembered:
     looked_s: float | None = None
     ahead_s: dict[str, float] = field(default_factory=dict)
     written_s: float = 0.0
-    """When the message was written last."""
 
 
 def rules_of(policy: Policy, *, rollout_paused: bool = False) -> Rules:
@@ -333,11 +324,7 @@ class PolicyInputs:
 
     policy: Policy
     asked: str
-    """What tells the spec."""
-
     before: PolicyStatus | None
-    """What the status remembers for this spec."""
-
     measured: Measured | NoEvidence
     rollout_paused: bool = False
 
@@ -402,7 +389,6 @@ def is_unchanged(before: PolicyStatus | None, decision: Decision) -> bool:
 
 
 def _decisions(before: PolicyStatus | None, decision: Decision, moment: str) -> list[PolicyDecision]:
-    """Return what was advised or done last; an advice that stands is told once."""
     known = before.decisions if before else []
     if decision.outcome not in _TOLD or (is_unchanged(before, decision) and decision.outcome is not PolicyOutcome.DONE):
         return known
@@ -447,14 +433,12 @@ def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
 
 
 def _entry(status: PolicyStatus) -> list[str]:
-    """Return what is remembered of the arm in force when it fails: its name for people, and what it is."""
     if not status.arm or status.speculation is None:
         return []
     return [f"{status.arm[:_LONGEST_ARM]}@{_digest(status.speculation)}"]
 
 
 def _failed(entries: Sequence[str], measured: Measured | NoEvidence) -> frozenset[str]:
-    """Return the arms of the evidence whose engines never served here, whatever another capture called them."""
     if isinstance(measured, NoEvidence):
         return frozenset()
     digests = {each.rpartition("@")[2] for each in entries}

@@ -18,13 +18,9 @@ class Requeue:
     """What an object asks for. One whose look failed asks for all that is usual."""
 
     is_close: bool = True
-    """Whether it changes by itself, with time or in its engines."""
-
     has_policy: bool = False
-    """Whether it is measured for a policy, for which a look stands a minute at most."""
-
+    # When to look at it in any case, in Unix time: its next schedule is due, or a capture of it is overdue.
     due_at_s: float | None = None
-    """When to look at it in any case, in Unix time: its next schedule is due, or a capture of it is overdue."""
 
 
 def requeue_for(
@@ -53,7 +49,6 @@ def _changes_by_itself(parent: ParsedDeployment, desired: DesiredState, observat
 
 
 def _acts_by_itself(parent: ParsedDeployment) -> bool:
-    """Whether the spec has the operator act without another change of it: by a clock, or by what is measured."""
     spec = parent.written_spec or parent.spec
     if isinstance(spec, InvalidSpecError):
         return False

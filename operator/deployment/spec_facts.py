@@ -52,22 +52,11 @@ class Facts:
     """A spec with everything looked up that it refers to."""
 
     spec: SpecDecodeDeploymentSpec
-    """As written, until it is known what is served of what it leaves open."""
-
-    profile: EngineProfile
-    """What is known of its vLLM version."""
-
-    pair: Pair
-    """The models at the precisions that are asked for, or at their own where the plan may choose."""
-
+    profile: EngineProfile  # What is known of its vLLM version
+    pair: Pair  # The models at the precisions that are asked for, or at their own where the plan may choose
     options: PlanOptions = PLACE_ONLY
-    """What the plan may choose."""
-
     stored_type: str | None = None
-    """Element type that the target's config.json names."""
-
     operator_image: str | None = None
-    """The image that a replay runs from; None where nobody knows it."""
 
     def at(self, target: Precision, draft: Precision | None, fewer_seqs: int | None = None) -> "Facts":
         """Return the facts of the spec that names what is served at these precisions, by so many requests at once."""
@@ -129,7 +118,6 @@ def gather_facts(
 def _own_geometries(
     spec: SpecDecodeDeploymentSpec, known: KnownModels, told: ConfigOverrides | None
 ) -> dict[str, ModelGeometry]:
-    """Return target and draft; a model of which nothing is read takes after the other one."""
     read = {field: known.get(model_source(spec, model)) for field, model in served_models(spec).items()}
     draft, like, found = spec.speculation.draft if spec.speculation else None, None, None
     if draft is not None and is_made_up(spec.target, read[TARGET]) and not is_made_up(draft, read[DRAFT]):
@@ -166,7 +154,6 @@ def engine_image(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> str:
 
 
 def _head_method(spec: SpecDecodeDeploymentSpec, field: str) -> Method | None:
-    """Return the method by which the config.json of a head is read; None for a model of its own."""
     speculation = spec.speculation
     if speculation is None or field != DRAFT or speculation.method is Method.DRAFT_MODEL:
         return None
@@ -179,7 +166,6 @@ def _plan_options(
     known: KnownModels,
     told: ConfigOverrides | None,
 ) -> PlanOptions:
-    """Return the objective, and the checkpoints and precisions of each model to choose from."""
     models = served_models(spec)
     named = {
         field: named_checkpoints(field, own[field], spec, known, told if field == TARGET else None) for field in models
@@ -197,7 +183,6 @@ def _plan_options(
 def _pair(
     spec: SpecDecodeDeploymentSpec, profile: EngineProfile, own: Mapping[str, ModelGeometry], available: Available
 ) -> Pair:
-    """Return the pair at the precisions that are asked for; where the plan may choose, at the models' own."""
     speculation, draft = spec.speculation, own.get(DRAFT)
     target_precision = wanted_precision(TARGET, spec.target.quantization, own[TARGET], available.target)
     draft_precision = None

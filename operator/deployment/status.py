@@ -57,24 +57,18 @@ from specdecode_operator.deployment.rollout.readiness import (
 from specdecode_operator.deployment.rollout.rollout_gate import held_readiness
 
 _PROOFS: Final = ("SpeculationActive", "BudgetAccurate", "SettingsInForce")
-"""Conditions that only engines of this spec can prove."""
-
 _BY_POLICY: Final = "turned off by the policy: status.policy says why"
-
 _REPLAYED: Final = "; they replay a recording (spec.engine.replay), no model runs"
 
 
 @dataclass(frozen=True)
 class _EngineStatus:
-    """The part of the status that depends on the engines."""
-
     readiness: Readiness
     counts: EngineCounts
     conditions: list[ConditionUpdate]
     figures: ObservedStatus | None = None
     features: list[SpeculationFeature] = field(default_factory=list)
     replays: bool = False
-    """Whether the engines replay a recording."""
 
 
 def compose_status(  # noqa: PLR0913  all of the status comes together here
@@ -149,7 +143,6 @@ def _summary(
 def _with_what_is_known(
     parent: ParsedDeployment, proofs: list[ConditionUpdate], acceptance: AcceptanceStatus | None
 ) -> list[ConditionUpdate]:
-    """Return what engines prove, with their last acceptance, and with the policy that turned speculation off."""
     proofs = [with_last_acceptance(each, acceptance) for each in proofs]
     if parent.written_spec is None:
         return proofs
@@ -157,7 +150,6 @@ def _with_what_is_known(
 
 
 def _contested(observation: Observation) -> list[ConditionUpdate]:
-    """Return the condition that says who undoes the operator's repairs, while somebody does."""
     if not observation.contested:
         return []
     fix = (
@@ -183,13 +175,11 @@ def _engine_status(parent: ParsedDeployment, desired: DesiredState, observation:
 
 
 def _not_launched(readiness: Readiness, observation: Observation) -> _EngineStatus:
-    """Return the status of an object for whose spec nothing runs."""
     unproven = _not_proven("NotLaunched", "nothing is launched for this spec")
     return _EngineStatus(readiness, EngineCounts.of_earlier(observation.workload), unproven)
 
 
 def _rolled_back(outcome: RolledBack, observation: Observation) -> _EngineStatus:
-    """Return the status of an object whose last good workload is put back."""
     rollout = rollout_of(outcome, observation)
     readiness = without_engines(outcome.facts.spec) or rolled_back(rollout, str(outcome.failure))
     unproven = _not_proven(ROLLED_BACK, "the engines are those of an earlier spec")
@@ -197,7 +187,6 @@ def _rolled_back(outcome: RolledBack, observation: Observation) -> _EngineStatus
 
 
 def _gated(outcome: Gated, observation: Observation) -> _EngineStatus:
-    """Return the status of an object whose earlier engines serve until its new ones are judged."""
     rollout = rollout_of(outcome, observation)
     readiness = without_engines(outcome.facts.spec) or held_readiness(outcome.held, rollout)
     unproven = _not_proven("WaitsAtGate", "the engines are those of an earlier spec")
@@ -205,7 +194,6 @@ def _gated(outcome: Gated, observation: Observation) -> _EngineStatus:
 
 
 def _launched(parent: ParsedDeployment, launch: Launch, observation: Observation) -> _EngineStatus:
-    """Return the status of an object whose plan is in force, proved by what its engines report."""
     facts, plan, readings = launch.facts, launch.plan, observation.readings
     rollout = rollout_of(launch, observation)
     residual = budget_residual(facts, plan, readings)

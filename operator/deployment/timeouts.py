@@ -6,30 +6,19 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.models.model_locations import downloads_in_pods
 
 PROBE_PERIOD_S = 5
-
+# Slowest storage that a start is given time for: a gp3 volume as it comes, or a link of one gigabit.
+# https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
 _SLOW_READ_BYTES_PER_S = 125 * 2**20
-"""Slowest storage that a start is given time for: a gp3 volume as it comes, or a link of one gigabit.
-https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html"""
-
+# What a start takes beside reading: imports, compilation, warm-up of kernels, CUDA graphs. Whole cold starts of
+# 120B-class models were seen to take 545 to 600 s; this is half as much again, as storage has its own time.
 _WARM_UP_S = 900
-"""What a start takes beside reading: imports, compilation, warm-up of kernels, CUDA graphs. Whole cold starts of
-120B-class models were seen to take 545 to 600 s; this is half as much again, as storage has its own time."""
-
-_BEFORE_THE_START_S = 600
-"""Scheduling, and pulling an engine image of some ten gigabytes."""
-
+_BEFORE_THE_START_S = 600  # Scheduling, and pulling an engine image of some ten gigabytes
+# A pod that is deleted leaves the Service at once, but nodes and gateways learn of it within seconds. The engine
+# serves on meanwhile: after TERM it answers new requests with 500 (vllm/v1/engine/core.py, state SHUTTING_DOWN).
 _PRE_STOP_S = 10
-"""A pod that is deleted leaves the Service at once, but nodes and gateways learn of it within seconds. The engine
-serves on meanwhile: after TERM it answers new requests with 500 (vllm/v1/engine/core.py, state SHUTTING_DOWN)."""
-
-_SHUTDOWN_TIMEOUT_S = 60
-"""How long running requests may go on after TERM, where nobody says otherwise."""
-
-_TEARDOWN_S = 20
-"""From the last answer to the end of the process; 9 s were seen."""
-
-SHORTEST_GRACE_S = _PRE_STOP_S + _TEARDOWN_S + 1
-"""Below this the kubelet would kill an engine that still answers."""
+_SHUTDOWN_TIMEOUT_S = 60  # How long running requests may go on after TERM, where nobody says otherwise
+_TEARDOWN_S = 20  # From the last answer to the end of the process; 9 s were seen
+SHORTEST_GRACE_S = _PRE_STOP_S + _TEARDOWN_S + 1  # Below this the kubelet would kill an engine that still answers
 
 
 @dataclass(frozen=True)
@@ -37,19 +26,10 @@ class Timeouts:
     """Times of one engine pod in seconds."""
 
     startup_s: int
-    """How long an engine may take to serve before it is started anew."""
-
     progress_deadline_s: int
-    """How long a pod may take in all before the rollout counts as failed."""
-
-    pre_stop_s: int
-    """How long an engine serves on after its pod left the Service."""
-
+    pre_stop_s: int  # How long an engine serves on after its pod left the Service
     shutdown_timeout_s: int
-    """How long running requests may go on after that."""
-
     termination_grace_s: int
-    """When the kubelet kills it."""
 
 
 def timeouts(

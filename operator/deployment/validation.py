@@ -58,16 +58,12 @@ from specdecode_operator.vllm.speculation_rules import method_problems, speculat
 from specdecode_operator.vllm.speculative_config import extra_config_problems
 
 UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
-
+# Flags by which the largest image or video is another, or none.
 _ITEM_LIMITS: Final = ("--limit-mm-per-prompt", "--language-model-only", "--mm-processor-kwargs")
-"""Flags by which the largest image or video is another, or none."""
-
-_MOST_PARAMETERS: Final = 10**14
-"""A hundred times the largest models that are known."""
-
+_MOST_PARAMETERS: Final = 10**14  # A hundred times the largest models that are known
+# Longest name of an object whose engines take several nodes. The StatefulSet of a group's workers is named after it,
+# and a label of its pods is that name with a hash: at most 63 characters (pkg/controller/history in Kubernetes).
 _GROUP_NAME_MAX_LENGTH: Final = 45
-"""Longest name of an object whose engines take several nodes. The StatefulSet of a group's workers is named after it,
-and a label of its pods is that name with a hash: at most 63 characters (pkg/controller/history in Kubernetes)."""
 
 
 def valid_facts(
@@ -229,7 +225,6 @@ def _emulation_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
 
 
 def _size_problems(pair: Pair) -> Iterator[Problem]:
-    """Geometries whose numbers each look possible, but not together: sums of them fit no 64-bit field."""
     for field, model in (("spec.target.config", pair.target), ("spec.speculation.draft.config", pair.draft)):
         if model is not None and parameter_count(model) > _MOST_PARAMETERS:
             message = f"describes a model of {parameter_count(model):.1e} parameters: check its sizes"
@@ -294,7 +289,6 @@ def _item_problems(facts: Facts) -> Iterator[Problem]:
 
 
 def _images_of_video(facts: Facts) -> int:
-    """Return of how many of the largest images the longest video may be (sizing/memory/activation.py)."""
     tower = facts.pair.target.tower
     return facts.pair.limits.max_model_len // tower.item_tokens if tower.item_tokens else 1
 
@@ -380,7 +374,6 @@ def _product_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
 
 
 def _labels_for(product: str) -> str:
-    """Return which labels to write: those of which a part was written, or all."""
     parts = set(product.upper().split("-"))
     meant = [label for label in known_products() if parts <= set(label.upper().split("-"))]
     if meant:
@@ -402,7 +395,6 @@ def _revision_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
 
 
 def _path_problems(sources: Mapping[str, ModelSource]) -> list[Problem]:
-    """Models that would be looked for outside of their volume."""
     return [
         Problem(f"{field}.model", source.model, "must be a path inside the volume, without ..")
         for field, source in sources.items()
@@ -411,7 +403,6 @@ def _path_problems(sources: Mapping[str, ModelSource]) -> list[Problem]:
 
 
 def _host_paths(spec: SpecDecodeDeploymentSpec) -> dict[str, str]:
-    """Return the directories of nodes that a spec names, by field."""
     volume, template = spec.models.volume, spec.pod_template
     found = {}
     if volume is not None and volume.host_path is not None:

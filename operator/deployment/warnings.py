@@ -39,9 +39,9 @@ from specdecode_operator.vllm.settings import Platform
 from specdecode_operator.vllm.speculative_config import unknown_keys
 from specdecode_operator.vllm.versions import version_of_image
 
+# Modes of which nobody measured what their graphs take.
 _COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
-"""Modes of which nobody measured what their graphs take."""
-
+# Flags that change what of a model lies on a GPU, what lies there beside it, or what its cache takes.
 _UNCOUNTED_FLAGS: Final = (
     *("--cpu-offload-gb", "--offload-group-size"),
     *("--enable-lora", "--enable-eplb", "--enable-dbo", "--kv-transfer-config"),
@@ -49,21 +49,12 @@ _UNCOUNTED_FLAGS: Final = (
     *("--disable-hybrid-kv-cache-manager", "--kv-cache-dtype-skip-layers"),
     *("--mamba-cache-dtype", "--mamba-ssm-cache-dtype", "--mamba-cache-mode"),
 )
-"""Flags that change what of a model lies on a GPU, what lies there beside it, or what its cache takes."""
-
-_LEAST_STEP_TOKENS: Final = 2048
-"""vllm/config/scheduler.py, DEFAULT_MAX_NUM_BATCHED_TOKENS."""
-
+_LEAST_STEP_TOKENS: Final = 2048  # vllm/config/scheduler.py, DEFAULT_MAX_NUM_BATCHED_TOKENS
 _ROPE_KEYS: Final = re.compile('"rope_(parameters|scaling)"')
-
 _UNSCALED: Final = (None, "default", "mrope")
-"""Types of rope whose positions are not stretched."""
-
 _LOOKUPS: Final = (Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX)
-"""Methods that propose what stood before."""
-
+# What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it.
 _TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
-"""What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it."""
 
 
 def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
@@ -151,7 +142,6 @@ def _contradicting_image(spec: SpecDecodeDeploymentSpec, profile: EngineProfile)
 
 
 def _estimated_warnings(facts: Facts) -> Iterator[str]:
-    """Models that sizing does not implement: what their figures rest on."""
     for role, model in (("target", facts.pair.target), ("draft", facts.pair.draft)):
         if model is None or model.knowledge is not Knowledge.ESTIMATED:
             continue
@@ -180,7 +170,6 @@ def _assumed_warnings(facts: Facts) -> Iterator[str]:
 
 
 def _scale_warnings(facts: Facts) -> Iterator[str]:
-    """Yield the estimated models whose layers take other bytes in the files than their config.json describes."""
     for field, served, model in _roles(facts):
         if model.estimated_because == MORE_IN_FILES or assumption_of(served).weights_bytes is not None:
             continue
@@ -195,7 +184,6 @@ def _scale_warnings(facts: Facts) -> Iterator[str]:
 
 
 def _roles(facts: Facts) -> Iterator[tuple[str, ServedModel, ModelGeometry]]:
-    """Yield target and draft: the field that names each, what it says, and the geometry."""
     draft = facts.spec.speculation.draft if facts.spec.speculation else None
     yield "target", facts.spec.target, facts.pair.target
     if draft is not None and facts.pair.draft is not None:
@@ -203,7 +191,6 @@ def _roles(facts: Facts) -> Iterator[tuple[str, ServedModel, ModelGeometry]]:
 
 
 def _compared(model: ModelGeometry, given: Assumption) -> str:
-    """Return what is known beside what was assumed."""
     cache = whole_cache(model)
     known = weight_bytes(model, model.checkpoint_precision or Precision.BF16, Split(1))
     pairs = []
@@ -218,7 +205,6 @@ def _compared(model: ModelGeometry, given: Assumption) -> str:
 
 
 def _told(given: Assumption) -> str:
-    """Return an assumption in words."""
     weights, states = given.weights_bytes, given.state_bytes_per_request
     told = (
         None if weights is None else f"weights {format_gib(weights)} GiB",
@@ -229,7 +215,6 @@ def _told(given: Assumption) -> str:
 
 
 def _checkpoint_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
-    """Models whose files hold other bytes than their config.json describes."""
     spec, pair = facts.spec, facts.pair
     draft = spec.speculation.draft if spec.speculation else None
     for model, geometry in ((spec.target, pair.target), (draft, pair.draft)):
@@ -245,7 +230,6 @@ def _checkpoint_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
 
 
 def _rope_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
-    """A scaling in the place of another that the model was made with."""
     target, asked = facts.spec.target, facts.spec.target.rope_scaling
     if asked is None:
         return
@@ -334,7 +318,6 @@ def _lookup_warnings(facts: Facts) -> Iterator[str]:
 
 
 def _memory_warnings(facts: Facts) -> Iterator[str]:
-    """Memory that is given for products whose memory is known."""
     accelerator = facts.spec.accelerator
     known = ", ".join(product for product in accelerator.product if find_device(product) is not None)
     if known and accelerator.memory_gib_per_gpu is not None:
@@ -365,7 +348,6 @@ def _graphs_notes(facts: Facts) -> Iterator[str]:
 
 
 def _unknown_flag_warnings(facts: Facts) -> Iterator[str]:
-    """What may be a slip of the pen, or take memory."""
     for name in unknown_flags(facts.spec.engine.extra_args, facts.profile):
         yield f"engine.extraArgs has {name}, which vLLM {facts.profile.known_as} does not take: handed on, not counted"
     for key in unknown_keys(_extra_config(facts), facts.profile):
@@ -374,7 +356,6 @@ def _unknown_flag_warnings(facts: Facts) -> Iterator[str]:
 
 
 def _uncounted_notes(facts: Facts) -> Iterator[str]:
-    """What takes memory in ways that the plan does not follow; who serves adapters has no other way to ask for it."""
     asked = options(facts.spec.engine.extra_args, facts.profile)
     given = {option.flag.name for option in asked if not option.negated}
     for flag in _UNCOUNTED_FLAGS:
@@ -386,7 +367,6 @@ def _uncounted_notes(facts: Facts) -> Iterator[str]:
 
 
 def _extra_config_notes(facts: Facts) -> Iterator[str]:
-    """Keys of --speculative-config that the plan passes on without following what they change."""
     keys = sorted(_extra_config(facts).keys() - set(unknown_keys(_extra_config(facts), facts.profile)))
     if keys:
         yield (
@@ -445,7 +425,6 @@ def lossy_answers(facts: Facts) -> str | None:
 
 
 def _tokenizer_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
-    """A draft model with another tokenizer than the target's: its tokens mean something else."""
     spec = facts.spec
     draft = spec.speculation.draft if spec.speculation else None
     if draft is None or facts.method is not Method.DRAFT_MODEL or facts.pair.maps_vocabulary:
@@ -464,7 +443,6 @@ def _tokenizer_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
 
 
 def _other_target_warnings(pair: Pair) -> Iterator[str]:
-    """Yield a warning if a head was made for another model of the same width: vLLM starts, but accepts few tokens."""
     targets = made_for(pair.draft) if pair.draft else ()
     if pair.draft is None or not targets or not is_known_name(pair.target.name):
         return
@@ -479,5 +457,4 @@ def _other_target_warnings(pair: Pair) -> Iterator[str]:
 
 
 def _config(facts: Facts, model: ServedModel, known: KnownModels) -> Mapping[str, Any]:
-    """Return what is known of a model's config.json."""
     return config_of(model, known.get(model_source(facts.spec, model))) or {}

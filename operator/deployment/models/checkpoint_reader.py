@@ -25,53 +25,48 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+# Kubernetes keeps no more of a termination message (kubernetes.io/docs, "Determine the reason for pod failure").
 MESSAGE_LIMIT_BYTES = 4096
-"""Kubernetes keeps no more of a termination message (kubernetes.io/docs, "Determine the reason for pod failure")."""
-
+# The largest published file has 3.1 MB: nvidia/MiniMax-M3-NVFP4 names the format of each expert.
 CONFIG_LIMIT_BYTES = 8 * 1024 * 1024
-"""The largest published file has 3.1 MB: nvidia/MiniMax-M3-NVFP4 names the format of each expert."""
+# The safetensors library itself takes no larger header (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
 HEADER_LIMIT_BYTES = 100_000_000
-"""The safetensors library itself takes no larger header (safetensors/src/tensor.rs, MAX_HEADER_SIZE)."""
+# Where ModelOpt writes what others write into config.json; vLLM reads it too (transformers_utils/config.py).
 QUANTIZATION = "hf_quant_config.json"
-"""Where ModelOpt writes what others write into config.json; vLLM reads it too (transformers_utils/config.py)."""
-
 INDEX = "model.safetensors.index.json"
 INDEX_LIMIT_BYTES = 64 * 1024 * 1024
 DEADLINE_S = 300
 _LENGTH_BYTES = 8
+# Read of each file at first: most headers are not longer, and one request to the hub is enough.
 _FIRST_BYTES = 64 * 1024
-"""Read of each file at first: most headers are not longer, and one request to the hub is enough."""
 ERROR_LIMIT = 600
 _LONGEST_CAUSE = 200
 _LONGEST_NAME = 100
 _MOST_PARTS = 24
 _LONG_VALUE = 400
 _DECODER_LAYERS = ("model.layers", "model.language_model.layers", "language_model.model.layers", "backbone.layers")
+# Parts of the model, lists by layer and what quantization leaves out decide about bytes.
 _NEEDED_THOUGH_LONG = {
     "layer_types", "quantization_config", "compression_config", "text_config", "vision_config", "rope_scaling",
     "rope_parameters",
 }  # fmt: skip
-"""Parts of the model, lists by layer and what quantization leaves out decide about bytes."""
 _MOST_SPACE = 2**60
 _MOST_DIMENSIONS = 16
-
 _QUANTIZATION_SECTIONS = ("quantization_config", "compression_config")
+# Names of modules of all experts but the first: the experts of a layer have one format (vLLM, FusedMoE).
 _OTHER_EXPERTS = re.compile(r"experts\.[1-9]\d*(\.|$)")
-"""Names of modules of all experts but the first: the experts of a layer have one format (vLLM, FusedMoE)."""
-
 _PICKLES = (".bin", ".pt")
+# Pickles that vLLM loads in the absence of safetensors files, and those that it never loads (weight_utils.py,
+# filter_files_not_needed_for_inference).
 _OF_TRAINING = {"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
-"""Pickles that vLLM loads in the absence of safetensors files, and those that it never loads (weight_utils.py,
-filter_files_not_needed_for_inference).
-"""
-
+# Element sizes by their names in a header (safetensors/src/tensor.rs, Dtype). New ones are believed as they are.
 _DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
 }  # fmt: skip
-"""Element sizes by their names in a header (safetensors/src/tensor.rs, Dtype). New ones are believed as they are."""
 
+# Settings of generation and training, and lists of tokens and labels: none of them takes memory.
 _IRRELEVANT = {
     "_name_or_path", "auto_map", "transformers_version", "id2label", "label2id", "task_specific_params", "use_cache",
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "suppress_tokens", "begin_suppress_tokens",
@@ -81,7 +76,6 @@ _IRRELEVANT = {
     "output_scores", "problem_type", "finetuning_task", "tf_legacy_loss", "torchscript", "initializer_range",
     "attention_dropout", "router_aux_loss_coef", "aux_loss_alpha", "pretraining_tp",
 }  # fmt: skip
-"""Settings of generation and training, and lists of tokens and labels: none of them takes memory."""
 
 
 class CheckpointError(Exception):
@@ -164,10 +158,7 @@ class Files(Protocol):
     """The files of a model, wherever they are."""
 
     where: str
-    """How messages name the place."""
-
     commit: str | None
-    """Commit of a repository; None for a directory."""
 
     def sizes(self) -> dict[str, int | None]:
         """Files at the top of the place, with their bytes if known: vLLM loads no others."""
@@ -194,7 +185,6 @@ def read_checkpoint(files: Files) -> Checkpoint:
 
 
 def _tensors(files: Files, sizes: Mapping[str, int | None]) -> dict[str, tuple[str, int]]:
-    """Type and bytes of each tensor, of the files that vLLM would load; empty if these are pickles."""
     named = _index(files) if INDEX in sizes else None
     if named is not None:
         names = sorted(set(named.values()))
@@ -218,7 +208,6 @@ def _tensors(files: Files, sizes: Mapping[str, int | None]) -> dict[str, tuple[s
 
 
 def _index(files: Files) -> dict[str, str]:
-    """Tensors and the files in which they are."""
     weight_map = _json_file(files, INDEX, INDEX_LIMIT_BYTES, "WeightsUnreadable").get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise _bad(INDEX, "must give a file name for each tensor in weight_map")
@@ -264,7 +253,6 @@ def _tensor(name: str, key: str, value: object, space: int) -> tuple[str, int]:
 
 
 def _layer_count(config: Mapping[str, Any]) -> int | None:
-    """Return how many decoder layers config.json names; None where it does not."""
     inner = config.get("text_config")
     for values in (config, inner if isinstance(inner, dict) else {}):
         if type(count := values.get("num_hidden_layers")) is int:

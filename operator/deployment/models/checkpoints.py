@@ -29,8 +29,6 @@ from specdecode_operator.sizing.kernel_support import ONLINE_PRECISIONS, served_
 from specdecode_operator.vllm.hf_overrides import ConfigOverrides
 
 MODEL_UNKNOWN: Final = "ModelUnknown"
-"""Reason of an InvalidSpecError that a config.json would mend."""
-
 _Model = TypeVar("_Model", Target, Draft)
 
 
@@ -184,10 +182,6 @@ def _known_geometry(
 def _contradiction(
     field: str, config: Mapping[str, Any], geometry: ModelGeometry, read: Checkpoint, method: Method | None
 ) -> Problem | None:
-    """Return what a config in the spec says otherwise than the model's files; None if both have one shape.
-
-    What takes no memory may differ or be left out.
-    """
     try:
         in_files = _geometry(geometry.name, read.config, method, stored_weights(read))
     except GeometryError:
@@ -334,7 +328,6 @@ def _precisions(named: tuple[ModelGeometry, ...]) -> frozenset[Precision]:
 def _checkpoint_problems(
     field: str, checkpoint: ModelCheckpoint, geometry: ModelGeometry, own: ModelGeometry
 ) -> list[Problem]:
-    """Return what is wrong with a checkpoint beside the model that it is said to hold."""
     said, held = checkpoint.quantization.value, served_precision(geometry, None)
     if held != said:
         return [Problem(f"{field}.quantization", said, f"{geometry.name} is {held}: write {held}, or name another")]
@@ -353,12 +346,10 @@ def _checkpoint_problems(
 
 
 def _memory_shape(geometry: ModelGeometry) -> tuple[object, ...]:
-    """Return what a config.json decides of a model's memory."""
     return _shape(geometry), geometry.layers, geometry.tower, geometry.checkpoint
 
 
 def _shape(geometry: ModelGeometry) -> dict[str, int]:
-    """What checkpoints of one model have in common."""
     return {
         "width": geometry.hidden_size,
         "layers": geometry.num_layers,

@@ -19,16 +19,13 @@ from specdecode_operator.untrusted import UnreadableTextError
 from specdecode_operator.untrusted_yaml import parse_yaml_or_json
 
 _KIND: Final = "ModelFacts"
-_MOST_BYTES: Final = 2**50
-"""Of a model's files: a thousand times the largest that is published."""
-
+_MOST_BYTES: Final = 2**50  # Of a model's files: a thousand times the largest that is published
 _MOST_TIMES: Final = 8
+# By how much the files may differ from what config.json describes, if sizing estimates the model or knows it exactly.
+#
+# Precisions that it estimates may be 4 bits in the place of 16. A plan warns if they differ by less than that, and by
+# more than the tolerances of `deployment/warnings.py`.
 _MOST_TIMES_EXACT: Final = 2
-"""By how much the files may differ from what config.json describes, if sizing estimates the model or knows it exactly.
-
-Precisions that it estimates may be 4 bits in the place of 16. A plan warns if they differ by less than that, and by
-more than the tolerances of `deployment/warnings.py`.
-"""
 
 
 class FactsFileError(Exception):
@@ -98,7 +95,6 @@ def _facts_of(body: Mapping[str, Any], place: str) -> tuple[str, Checkpoint]:
 
 
 def _contradiction(model: str, checkpoint: Checkpoint) -> str | None:
-    """Return why config.json and headers are not of one model; None if they may be."""
     stored, weights = stored_weights(checkpoint), checkpoint.weights
     if sum(weights.bytes_by_dtype.values()) != weights.total_bytes:
         return _unequal(weights.total_bytes, "bytes_by_dtype", weights.bytes_by_dtype)

@@ -84,11 +84,7 @@ class SiteFacts:
     """Facts about one model in a file that the operator's administrator provides."""
 
     file: str
-    """Name of the file in its folder, which is a key of the ConfigMap."""
-
-    digest: str
-    """Two of one file are equal if their digests are."""
-
+    digest: str  # Two of one file are equal if their digests are
     checkpoint: Checkpoint = field(compare=False)
 
 

@@ -49,13 +49,9 @@ from specdecode_operator.untrusted import parse_json
 from specdecode_operator.vllm.settings import Platform
 
 RESOLVING, DOWNLOADING = "ResolvingModel", "DownloadingModels"
-"""Reasons of an object that waits for them."""
-
+# What is to be known of a Job of which no pod comes: its controller says so in Events alone.
 WITHOUT_POD: Final = "where a quota or a policy refuses its pod, kubectl describe job tells"
-"""What is to be known of a Job of which no pod comes: its controller says so in Events alone."""
-
 _NAME_DIGITS: Final = 4
-
 _Answer = TypeVar("_Answer")
 
 
@@ -66,27 +62,13 @@ class ModelJob(Generic[_Answer]):
     template: str
     container: str
     name_suffix: str
-
     command: Sequence[str]
-    """What runs in its image."""
-
     key_annotation: str
-    """Annotation of its pods with the key of the model."""
-
-    patch: Callable[[Body], Body]
-    """Returns what of a podTemplate's spec holds for its pods too."""
-
+    patch: Callable[[Body], Body]  # Returns what of a podTemplate's spec holds for its pods too
     values: Callable[[SpecDecodeDeploymentSpec, ModelSource], dict[str, Any]]
-    """Returns what its template takes beside the common values."""
-
     remedies: Mapping[str, str]
-    """What to do, by the reason that the script gives."""
-
     read: Callable[[Body], _Answer | Blocked]
-    """Reads the answer of a container that has terminated."""
-
     place: Callable[[ModelSource], str] = str
-    """How a model is named in messages."""
 
     def answers(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> dict[ModelSource, _Answer]:
         """Return what the pods have found."""
@@ -146,7 +128,6 @@ class ModelJob(Generic[_Answer]):
         return "its answer is read next"
 
     def _stage(self, pod: Body) -> str:
-        """Return what a pod waits for that nothing blocks, or that its container runs."""
         status = pod.get("status") or {}
         conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
         for container in status.get("containerStatuses") or []:
@@ -160,7 +141,6 @@ class ModelJob(Generic[_Answer]):
         return f"its node pulls image {image}{' and mounts the volume of the models' if volumes else ''}"
 
     def _pod(self, pods: Sequence[Body], source: ModelSource) -> Body | None:
-        """Return the newest pod for a model; of those of one second the last."""
         mine = [
             pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(self.key_annotation) == source.key
         ]
@@ -168,7 +148,6 @@ class ModelJob(Generic[_Answer]):
         return ordered[-1] if ordered else None
 
     def _terminated(self, pod: Body | None) -> Body | None:
-        """Return how the container terminated last, this time or the time before."""
         for status in (pod or {}).get("status", {}).get("containerStatuses") or []:
             if status["name"] == self.container:
                 now, before = status.get("state") or {}, status.get("lastState") or {}
@@ -187,11 +166,9 @@ def is_model_pod(pod: Body) -> bool:
     return READS_FOR_LABEL in (pod["metadata"].get("labels") or {})
 
 
+# What decides where an engine may run, and whether its image can be had.
 _FROM_POD_TEMPLATE: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName")
-"""What decides where an engine may run, and whether its image can be had."""
-
 _USER_FIELDS: Final = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups", "seLinuxOptions")
-
 _REMEDIES: Final = {
     "ModelNotFound": "correct the path, or put the model there",
     "ModelNotReadable": "make it readable, or set runAsUser or fsGroup in spec.podTemplate.spec.securityContext",
@@ -205,10 +182,8 @@ _REMEDIES: Final = {
     "ReaderTimedOut": "look whether the volume or the hub answers, or put config.json into {field}.config",
     "ReaderFailed": "kubectl logs of its pod tells more; or put the content of config.json into {field}.config",
 }
-"""What to do, by the reason that the reader gives."""
-
+# The others may pass: a volume that is being filled, a hub that does not answer, a licence that is granted.
 _ONLY_THE_USER: Final = frozenset({"ConfigUnreadable", "ConfigTooLong"})
-"""The others may pass: a volume that is being filled, a hub that does not answer, a licence that is granted."""
 
 
 def reading_jobs(
@@ -265,14 +240,12 @@ READER: Final = ModelJob(
     remedies=_REMEDIES,
     read=_checkpoint,
 )
-
-
+# What decides where engines run, whether their image can be had, and as whom they write.
 _DOWNLOAD_FROM_POD_TEMPLATE: Final = (
     "imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName", "securityContext",
 )  # fmt: skip
-"""What decides where engines run, whether their image can be had, and as whom they write."""
-
 _TOKEN: Final = "spec.models.hubTokenSecret"  # noqa: S105  the name of a field
+# What to do, by the reason that the download gives. All of them may pass: it is tried again.
 _DOWNLOAD_REMEDIES: Final = {
     "ModelGated": f"accept its licence on the hub, and name a Secret with a token of that account in {_TOKEN}",
     "ModelNotFound": f"correct {{field}}.model; a private one needs a token in {_TOKEN}",
@@ -283,7 +256,6 @@ _DOWNLOAD_REMEDIES: Final = {
     "OutOfMemory": "put the models on a volume and name it in spec.models.volume",
     "DownloadFailed": "kubectl logs of its pod tells more",
 }
-"""What to do, by the reason that the download gives. All of them may pass: it is tried again."""
 
 
 def wanted_downloads(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]:

@@ -18,9 +18,8 @@ from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.sizing.families.assumed import Assumption
 
 MODELS_PATH: Final = "/models"
+# Where the hub's own libraries keep models below HF_HOME, so that a claim that was mounted there is taken as it is.
 HUB_CACHE_PATH: Final = f"{MODELS_PATH}/hub"
-"""Where the hub's own libraries keep models below HF_HOME, so that a claim that was mounted there is taken as it is."""
-
 COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
 COMPILED_PATH: Final = "/compiled"
 COMPILE_CACHE_PATH: Final = "/tmp/vllm-cache"  # noqa: S108  the pod's own
@@ -120,7 +119,6 @@ def models_volume(spec: SpecDecodeDeploymentSpec) -> Body:
 
 
 NOTHING_ASSUMED: Final = Assumption()
-
 TARGET: Final = "spec.target"
 DRAFT: Final = "spec.speculation.draft"
 
@@ -130,11 +128,7 @@ class ModelSource:
     """Where the files of a model lie: on the hub, on a PersistentVolumeClaim, or in a directory of the nodes."""
 
     model: str
-    """Hub id, or path inside the volume."""
-
-    revision: str | None = None
-    """Revision of the hub repository; absent for its default, and on a volume."""
-
+    revision: str | None = None  # Revision of the hub repository; absent for its default, and on a volume
     claim: str | None = None
     host_path: str | None = None
 
@@ -151,7 +145,6 @@ class ModelSource:
         return f"{re.sub(r'[^-._a-zA-Z0-9]+', '.', self.model)[-180:].strip('.')}-{digest[:12]}"
 
     def __str__(self) -> str:
-        """The place in words."""
         if self.claim is not None:
             return f"{self.model} on PersistentVolumeClaim {self.claim}"
         if self.host_path is not None:
@@ -160,8 +153,6 @@ class ModelSource:
 
 
 KnownModels = Mapping[ModelSource, Checkpoint]
-"""What was read of models that neither a spec nor the catalogue describes."""
-
 NO_MODELS: Final[KnownModels] = MappingProxyType({})
 
 

@@ -33,14 +33,10 @@ from specdecode_operator.enums import METHODS_OF_FREE_LENGTH, Method
 from specdecode_operator.problems import InvalidSpecError, printable
 from specdecode_operator.stats.engine_window import Recent, Work
 
-_SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)
-"""Each is best for losses of another size."""
-
+_SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # Each is best for losses of another size
+# What a loss counts at most, so that a moment in which everything stood still does not decide; it lowers means.
 _LARGEST: Final = 4.0
-"""What a loss counts at most, so that a moment in which everything stood still does not decide; it lowers means."""
-
-_LAST: Final = 8
-"""Losses that have to be as they may be, on average, before it is over."""
+_LAST: Final = 8  # Losses that have to be as they may be, on average, before it is over
 
 
 @dataclass(frozen=True)
@@ -48,13 +44,8 @@ class Decline:
     """What is known of one kind of loss."""
 
     sums: tuple[float, ...] = (0.0,) * len(_SHARES)
-    """What all bets have won, by share."""
-
     last: tuple[float, ...] = ()
-    """The last losses."""
-
     found: bool = False
-    """Whether losses are larger than they may be."""
 
     def after(self, loss: float, losses_between_alarms: float) -> "Decline":
         """Return what is known after one more loss.
@@ -76,29 +67,19 @@ class Decline:
 
 
 DECAYED: Final = "Decayed"
-
+# On average, at the least: 17 days where each look at the engines is a window.
 WINDOWS_BETWEEN_FALSE_ALARMS: Final = 100_000
-"""On average, at the least: 17 days where each look at the engines is a window."""
-
-LEARNED_WINDOWS: Final = 32
-"""Of a load, whose average is what later ones are held to."""
-
+LEARNED_WINDOWS: Final = 32  # Of a load, whose average is what later ones are held to
+# Share of the accepted tokens that may be missing at the least: traffic is never quite the same.
 LESS_ACCEPTED: Final = 0.1
-"""Share of the accepted tokens that may be missing at the least: traffic is never quite the same."""
-
-SLOWER: Final = 0.25
-"""Share that a token may take longer at the least: contexts are not always as long."""
-
+SLOWER: Final = 0.25  # Share that a token may take longer at the least: contexts are not always as long
+# Standard deviations of the first windows that later ones may be worse: what varies much is not known so well.
 DEVIATIONS: Final = 1.5
-"""Standard deviations of the first windows that later ones may be worse: what varies much is not known so well."""
-
 _OTHER_LENGTH: Final = 0.1
+# Loads are alike where the numbers of running requests round to the same power of the root of two.
 _LOADS_AN_OCTAVE: Final = 2
-"""Loads are alike where the numbers of running requests round to the same power of the root of two."""
-
 _ACCEPTANCE, _GAIN, _PACE = "AcceptanceDecayed", "DraftsBringLess", "StepsSlower"
 REASONS: Final = (_ACCEPTANCE, _GAIN, _PACE)
-
 _TRAFFIC: Final = (
     "other prompts, longer contexts or a higher temperature do that, too: where the traffic is as it was, look at the"
     " engines' logs and start them anew with kubectl rollout restart"
@@ -115,9 +96,7 @@ class Measured:
 
     capture: str
     acceptance: float
-    """Accepted share of the drafted tokens."""
-    gain: float
-    """Accepted tokens a step."""
+    gain: float  # Accepted tokens a step
 
 
 @dataclass(frozen=True)
@@ -125,17 +104,11 @@ class Decay:
     """What engines are held to, and what speaks for it that they no longer keep it."""
 
     settings: Any = None
-    windows: int = 0
-    """How many whole ones there were before."""
-
+    windows: int = 0  # How many whole ones there were before
     learned: Mapping[int, tuple[Work, ...]] = field(default_factory=dict)
-    """The first windows of each load."""
-
     declines: Mapping[str, Decline] = field(default_factory=dict)
-    """By reason."""
-
+    # What was seen when a decline was found: it stands, so that nobody is told anew at every look.
     told: Mapping[str, str] = field(default_factory=dict)
-    """What was seen when a decline was found: it stands, so that nobody is told anew at every look."""
 
 
 NOTHING_DECAYED: Final = Decay()
@@ -143,8 +116,6 @@ NOTHING_DECAYED: Final = Decay()
 
 @dataclass(frozen=True)
 class _Loss:
-    """How a window is worse than it should be, in units of the most that is allowed."""
-
     reason: str
     size: float
     told: str
@@ -268,7 +239,6 @@ _OWN: Final = f"in the first {LEARNED_WINDOWS} windows at such a load"
 
 
 def _larger(own: Usual, found: float | None, measured: Measured | None) -> tuple[Usual, str]:
-    """Return what is held to, and where it is from: the capture's where that is more."""
     if measured is None or found is None or found <= own.mean:
         return own, _OWN
     return replace(own, mean=found), f"in capture {measured.capture}"

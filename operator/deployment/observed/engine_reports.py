@@ -27,8 +27,8 @@ from specdecode_operator.vllm.engine_metrics import (
 )
 from specdecode_operator.vllm.versions import version_of_engine
 
+# Far more than a GPU has: an engine may say what it likes, and the API server takes no number of any size.
 _MOST_BYTES: Final = 2**60
-"""Far more than a GPU has: an engine may say what it likes, and the API server takes no number of any size."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,7 @@ class BudgetResidual:
     tensor: int
     predicted_tokens: int
     reported_tokens: int
-
-    residual_bytes: int
-    """On one GPU."""
+    residual_bytes: int  # On one GPU
 
     @property
     def percent(self) -> str | None:
@@ -99,8 +97,7 @@ def _residual_bytes(pair: Pair, chosen: Row, engine: EngineReading, reported_tok
 
 
 ENGINE_DIFFERS = "EngineDiffers"
-_MOST_NAMED = 3
-"""During a rollout there are two; engines may say anything."""
+_MOST_NAMED = 3  # During a rollout there are two; engines may say anything
 
 
 def said_versions(readings: Mapping[str, Reading]) -> list[str]:
@@ -123,12 +120,9 @@ def version_conditions(facts: Facts, readings: Mapping[str, Reading]) -> list[Co
     return [ConditionUpdate(ENGINE_DIFFERS, TRUE, "OtherVersion", message)]
 
 
-_STEP_PERCENT: Final = 2
-"""Observed figures are written anew when a share moved by this much."""
-
+_STEP_PERCENT: Final = 2  # Observed figures are written anew when a share moved by this much
 _DRAFT_LENGTH_STEP: Final = 0.1
-_MUCH_MORE: Final = 2
-"""Times the tokens that were drafted before: what too few of them could not prove, these may."""
+_MUCH_MORE: Final = 2  # Times the tokens that were drafted before: what too few of them could not prove, these may
 
 
 def observed_status(
@@ -162,7 +156,6 @@ def observed_status(
 
 
 def _drafted_steps_percent(engines: Iterable[EngineReading], total: SpeculationReading) -> int | None:
-    """Return the share of steps with a draft; None where an engine does not say its steps, or has none."""
     steps = [engine.decode_steps for engine in engines]
     told = sum(each for each in steps if each is not None)
     # Counted by the API server, drafts by the engine: a step may be in one of them already.

@@ -31,8 +31,8 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
 from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent
 from specdecode_operator.vllm.engine_metrics import Reading
 
+# How long no engine answers before that is news: at three looks in a row where engines are asked each 15 s.
 _SILENCE_BELIEVED_S = 25.0
-"""How long no engine answers before that is news: at three looks in a row where engines are asked each 15 s."""
 
 
 @dataclass(frozen=True)
@@ -42,38 +42,19 @@ class Observation:
     workload: Body | None = None
     pods: list[Body] = field(default_factory=list)
     readings: Mapping[str, Reading] = field(default_factory=dict)
+    # Whether the observed figures may be written into the status again: they change with every request.
     figures_due: bool = True
-    """Whether the observed figures may be written into the status again: they change with every request."""
-
-    silent_s: float | None = None
-    """How long no engine has answered; None where one does, or none was asked."""
-
-    lending: Lending | None = None
-    """The capture that has the GPUs of the engines, and when it should give them back."""
-
+    silent_s: float | None = None  # How long no engine has answered; None where one does, or none was asked
+    lending: Lending | None = None  # The capture that has the GPUs of the engines, and when it should give them back
     claim_users: tuple[str, ...] = ()
-    """Other objects of the namespace whose models are on a claim of this one."""
-
     recent: Recent = NOTHING_RECENT
-    """What the engines did lately."""
-
     decay: Decay = NOTHING_DECAYED
-    """Whether they do it worse than before."""
-
     figures: FiguresStatus | None = None
-    """What they did in the last minutes."""
-
+    # What was observed of engines on several nodes since their template is in force.
     groups: GroupHistory = NO_GROUP_HISTORY
-    """What was observed of engines on several nodes since their template is in force."""
-
     replaced_workload: Body | None = None
-    """The workload of another kind that ran the engines before, while it is there."""
-
-    blocked: Readiness | None = None
-    """Why the API server did not take what is desired."""
-
-    contested: tuple[str, ...] = ()
-    """Children that somebody changes again after each repair, with the fields."""
+    blocked: Readiness | None = None  # Why the API server did not take what is desired
+    contested: tuple[str, ...] = ()  # Children that somebody changes again after each repair, with the fields
 
     @property
     def missed(self) -> bool:

@@ -49,8 +49,6 @@ _SCHEDULE: Final = "spec.speculation.numSpeculativeTokensByBatchSize"
 
 @dataclass(frozen=True)
 class _Change:
-    """What holds instead of what was asked for, and what helps."""
-
     reason: str
     what: str
     fix: str
@@ -103,7 +101,6 @@ _CHANGES: Final = {
         "leave --attention-backend out of spec.engine.extraArgs, or use another draft",
     ),
 }
-"""By the engine's changed settings; what costs most first."""
 
 
 def change_message(setting: str) -> str:
@@ -140,7 +137,6 @@ def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> Conditi
 
 
 def _planned(facts: Facts) -> set[str]:
-    """Return what vLLM changes for such a spec, as the plan knows; warnings tell of it where it matters."""
     planned = set()
     on_v1 = runs_on_v1(facts.spec, facts.pair)
     if on_v1:
@@ -153,13 +149,9 @@ def _planned(facts: Facts) -> set[str]:
     return planned
 
 
-_ENOUGH_DRAFTED_TOKENS: Final = 64
-"""Before that a length on average says little: the ends of a few requests decide it."""
-_ROUNDED: Final = 0.02
-"""How far an average of drafts of one length may be from it, as it stands in the status."""
-_MOSTLY: Final = 0.9
-"""Share of K that drafts have on average although all that can be is drafted."""
-
+_ENOUGH_DRAFTED_TOKENS: Final = 64  # Before that a length on average says little: the ends of a few requests decide it
+_ROUNDED: Final = 0.02  # How far an average of drafts of one length may be from it, as it stands in the status
+_MOSTLY: Final = 0.9  # Share of K that drafts have on average although all that can be is drafted
 _WHERE: Final = "look for what says so in spec.engine.extraArgs, spec.engine.env and spec.podTemplate"
 _SHORTER: Final = (
     "drafts are shortened at the end of spec.serving.maxModelLen, by structured output, and where a step has no room"
@@ -169,19 +161,15 @@ _SHORTER: Final = (
 
 @dataclass(frozen=True)
 class _Engines:
-    """What engines show of one deployment."""
-
     facts: Facts
     tensor: int
     readings: Mapping[str, EngineReading]
     observed: ObservedStatus | None
     recent: Recent
     drafting: ConditionUpdate
-    """What is known of drafting at all."""
 
     @property
     def drafted(self) -> float | None:
-        """Tokens of a draft on average, once there are enough of them."""
         seen = self.observed
         enough = seen is not None and (seen.draft_tokens or 0) >= _ENOUGH_DRAFTED_TOKENS
         return decimal(seen.mean_draft_length) if enough and seen is not None else None
@@ -218,7 +206,6 @@ def speculation_features(  # noqa: PLR0913  three witnesses
 
 
 def _asked(facts: Facts, tensor: int) -> Iterator[tuple[SpeculativeKey, Any]]:
-    """Return the keys of vLLM that fields of the spec decide, with their values."""
     settings = engine_settings(facts.spec, facts.pair, tensor)
     if settings.speculation is None:
         return
@@ -236,7 +223,6 @@ def _method(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
 
 
 def _length(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
-    """K: how long drafts are."""
     wrong = _other_places(engines, value) or _otherwise(engines, key, value)
     if wrong:
         return FALSE, wrong
@@ -254,7 +240,6 @@ def _length(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
 
 
 def _other_places(engines: _Engines, tokens: int) -> str | None:
-    """Return which engine has counters for more or fewer places of a draft than are asked for."""
     for name, engine in engines.readings.items():
         places = len(engine.speculation.accepted_per_position) if engine.speculation is not None else 0
         if places not in (0, tokens):
@@ -263,7 +248,6 @@ def _other_places(engines: _Engines, tokens: int) -> str | None:
 
 
 def _schedule(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
-    """K by the number of requests: vLLM drops it with a line in its log, and drafts K always."""
     wrong = _dropped(engines) or _otherwise(engines, key, value)
     if wrong:
         return FALSE, wrong
@@ -291,7 +275,6 @@ def _dropped(engines: _Engines) -> str | None:
 
 
 _DROPPED: Final = ("schedule_with_data_parallel", "schedule_on_v1")
-
 _STARVED: Final = "less than half of what was accepted once is accepted now"
 _NOT_OFF: Final = (
     "0 tokens are not the same as none: a draft with layers still runs once each step and keeps its memory, and one"
@@ -315,7 +298,6 @@ def _draft_tensor(engines: _Engines, _: SpeculativeKey, value: Any) -> _Finding:
 
 
 def _by_its_word(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
-    """What no counter shows, an engine says at its start."""
     other = _otherwise(engines, key, value)
     if other:
         return FALSE, other
@@ -329,7 +311,6 @@ def _by_its_word(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding
 
 
 def _otherwise(engines: _Engines, key: SpeculativeKey, value: Any) -> str | None:
-    """Return which engine says that it has something else, and what helps."""
     for name, engine in engines.readings.items():
         said = engine.speculation_settings.get(key.key)
         if said is not None and said != word(value):
@@ -338,28 +319,22 @@ def _otherwise(engines: _Engines, key: SpeculativeKey, value: Any) -> str | None
 
 
 def _text(value: Any) -> str:
-    """Return a value as people write it in the spec."""
     if isinstance(value, list):
         return clip(", ".join(f"{first}-{last}: {length}" for first, last, length in value), _LONGEST)
     return str(value).lower() if isinstance(value, bool) else word(value)
 
 
 _LONGEST: Final = 256
-
 _JUDGES: Final[Mapping[str, Callable[[_Engines, SpeculativeKey, Any], _Finding]]] = {
     METHOD: _method,
     _LENGTH: _length,
     _SCHEDULE_FIELD: _schedule,
     _DRAFT_TENSOR: _draft_tensor,
 }
-"""What is told by more than the engine's word."""
-
-
+# vllm/v1/core/sched/scheduler.py counts what was scheduled; what of it is verified the GPU decides afterwards.
 LOW_BY_DESIGN: Final = (
     "with adaptiveVerification drafted tokens that were left unverified count as not accepted, so go by the mean length"
 )
-"""vllm/v1/core/sched/scheduler.py counts what was scheduled; what of it is verified the GPU decides afterwards."""
-
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -396,7 +371,6 @@ def with_last_acceptance(condition: ConditionUpdate, acceptance: AcceptanceStatu
 
 
 def _measured_with(facts: Facts) -> str | None:
-    """Return what an acceptance is of; None without speculation."""
     if facts.method is Method.NONE:
         return None
     draft = facts.spec.speculation.draft if facts.spec.speculation else None
@@ -408,21 +382,19 @@ def _measured_with(facts: Facts) -> str | None:
     return clip(f"{how}{facts.method}, K {tokens}{adapting}{lossy}, {', '.join(models)}", _LONGEST)
 
 
+# Tokens without a draft after which a drafter that proposed nothing is called idle: a few requests may be short.
 _ENOUGH_STEPS: Final = 64
-"""Tokens without a draft after which a drafter that proposed nothing is called idle: a few requests may be short."""
-
 _LEAST_DRAFTED_TOKENS: Final = 256
 _USELESS: Final = (
     "nothing of it is accepted: the draft is not made for this target, or gets no KV cache of the prompt, as may be"
     " with --kv-transfer-config in spec.engine.extraArgs (vllm-project/vllm#54926)"
 )
-
+# For V1: vllm/v1/worker/gpu_model_runner.py, _input_fits_in_drafter.
 _STOPPED: Final = (
     "the engines drafted before and do so no longer: a whole window of their steps had no draft. On model runner V1 a"
     " request that is longer than the draft goes stops it for all; else look at the engine's log, and start it anew"
     " with kubectl rollout restart"
 )
-"""For V1: vllm/v1/worker/gpu_model_runner.py, _input_fits_in_drafter."""
 
 
 def prove_speculation(
@@ -468,7 +440,6 @@ def _drafts(
 
 
 def _drafts_in_each_step(facts: Facts) -> bool:
-    """Whether no step is without a draft: a lookup may find nothing, and a schedule or a recording say so."""
     finds = facts.method in METHODS_OF_FREE_LENGTH
     return not finds and 0 not in facts.pair.other_draft_lengths and facts.replay is None
 
@@ -501,7 +472,6 @@ def _drafting(facts: Facts, observed: ObservedStatus) -> ConditionUpdate:
 
 
 def _nothing_drafted(facts: Facts, tokens: int) -> ConditionUpdate:
-    """Return what it means that no engine has proposed a token yet, although it generated some where it might have."""
     if tokens < _ENOUGH_STEPS:
         return _condition(UNKNOWN, "NoTraffic", "ready to draft; too little has been asked of the engines to see it")
     if facts.method in METHODS_WITH_LOOKUP:

@@ -20,13 +20,10 @@ from specdecode_operator.deployment.rollout.engine_errors import dead_core, find
 from specdecode_operator.vllm.environment import API_KEY_VARIABLE
 
 POD_REJECTED: Final = "PodRejected"
-
-REJECTIONS_BEFORE_BACKOFF: Final = 3
-"""Rejections in a row after which no more pods are made for a while."""
-
+REJECTIONS_BEFORE_BACKOFF: Final = 3  # Rejections in a row after which no more pods are made for a while
 _FIRST_REST_S, _LONGEST_REST_S = 20.0, 600.0
 _MOST_DOUBLINGS: Final = 10
-
+# What helps, by how the kubelet's reason begins: OutOfcpu, OutOfmemory, OutOfnvidia.com/gpu.
 _FIXES: Final = {
     "OutOf": "free that much on the node, or let the scheduler choose one: no nodeName in spec.podTemplate",
     "NodeAffinity": "give the node the labels that the pod asks for, or let the scheduler choose one",
@@ -37,12 +34,9 @@ _FIXES: Final = {
     "TaintToleration": "tolerate the node's taint in spec.podTemplate, or let the scheduler choose one",
     "Preempting": "the node takes a critical pod in its place: cordon it, or give the engines a priorityClassName",
 }
-"""What helps, by how the kubelet's reason begins: OutOfcpu, OutOfmemory, OutOfnvidia.com/gpu."""
-
 _ELSE: Final = "kubectl describe its node tells what it lacks: mend that, or cordon it"
-
+# How a kubelet begins, whatever the reason. One whose node lacks memory or disk is Evicted, as those are that ran.
 _REJECTED: Final = "Pod was rejected"
-"""How a kubelet begins, whatever the reason. One whose node lacks memory or disk is Evicted, as those are that ran."""
 
 
 def rejected_pod(pod: Body) -> Blocked | None:
@@ -128,13 +122,12 @@ def _made(pod: Body) -> str:
     return str(pod["metadata"].get("creationTimestamp", ""))
 
 
+# Fields by the variable that the operator makes of them (templates/engine-pod.yaml.j2 and the Jobs).
 _FIELDS: Final = {
     API_KEY_VARIABLE: "spec.serving.apiKeySecret",
     "SPECDECODE_TLS_CERTIFICATE": "spec.serving.tlsSecret",
     "HF_TOKEN": "spec.models.hubTokenSecret",
 }
-"""Fields by the variable that the operator makes of them (templates/engine-pod.yaml.j2 and the Jobs)."""
-
 _OF_USERS: Final = "spec.podTemplate"
 
 
@@ -152,7 +145,6 @@ def name_secret_field(pod: Body, message: str) -> str:
 
 
 def _asked(pod: Body) -> list[tuple[str, str, str]]:
-    """Variables of a pod with the name of the Secret and the key that they are to hold."""
     spec = pod.get("spec", {})
     containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
     asked = [
@@ -169,16 +161,16 @@ def _is_of(message: str, name: str, key: str) -> bool:
 
 
 _SIGNALLED = (137, 143)
-"""Exit codes of a process that SIGKILL or SIGTERM ended."""
-
 _WORDLESS = (
     ", as it does when it is told to end, or a process of it was killed; kubectl logs --previous of its pod tells"
 )
-
 VOLUME_IN_USE = "VolumeInUse"
+# Access mode of which the scheduler speaks when it holds a pod back (pkg/scheduler, volumerestrictions).
 _EXCLUSIVE = "ReadWriteOncePod"
-"""Access mode of which the scheduler speaks when it holds a pod back (pkg/scheduler, volumerestrictions)."""
-
+# What, in small letters, each of the scheduler's reasons has in it that is about volumes: "node(s) didn't match
+# PersistentVolume's node affinity" ("had volume node affinity conflict" before Kubernetes 1.34) or "pod has unbound
+# immediate PersistentVolumeClaims" (volumebinding, volumezone, volumerestrictions and nodevolumelimits in
+# pkg/scheduler/framework/plugins).
 _OF_VOLUMES = (
     "persistentvolume",
     "persistent volume",
@@ -189,18 +181,10 @@ _OF_VOLUMES = (
     "free storage",
     "available disk",
 )
-"""What, in small letters, each of the scheduler's reasons has in it that is about volumes: "node(s) didn't match
-PersistentVolume's node affinity" ("had volume node affinity conflict" before Kubernetes 1.34) or "pod has unbound
-immediate PersistentVolumeClaims" (volumebinding, volumezone, volumerestrictions and nodevolumelimits in
-pkg/scheduler/framework/plugins)."""
-
 _LOST_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Evicted"})
-"""Reasons of pods that failed through their node, not through their engine."""
-
-
+# A kubelet that has not loaded a Secret or ConfigMap yet: it tries again in seconds, and says then if there is none
+# (pkg/kubelet/util/manager/watch_based_manager.go, Get).
 _NOT_LOADED = re.compile(r"failed to sync \w+ cache: |object .+ not registered$")
-"""A kubelet that has not loaded a Secret or ConfigMap yet: it tries again in seconds, and says then if there is none
-(pkg/kubelet/util/manager/watch_based_manager.go, Get)."""
 
 
 def first_blocked(pods: list[Body]) -> Blocked | None:
@@ -215,7 +199,6 @@ def first_blocked(pods: list[Body]) -> Blocked | None:
 
 
 def _blocked_by_node(pod: Body) -> Blocked | None:
-    """Why the node took the pod away."""
     status = pod.get("status", {})
     for condition in status.get("conditions") or []:
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":

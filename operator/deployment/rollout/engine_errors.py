@@ -14,30 +14,26 @@ from typing import Final
 from specdecode_operator.redaction import after_cut, before_cut, clip, redact
 from specdecode_operator.vllm.flag_values import FLAG_CHECKS, FlagCheck
 
+# The kubelet keeps the end of a log (MaxContainerTerminationMessageLogLength): its first line may be cut.
 _KEPT_OF_A_LOG_BYTES: Final = 2048
-"""The kubelet keeps the end of a log (MaxContainerTerminationMessageLogLength): its first line may be cut."""
+# Containers share this evenly, and the kubelet cuts the end of a message that is longer (normalizeStatus in
+# pkg/kubelet/status/status_manager.go, MaxPodTerminationMessageLogLength).
 _KEPT_OF_A_POD_BYTES: Final = 12_288
-"""Containers share this evenly, and the kubelet cuts the end of a message that is longer (normalizeStatus in
-pkg/kubelet/status/status_manager.go, MaxPodTerminationMessageLogLength)."""
+# With fewer, each may have more than the 4,096 bytes of any message; a pod with more would be unusual.
 _CONTAINERS: Final = range(4, 25)
-"""With fewer, each may have more than the 4,096 bytes of any message; a pod with more would be unusual."""
 _SHARES: Final = frozenset(_KEPT_OF_A_POD_BYTES // containers for containers in _CONTAINERS)
-
+# Around the process, where VLLM_LOGGING_COLOR asks for them (vllm/logging_utils/formatter.py).
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-"""Around the process, where VLLM_LOGGING_COLOR asks for them (vllm/logging_utils/formatter.py)."""
-
+# What vLLM puts before each line: the process, and for log records level, time and place.
 _PREFIX: Final = re.compile(r"^\([\w-]+ pid=\d+\)(?: \w+ [\d-]+ [\d:]+ \[[^\]]+\])? ?")
-"""What vLLM puts before each line: the process, and for log records level, time and place."""
-
 _CHATTER: Final = re.compile(r"(?:\([\w-]+ pid=\d+\) ?)?(?:TRACE|DEBUG|INFO)\b")
+# What vLLM tells with the error that a client's own request made, of which no engine ends (vllm/v1/engine/core.py,
+# vllm/renderers/hf.py).
 _OF_ONE_REQUEST: Final = re.compile(r"pre-processing request|Chat template rejected the request")
-"""What vLLM tells with the error that a client's own request made, of which no engine ends (vllm/v1/engine/core.py,
-vllm/renderers/hf.py)."""
-
+# What its core and workers say when they end: from there on the words are about them.
 _OF_THE_ENGINE: Final = re.compile(
     r"EngineCore (?:encountered|failed)|engine core|core proc|WorkerProc|Worker proc|\bdied\b"
 )
-"""What its core and workers say when they end: from there on the words are about them."""
 
 
 def error_lines(last_words: str) -> list[str]:
@@ -90,12 +86,12 @@ class EngineError:
 
 
 def _of_flag(check: FlagCheck) -> EngineError:
-    """Return the error that vLLM ends with where a check of a flag's value fails."""
     words = r"\s+".join(re.escape(word) for word in check.words.split())
     fix = f"{check.place}: {check.fix}"
     return EngineError("EngineRefusesArguments", re.compile(f"{words}[^\n]*"), fix, permanent=True)
 
 
+# In the order in which they are looked for: what names the cause comes before what wraps it.
 ENGINE_ERRORS: Final = (
     # Of what the operator tells before it starts; a version that it does not know yet may say so of other values.
     *(_of_flag(check) for check in FLAG_CHECKS if check.words),
@@ -248,12 +244,9 @@ ENGINE_ERRORS: Final = (
         permanent=True,
     ),
 )
-"""In the order in which they are looked for: what names the cause comes before what wraps it."""
-
 _WRAPPERS: Final = re.compile(
     r"See root cause above|EngineCore encountered an issue|\bdied (?:unexpectedly|with exit code)"
 )
-
 # vllm/v1: engine/core_client.py start_engine_core_monitor, engine/utils.py wait_for_engine_startup (an exit code below
 # zero is a signal), utils.py wait_for_completion_or_failure, executor/multiproc_executor.py monitor_workers
 _CORE_DIED: Final = re.compile(
@@ -305,7 +298,6 @@ def _by_signal(number: str | None) -> str:
 
 
 def _named(lines: Iterable[str]) -> list[str]:
-    """Return what lines say of errors by their names."""
     return [match[1] for line in lines if (match := _NAMED.search(line))]
 
 

@@ -69,14 +69,10 @@ class Lending:
     """A capture that has the GPUs of an object's engines, and when it should give them back."""
 
     capture: str
-    expected_end: datetime | None = None
-    """None while it cannot be told from the workload."""
-
+    expected_end: datetime | None = None  # None while it cannot be told from the workload
+    # When the deadline of its Job or pod stops the capture; None before the Job starts.
     latest_end: datetime | None = None
-    """When the deadline of its Job or pod stops the capture; None before the Job starts."""
-
-    overdue_from: datetime | None = None
-    """From when on the capture holds the GPUs longer than expected."""
+    overdue_from: datetime | None = None  # From when on the capture holds the GPUs longer than expected
 
     def is_overdue(self, now: datetime) -> bool:
         """Return whether the capture holds the GPUs longer than expected."""
@@ -96,8 +92,8 @@ class EngineCounts:
     ready: int
     wanted: int
     blocked: Blocked | None = None
+    # Whether the engines are those of an earlier spec, because none can be launched for the current one.
     earlier: bool = False
-    """Whether the engines are those of an earlier spec, because none can be launched for the current one."""
 
     @classmethod
     def of_rollout(cls, rollout: Rollout) -> Self:
@@ -113,7 +109,6 @@ class EngineCounts:
         return cls(ready, ready, earlier=True)
 
     def __str__(self) -> str:
-        """Return the counts as messages have them."""
         return f"{self.ready} of {self.wanted} engines ready"
 
 
@@ -164,7 +159,6 @@ def _end(lending: Lending, now: datetime) -> str:
 
 
 def _minute(time: datetime | None) -> str:
-    """Return a time in UTC, rounded up to the minute."""
     if time is None:
         return "unknown"
     return (time.astimezone(UTC) + timedelta(seconds=59)).strftime("%Y-%m-%d %H:%M UTC")
@@ -249,7 +243,6 @@ def _serving(rollout: Rollout, speculation: ConditionUpdate) -> Readiness:
 
 
 def _was_ready(previous: Condition | None, generation: int) -> bool:
-    """Whether this very spec had been ready before."""
     if previous is None or previous.observed_generation != generation:
         return False
     return previous.reason == REPLICAS_LOST or (

@@ -32,9 +32,8 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
 from specdecode_operator.sizing.plan import Plan
 from specdecode_operator.untrusted import parse_json
 
+# Starts after the first that an engine gets, where its last words do not say that more are in vain.
 _CRASHES_BELIEVED: Final = 3
-"""Starts after the first that an engine gets, where its last words do not say that more are in vain."""
-
 _WORKLOAD, _FAILURE, _GROUPS = "engines.json", "failure.json", "groups.json"
 
 
@@ -43,8 +42,6 @@ class Failure:
     """An attempt whose engines never served."""
 
     attempt: str
-    """What `attempt_of` returned for it."""
-
     reason: str
     message: str
 
@@ -56,14 +53,9 @@ class Failure:
 class LastGood:
     """What is kept of earlier engines of an object."""
 
-    packed: bytes
-    """The workload whose engines served last: it is kept for each object, and read where something fails."""
-
+    packed: bytes  # The workload whose engines served last: it is kept for each object, and read where something fails
     failure: Failure | None = None
-    """The attempt that was rolled back, if the last one was."""
-
     groups: GroupHistory | None = None
-    """Crashes of engines on several nodes."""
 
     @classmethod
     def of(cls, workload: Body, failure: Failure | None = None, groups: GroupHistory | None = None) -> "LastGood":
@@ -159,7 +151,6 @@ def with_crashes(last_good: LastGood | None, groups: GroupHistory) -> LastGood |
 
 
 def _why_in_vain(rollout: Rollout) -> tuple[str, str] | None:
-    """Why the engines of the current template will not serve; None while they may."""
     blocked = rollout.blocked
     if blocked is not None and (blocked.permanent or (rollout.crashes >= _CRASHES_BELIEVED and not blocked.waits)):
         return blocked.reason, blocked.message

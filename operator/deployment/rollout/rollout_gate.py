@@ -37,10 +37,7 @@ class GateState:
     """What the cluster has for the gate of one object."""
 
     captures: Mapping[str, GateCapture] = field(default_factory=dict)
-    """Those that judge for this gate, by name."""
-
     golden_missing: str | None = None
-    """Why the golden capture cannot be one; None where it can."""
 
 
 UNGATED: Final = GateState()
@@ -51,12 +48,9 @@ class Held:
     """Engines that wait at the gate."""
 
     capture: str
-    """The capture that judges, which may not be there yet."""
-
     reason: str
     message: str
     failed: bool = False
-    """Whether they were judged, and do not pass."""
 
 
 def gate_capture_name(key: Key, gate: Gate, workload: Body) -> str:
@@ -96,7 +90,6 @@ def held_at_gate(
 
 
 def _serves_already(workload: Body, last_good: LastGood | None) -> bool:
-    """Whether there is nothing to protect: no engine served before, or the same ones did."""
     if last_good is None:
         return True
     return template_hash(serving_template(workload)) == template_hash(serving_template(last_good.workload))

@@ -27,10 +27,8 @@ from specdecode_operator.deployment.rollout.blocked_pods import (
 from specdecode_operator.deployment.rollout.engine_workload import serving_pods, serving_template
 
 _REFUSAL: Final = "violates PodSecurity"
-
 _CONTAINERS: Final = re.compile(r'containers? ((?:"[^"]+"(?:, )?)+)')
 _CONTEXT: Final = "spec.podTemplate.spec.securityContext"
-
 _USER: Final = ("runAsNonRoot", "runAsUser=0")
 
 
@@ -71,18 +69,13 @@ class Rollout:
     updated: int
     available: int
     settled: bool
-    """Whether the controller has seen the current template."""
-
     blocked: Blocked | None
     overdue: bool = False
-    """Whether the current template is given up: no progress within its deadline."""
-
+    # How long engines of the current template are given; None where nobody waits for them.
     deadline_s: int | None = None
-    """How long engines of the current template are given; None where nobody waits for them."""
-
+    # How often the engine container that failed most was started anew, among pods of the current template, or how many
+    # of these were rejected in a row.
     crashes: int = 0
-    """How often the engine container that failed most was started anew, among pods of the current template, or how many
-    of these were rejected in a row."""
 
     @property
     def complete(self) -> bool:
@@ -126,7 +119,6 @@ def _is_overdue(status: Body) -> bool:
 
 
 def _restarts(pod: Body) -> int:
-    """How often the engine of a pod that does not serve was started anew."""
     containers = pod.get("status", {}).get("containerStatuses") or []
     engines = [each for each in containers if each["name"] == ENGINE_CONTAINER and not each.get("ready")]
     return max((int(each.get("restartCount", 0)) for each in engines), default=0)
@@ -147,7 +139,6 @@ def template_hash(body: Body) -> str | None:
 
 
 def _blocked_by_controller(status: Body) -> Blocked | None:
-    """Why there are no pods at all: a quota, or a policy that admits none."""
     for condition in status.get("conditions") or []:
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             why = name_pod_security_field(condition.get("message", ""))
@@ -163,24 +154,14 @@ WORKER_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
 class GroupHistory:
     """What was seen of the groups of one template."""
 
-    template: str | None = None
-    """Hash of the template; None before any group was seen."""
-
+    template: str | None = None  # Hash of the template; None before any group was seen
+    # Since when its groups are waited for, in seconds since 1970: that holds for the next operator, too.
     first_seen_s: float = 0.0
-    """Since when its groups are waited for, in seconds since 1970: that holds for the next operator, too."""
-
     waited_s: float = 0.0
-    """How long ago that is; 0 once all its groups served."""
-
     served: bool = False
     crashed: frozenset[tuple[str, str, str]] = frozenset()
-    """Pods whose container ended, each as group, worker and UID."""
-
     blocked: Blocked | None = None
-    """Why the first of the pods that crashed last did."""
-
     rejected_s: float = 0.0
-    """When a node refused a pod last, in seconds since 1970."""
 
     @property
     def crashes(self) -> int:
@@ -252,7 +233,6 @@ def observe_groups(  # noqa: PLR0913  all that is seen at once
 
 
 def _with_crashes(before: GroupHistory, pods: list[Body], now_s: float) -> GroupHistory:
-    """Return the history with the pods whose container ended."""
     # A pod that is being deleted was ended with its group, whatever its exit code says.
     crashed = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and _crash_time(pod)]
     if not crashed:
@@ -272,7 +252,6 @@ def _made_s(pod: Body) -> float:
 
 
 def _crash_time(pod: Body) -> str | None:
-    """When a container of a pod ended that should run, or the pod was refused; None where nothing of that happened."""
     if rejected_pod(pod):
         return str(pod["metadata"].get("creationTimestamp", ""))
     status = pod.get("status", {})
