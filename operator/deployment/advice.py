@@ -86,7 +86,6 @@ LAYERS_WITHIN_NODES: Final = Source(
     "vLLM documentation, Parallelism and Scaling: tensor parallelism within a node, pipeline parallelism across nodes",
     "https://docs.vllm.ai/en/latest/serving/parallelism_scaling/",
 )
-_ONE_REQUEST: Final = Load.same(1)
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,8 @@ def break_even(pair: Pair, budget: Budget, alone: Budget) -> BreakEven | None:
         return None
     of_draft = max(0, budget.kv_bytes_per_token - alone.kv_bytes_per_token)
     costs = StepCosts(
-        target=_reading(alone.target_weights_bytes),
-        draft=_reading(budget.draft_weights_bytes),
+        target=Curve(((1, alone.target_weights_bytes / GIB),)),
+        draft=Curve(((1, budget.draft_weights_bytes / GIB),)),
         one_pass=pair.drafts_in_parallel or pair.method in METHODS_OF_BLOCKS,
         target_ms_per_1000_context=1000 * alone.kv_bytes_per_token / GIB,
         draft_ms_per_1000_context=1000 * of_draft / GIB,
@@ -121,7 +120,7 @@ def break_even(pair: Pair, budget: Budget, alone: Budget) -> BreakEven | None:
     full = full_cache(tokens, alone.kv_cache_tokens, context_tokens=1)
     reads_all = not pair.target.has_experts
     return BreakEven(
-        few_requests=break_even_rate(break_even_tokens(costs, k, _ONE_REQUEST), k) if reads_all else None,
+        few_requests=break_even_rate(break_even_tokens(costs, k, Load.same(1)), k) if reads_all else None,
         full_cache=break_even_rate(break_even_tokens(costs, k, full), k),
         reads_all=reads_all,
     )
@@ -140,10 +139,6 @@ def pays_from(needed: BreakEven | None) -> tuple[str, tuple[tuple[str, float], .
         return f"; not even 100 % acceptance pays for that while the cache is full{few}, {given}", numbers
     least = f"at least {100 * needed.full_cache:.0f} % acceptance to pay for that while the cache is full"
     return f"; it takes {least}{few}, {given}", numbers
-
-
-def _reading(weights_bytes: int) -> Curve:
-    return Curve(((1, weights_bytes / GIB),))
 
 
 SMALLEST_RATIO: Final = 8
@@ -189,42 +184,18 @@ class _Case:
     workload: Workload
 
 
-def advise(
-    pair: Pair,
-    device: Device,
-    split: Parallelism | int,
-    workload: Workload = Workload(),
-) -> tuple[Advice, ...]:
+def advise(pair: Pair, device: Device, split: Parallelism | int, workload: Workload = Workload()) -> tuple[Advice, ...]:
     """Return the advice on a pair at a place, in a fixed order; empty without speculation.
 
-    A whole number is a tensor parallelism.
-
-    Raises
-    ------
-    PlanError
-        When the pair cannot be split so.
+    An integer ``split`` is the tensor parallelism. Raises PlanError if the pair cannot be split so.
     """
     if pair.method == Method.NONE:
         return ()
     split = Parallelism(split) if isinstance(split, int) else split
     case = _Case(pair, device, split, estimate(pair, device, split), workload)
     rules = (
-        _parameter_ratio,
-        _family,
-        _draft_memory,
-        _target_memory,
-        _draft_kv,
-        _prefix_cache,
-        _target_precision,
-        _draft_precision,
-        _effective_batch,
-        _sampler_logits,
-        _temperature,
-        _first_token,
-        _throughput,
-        _mixed,
-        _prompt_lookup,
-        _usual_concurrency,
+        *(_draft_model, _weights, _draft_kv, _prefix_cache, _precisions, _effective_batch, _sampler_logits),
+        *(_workload, _usual_concurrency),
     )
     return tuple(advice for rule in rules for advice in rule(case))
 
@@ -242,67 +213,59 @@ def advise_on_nodes(row: Row) -> tuple[Advice, ...]:
     return (Advice("layers-over-nodes", sentence, numbers, LAYERS_WITHIN_NODES),)
 
 
-def _parameter_ratio(case: _Case) -> Iterator[Advice]:
-    draft = case.pair.draft
+def _draft_model(case: _Case) -> Iterator[Advice]:
+    target, draft = case.pair.target, case.pair.draft
     if draft is None or case.pair.method != Method.DRAFT_MODEL:
         return
-    ratio = parameter_count(case.pair.target) / parameter_count(draft)
+    ratio = parameter_count(target) / parameter_count(draft)
     percent = 100 / ratio
-    in_first = SMALLEST_RATIO <= ratio <= LARGEST_RATIO
     in_second = SMALLEST_SHARE_PERCENT <= percent <= LARGEST_SHARE_PERCENT
-    if in_first or in_second:
-        return
-    size = "large, each proposal costs much" if ratio < SMALLEST_RATIO else "small, few proposals may be accepted"
-    if LARGEST_RATIO < ratio < 100 / LARGEST_SHARE_PERCENT:
-        size = "between both rules, measure it"
-    if ratio <= 1:
-        size = "too large, a proposal costs as much as the token that it saves: take a smaller one, or swap the two"
-    yield Advice(
-        "draft-size",
-        f"the draft has {percent:.1f} % of the target's parameters; one rule wants 1/{SMALLEST_RATIO} to "
-        f"1/{LARGEST_RATIO}, another {SMALLEST_SHARE_PERCENT} to {LARGEST_SHARE_PERCENT} %: it is {size}",
-        (("target_parameters_per_draft_parameter", ratio), ("draft_share_percent", percent)),
-        DRAFT_SIZE,
-    )
+    if not in_second and not SMALLEST_RATIO <= ratio <= LARGEST_RATIO:
+        size = "large, each proposal costs much" if ratio < SMALLEST_RATIO else "small, few proposals may be accepted"
+        if LARGEST_RATIO < ratio < 100 / LARGEST_SHARE_PERCENT:
+            size = "between both rules, measure it"
+        if ratio <= 1:
+            size = "too large, a proposal costs as much as the token that it saves: take a smaller one, or swap the two"
+        yield Advice(
+            "draft-size",
+            f"the draft has {percent:.1f} % of the target's parameters; one rule wants 1/{SMALLEST_RATIO} to "
+            f"1/{LARGEST_RATIO}, another {SMALLEST_SHARE_PERCENT} to {LARGEST_SHARE_PERCENT} %: it is {size}",
+            (("target_parameters_per_draft_parameter", ratio), ("draft_share_percent", percent)),
+            DRAFT_SIZE,
+        )
+    if draft.architecture != target.architecture:
+        yield Advice(
+            "draft-family",
+            f"draft {draft.name} ({draft.architecture}) is of another family than target {target.name} "
+            f"({target.architecture}): models that were trained alike agree more often",
+            (),
+            FAMILY,
+        )
 
 
-def _family(case: _Case) -> Iterator[Advice]:
-    target, draft = case.pair.target, case.pair.draft
-    if draft is None or case.pair.method != Method.DRAFT_MODEL or draft.architecture == target.architecture:
-        return
-    yield Advice(
-        "draft-family",
-        f"draft {draft.name} ({draft.architecture}) is of another family than target {target.name} "
-        f"({target.architecture}): models that were trained alike agree more often",
-        (),
-        FAMILY,
-    )
-
-
-def _draft_memory(case: _Case) -> Iterator[Advice]:
-    percent = 100 * case.budget.draft_weights_bytes / case.budget.total_bytes
+def _weights(case: _Case) -> Iterator[Advice]:
+    pair, budget = case.pair, case.budget
+    percent = 100 * budget.draft_weights_bytes / budget.total_bytes
     if percent > LARGEST_DRAFT_PERCENT:
-        draft, method = case.pair.draft, case.pair.method
-        is_whole = draft is not None and served_precision(draft, case.pair.draft_precision) is Precision.BF16
-        smaller = "a smaller or quantized draft" if is_whole and method == Method.DRAFT_MODEL else "a smaller draft"
+        is_whole = pair.draft is not None and served_precision(pair.draft, pair.draft_precision) is Precision.BF16
+        smaller = (
+            "a smaller or quantized draft" if is_whole and pair.method == Method.DRAFT_MODEL else "a smaller draft"
+        )
         yield Advice(
             "draft-memory",
-            f"draft weights take {percent:.0f} % of the GPU's memory ({format_gib(case.budget.draft_weights_bytes)} "
+            f"draft weights take {percent:.0f} % of the GPU's memory ({format_gib(budget.draft_weights_bytes)} "
             f"GiB), more than {LARGEST_DRAFT_PERCENT} %: {smaller} leaves more for the KV cache",
             (("draft_share_percent", percent),),
             MEMORY_SHARES,
         )
-
-
-def _target_memory(case: _Case) -> Iterator[Advice]:
-    percent = 100 * case.budget.target_weights_bytes / case.budget.total_bytes
+    percent = 100 * budget.target_weights_bytes / budget.total_bytes
     if percent > LARGEST_TARGET_PERCENT:
-        is_whole = served_precision(case.pair.target, case.pair.target_precision) is Precision.BF16
+        is_whole = served_precision(pair.target, pair.target_precision) is Precision.BF16
         remedy = "quantize the target or split it over more GPUs" if is_whole else "split it over more GPUs"
         yield Advice(
             "target-memory",
             f"target weights take {percent:.0f} % of the GPU's memory "
-            f"({format_gib(case.budget.target_weights_bytes)} GiB), more than {LARGEST_TARGET_PERCENT} %: little is "
+            f"({format_gib(budget.target_weights_bytes)} GiB), more than {LARGEST_TARGET_PERCENT} %: little is "
             f"left for a draft and the KV cache of both; {remedy}",
             (("target_share_percent", percent),),
             MEMORY_SHARES,
@@ -351,28 +314,24 @@ def _prefix_cache(case: _Case) -> Iterator[Advice]:
         )
 
 
-def _target_precision(case: _Case) -> Iterator[Advice]:
-    precision = served_precision(case.pair.target, case.pair.target_precision)
-    if precision.value in _FOUR_BIT and case.pair.target.checkpoint_precision != precision:
+def _precisions(case: _Case) -> Iterator[Advice]:
+    pair = case.pair
+    target = served_precision(pair.target, pair.target_precision)
+    if target.value in _FOUR_BIT and pair.target.checkpoint_precision != target:
         yield Advice(
             "target-int8-first",
-            f"the target is quantized to {precision}: try FP8 or INT8 first, 8 bits lose less and the target alone "
+            f"the target is quantized to {target}: try FP8 or INT8 first, 8 bits lose less and the target alone "
             "decides the output",
             (),
             EIGHT_BIT_FIRST,
         )
-
-
-def _draft_precision(case: _Case) -> Iterator[Advice]:
-    draft = case.pair.draft
-    if draft is None or case.pair.method != Method.DRAFT_MODEL:
+    if pair.draft is None or pair.method != Method.DRAFT_MODEL:
         return
-    target_precision = served_precision(case.pair.target, case.pair.target_precision)
-    draft_precision = served_precision(draft, case.pair.draft_precision)
-    if draft_precision is Precision.BF16 and target_precision is not Precision.BF16:
+    draft = served_precision(pair.draft, pair.draft_precision)
+    if draft is Precision.BF16 and target is not Precision.BF16:
         yield Advice(
             "quantize-draft",
-            f"the target is {target_precision} and the draft still {draft_precision}: the draft is the safer one to "
+            f"the target is {target} and the draft still {draft}: the draft is the safer one to "
             "quantize, the target checks every token, so only the acceptance can suffer",
             (("draft_weights_gib", case.budget.draft_weights_bytes / GIB),),
             LOSSLESS,
@@ -397,8 +356,14 @@ def _sampler_logits(case: _Case) -> Iterator[Advice]:
     budget = case.budget
     if budget.overrun_bytes <= budget.slack_bytes:
         return
-    sequences = _fitting_sequences(case)
-    remedy = f"lower maxNumSeqs to {sequences}, or K" if sequences else "lower memoryUtilizationPercent"
+    # Bisect the largest maxNumSeqs whose logits fit into the slack.
+    fitting, bad = 0, case.pair.limits.max_num_seqs
+    while bad - fitting > 1:
+        middle = (fitting + bad) // 2
+        pair = replace(case.pair, limits=replace(case.pair.limits, max_num_seqs=middle))
+        fits = runtime_overrun_bytes(pair, case.split.tensor) <= budget.slack_bytes
+        fitting, bad = (middle, bad) if fits else (fitting, middle)
+    remedy = f"lower maxNumSeqs to {fitting}, or K" if fitting else "lower memoryUtilizationPercent"
     yield Advice(
         "sampler-logits",
         f"verifying maxNumSeqs x (K + 1) proposals can take {format_gib(budget.overrun_bytes)} GiB that vLLM does not "
@@ -406,38 +371,23 @@ def _sampler_logits(case: _Case) -> Iterator[Advice]:
         (
             ("overrun_gib", budget.overrun_bytes / GIB),
             ("slack_gib", budget.slack_bytes / GIB),
-            ("fitting_max_num_seqs", sequences),
+            ("fitting_max_num_seqs", fitting),
         ),
         SAMPLER_PEAK,
     )
 
 
-def _fitting_sequences(case: _Case) -> int:
-    good, bad = 0, case.pair.limits.max_num_seqs
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        limits = replace(case.pair.limits, max_num_seqs=middle)
-        fits = runtime_overrun_bytes(replace(case.pair, limits=limits), case.split.tensor) <= case.budget.slack_bytes
-        good, bad = (middle, bad) if fits else (good, middle)
-    return good
-
-
-def _temperature(case: _Case) -> Iterator[Advice]:
-    temperature = case.workload.temperature
-    if temperature is None or LOW_TEMPERATURE < temperature <= HIGH_TEMPERATURE:
-        return
-    if temperature > HIGH_TEMPERATURE:
-        sentence = (
-            f"temperature {temperature:g} is above {HIGH_TEMPERATURE}: the draft is guessed right less often, expect "
-            "poor acceptance and a small K"
-        )
-    else:
+def _workload(case: _Case) -> Iterator[Advice]:
+    workload, temperature = case.workload, case.workload.temperature
+    if temperature is not None and not LOW_TEMPERATURE < temperature <= HIGH_TEMPERATURE:
         sentence = f"temperature {temperature:g} is at most {LOW_TEMPERATURE}: good for acceptance"
-    yield Advice("temperature", sentence, (("temperature", temperature),), TEMPERATURE)
-
-
-def _first_token(case: _Case) -> Iterator[Advice]:
-    if case.workload.primary_slo is Slo.TTFT:
+        if temperature > HIGH_TEMPERATURE:
+            sentence = (
+                f"temperature {temperature:g} is above {HIGH_TEMPERATURE}: the draft is guessed right less often, "
+                "expect poor acceptance and a small K"
+            )
+        yield Advice("temperature", sentence, (("temperature", temperature),), TEMPERATURE)
+    if workload.primary_slo is Slo.TTFT:
         yield Advice(
             "first-token",
             "the first token comes from the prefill, which speculation does not shorten: a promise on TTFT gains "
@@ -445,10 +395,7 @@ def _first_token(case: _Case) -> Iterator[Advice]:
             (),
             INTER_TOKEN,
         )
-
-
-def _throughput(case: _Case) -> Iterator[Advice]:
-    if case.workload.primary_slo is Slo.THROUGHPUT:
+    if workload.primary_slo is Slo.THROUGHPUT:
         yield Advice(
             "throughput",
             "speculation buys latency with work: at high request rates vLLM measured 1.4 to 1.8 times less throughput "
@@ -456,10 +403,7 @@ def _throughput(case: _Case) -> Iterator[Advice]:
             (("largest_measured_slowdown", 1.8),),
             BUSY_SERVER,
         )
-
-
-def _mixed(case: _Case) -> Iterator[Advice]:
-    if case.workload.kind is WorkloadKind.MIXED:
+    if workload.kind is WorkloadKind.MIXED:
         yield Advice(
             "mixed-workload",
             "mixed requests are accepted unequally, so the slowest (P99) move away from the median: watch P99, or "
@@ -467,15 +411,11 @@ def _mixed(case: _Case) -> Iterator[Advice]:
             (),
             MIXED,
         )
-
-
-def _prompt_lookup(case: _Case) -> Iterator[Advice]:
-    kind = case.workload.kind
-    if kind in (WorkloadKind.SUMMARIZATION, WorkloadKind.RAG) and case.pair.method != Method.NGRAM:
+    if workload.kind in (WorkloadKind.SUMMARIZATION, WorkloadKind.RAG) and case.pair.method != Method.NGRAM:
         yield Advice(
             "prompt-lookup",
-            f"{kind} repeats its prompt: method {Method.NGRAM} proposes from it without a draft, its weights or its KV "
-            "cache",
+            f"{workload.kind} repeats its prompt: method {Method.NGRAM} proposes from it without a draft, its weights "
+            "or its KV cache",
             (("draft_weights_gib", case.budget.draft_weights_bytes / GIB),),
             PROMPT_LOOKUP,
         )
@@ -492,8 +432,7 @@ def _usual_concurrency(case: _Case) -> Iterator[Advice]:
         yield Advice(
             "usual-concurrency",
             f"the KV cache{case.split.each_copy} holds {requests:,} requests of {length:,} tokens (prompt {prompt:,}, "
-            f"answer {output:,}), "
-            f"fewer than maxNumSeqs {limits.max_num_seqs}: more than that wait, or are preempted",
+            f"answer {output:,}), fewer than maxNumSeqs {limits.max_num_seqs}: more than that wait, or are preempted",
             (("usual_requests", requests), ("usual_tokens", length), ("max_num_seqs", limits.max_num_seqs)),
             SHARED_BLOCKS,
         )

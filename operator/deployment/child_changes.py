@@ -59,18 +59,8 @@ def resting(
 ) -> DesiredState:
     """Return the desired state with no more engines than there are while nodes refuse their pods.
 
-    Parameters
-    ----------
-    desired
-        What should exist.
-    live
-        The live workload of the wanted kind.
-    pods
-        The pods of its template.
-    groups
-        What was seen of engines on several nodes.
-    now_s
-        The time in seconds since 1970.
+    ``desired``: what should exist. ``live``: the live workload of the wanted kind. ``pods``: the pods of its
+    template. ``groups``: what was seen of engines on several nodes. ``now_s``: the time in seconds since 1970.
     """
     workload = desired.workload
     if (

@@ -71,7 +71,7 @@ def stamp(
             Condition(
                 type=update.type,
                 status=update.status,
-                reason=_word(update.reason) or update.type,
+                reason=re.sub(r"[^A-Za-z0-9_,:]", "", update.reason)[:_REASON_LIMIT] or update.type,
                 message=clip(printable(update.message), MESSAGE_LIMIT),
                 observed_generation=generation,
                 last_transition_time=old.last_transition_time
@@ -84,10 +84,6 @@ def stamp(
 
 def _changes_hands(old: Condition, update: ConditionUpdate) -> bool:
     return update.type == "Ready" and (old.reason == SUSPENDED_FOR_CAPTURE) != (update.reason == SUSPENDED_FOR_CAPTURE)
-
-
-def _word(reason: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_,:]", "", reason)[:_REASON_LIMIT]
 
 
 def changed_conditions(old: list[Condition], new: list[Condition]) -> list[Condition]:

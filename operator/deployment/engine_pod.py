@@ -156,7 +156,7 @@ def _group(facts: Facts, plan: Plan, role: Role) -> NodeGroup | None:
 def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
     spec = facts.spec
     settings = engine_settings(spec, facts.pair, plan.chosen.tensor, _group(facts, plan, role))
-    cached = _is_cached(spec, role)
+    cached = spec.models.cache is not None and role is Role.ALONE
     own_env = {variable.name: variable.value for variable in spec.engine.env}
     env = {**environment(settings), LOGGING_CONFIG_VARIABLE: LOGGING_CONFIG_PATH}
     if cached and settings.ranks == 1:
@@ -216,11 +216,6 @@ def access_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
 def _health(spec: SpecDecodeDeploymentSpec) -> Body:
     asked = {"path": "/health", "port": scheme(spec).lower()}
     return asked | ({"scheme": "HTTPS"} if spec.serving.tls_secret else {})
-
-
-def _is_cached(spec: SpecDecodeDeploymentSpec, role: Role) -> bool:
-    """Whether a pod starts with what earlier ones compiled: on several nodes only the leader knows that it serves."""
-    return spec.models.cache is not None and role is Role.ALONE
 
 
 def _command(facts: Facts, settings: EngineSettings) -> list[str]:

@@ -130,16 +130,9 @@ def parse_deployment(
 ) -> ParsedDeployment:
     """Return the object of a body; a status that cannot be read counts as none.
 
-    Parameters
-    ----------
-    body
-        The object.
-    preempted_by
-        The capture that has the GPUs of its engines, if one has.
-    as_written
-        Leave out what a policy has put in force.
-    now
-        The API server's time. Without it, times in the future stay as they are.
+    ``body``: the object. ``preempted_by``: the capture that has the GPUs of its engines, if one has.
+    ``as_written``: leave out what a policy has put in force. ``now``: the API server's time. Without it, times in
+    the future stay as they are.
     """
     metadata, spec = body["metadata"], body.get("spec") or {}
     if spec.get("suspend") or spec.get("replicas") == 0:

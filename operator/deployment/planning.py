@@ -50,10 +50,7 @@ _DRAFT_TENSOR: Final = "parallelism.draftTensor"
 def changed_spec(spec: SpecDecodeDeploymentSpec, changes: Changes) -> SpecDecodeDeploymentSpec:
     """Return a spec with other values in some of its fields.
 
-    Raises
-    ------
-    ValidationError
-        When a field cannot have its new value.
+    Raises ValidationError when a field cannot have its new value.
     """
     body = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     for change in changes:
@@ -150,14 +147,10 @@ def make_plan(
 ) -> Plan | Blocked:
     """Return the plan for a spec, or why no node of the cluster can be planned for yet.
 
-    With ``groups`` the cluster has LeaderWorkerSets, for replicas on several nodes; they lie there only where they fit
-    on no single one. A plan in force is kept while the spec allows it, leaves the same choice, and it fits: neither a
-    better node nor a cordoned one is a reason to restart engines. A replay is planned for nodes that need not exist.
-
-    Raises
-    ------
-    InvalidSpecError
-        When the accelerator or the tensor parallelism can never be had.
+    With ``groups`` the cluster has LeaderWorkerSets, for replicas on several nodes; they lie there only where they
+    fit on no single one. A plan in force is kept while the spec allows it, leaves the same choice, and it fits:
+    neither a better node nor a cordoned one is a reason to restart engines. A replay is planned for nodes that need
+    not exist. Raises InvalidSpecError when the accelerator or the tensor parallelism can never be had.
     """
     accelerator = facts.spec.accelerator
     if facts.on_cpu:
@@ -171,10 +164,6 @@ def make_plan(
         return kept
     if not pools:
         return Blocked("NoMatchingNodes", _no_node_message(facts, nodes, nodes_from))
-    return _new_plan(facts, pools, groups=groups)
-
-
-def _new_plan(facts: Facts, pools: list[GpuPool], *, groups: bool) -> Plan | Blocked:
     if not _has_room(facts, pools):
         return _too_small(facts, pools)
     alone = [replace(pool, nodes=1) for pool in pools]
@@ -318,15 +307,11 @@ def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
     named: dict[str, list[str]] = {}
     for node in nodes:
         problem = _problem(facts, node)
-        if problem and _is_wanted(node, wanted):
+        if problem and (not wanted or not node.product or any(node.product.startswith(product) for product in wanted)):
             named.setdefault(f"{node.product or 'unlabelled'}: {problem}", []).append(node.name)
     reasons = [f"{_names(names)}: {reason}" for reason, names in sorted(named.items())]
     more = len(reasons) - _REASONS_NAMED
     return "; ".join([*reasons[:_REASONS_NAMED], *([f"and {more} more kinds of nodes"] if more > 0 else [])])
-
-
-def _is_wanted(node: NodeFacts, wanted: Sequence[str]) -> bool:
-    return not wanted or not node.product or any(node.product.startswith(product) for product in wanted)
 
 
 def _problem(facts: Facts, node: NodeFacts) -> str | None:

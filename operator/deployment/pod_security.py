@@ -109,7 +109,10 @@ def _findings(pod: Mapping[str, Any], namespace: str) -> Iterator[_Found]:
     yield from _of_pod(spec)
     yield from _of_anti_affinity(mapping(mapping(spec, "affinity"), "podAntiAffinity"), namespace)
     yield from _of_tolerations(spec)
-    yield from _of_annotations(mapping(mapping(pod, "metadata"), "annotations"))
+    annotations = mapping(mapping(pod, "metadata"), "annotations")
+    for name, value in annotations.items():
+        if name.startswith(_APP_ARMOR_ANNOTATION) and not str(value).startswith(("runtime/default", "localhost/")):
+            yield f"metadata.annotations.{name}", value, "takes the profile away", "appArmorProfile"
     for field in _CONTAINERS:
         for index, container in enumerate(objects(spec, field)):
             for place, *rest in _of_container(container):
@@ -175,12 +178,6 @@ def _of_volume(volume: Mapping[str, Any]) -> Iterator[_Found]:
         if claim.get(field) not in ("", None):
             why = "takes a PersistentVolume that may be meant for another namespace: name its storageClassName"
             yield f"ephemeral.volumeClaimTemplate.spec.{field}", claim[field], why, "volumeName"
-
-
-def _of_annotations(annotations: Mapping[str, Any]) -> Iterator[_Found]:
-    for name, value in annotations.items():
-        if name.startswith(_APP_ARMOR_ANNOTATION) and not str(value).startswith(("runtime/default", "localhost/")):
-            yield f"metadata.annotations.{name}", value, "takes the profile away", "appArmorProfile"
 
 
 def _of_container(container: Mapping[str, Any]) -> Iterator[_Found]:

@@ -297,7 +297,9 @@ def decide(
     wanted = _of_engines(seen) or _of_evidence(rules, evidence, seen) or _of_goodput(rules, seen, memory, prediction)
     if wanted.action is PolicyAction.CHANGE and isinstance(evidence, Evidence):
         wanted = _planned(evidence, memory, wanted, fits)
-    decision = _allowed(rules, seen, memory, wanted)
+    kept = wanted.action is PolicyAction.KEEP
+    outcome, more = (PolicyOutcome.KEPT, "") if kept else _outcome(rules, seen, memory, wanted)
+    decision = Decision(wanted.action, wanted.reason, f"{wanted.message}{more}", outcome, wanted.target)
     return decision, _after(decision, prediction, seen, memory, rules)
 
 
@@ -318,7 +320,13 @@ def _of_engines(seen: Seen) -> _Wanted | None:
 
 def _of_evidence(rules: Rules, evidence: Evidence | NoEvidence, seen: Seen) -> _Wanted | None:
     if isinstance(evidence, NoEvidence):
-        return _by_acceptance(rules, seen, evidence)
+        reason, message, acceptance = evidence.reason, evidence.message, seen.window.acceptance
+        if rules.acceptance_rule is None or acceptance is None or acceptance >= rules.acceptance_rule:
+            return _Wanted(PolicyAction.KEEP, reason, message)
+        if not seen.counts_all:
+            return _Wanted(PolicyAction.KEEP, reason, f"{message}; acceptance says nothing with adaptiveVerification")
+        said = f"acceptance is {acceptance:.0%}, below {rules.acceptance_rule:.0%}; {message}"
+        return _Wanted(PolicyAction.TURN_OFF, "AcceptanceLow", said)
     if not seen.window.enough:
         minutes = f"{seen.window.length_s / 60:.0f} minutes"
         return _Wanted(
@@ -365,22 +373,6 @@ def _planned(evidence: Evidence, memory: Memory, wanted: _Wanted, fits: Fits) ->
     if target is not None and target.off:
         return replace(wanted, action=PolicyAction.TURN_OFF)
     return replace(wanted, action=PolicyAction.TRY_AGAIN) if present is not None and present.off else wanted
-
-
-def _by_acceptance(rules: Rules, seen: Seen, missing: NoEvidence) -> _Wanted:
-    reason, message, acceptance = missing.reason, missing.message, seen.window.acceptance
-    if rules.acceptance_rule is None or acceptance is None or acceptance >= rules.acceptance_rule:
-        return _Wanted(PolicyAction.KEEP, reason, message)
-    if not seen.counts_all:
-        return _Wanted(PolicyAction.KEEP, reason, f"{message}; acceptance says nothing with adaptiveVerification")
-    said = f"acceptance is {acceptance:.0%}, below {rules.acceptance_rule:.0%}; {message}"
-    return _Wanted(PolicyAction.TURN_OFF, "AcceptanceLow", said)
-
-
-def _allowed(rules: Rules, seen: Seen, memory: Memory, wanted: _Wanted) -> Decision:
-    kept = wanted.action is PolicyAction.KEEP
-    outcome, more = (PolicyOutcome.KEPT, "") if kept else _outcome(rules, seen, memory, wanted)
-    return Decision(wanted.action, wanted.reason, f"{wanted.message}{more}", outcome, wanted.target)
 
 
 def _outcome(rules: Rules, seen: Seen, memory: Memory, wanted: _Wanted) -> tuple[PolicyOutcome, str]:

@@ -376,7 +376,7 @@ def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: d
         acceptance_factor=None if memory.acceptance_factor == 1 else f"{memory.acceptance_factor:.4f}",
         tried_in_vain=memory.tried_in_vain,
         failed_arms=before.failed_arms if before else [],
-        restarts=[_text(each) for each in memory.restarts][-MOST_RESTARTS:],
+        restarts=[datetime.fromtimestamp(each, UTC).strftime(_TIME) for each in memory.restarts][-MOST_RESTARTS:],
         decisions=_decisions(before, decision, moment),
     )
 
@@ -472,7 +472,3 @@ def _seconds(text: str) -> float | None:
         return datetime.strptime(text, _TIME).replace(tzinfo=UTC).timestamp()
     except ValueError:
         return None
-
-
-def _text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime(_TIME)

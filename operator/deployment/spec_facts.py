@@ -95,18 +95,25 @@ def gather_facts(
 ) -> Facts:
     """Look up what a spec refers to; validation.py calls it, and whoever wants facts calls that.
 
-    ``known`` are models that neither the spec nor the catalogue describes and that were read,
-    ``calibration`` is what measurements say of the estimates.
-
-    Raises
-    ------
-    InvalidSpecError
-        When there is no such vLLM version, model, checkpoint or precision.
+    ``known`` are models that neither the spec nor the catalogue describes and that were read, ``calibration`` is
+    what measurements say of the estimates. Raises InvalidSpecError when there is no such vLLM version, model,
+    checkpoint or precision.
     """
     profile = engine_profile(spec)
     told = config_overrides(spec.target.rope_scaling, spec.engine.extra_args, profile)
     own = _own_geometries(spec, known, told)
-    options = _plan_options(spec, own, known, told)
+    models = served_models(spec)
+    named = {
+        field: named_checkpoints(field, own[field], spec, known, told if field == TARGET else None) for field in models
+    }
+    free = {field: choices(model.quantization, own[field], named[field]) for field, model in models.items()}
+    options = PlanOptions(
+        objective=spec.objective,
+        target=free[TARGET],
+        draft=free.get(DRAFT, frozenset()),
+        available=Available(named[TARGET], named.get(DRAFT, ())),
+        spread=Parallelism(1, spec.parallelism.pipeline, spec.parallelism.data, spec.parallelism.expert),
+    )
     pair = replace(_pair(spec, profile, own, options.available), calibration=calibration)
     if not options.target and not options.draft:
         # No precision is left to the plan: the spec can name what is served.
@@ -132,10 +139,7 @@ def _own_geometries(
 def engine_profile(spec: SpecDecodeDeploymentSpec) -> EngineProfile:
     """Return what is known of the vLLM version of a spec.
 
-    Raises
-    ------
-    InvalidSpecError
-        When it is older than all that are known, or no version.
+    Raises InvalidSpecError when it is older than all that are known, or no version.
     """
     try:
         return find_profile(spec.engine.version)
@@ -158,26 +162,6 @@ def _head_method(spec: SpecDecodeDeploymentSpec, field: str) -> Method | None:
     if speculation is None or field != DRAFT or speculation.method is Method.DRAFT_MODEL:
         return None
     return speculation.method
-
-
-def _plan_options(
-    spec: SpecDecodeDeploymentSpec,
-    own: Mapping[str, ModelGeometry],
-    known: KnownModels,
-    told: ConfigOverrides | None,
-) -> PlanOptions:
-    models = served_models(spec)
-    named = {
-        field: named_checkpoints(field, own[field], spec, known, told if field == TARGET else None) for field in models
-    }
-    free = {field: choices(model.quantization, own[field], named[field]) for field, model in models.items()}
-    return PlanOptions(
-        objective=spec.objective,
-        target=free[TARGET],
-        draft=free.get(DRAFT, frozenset()),
-        available=Available(named[TARGET], named.get(DRAFT, ())),
-        spread=Parallelism(1, spec.parallelism.pipeline, spec.parallelism.data, spec.parallelism.expert),
-    )
 
 
 def _pair(

@@ -82,7 +82,23 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
 ) -> SpecDecodeDeploymentStatus:
     """Return the status; the schedules in it stay as they were where none are given."""
     seen = _engine_status(parent, desired, observation)
-    available, readiness = _summary(parent, desired, observation, seen, now)
+    # Return the condition Available, and the readiness. If a capture has the GPUs, or the user asked for
+    # zero engines, Available gives that reason even if something else is wrong with the object too.
+    readiness = name_claim_users(seen.readiness, observation.claim_users)
+    lending = None if parent.suspended_for is None else observation.lending or Lending(parent.suspended_for)
+    if lending is not None:
+        no_engine: Readiness | None = suspended_for_capture(lending, desired.outcome.plan_status, now)
+    else:
+        no_engine = asked_for_zero(
+            suspend=parent.raw_spec.get("suspend") is True, replicas=parent.raw_spec.get("replicas")
+        )
+    if lending is not None and no_engine is not None and readiness.status is TRUE:
+        readiness = no_engine
+    available = available_condition(seen.counts, readiness)
+    if no_engine is not None and available.status is FALSE:
+        is_overdue = lending is not None and lending.is_overdue(now)
+        reason = CAPTURE_OVERDUE if is_overdue else no_engine.reason
+        available = replace(available, reason=reason, message=no_engine.message)
     if seen.replays:
         readiness = replace(readiness, message=f"{readiness.message}{_REPLAYED}")
         available = replace(available, message=f"{available.message}{_REPLAYED}")
@@ -112,32 +128,6 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
         ready_replicas=sum(each.get("readyReplicas", 0) for each in counts),
         selector=",".join(f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())),
     )
-
-
-def _summary(
-    parent: ParsedDeployment, desired: DesiredState, observation: Observation, seen: _EngineStatus, now: datetime
-) -> tuple[ConditionUpdate, Readiness]:
-    """Return the condition Available, and the readiness.
-
-    If a capture has the GPUs, or the user asked for zero engines, Available gives that reason even if something else is
-    wrong with the object too.
-    """
-    readiness = name_claim_users(seen.readiness, observation.claim_users)
-    lending = None if parent.suspended_for is None else observation.lending or Lending(parent.suspended_for)
-    if lending is not None:
-        no_engine: Readiness | None = suspended_for_capture(lending, desired.outcome.plan_status, now)
-    else:
-        no_engine = asked_for_zero(
-            suspend=parent.raw_spec.get("suspend") is True, replicas=parent.raw_spec.get("replicas")
-        )
-    if lending is not None and no_engine is not None and readiness.status is TRUE:
-        readiness = no_engine
-    available = available_condition(seen.counts, readiness)
-    if no_engine is not None and available.status is FALSE:
-        is_overdue = lending is not None and lending.is_overdue(now)
-        reason = CAPTURE_OVERDUE if is_overdue else no_engine.reason
-        available = replace(available, reason=reason, message=no_engine.message)
-    return available, readiness
 
 
 def _with_what_is_known(

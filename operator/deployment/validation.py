@@ -71,13 +71,9 @@ def valid_facts(
 ) -> Facts:
     """Return the facts of a spec with nothing wrong in it.
 
-    ``known`` are models that neither the spec nor the catalogue describes and that were read,
-    ``calibration`` is what measurements say of the estimates.
-
-    Raises
-    ------
-    InvalidSpecError
-        With every problem found; or with what cannot be looked up, for then nothing else can be told.
+    ``known`` are models that neither the spec nor the catalogue describes and that were read, ``calibration`` is
+    what measurements say of the estimates. Raises InvalidSpecError with every problem found; or with what cannot be
+    looked up, for then nothing else can be told.
     """
     facts = gather_facts(spec, known, calibration)
     _raise(facts_problems(facts))
@@ -112,14 +108,15 @@ def check_without_models(
 ) -> EngineProfile:
     """Check what can be told before the models of a spec are known; return its engine's profile.
 
-    ``unread`` are the models that are to be read, by field.
-
-    Raises
-    ------
-    InvalidSpecError
-        With every problem found.
+    ``unread`` are the models that are to be read, by field. Raises InvalidSpecError with every problem found.
     """
-    _raise(_path_problems(unread))
+    _raise(
+        [
+            Problem(f"{field}.model", source.model, "must be a path inside the volume, without ..")
+            for field, source in unread.items()
+            if source.on_volume and ".." in source.model.split("/")
+        ]
+    )
     profile = engine_profile(spec)
     method = spec.speculation.method if spec.speculation else Method.NONE
     of_method = [] if method is Method.NONE else method_problems(method, profile)
@@ -130,12 +127,8 @@ def check_without_models(
 def refuse_host_paths(spec: SpecDecodeDeploymentSpec, allowed: Sequence[str]) -> None:
     """Let no directory of the nodes through but those that are allowed: whoever mounts one reads what is not theirs.
 
-    It comes first, and has a reason of its own: it is about what this operator allows, not about vLLM.
-
-    Raises
-    ------
-    InvalidSpecError
-        When the spec names others.
+    It comes first, and has a reason of its own: it is about what this operator allows, not about vLLM. Raises
+    InvalidSpecError when the spec names others.
     """
     refused = {field: path for field, path in _host_paths(spec).items() if not _is_inside(path, allowed)}
     problems = [Problem(field, path, _host_path_fix(path, allowed)) for field, path in refused.items()]
@@ -145,10 +138,7 @@ def refuse_host_paths(spec: SpecDecodeDeploymentSpec, allowed: Sequence[str]) ->
 def refuse_pod_template(spec: SpecDecodeDeploymentSpec, allowed: frozenset[str], namespace: str) -> None:
     """Refuse a podTemplate that reaches beyond the object's namespace, unless that is allowed by name.
 
-    Raises
-    ------
-    InvalidSpecError
-        If the template has fields that are not allowed.
+    Raises InvalidSpecError if the template has fields that are not allowed.
     """
     template = spec.pod_template
     if template is not None:
@@ -166,10 +156,7 @@ def is_still_allowed(pod: Body, host_paths: Sequence[str], allowed: frozenset[st
 def refuse_group_name(key: Key, nodes: int) -> None:
     """Refuse a name that is too long for the objects of engines on so many nodes each; only the plan tells how many.
 
-    Raises
-    ------
-    InvalidSpecError
-        When it is.
+    Raises InvalidSpecError when it is.
     """
     if nodes > 1 and len(key.name) > _GROUP_NAME_MAX_LENGTH:
         message = f"is too long for replicas on {nodes} nodes: use {_GROUP_NAME_MAX_LENGTH} characters or less"
@@ -392,14 +379,6 @@ def _revision_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
             " folder; name one revision for both, or use models.cache, where each has its own"
         )
         yield Problem(f"{DRAFT}.revision", shown_or_missing(draft.revision), message)
-
-
-def _path_problems(sources: Mapping[str, ModelSource]) -> list[Problem]:
-    return [
-        Problem(f"{field}.model", source.model, "must be a path inside the volume, without ..")
-        for field, source in sources.items()
-        if source.on_volume and ".." in source.model.split("/")
-    ]
 
 
 def _host_paths(spec: SpecDecodeDeploymentSpec) -> dict[str, str]:

@@ -163,7 +163,17 @@ def _assumed_warnings(facts: Facts) -> Iterator[str]:
         if (given := assumption_of(served)) == NOTHING_ASSUMED:
             continue
         if model.knowledge is Knowledge.EXACT:
-            compared = _compared(model, given)
+            cache = whole_cache(model)
+            known = weight_bytes(model, model.checkpoint_precision or Precision.BF16, Split(1))
+            pairs = []
+            if given.weights_bytes is not None:
+                pairs.append(f"weights {format_gib(known)} GiB instead of {format_gib(given.weights_bytes)}")
+            if given.kv_bytes_per_token is not None:
+                pairs.append(f"KV cache {cache.token_bytes:,} bytes a token instead of {given.kv_bytes_per_token:,}")
+            if given.state_bytes_per_request is not None:
+                states = cache.state_bytes / MIB
+                pairs.append(f"states {states:.0f} MiB a request instead of {given.state_bytes_per_request // MIB}")
+            compared = ", ".join(pairs)
             yield f"{field}.assume is not used, for sizing knows {model.name} exactly: {compared}; remove it"
         else:
             yield f"{field}.assume: figures of {model.name} follow from numbers that nothing checks: {_told(given)}"
@@ -188,20 +198,6 @@ def _roles(facts: Facts) -> Iterator[tuple[str, ServedModel, ModelGeometry]]:
     yield "target", facts.spec.target, facts.pair.target
     if draft is not None and facts.pair.draft is not None:
         yield "speculation.draft", draft, facts.pair.draft
-
-
-def _compared(model: ModelGeometry, given: Assumption) -> str:
-    cache = whole_cache(model)
-    known = weight_bytes(model, model.checkpoint_precision or Precision.BF16, Split(1))
-    pairs = []
-    if given.weights_bytes is not None:
-        pairs.append(f"weights {format_gib(known)} GiB instead of {format_gib(given.weights_bytes)}")
-    if given.kv_bytes_per_token is not None:
-        pairs.append(f"KV cache {cache.token_bytes:,} bytes a token instead of {given.kv_bytes_per_token:,}")
-    if given.state_bytes_per_request is not None:
-        states = cache.state_bytes / MIB
-        pairs.append(f"states {states:.0f} MiB a request instead of {given.state_bytes_per_request // MIB}")
-    return ", ".join(pairs)
 
 
 def _told(given: Assumption) -> str:

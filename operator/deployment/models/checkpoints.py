@@ -41,10 +41,7 @@ def told_geometry(
 ) -> ModelGeometry:
     """Return the geometry of a target whose config.json the engine is told otherwise.
 
-    Raises
-    ------
-    InvalidSpecError
-        As geometry_of, and when what is told makes no sense with it.
+    Raises InvalidSpecError as geometry_of, and when what is told makes no sense with it.
     """
     geometry = geometry_of(field, model, read, like=like)
     config = config_of(model, read)
@@ -109,12 +106,8 @@ def geometry_of(
     """Return a model's geometry, with what the spec assumes of it.
 
     ``method`` says how the config.json of a draft head is read; None for a model of its own. ``like`` is the other
-    model of the pair, whose vocabulary a model has of which nothing is read.
-
-    Raises
-    ------
-    InvalidSpecError
-        As _known_geometry, and if what is assumed makes no sense with what is known.
+    model of the pair, whose vocabulary a model has of which nothing is read. Raises InvalidSpecError as
+    _known_geometry, and if what is assumed makes no sense with what is known.
     """
     given = assumption_of(model)
     if is_made_up(model, read):
@@ -144,12 +137,8 @@ def _known_geometry(
 ) -> ModelGeometry:
     """Return a geometry from the inline config, or else from the catalogue, or else from what was read of the model.
 
-    ``method`` says how the config.json of a draft head is read; None for a model of its own.
-
-    Raises
-    ------
-    InvalidSpecError
-        When nothing is known of the model, or what is known makes no sense.
+    ``method`` says how the config.json of a draft head is read; None for a model of its own. Raises
+    InvalidSpecError when nothing is known of the model, or what is known makes no sense.
     """
     name = model.model
     if model.config is not None:
@@ -218,12 +207,8 @@ def named_checkpoints(
 ) -> tuple[ModelGeometry, ...]:
     """Return the other checkpoints of a model; those that nothing asks for only where they are known anyway.
 
-    ``told`` is what the engine is told of their config.json, as of that of the model itself.
-
-    Raises
-    ------
-    InvalidSpecError
-        When one is of another model, or of another precision than it says, or of the same as another.
+    ``told`` is what the engine is told of their config.json, as of that of the model itself. Raises
+    InvalidSpecError when one is of another model, or of another precision than it says, or of the same as another.
     """
     found, problems = [], []
     model = served_models(spec)[field]
@@ -251,10 +236,7 @@ def wanted_precision(
 ) -> Precision:
     """Return the precision that a model is asked for; for Auto its own.
 
-    Raises
-    ------
-    InvalidSpecError
-        When it cannot be had.
+    Raises InvalidSpecError when it cannot be had.
     """
     held = own.checkpoint_precision
     if wanted in (Quantization.AS_CHECKPOINT, Quantization.AUTO):

@@ -40,10 +40,7 @@ _MAKES_NO_SENSE = (ValueError, KeyError, TypeError, AttributeError, OSError, EOF
 def unpack_facts(message: str) -> Checkpoint:
     """Return the facts that a termination message carries.
 
-    Raises
-    ------
-    CheckpointError
-        The one that the message tells, or one that says that the message itself makes no sense.
+    Raises CheckpointError the one that the message tells, or one that says that the message itself makes no sense.
     """
     try:
         answer = parse_json(message[:MESSAGE_LIMIT_BYTES])
@@ -62,10 +59,7 @@ def unpack_facts(message: str) -> Checkpoint:
 def checkpoint_of(body: Mapping[str, Any]) -> Checkpoint:
     """Return the checkpoint that its JSON describes.
 
-    Raises
-    ------
-    ValueError, KeyError, TypeError, AttributeError
-        When it describes no checkpoint.
+    Raises ValueError, KeyError, TypeError, AttributeError when it describes no checkpoint.
     """
     weights = Weights(**body["weights"])
     counts = (weights.total_bytes, weights.tensors, *weights.bytes_by_dtype.values(), *weights.bytes_by_part.values())

@@ -50,10 +50,7 @@ class Decline:
     def after(self, loss: float, losses_between_alarms: float) -> "Decline":
         """Return what is known after one more loss.
 
-        Parameters
-        ----------
-        losses_between_alarms
-            How many losses there are between two false alarms on average, at the least.
+        ``losses_between_alarms``: how many losses there are between two false alarms on average, at the least.
         """
         loss = min(loss, _LARGEST)
         last = (*self.last, loss)[-_LAST:]
@@ -142,7 +139,17 @@ def update_decay(
         known = ()
     if len(known) < LEARNED_WINDOWS:
         return replace(before, windows=recent.windows, learned={**before.learned, load: (*known, recent.last)})
-    return _judged(before, recent, [*_losses(facts, recent, known, measured())])
+    losses = [*_losses(facts, recent, known, measured())]
+    declines, told = dict(before.declines), dict(before.told)
+    for loss in losses:
+        # All of them together err as rarely as is said.
+        now = declines.get(loss.reason, Decline()).after(loss.size, len(REASONS) * WINDOWS_BETWEEN_FALSE_ALARMS)
+        declines[loss.reason] = now
+        if not now.found:
+            told.pop(loss.reason, None)
+        else:
+            told.setdefault(loss.reason, loss.told)
+    return replace(before, windows=recent.windows, declines=declines, told=told)
 
 
 def newest_measured(
@@ -170,19 +177,6 @@ def decay_conditions(decay: Decay) -> list[ConditionUpdate]:
     """Return the condition while something has decayed."""
     found = [reason for reason in REASONS if reason in decay.told]
     return [ConditionUpdate(DECAYED, TRUE, found[0], ". ".join(decay.told[each] for each in found))] if found else []
-
-
-def _judged(before: Decay, recent: Recent, losses: list[_Loss]) -> Decay:
-    declines, told = dict(before.declines), dict(before.told)
-    for loss in losses:
-        # All of them together err as rarely as is said.
-        now = declines.get(loss.reason, Decline()).after(loss.size, len(REASONS) * WINDOWS_BETWEEN_FALSE_ALARMS)
-        declines[loss.reason] = now
-        if not now.found:
-            told.pop(loss.reason, None)
-        else:
-            told.setdefault(loss.reason, loss.told)
-    return replace(before, windows=recent.windows, declines=declines, told=told)
 
 
 def _other_length(window: Work, known: Work) -> bool:

@@ -116,7 +116,15 @@ def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> Conditi
     engines = answering_engines(readings)
     if not engines:
         return no_engine_condition(_TYPE, readings)
-    planned = _planned(facts)
+    planned = set()
+    on_v1 = runs_on_v1(facts.spec, facts.pair)
+    if on_v1:
+        planned |= {"model_runner", "cudagraph_mode_with_schedule"}
+    # On V1 as of 0.31, with stages too.
+    if waits_for_steps(facts.method, facts.profile, on_v1=on_v1) or (on_v1 and facts.spec.parallelism.pipeline > 1):
+        planned.add("async_scheduling")
+    if effective_batch(facts.pair) < facts.pair.limits.max_num_seqs:
+        planned.add("max_num_seqs")
     made = {
         setting: [name for name, engine in engines.items() if setting in (engine.changed_settings or ())]
         for setting in _CHANGES
@@ -134,19 +142,6 @@ def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> Conditi
         )
         return ConditionUpdate(_TYPE, UNKNOWN, "NotSaid", message)
     return ConditionUpdate(_TYPE, TRUE, "AsAsked", "the engines changed no setting by themselves that was not planned")
-
-
-def _planned(facts: Facts) -> set[str]:
-    planned = set()
-    on_v1 = runs_on_v1(facts.spec, facts.pair)
-    if on_v1:
-        planned |= {"model_runner", "cudagraph_mode_with_schedule"}
-    # On V1 as of 0.31, with stages too.
-    if waits_for_steps(facts.method, facts.profile, on_v1=on_v1) or (on_v1 and facts.spec.parallelism.pipeline > 1):
-        planned.add("async_scheduling")
-    if effective_batch(facts.pair) < facts.pair.limits.max_num_seqs:
-        planned.add("max_num_seqs")
-    return planned
 
 
 _ENOUGH_DRAFTED_TOKENS: Final = 64  # Before that a length on average says little: the ends of a few requests decide it

@@ -67,16 +67,9 @@ _ANY: Final = re.DOTALL | re.MULTILINE
 class EngineError:
     """One way in which vLLM fails.
 
-    Attributes
-    ----------
-    reason
-        Word for programs.
-    pattern
-        Finds it in the last words; what it matches is shown to people.
-    fix
-        What helps.
-    permanent
-        True where only a change of the spec can help: the engine would fail each time.
+    ``reason``: word for programs. ``pattern``: finds it in the last words; what it matches is shown to people.
+    ``fix``: what helps. ``permanent``: true where only a change of the spec can help: the engine would fail each
+    time.
     """
 
     reason: str

@@ -174,7 +174,11 @@ def summarize(
 ) -> Readiness:
     """Sum up an object whose plan is in force and that wants engines."""
     if rollout.complete:
-        return _serving(rollout, speculation)
+        counts = str(EngineCounts.of_rollout(rollout))
+        if speculation.status is FALSE and speculation.reason != "Disabled":
+            lack = "not all of speculation is in force" if speculation.reason in OTHERWISE else "they do not draft"
+            return Readiness(TRUE, "SpeculationInactive", f"{counts}, but {lack}: {speculation.message}")
+        return Readiness(TRUE, "Serving", counts)
     if paused and rollout.updated < rollout.wanted:
         return working("RolloutPaused", _paused(rollout))
     return _not_complete(rollout, was_ready=_was_ready(previous, generation))
@@ -232,14 +236,6 @@ def available_condition(counts: EngineCounts, readiness: Readiness) -> Condition
         return ConditionUpdate("Available", TRUE, "EnginesServe", str(counts))
     why = f": {counts.blocked.message}" if counts.blocked else ""
     return ConditionUpdate("Available", TRUE, "SomeEnginesServe", f"{counts}{why}")
-
-
-def _serving(rollout: Rollout, speculation: ConditionUpdate) -> Readiness:
-    counts = str(EngineCounts.of_rollout(rollout))
-    if speculation.status is FALSE and speculation.reason != "Disabled":
-        lack = "not all of speculation is in force" if speculation.reason in OTHERWISE else "they do not draft"
-        return Readiness(TRUE, "SpeculationInactive", f"{counts}, but {lack}: {speculation.message}")
-    return Readiness(TRUE, "Serving", counts)
 
 
 def _was_ready(previous: Condition | None, generation: int) -> bool:

@@ -96,7 +96,11 @@ def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Roll
         available=status.get("availableReplicas", 0),
         settled=settled,
         blocked=first_blocked(pods) or (_blocked_by_controller(status) if settled else None),
-        overdue=settled and _is_overdue(status),
+        overdue=settled
+        and any(
+            condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
+            for condition in status.get("conditions") or []
+        ),
         deadline_s=deployment.get("spec", {}).get("progressDeadlineSeconds"),
         crashes=max([*map(_restarts, pods), len(rejections(pods))]),
     )
@@ -108,13 +112,6 @@ def with_replaced(rollout: Rollout, replaced_workload: Body | None) -> Rollout:
     available = status.get("availableReplicas", status.get("readyReplicas", 0))
     return replace(
         rollout, replicas=rollout.replicas + status.get("replicas", 0), available=rollout.available + available
-    )
-
-
-def _is_overdue(status: Body) -> bool:
-    return any(
-        condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
-        for condition in status.get("conditions") or []
     )
 
 
@@ -204,20 +201,10 @@ def observe_groups(  # noqa: PLR0913  all that is seen at once
 ) -> GroupHistory:
     """Return the history with what is seen now.
 
-    Parameters
-    ----------
-    before
-        What was seen earlier, perhaps of another template.
-    template
-        Hash of the template in force.
-    pods
-        Its pods.
-    now_s
-        The time in seconds since 1970.
-    serve
-        Whether all its groups serve.
-    awaited
-        Whether they should serve by and by: some are wanted, and no pause holds them back. Their time begins with that.
+    ``before``: what was seen earlier, perhaps of another template. ``template``: hash of the template in force.
+    ``pods``: its pods. ``now_s``: the time in seconds since 1970. ``serve``: whether all its groups serve.
+    ``awaited``: whether they should serve by and by: some are wanted, and no pause holds them back. Their time
+    begins with that.
     """
     if template != before.template:
         # Pods that are there already were waited for by an operator that is gone.
@@ -273,21 +260,10 @@ def read_group_rollout(
 ) -> Rollout:
     """Return how far the engines are.
 
-    The status of a LeaderWorkerSet does not say which template it speaks of,
-    so it counts only as far as pods of the present one bear it out.
-
-    Parameters
-    ----------
-    groups
-        The LeaderWorkerSet.
-    pods
-        Pods of its present template.
-    wanted
-        How many engines are wanted.
-    history
-        What was seen of its groups before.
-    deadline_s
-        How long they may take to serve; None where nobody waits for them.
+    The status of a LeaderWorkerSet does not say which template it speaks of, so it counts only as far as pods of
+    the present one bear it out. ``groups``: the LeaderWorkerSet. ``pods``: pods of its present template.
+    ``wanted``: how many engines are wanted. ``history``: what was seen of its groups before. ``deadline_s``: how
+    long they may take to serve; None where nobody waits for them.
     """
     status = groups.get("status", {})
     leaders = [pod for pod in serving_pods(pods) if "deletionTimestamp" not in pod["metadata"]]
