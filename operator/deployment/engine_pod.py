@@ -332,11 +332,7 @@ _PROBE_PERIOD_S: Final = 1  # It is ready in a second, and not in minutes
 # A trace of 100,000 requests takes more memory: podTemplate may ask for it.
 _REPLAY_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
 _MODES: Final = {ReplayMode.STEPS: "steps", ReplayMode.MODELLED: "modelled"}
-_MATCHING: Final = {
-    Matching.ARRIVAL: "arrival",
-    Matching.REQUEST_ID: "request-id",
-    Matching.PREFIX: "prefix",
-}
+_MATCHING: Final = {Matching.ARRIVAL: "arrival", Matching.REQUEST_ID: "request-id", Matching.PREFIX: "prefix"}
 _UNMATCHED: Final = {Unmatched.REPEAT: "repeat", Unmatched.REFUSE: "refuse", Unmatched.MODELLED: "modelled"}
 
 

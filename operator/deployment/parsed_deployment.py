@@ -122,11 +122,7 @@ class ParsedDeployment:
 
 
 def parse_deployment(
-    body: Mapping[str, Any],
-    *,
-    preempted_by: str | None = None,
-    as_written: bool = False,
-    now: datetime | None = None,
+    body: Mapping[str, Any], *, preempted_by: str | None = None, as_written: bool = False, now: datetime | None = None
 ) -> ParsedDeployment:
     """Return the object of a body; a status that cannot be read counts as none.
 

@@ -6,7 +6,7 @@ last minutes; `decide` applies the user's rules to it. The decision table is in 
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -125,32 +125,9 @@ class Predicted:
 class Prediction:
     """All settings but the one in force, best first."""
 
-    in_force: str
     running: float
-    acceptance_factor: float
+    acceptance_factor: float  # Acceptance over what was measured
     others: Sequence[Predicted]
-
-    def better(self, min_gain: float, failed: Collection[str]) -> Predicted | None:
-        """Return the best setting that is surely better, and by enough."""
-        return next((each for each in self._allowed(min_gain, failed) if each.low > 0), None)
-
-    def unclear(self, min_gain: float, failed: Collection[str]) -> Predicted | None:
-        """Return the best setting that is better by enough, but not surely."""
-        return next(iter(self._allowed(min_gain, failed)), None)
-
-    def best_in_force(self, min_gain: float) -> str:
-        """Return the sentence that says that nothing is better."""
-        return (
-            f"with {self.running:.1f} requests running at once in a replica, no measured setting brings"
-            f" {min_gain:.0%} more than {self.in_force}"
-        )
-
-    def _allowed(self, min_gain: float, failed: Collection[str]) -> list[Predicted]:
-        return [
-            each
-            for each in self.others
-            if min(each.gain, *each.thirds) >= min_gain and not each.setting.refused and each.setting.name not in failed
-        ]
 
 
 def predict(evidence: Evidence, in_force: str, window: Window, acceptance_factor: float) -> Prediction | None:
@@ -171,16 +148,20 @@ def predict(evidence: Evidence, in_force: str, window: Window, acceptance_factor
     third = -(-len(loads) // 3)
     parts = [slice(None), *(slice(start, start + third) for start in range(0, len(loads), third))]
     mine = _goodput(present, loads, work, acceptance_factor)
+    presents = [sum(each[0] for each in mine[part]) for part in parts]
     # Nothing ran where the newest look alone saw a request, which stands for no time yet.
     most, others = sum(each[2] for each in mine), []
     for setting in evidence.settings:
         if setting.name != in_force:
             its = _goodput(setting, loads, work, acceptance_factor)
-            gain, *thirds = (_gain(its, mine, part) for part in parts)
+            gain, *thirds = (
+                sum(each[0] for each in its[part]) / goodput - 1 if goodput else 0.0
+                for part, goodput in zip(parts, presents, strict=True)
+            )
             low = sum(each[1] for each in its) / most - 1 if most else 0.0
             others.append(Predicted(setting, gain, low, tuple(thirds), running, measured, in_force))
     others.sort(key=lambda each: each.gain, reverse=True)
-    return Prediction(in_force, running, acceptance_factor, others)
+    return Prediction(running, acceptance_factor, others)
 
 
 _Goodput = list[tuple[float, float, float]]  # Of each look, with its low and its high end, in units of the baseline's
@@ -193,11 +174,6 @@ def _goodput(setting: Setting, loads: Sequence[float], work: Sequence[float], fa
         (ratio * weight * tokens, low * weight * tokens, high * weight * tokens)
         for (ratio, low, high), weight in zip(ratios, work, strict=True)
     ]
-
-
-def _gain(its: _Goodput, mine: _Goodput, part: slice) -> float:
-    present = sum(each[0] for each in mine[part])
-    return sum(each[0] for each in its[part]) / present - 1 if present else 0.0
 
 
 _DAY_S: Final = 86_400.0
@@ -250,13 +226,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be done, why, and what becomes of it."""
+    """What is to be done, why, and its outcome."""
 
     action: PolicyAction
     reason: str
     message: str
-    outcome: PolicyOutcome
-    target: str = ""
+    target: str = ""  # The setting to change to, or the engine to start anew
+    outcome: PolicyOutcome = PolicyOutcome.KEPT
 
     @property
     def changes(self) -> bool:
@@ -275,14 +251,6 @@ class NoEvidence:
     message: str
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    action: PolicyAction
-    reason: str
-    message: str
-    target: str = ""
-
-
 def decide(
     rules: Rules, evidence: Evidence | NoEvidence, seen: Seen, memory: Memory, fits: Fits
 ) -> tuple[Decision, Memory]:
@@ -292,90 +260,89 @@ def decide(
     if isinstance(evidence, Evidence) and seen.window.enough and not seen.window.idle:
         prediction = predict(evidence, memory.in_force, seen.window, _acceptance_factor(rules, evidence, seen, memory))
     if prediction is not None and seen.settled:
-        memory = replace(memory, ahead_s=_ahead(prediction, seen, memory))
+        passed_s = 0.0 if memory.looked_s is None else max(0.0, min(seen.now_s - memory.looked_s, LOOK_STANDS_S))
+        names = [(each.setting.name, each.thirds[-1]) for each in prediction.others]
+        ahead_s = {name: max(0.0, memory.ahead_s.get(name, 0.0) + gain * passed_s) for name, gain in names}
+        memory = replace(memory, ahead_s=ahead_s)
     memory = replace(memory, looked_s=seen.now_s)
     wanted = _of_engines(seen) or _of_evidence(rules, evidence, seen) or _of_goodput(rules, seen, memory, prediction)
     if wanted.action is PolicyAction.CHANGE and isinstance(evidence, Evidence):
-        wanted = _planned(evidence, memory, wanted, fits)
-    kept = wanted.action is PolicyAction.KEEP
-    outcome, more = (PolicyOutcome.KEPT, "") if kept else _outcome(rules, seen, memory, wanted)
-    decision = Decision(wanted.action, wanted.reason, f"{wanted.message}{more}", outcome, wanted.target)
+        target, present = evidence.find(wanted.target), evidence.find(memory.in_force)
+        if refusal := fits(wanted.target):
+            wanted = _keep("SettingDoesNotFit", f"{wanted.message}; but it cannot be had: {refusal}")
+        elif target is not None and target.off:
+            wanted = replace(wanted, action=PolicyAction.TURN_OFF)
+        elif present is not None and present.off:
+            wanted = replace(wanted, action=PolicyAction.TRY_AGAIN)
+    if wanted.action is PolicyAction.KEEP:
+        return wanted, memory
+    outcome, more = _outcome(rules, seen, memory, wanted)
+    decision = replace(wanted, outcome=outcome, message=f"{wanted.message}{more}")
     return decision, _after(decision, prediction, seen, memory, rules)
 
 
-def _of_engines(seen: Seen) -> _Wanted | None:
+def _keep(reason: str, message: str) -> Decision:
+    return Decision(PolicyAction.KEEP, reason, message)
+
+
+def _of_engines(seen: Seen) -> Decision | None:
     decayed = seen.window.decayed()
     if decayed is not None:
         name, length, others = decayed
         what = f"{name} has {length:.2f} tokens a draft accepted, the other engines {others:.2f}"
-        if seen.settled:
-            return _Wanted(
-                PolicyAction.RESTART, "ReplicaDecayed", f"{what}: its drafter decayed, a start ends that", name
-            )
-        return _Wanted(PolicyAction.KEEP, "OthersNotReady", f"{what}; it is started anew once all others are ready")
+        if not seen.settled:
+            return _keep("OthersNotReady", f"{what}; it is started anew once all others are ready")
+        return Decision(PolicyAction.RESTART, "ReplicaDecayed", f"{what}: its drafter decayed, a start ends that", name)
     if not seen.settled:
-        return _Wanted(PolicyAction.KEEP, "RollingOut", "not all engines are those of the setting in force, and ready")
+        return _keep("RollingOut", "not all engines are those of the setting in force, and ready")
     return None
 
 
-def _of_evidence(rules: Rules, evidence: Evidence | NoEvidence, seen: Seen) -> _Wanted | None:
+def _of_evidence(rules: Rules, evidence: Evidence | NoEvidence, seen: Seen) -> Decision | None:
     if isinstance(evidence, NoEvidence):
         reason, message, acceptance = evidence.reason, evidence.message, seen.window.acceptance
         if rules.acceptance_rule is None or acceptance is None or acceptance >= rules.acceptance_rule:
-            return _Wanted(PolicyAction.KEEP, reason, message)
+            return _keep(reason, message)
         if not seen.counts_all:
-            return _Wanted(PolicyAction.KEEP, reason, f"{message}; acceptance says nothing with adaptiveVerification")
+            return _keep(reason, f"{message}; acceptance says nothing with adaptiveVerification")
         said = f"acceptance is {acceptance:.0%}, below {rules.acceptance_rule:.0%}; {message}"
-        return _Wanted(PolicyAction.TURN_OFF, "AcceptanceLow", said)
+        return Decision(PolicyAction.TURN_OFF, "AcceptanceLow", said)
     if not seen.window.enough:
         minutes = f"{seen.window.length_s / 60:.0f} minutes"
-        return _Wanted(
-            PolicyAction.KEEP, "TooFewSamples", f"the engines were not seen at work for most of the last {minutes} yet"
-        )
-    if seen.window.idle:
-        return _Wanted(PolicyAction.KEEP, "Idle", "no request ran: nothing is lost or won")
-    return None
+        return _keep("TooFewSamples", f"the engines were not seen at work for most of the last {minutes} yet")
+    return _keep("Idle", "no request ran: nothing is lost or won") if seen.window.idle else None
 
 
-def _of_goodput(rules: Rules, seen: Seen, memory: Memory, prediction: Prediction | None) -> _Wanted:
+def _of_goodput(rules: Rules, seen: Seen, memory: Memory, prediction: Prediction | None) -> Decision:
+    """Return the change to the best setting, where it is surely better and staying has cost what a change costs."""
     if prediction is None:
-        return _Wanted(
-            PolicyAction.KEEP, "EvidenceOutdated", f"{memory.in_force} is none of the settings that were measured"
+        return _keep("EvidenceOutdated", f"{memory.in_force} is none of the settings that were measured")
+    better = [
+        each
+        for each in prediction.others
+        if min(each.gain, *each.thirds) >= rules.min_gain
+        and not each.setting.refused
+        and each.setting.name not in memory.failed
+    ]
+    if not better:
+        message = (
+            f"with {prediction.running:.1f} requests running at once in a replica, no measured setting brings"
+            f" {rules.min_gain:.0%} more than {memory.in_force}"
         )
-    best = prediction.better(rules.min_gain, memory.failed)
+        return _keep("BestMeasured", message)
+    best = next((each for each in better if each.low > 0), None)
     if best is None:
-        unclear = prediction.unclear(rules.min_gain, memory.failed)
-        if unclear is not None:
-            return _Wanted(PolicyAction.KEEP, "Unclear", f"{unclear}: not more than the intervals leave open")
-        return _Wanted(PolicyAction.KEEP, "BestMeasured", prediction.best_in_force(rules.min_gain))
+        return _keep("Unclear", f"{better[0]}: not more than the intervals leave open")
     ahead_s = memory.ahead_s.get(best.setting.name, 0.0)
     # One to change, and one to take it back.
     cost_s = 2 * seen.start_s
     if ahead_s < cost_s:
         wait = f"it waits until staying has cost as much as two starts of an engine ({ahead_s:.0f} of {cost_s:.0f} s)"
-        return _Wanted(PolicyAction.KEEP, "NotYetPaid", f"{best}; {wait}")
-    return _Wanted(PolicyAction.CHANGE, "BetterMeasured", str(best), best.setting.name)
+        return _keep("NotYetPaid", f"{best}; {wait}")
+    return Decision(PolicyAction.CHANGE, "BetterMeasured", str(best), best.setting.name)
 
 
-def _ahead(prediction: Prediction, seen: Seen, memory: Memory) -> dict[str, float]:
-    passed_s = 0.0 if memory.looked_s is None else max(0.0, min(seen.now_s - memory.looked_s, LOOK_STANDS_S))
-    before = memory.ahead_s
-    return {
-        each.setting.name: max(0.0, before.get(each.setting.name, 0.0) + each.thirds[-1] * passed_s)
-        for each in prediction.others
-    }
-
-
-def _planned(evidence: Evidence, memory: Memory, wanted: _Wanted, fits: Fits) -> _Wanted:
-    if refusal := fits(wanted.target):
-        return _Wanted(PolicyAction.KEEP, "SettingDoesNotFit", f"{wanted.message}; but it cannot be had: {refusal}")
-    target, present = evidence.find(wanted.target), evidence.find(memory.in_force)
-    if target is not None and target.off:
-        return replace(wanted, action=PolicyAction.TURN_OFF)
-    return replace(wanted, action=PolicyAction.TRY_AGAIN) if present is not None and present.off else wanted
-
-
-def _outcome(rules: Rules, seen: Seen, memory: Memory, wanted: _Wanted) -> tuple[PolicyOutcome, str]:
+def _outcome(rules: Rules, seen: Seen, memory: Memory, wanted: Decision) -> tuple[PolicyOutcome, str]:
     if rules.mode is PolicyMode.OBSERVE:
         return PolicyOutcome.OBSERVED, ""
     if rules.mode is PolicyMode.ADVISE or wanted.reason == "AcceptanceLow":

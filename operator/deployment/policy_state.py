@@ -46,7 +46,10 @@ from specdecode_operator.vllm.engine_metrics import answering_engines
 
 def observe_engines(desired: DesiredState, observation: Observation, window: Window, now_s: float) -> Seen:
     """Return what is seen now, with the window of what was seen before; looks at engines of a rollout do not count."""
-    settled = _settled(desired, observation)
+    settled = False
+    if not observation.blocked and isinstance(desired.outcome, Launch):
+        rollout = rollout_of(desired.outcome, observation)
+        settled = rollout.complete and rollout.wanted > 0
     engines = answering_engines(observation.readings)
     if settled and engines:
         drafting = {
@@ -58,33 +61,24 @@ def observe_engines(desired: DesiredState, observation: Observation, window: Win
         window = window.add(Sample(now_s, running, drafting))
     speculation = desired.outcome.facts.spec.speculation if isinstance(desired.outcome, Launch) else None
     adapts = speculation is not None and bool(speculation.adaptive_verification)
-    return Seen(now_s, window, settled, slowest_start_s(observation.pods), counts_all=not adapts)
+    return Seen(now_s, window, settled, _slowest_start_s(observation.pods), counts_all=not adapts)
 
 
-def _settled(desired: DesiredState, observation: Observation) -> bool:
-    if observation.blocked or not isinstance(desired.outcome, Launch):
-        return False
-    rollout = rollout_of(desired.outcome, observation)
-    return rollout.complete and rollout.wanted > 0
-
-
-def slowest_start_s(pods: Sequence[Body]) -> float:
-    """Return how long the slowest of these pods took from its start to ready; 0 where none is."""
+def _slowest_start_s(pods: Sequence[Body]) -> float:
     taken = [0.0]
     for pod in pods:
         status = pod.get("status") or {}
-        ready = [
-            each for each in status.get("conditions") or [] if each["type"] == "Ready" and each["status"] == "True"
-        ]
-        moments = [_moment(status.get("startTime")), *(_moment(each.get("lastTransitionTime")) for each in ready)]
-        begun, *ended = moments
-        taken += [(each - begun).total_seconds() for each in ended if begun is not None and each is not None]
+        begun = _read_time(status.get("startTime"))
+        for each in status.get("conditions") or []:
+            if each["type"] == "Ready" and each["status"] == "True":
+                ready = _read_time(each.get("lastTransitionTime"))
+                taken += [(ready - begun).total_seconds()] if begun and ready else []
     return max(taken)
 
 
-def _moment(text: object) -> datetime | None:
+def _read_time(text: object) -> datetime | None:
     try:
-        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+        return datetime.strptime(str(text), _TIME).replace(tzinfo=UTC)
     except ValueError:
         return None
 
@@ -137,6 +131,7 @@ def _chosen(captures: Sequence[Body], name: str | None) -> Body | NoEvidence:
         if not captures:
             return NoEvidence("NoEvidence", f"spec.policy.evidence: {name}: no SpecDecodeCapture of this deployment")
     compared = [each for each in captures if (each.get("status") or {}).get("comparison")]
+    # Phases of a sweep ask for other temperatures, lengths or prompts each, so they are no loads of one traffic.
     ended = [each for each in compared if not _is_sweep(each)]
     if ended:
         return max(ended, key=lambda each: (str(each["status"].get("finishedAt")), each["metadata"]["name"]))
@@ -223,20 +218,13 @@ def _setting(
     name: str, points: Sequence[Point], speculation: Speculation, percent: int | None, refused: str = ""
 ) -> Setting:
     drafts = 0 if speculation.method is Method.NONE else speculation.num_speculative_tokens or 0
-    # By batch size K moves with the load: acceptance then says nothing of tokens a step.
+    # With K by batch size, K moves with the load, so acceptance does not give tokens per step.
     by_batch = bool(speculation.num_speculative_tokens_by_batch_size)
-    acceptance = None if percent is None or by_batch else percent / 100
-    return Setting(name, points, drafts, acceptance, refused)
+    return Setting(name, points, drafts, None if percent is None or by_batch else percent / 100, refused)
 
 
 _PLACE: Final = (
-    "product",
-    "tensor",
-    "pipeline",
-    "data",
-    "gpus_per_replica",
-    "nodes_per_replica",
-    "target_quantization",
+    *("product", "tensor", "pipeline", "data", "gpus_per_replica", "nodes_per_replica", "target_quantization"),
 )
 
 
@@ -289,19 +277,6 @@ class Remembered:
     written_s: float = 0.0
 
 
-def rules_of(policy: Policy, *, rollout_paused: bool = False) -> Rules:
-    """Return what a user allows."""
-    rule = policy.acceptance_rule
-    return Rules(
-        mode=policy.mode,
-        paused=policy.paused or rollout_paused,
-        min_gain=policy.min_gain_percent / 100,
-        cooldown_s=float(policy.cooldown_seconds),
-        restarts_a_day=policy.max_restarts_per_day,
-        acceptance_rule=rule.acceptance if rule else None,
-    )
-
-
 def of_this_spec(status: PolicyStatus | None, asked: str) -> PolicyStatus | None:
     """Return what is remembered for a spec; of an earlier one only when engines were started anew."""
     if status is None or status.asked == asked:
@@ -344,11 +319,23 @@ def judge(case: PolicyInputs, seen: Seen, remembered: Remembered, fits: Fits) ->
             left=before.left or "",
             acceptance_factor=1.0 if factor is None else max(factor, 0.0),
             tried_in_vain=before.tried_in_vain,
-            restarts=tuple(filter(None, map(_seconds, before.restarts))),
-            failed=_failed(before.failed_arms, measured),
+            restarts=tuple(time.timestamp() for time in map(_read_time, before.restarts) if time is not None),
         )
-    evidence = measured.evidence if isinstance(measured, Measured) else measured
-    return decide(rules_of(case.policy, rollout_paused=case.rollout_paused), evidence, seen, memory, fits)
+    if before is not None and isinstance(measured, Measured):
+        # By digest: another capture may call the same arm otherwise.
+        failed = {each.rpartition("@")[2] for each in before.failed_arms}
+        names = frozenset(name for name, its in measured.speculations.items() if _digest(its) in failed)
+        memory = replace(memory, failed=names)
+    policy, rule = case.policy, case.policy.acceptance_rule
+    rules = Rules(
+        mode=policy.mode,
+        paused=policy.paused or case.rollout_paused,
+        min_gain=policy.min_gain_percent / 100,
+        cooldown_s=float(policy.cooldown_seconds),
+        restarts_a_day=policy.max_restarts_per_day,
+        acceptance_rule=rule.acceptance if rule else None,
+    )
+    return decide(rules, measured.evidence if isinstance(measured, Measured) else measured, seen, memory, fits)
 
 
 def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: datetime) -> PolicyStatus:
@@ -404,7 +391,9 @@ def _decisions(before: PolicyStatus | None, decision: Decision, moment: str) -> 
 
 def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
     """Return the status after the arm in force turned out not to serve: what the spec says is in force again."""
-    arm, failed = status.arm or "", _entry(status)
+    arm, failed = status.arm or "", list[str]()
+    if status.arm and status.speculation is not None:
+        failed = [f"{status.arm[:_LONGEST_ARM]}@{_digest(status.speculation)}"]
     earlier = [each for each in status.failed_arms if each not in failed]
     message = clip(f"{arm} was given up, and what the spec says is in force again: {why}", _LONGEST)
     told = PolicyDecision(
@@ -432,19 +421,6 @@ def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
     )
 
 
-def _entry(status: PolicyStatus) -> list[str]:
-    if not status.arm or status.speculation is None:
-        return []
-    return [f"{status.arm[:_LONGEST_ARM]}@{_digest(status.speculation)}"]
-
-
-def _failed(entries: Sequence[str], measured: Measured | NoEvidence) -> frozenset[str]:
-    if isinstance(measured, NoEvidence):
-        return frozenset()
-    digests = {each.rpartition("@")[2] for each in entries}
-    return frozenset(name for name, its in measured.speculations.items() if _digest(its) in digests)
-
-
 def _digest(speculation: Speculation) -> str:
     text = json.dumps(speculation.model_dump(mode="json", exclude_none=True), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -465,10 +441,3 @@ def policy_condition(status: PolicyStatus | None) -> list[ConditionUpdate]:
         return [ConditionUpdate(CONDITION, FALSE, status.reason, f"{status.action}: {status.message}")]
     is_best = status.reason == "BestMeasured"
     return [ConditionUpdate(CONDITION, TRUE if is_best else UNKNOWN, status.reason, status.message)]
-
-
-def _seconds(text: str) -> float | None:
-    try:
-        return datetime.strptime(text, _TIME).replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        return None

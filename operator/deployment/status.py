@@ -13,14 +13,7 @@ from specdecode_operator.api.deployment_status import (
     SpeculationFeature,
 )
 from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION, selector_labels
-from specdecode_operator.deployment.conditions import (
-    FALSE,
-    TRUE,
-    UNKNOWN,
-    ConditionUpdate,
-    kept,
-    stamp,
-)
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate, kept, stamp
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.observed.decay import decay_conditions
 from specdecode_operator.deployment.observed.engine_reports import (

@@ -245,8 +245,7 @@ def _tensor(name: str, key: str, value: object, space: int) -> tuple[str, int]:
             elements = math.prod(shape)
             if dtype in _DTYPE_BITS and (end - begin) * 8 != elements * _DTYPE_BITS[dtype]:
                 raise _bad(
-                    name,
-                    f"gives tensor {_clipped(key)} {end - begin:,} bytes for {elements:,} elements of {dtype}",
+                    name, f"gives tensor {_clipped(key)} {end - begin:,} bytes for {elements:,} elements of {dtype}"
                 )
             return dtype[:16], end - begin
     raise _bad(name, f"describes tensor {_clipped(key)} with other than dtype, shape and data_offsets")

@@ -169,9 +169,7 @@ def model_source(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheck
         return ModelSource(model.model, model.revision)
     claim, host = volume.persistent_volume_claim, volume.host_path
     return ModelSource(
-        model.model.strip("/"),
-        claim=claim.claim_name if claim else None,
-        host_path=host.path if host else None,
+        model.model.strip("/"), claim=claim.claim_name if claim else None, host_path=host.path if host else None
     )
 
 

@@ -191,13 +191,7 @@ def group_history_from_data(data: dict[str, Any]) -> GroupHistory:
 
 
 def observe_groups(  # noqa: PLR0913  all that is seen at once
-    before: GroupHistory,
-    template: str | None,
-    pods: list[Body],
-    now_s: float,
-    *,
-    serve: bool,
-    awaited: bool = True,
+    before: GroupHistory, template: str | None, pods: list[Body], now_s: float, *, serve: bool, awaited: bool = True
 ) -> GroupHistory:
     """Return the history with what is seen now.
 
