@@ -17,8 +17,12 @@ from specdecode_operator.deployment.desired_state import DesiredState, Launch, N
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.rollout.blocked_pods import backs_off, running_pods
-from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS, serving_template
-from specdecode_operator.deployment.rollout.rollout_progress import GroupHistory, current_pods, template_hash
+from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS
+from specdecode_operator.deployment.rollout.rollout_progress import (
+    GroupHistory,
+    current_pods,
+    serving_hash,
+)
 from specdecode_operator.enums import RolloutStrategy
 
 _ENDS_NOTHING: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
@@ -26,9 +30,9 @@ _ENDS_NOTHING: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1
 
 def objects_to_apply(desired: DesiredState, live: Collection[Body], kept_managers: Collection[str] = ()) -> list[Body]:
     """Return the children to apply; a paused rollout starts no workload of another kind beside the live one."""
-    workload, paused = desired.workload, _paused_workload(desired, live) is not None
+    workload = desired.workload
     others = [child for child in desired.children if child is not workload]
-    if workload is None or paused:
+    if workload is None or _paused_workload(desired, live) is not None:
         return others
     running = next((child for child in live if identity(child) == identity(workload)), None)
     return [*others, _guarded(workload, running, kept_managers)]
@@ -45,7 +49,7 @@ def _guarded(workload: Body, live: Body | None, kept_managers: Collection[str]) 
     guarded = with_new_hash({**workload, "spec": {**workload["spec"], "strategy": _ENDS_NOTHING}})
     if live is None:  # it is made with it, so that it need not be written again once it serves
         return guarded
-    if template_hash(serving_template(workload)) != template_hash(serving_template(live)):
+    if serving_hash(workload) != serving_hash(live):
         return workload
     status, is_guarded = live.get("status", {}), live["spec"].get("strategy") == _ENDS_NOTHING
     is_settled = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
@@ -63,11 +67,7 @@ def resting(
     template. ``groups``: what was seen of engines on several nodes. ``now_s``: the time in seconds since 1970.
     """
     workload = desired.workload
-    if (
-        workload is None
-        or live is None
-        or template_hash(serving_template(workload)) != template_hash(serving_template(live))
-    ):
+    if workload is None or live is None or serving_hash(workload) != serving_hash(live):
         return desired
     running = running_pods(pods)
     if workload["kind"] == DEPLOYMENT.kind:
@@ -102,15 +102,20 @@ def objects_to_delete(
     ``successor`` is the live workload that is wanted, ``pods`` are all of the object's. Without a launch the workload
     of an earlier spec stays, with all that belongs to it, and only Jobs that read or fetch models go.
     """
-    launched = not isinstance(desired.outcome, NotLaunched)
-    if not launched and _waits_with_what_there_is(desired):
+    outcome = desired.outcome
+    # Something is away that was there, such as nodes: a download that goes on is not started again for that.
+    if isinstance(outcome, NotLaunched) and outcome.readiness.reconciling and not desired.children:
         return []
     wanted = {identity(child) for child in desired.children}
     # A Service has the object's own name for as long as that lives, and goes with it: no other is ours to delete.
     unwanted = [child for child in live if identity(child) not in wanted and child["kind"] != SERVICE.kind]
-    if not launched:
+    if isinstance(outcome, NotLaunched):
         return [child for child in unwanted if child["kind"] == JOB.kind]
-    may_replace = _may_replace(desired, successor, pods)
+    # A workload of the other kind may end when its successor serves, or at once where GPUs are scarce.
+    may_replace = not outcome.facts.spec.rollout.paused
+    surges = outcome.facts.spec.rollout.strategy is RolloutStrategy.SURGE and wanted_replicas(outcome.facts) > 0
+    if may_replace and surges:
+        may_replace = rollout_of(outcome, Observation(successor, current_pods(pods, successor))).complete
     return [child for child in unwanted if child["kind"] not in WORKLOAD_KINDS or may_replace]
 
 
@@ -120,22 +125,3 @@ def _paused_workload(desired: DesiredState, live: Iterable[Body]) -> Body | None
         return None
     running = {child["kind"]: child for child in live if child["kind"] in WORKLOAD_KINDS}
     return None if workload["kind"] in running else next(iter(running.values()), None)
-
-
-def _may_replace(desired: DesiredState, successor: Body | None, pods: list[Body]) -> bool:
-    """Whether a workload of the other kind may end: when its successor serves, or at once where GPUs are scarce.
-
-    Where no engine is wanted there is nothing to wait for.
-    """
-    outcome = desired.outcome
-    if isinstance(outcome, NotLaunched) or outcome.facts.spec.rollout.paused:
-        return False
-    if outcome.facts.spec.rollout.strategy is not RolloutStrategy.SURGE or wanted_replicas(outcome.facts) == 0:
-        return True
-    return rollout_of(outcome, Observation(successor, current_pods(pods, successor))).complete
-
-
-def _waits_with_what_there_is(desired: DesiredState) -> bool:
-    """Whether something is away that was there, such as nodes: a download that goes on is not begun anew for that."""
-    outcome = desired.outcome
-    return isinstance(outcome, NotLaunched) and outcome.readiness.reconciling and not desired.children

@@ -66,7 +66,10 @@ def stamp(
     stamped = []
     for update in conditions:
         old = before.get(update.type)
-        unchanged = old is not None and old.status is update.status and not _changes_hands(old, update)
+        time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        if old is not None and old.status is update.status:
+            lent = {each.reason == SUSPENDED_FOR_CAPTURE for each in (old, update)}
+            time = old.last_transition_time if update.type != "Ready" or len(lent) == 1 else time
         stamped.append(
             Condition(
                 type=update.type,
@@ -74,16 +77,10 @@ def stamp(
                 reason=re.sub(r"[^A-Za-z0-9_,:]", "", update.reason)[:_REASON_LIMIT] or update.type,
                 message=clip(printable(update.message), MESSAGE_LIMIT),
                 observed_generation=generation,
-                last_transition_time=old.last_transition_time
-                if old is not None and unchanged
-                else now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                last_transition_time=time,
             )
         )
     return stamped
-
-
-def _changes_hands(old: Condition, update: ConditionUpdate) -> bool:
-    return update.type == "Ready" and (old.reason == SUSPENDED_FOR_CAPTURE) != (update.reason == SUSPENDED_FOR_CAPTURE)
 
 
 def changed_conditions(old: list[Condition], new: list[Condition]) -> list[Condition]:
@@ -92,32 +89,23 @@ def changed_conditions(old: list[Condition], new: list[Condition]) -> list[Condi
     An object begins with engines that start, of which Planned and the Deployment's own Events tell.
     """
     before = {condition.type: (condition.status, condition.reason) for condition in old} or {"Ready": _BEGINS}
-    return [
-        condition
-        for condition in new
-        if before.get(condition.type) != (condition.status, condition.reason) and _is_worth_an_event(condition)
-    ]
+    # Ready says the same as the helpers and Available.
+    told: dict[str, tuple[ConditionStatus, ...]] = {
+        **dict.fromkeys(("Reconciling", "Stalled", "Available"), ()),
+        "WaitingForGPUs": (TRUE,),
+        "Accepted": (FALSE,),
+        "Ready": (TRUE, FALSE, UNKNOWN),
+    }
+    changed = [each for each in new if before.get(each.type) != (each.status, each.reason)]
+    return [each for each in changed if each.status in told.get(each.type, (TRUE, FALSE))]
 
 
-def _is_worth_an_event(condition: Condition) -> bool:
-    if condition.type in {"Reconciling", "Stalled", "Available"}:
-        return False  # Ready says the same
-    if condition.type == "WaitingForGPUs":
-        return condition.status is TRUE
-    if condition.type == "Accepted":
-        return condition.status is FALSE
-    return condition.type == "Ready" or condition.status is not UNKNOWN
-
-
-METHOD: Final = "method"
-_LENGTH: Final = "numSpeculativeTokens"
-_SCHEDULE_FIELD: Final = "numSpeculativeTokensByBatchSize"
-_DRAFT_TENSOR: Final = "parallelism.draftTensor"
+# Reasons of SpeculationActive, by the field that is not in force.
 REASONS: Final[Mapping[str, str]] = {
-    METHOD: "OtherMethod",
-    _LENGTH: "OtherDraftLength",
-    _SCHEDULE_FIELD: "ScheduleDropped",
-    _DRAFT_TENSOR: "OtherDraftTensor",
+    "method": "OtherMethod",
+    "numSpeculativeTokens": "OtherDraftLength",
+    "numSpeculativeTokensByBatchSize": "ScheduleDropped",
+    "parallelism.draftTensor": "OtherDraftTensor",
     "adaptiveVerification": "NotAdaptive",
     "rejectionSampling": "OtherRejectionSampling",
     "draftSampling": "OtherDraftSampling",

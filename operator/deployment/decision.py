@@ -49,9 +49,8 @@ from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.planning import full_matrix, make_plan, passed_over, plan_status, planned_condition
 from specdecode_operator.deployment.rollout.engine_workload import pod_templates
 from specdecode_operator.deployment.rollout.readiness import Readiness, readiness_of, stalled, without_engines, working
-from specdecode_operator.deployment.rollout.rollback import LastGood, attempt_of, put_back, render_last_good
+from specdecode_operator.deployment.rollout.rollback import attempt_of, put_back, render_last_good
 from specdecode_operator.deployment.rollout.rollout_gate import (
-    GateState,
     held_at_gate,
     held_condition,
     passed_condition,
@@ -76,7 +75,8 @@ _PLANS_KEPT: Final = 32  # Specs whose plans are kept for other objects of the s
 
 @dataclass(frozen=True)
 class _Question:
-    spec: SpecDecodeDeploymentSpec = field(compare=False)
+    spec: SpecDecodeDeploymentSpec = field(compare=False)  # Comparing and hashing its text is cheaper
+    known: KnownModels = field(compare=False)  # Follows from models and site_facts
     spec_text: str
     previous: PlanStatus | None = field(compare=False)
     previous_text: str | None
@@ -87,30 +87,6 @@ class _Question:
     has_groups: bool
     calibration: Calibration
     operator_image: str | None
-
-    @classmethod
-    def of(cls, spec: SpecDecodeDeploymentSpec, parent: ParsedDeployment, cluster: ClusterState) -> "_Question":
-        """Return the question of one object; comparing and hashing its texts is cheaper than its models."""
-        previous = parent.status.plan
-        return cls(
-            spec=spec,
-            spec_text=spec.model_dump_json(),
-            previous=previous,
-            previous_text=None if previous is None else previous.model_dump_json(),
-            models=frozenset(cluster.model_facts.items()),
-            site_facts=frozenset(cluster.site_facts.items()),
-            nodes=cluster.nodes,
-            nodes_from=cluster.nodes_from,
-            has_groups=cluster.has_leader_worker_sets,
-            calibration=cluster.calibration,
-            operator_image=cluster.operator_image,
-        )
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    facts: Facts
-    blocked: Blocked
 
 
 @dataclass(frozen=True)
@@ -130,19 +106,6 @@ class _Planned:
             told.append(ConditionUpdate("OutputsDiffer", TRUE, "LossyRejectionSampling", lossy))
         return told
 
-    @property
-    def hindered(self) -> Readiness | None:
-        if self.condition.status is FALSE:  # it fits nowhere; the plan tells what would
-            return stalled(self.condition.reason, self.condition.message)
-        if self.facts.replay is not None and self.facts.operator_image is None:
-            return readiness_of(OPERATOR_IMAGE_UNKNOWN)
-        return None
-
-    def not_launched(self, parent: ParsedDeployment, readiness: Readiness, *jobs: Body) -> DesiredState:
-        outcome = NotLaunched(readiness, self.plan_status)
-        shown = plan_config_map(parent.key, parent.uid, self.plan_texts)
-        return DesiredState(outcome, self.conditions, [shown, *jobs])
-
 
 def newly_read_models(parent: ParsedDeployment, entries: Mapping[str, str], pods: Sequence[Body]) -> dict[str, str]:
     """Return what the object's pods have read of its models and ``entries`` do not hold yet, as entries."""
@@ -155,27 +118,61 @@ def newly_read_models(parent: ParsedDeployment, entries: Mapping[str, str], pods
 def decide(parent: ParsedDeployment, cluster: ClusterState) -> DesiredState:
     """Return what should exist for an object: spec, then facts, then plan, then objects."""
     try:
-        spec = parent.spec
-        if isinstance(spec, InvalidSpecError):
-            raise spec
-        refuse_host_paths(spec, cluster.host_paths)
-        refuse_pod_template(spec, cluster.pod_template, parent.key.namespace)
-        known = known_checkpoints(spec, cluster.model_facts, cluster.site_facts)
-        if unknown := _unknown_models(spec, known):
-            return _read_first(parent, spec, unknown, cluster)
-        planned = _plan(_Question.of(spec, parent, cluster))
-        if isinstance(planned, _Waiting):
-            return _wait_for_nodes(parent, planned.facts, planned.blocked)
-        refuse_group_name(parent.key, planned.facts.takes_pods_of(planned.plan))
+        planned = _resolve(parent, cluster)
     except InvalidSpecError as error:
-        return _not_accepted(error)
-    if hindered := planned.hindered:
-        return planned.not_launched(parent, hindered)
-    commits = {**cluster.downloads, **downloaded_commits(cluster.model_pods, planned.facts.spec)}
-    if download := pending_downloads(parent.key, parent.uid, planned.facts, commits, cluster.model_pods):
+        accepted = ConditionUpdate("Accepted", FALSE, error.reason, str(error))
+        condition = ConditionUpdate("Planned", FALSE, "NotAccepted", "the spec is not accepted")
+        return DesiredState(NotLaunched(stalled(error.reason, str(error))), [accepted, condition])
+    if isinstance(planned, DesiredState):
+        return planned
+    facts, jobs = planned.facts, list[Body]()
+    readiness: Readiness | None = None
+    commits = {**cluster.downloads, **downloaded_commits(cluster.model_pods, facts.spec)}
+    if planned.condition.status is FALSE:  # it fits nowhere; the plan tells what would
+        readiness = stalled(planned.condition.reason, planned.condition.message)
+    elif facts.replay is not None and facts.operator_image is None:
+        readiness = readiness_of(OPERATOR_IMAGE_UNKNOWN)
+    elif download := pending_downloads(parent.key, parent.uid, facts, commits, cluster.model_pods):
         readiness, jobs = download
-        return planned.not_launched(parent, readiness, *jobs)
-    return _launch(parent, planned, commits, _allowed_last_good(cluster, parent.key.namespace), cluster.gate)
+    if readiness is None:
+        return _launch(parent, planned, commits, cluster)
+    # The plan is shown, but is not in force.
+    shown = plan_config_map(parent.key, parent.uid, planned.plan_texts)
+    return DesiredState(NotLaunched(readiness, planned.plan_status), planned.conditions, [shown, *jobs])
+
+
+def _resolve(parent: ParsedDeployment, cluster: ClusterState) -> _Planned | DesiredState:
+    """Return the plan, or the desired state while models or nodes are missing."""
+    spec, previous = parent.spec, parent.status.plan
+    if isinstance(spec, InvalidSpecError):
+        raise spec
+    refuse_host_paths(spec, cluster.host_paths)
+    refuse_pod_template(spec, cluster.pod_template, parent.key.namespace)
+    known = known_checkpoints(spec, cluster.model_facts, cluster.site_facts)
+    if unknown := _unknown_models(spec, known):
+        return _read_first(parent, spec, unknown, cluster)
+    question = _Question(
+        spec=spec,
+        known=known,
+        spec_text=spec.model_dump_json(),
+        previous=previous,
+        previous_text=None if previous is None else previous.model_dump_json(),
+        models=frozenset(cluster.model_facts.items()),
+        site_facts=frozenset(cluster.site_facts.items()),
+        nodes=cluster.nodes,
+        nodes_from=cluster.nodes_from,
+        has_groups=cluster.has_leader_worker_sets,
+        calibration=cluster.calibration,
+        operator_image=cluster.operator_image,
+    )
+    planned = _plan(question)
+    if isinstance(planned, _Planned):
+        refuse_group_name(parent.key, planned.facts.takes_pods_of(planned.plan))
+        return planned
+    # The last plan is shown while the nodes that it was made for are away.
+    condition = ConditionUpdate("Planned", UNKNOWN, planned.reason, planned.message)
+    readiness = without_engines(spec) or working(planned.reason, planned.message)
+    return DesiredState(NotLaunched(readiness, previous), [_ACCEPTED, condition])
 
 
 def internal_error(parent: ParsedDeployment, error: Exception) -> DesiredState:
@@ -215,35 +212,15 @@ def _read_first(
     return DesiredState(NotLaunched(readiness, parent.status.plan), [accepted, planned], jobs)
 
 
-def _not_accepted(error: InvalidSpecError) -> DesiredState:
-    accepted = ConditionUpdate("Accepted", FALSE, error.reason, str(error))
-    planned = ConditionUpdate("Planned", FALSE, "NotAccepted", "the spec is not accepted")
-    return DesiredState(NotLaunched(stalled(error.reason, str(error))), [accepted, planned])
-
-
-def _wait_for_nodes(parent: ParsedDeployment, facts: Facts, waiting: Blocked) -> DesiredState:
-    planned = ConditionUpdate("Planned", UNKNOWN, waiting.reason, waiting.message)
-    readiness = without_engines(facts.spec) or working(waiting.reason, waiting.message)
-    return DesiredState(NotLaunched(readiness, parent.status.plan), [_ACCEPTED, planned])
-
-
 @lru_cache(maxsize=_PLANS_KEPT)
-def _plan(question: _Question) -> _Planned | _Waiting:
-    spec, nodes = question.spec, question.nodes
-    site_facts = dict(question.site_facts)
-    known = known_checkpoints(spec, dict(question.models), site_facts)
-    facts = replace(valid_facts(spec, known, question.calibration), operator_image=question.operator_image)
+def _plan(question: _Question) -> _Planned | Blocked:
+    """Return the plan of a spec, which hundreds of objects may have in common, or why no node can be planned for."""
+    nodes, known, site_facts = question.nodes, question.known, dict(question.site_facts)
+    facts = valid_facts(question.spec, known, question.calibration)
+    facts = replace(facts, operator_image=question.operator_image)
     plan = make_plan(facts, nodes, question.previous, groups=question.has_groups, nodes_from=question.nodes_from)
-    return _Waiting(facts, plan) if isinstance(plan, Blocked) else _planned(facts, plan, nodes, known, site_facts)
-
-
-def _planned(
-    facts: Facts,
-    plan: Plan,
-    nodes: tuple[NodeFacts, ...],
-    known: KnownModels,
-    site_facts: Mapping[ModelSource, SiteFacts],
-) -> _Planned:
+    if isinstance(plan, Blocked):
+        return plan
     texts = plan_data(plan, full_matrix(facts, nodes, plan))
     facts = facts.at(*plan.chosen.served)
     condition = planned_condition(facts, plan, passed_over(facts, nodes))
@@ -262,19 +239,16 @@ def _site_notes(facts: Facts, site_facts: Mapping[ModelSource, SiteFacts]) -> It
             yield f"{model.model} is known ({geometry.knowledge.value}) from the operator's facts file {given.file}"
 
 
-def _allowed_last_good(cluster: ClusterState, namespace: str) -> LastGood | None:
-    last_good = cluster.last_good
-    if last_good is None:
-        return None
-    templates = pod_templates(last_good.workload)
-    allowed = all(is_still_allowed(each, cluster.host_paths, cluster.pod_template, namespace) for each in templates)
-    return last_good if allowed else None
-
-
 def _launch(
-    parent: ParsedDeployment, planned: _Planned, commits: Mapping[str, str], last_good: LastGood | None, gate: GateState
+    parent: ParsedDeployment, planned: _Planned, commits: Mapping[str, str], cluster: ClusterState
 ) -> DesiredState:
-    key, uid, plan = parent.key, parent.uid, planned.plan
+    """Put the plan in force, or keep the workload that served last, where engines failed before or wait at the gate."""
+    key, uid, plan, last_good, gate = parent.key, parent.uid, planned.plan, cluster.last_good, cluster.gate
+    if last_good is not None:
+        # Its pods must be acceptable today, too.
+        allowed = (cluster.host_paths, cluster.pod_template, key.namespace)
+        if not all(is_still_allowed(each, *allowed) for each in pod_templates(last_good.workload)):
+            last_good = None
     facts, kept_commits = at_commits(key, uid, planned.facts, commits, parent.written_spec)
     launch = Launch(facts, plan, planned.plan_status)
     *others, workload = [*kept_commits, *render_children(key, uid, facts, plan, planned.plan_texts)]
@@ -286,7 +260,7 @@ def _launch(
     if failure is not None and failure.attempt == attempt_of(facts.spec, plan):
         rolled_back = RolledBack(facts, planned.plan_status, failure)
         return DesiredState(rolled_back, planned.conditions, [kept, *others, earlier])
-    # What a policy chose, a capture with arms has measured: a golden one of other speculation has no say in it.
+    # A capture with arms has measured what a policy chose: a golden capture of other speculation has no say in it.
     held = None if parent.by_policy else held_at_gate(key, facts.spec, workload, last_good, gate)
     if held:
         gated = Gated(facts, planned.plan_status, launch, held)

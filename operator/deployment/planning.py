@@ -32,7 +32,6 @@ from specdecode_operator.sizing.plan import (
     Change,
     Changes,
     Plan,
-    Row,
     keep,
     pair_at,
     plan_on_cpu,
@@ -47,21 +46,6 @@ _DRAFT_LENGTH: Final = "speculation.draft.maxModelLen"
 _DRAFT_TENSOR: Final = "parallelism.draftTensor"
 
 
-def changed_spec(spec: SpecDecodeDeploymentSpec, changes: Changes) -> SpecDecodeDeploymentSpec:
-    """Return a spec with other values in some of its fields.
-
-    Raises ValidationError when a field cannot have its new value.
-    """
-    body = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
-    for change in changes:
-        *parents, name = change.field.split(".")
-        place: Body = body
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[name] = change.value
-    return SpecDecodeDeploymentSpec.parse(body)
-
-
 def admitted(facts: Facts, pair: Pair, changes: Changes) -> Changes | None:
     """Return changes with what has to go along with them; None where the API server or the engine refuses the spec.
 
@@ -72,8 +56,15 @@ def admitted(facts: Facts, pair: Pair, changes: Changes) -> Changes | None:
 
     body = facts.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     whole = tuple(each for change in changes for each in _with_what_goes_along(change, body))
+    changed = facts.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    for change in whole:
+        *parents, name = change.field.split(".")
+        place: Body = changed
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = change.value
     try:
-        spec = changed_spec(facts.spec, whole)
+        spec = SpecDecodeDeploymentSpec.parse(changed)
     except ValidationError:
         return None
     refused = object_problems(spec) or facts_problems(replace(facts, spec=spec, pair=pair))
@@ -172,7 +163,13 @@ def make_plan(
         plan = _plan(facts, pools, partial(admitted, facts))
     launched = plan.verdict is not Verdict.DOES_NOT_FIT or facts.spec.override is not None
     if plan.chosen.nodes > 1 and launched and not groups:
-        return Blocked(LWS_MISSING, _missing_message(plan.chosen))
+        asked = f"spec.parallelism: {plan.chosen.gpus} GPUs a replica ({plan.chosen.split.label})"
+        message = (
+            f"{asked}: no node that may be used has so many, so a replica takes {plan.chosen.place}, and this cluster"
+            " has no LeaderWorkerSets to start their pods together, or the operator may not list them: install them"
+            f" ({_LWS_INSTALLATION}), bring the operator's role up to date, or use fewer GPUs"
+        )
+        return Blocked(LWS_MISSING, message)
     return plan
 
 
@@ -193,26 +190,11 @@ def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> Blocked:
         message = f"{asked}: needs {place}, and only {largest.nodes} {present}: add nodes, or use fewer GPUs"
         return Blocked("NodesTooFew", message)
     message = f"{asked}: no node that may be used has more than {most} GPUs"
+    why = f"nodes cannot share so many evenly: use tensor {most} or less and whole stages on further nodes, such as"
+    why = f"{why} tensor {most}, pipeline 2 for two"
     if spread.data > 1 and tensor * spread.pipeline > most:
-        message += (
-            f", and each of the {spread.data} copies must fit on one: use spec.replicas instead of"
-            " spec.parallelism.data"
-        )
-    else:
-        message += (
-            f", and nodes cannot share so many evenly: use tensor {most} or less and whole stages on further"
-            f" nodes, such as tensor {most}, pipeline 2 for two"
-        )
-    return Blocked("NodesTooSmall", f"{message}, or add larger nodes")
-
-
-def _missing_message(chosen: Row) -> str:
-    asked = f"spec.parallelism: {chosen.gpus} GPUs a replica ({chosen.split.label})"
-    return (
-        f"{asked}: no node that may be used has so many, so a replica takes {chosen.place}, and this cluster has no"
-        f" LeaderWorkerSets to start their pods together, or the operator may not list them: install them"
-        f" ({_LWS_INSTALLATION}), bring the operator's role up to date, or use fewer GPUs"
-    )
+        why = f"each of the {spread.data} copies must fit on one: use spec.replicas instead of spec.parallelism.data"
+    return Blocked("NodesTooSmall", f"{message}, and {why}, or add larger nodes")
 
 
 def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None, *, groups: bool) -> Plan | None:
@@ -226,20 +208,13 @@ def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus 
         )
     except SizingError:
         return None
-    kept = next((row for row in plan.rows if _is_in_force(row, previous)), None)
-    if kept is None or (kept.nodes > 1 and not groups):
-        return None
-    if kept.budget.verdict is Verdict.DOES_NOT_FIT and not facts.spec.override:
-        return None
-    return keep(plan, facts.pair, kept)
-
-
-def _is_in_force(row: Row, previous: PlanStatus) -> bool:
-    precisions = (previous.target_quantization, previous.draft_quantization)
-    if (row.target_precision, row.draft_precision) != precisions:
-        return False
-    before = (previous.product, previous.tensor, previous.gpus_per_replica, previous.nodes_per_replica)
-    return (row.product, row.tensor, row.gpus, row.nodes) == before
+    before = (previous.target_quantization, previous.draft_quantization, previous.product, previous.tensor)
+    before += (previous.gpus_per_replica, previous.nodes_per_replica)
+    for row in plan.rows:
+        if (row.target_precision, row.draft_precision, row.product, row.tensor, row.gpus, row.nodes) == before:
+            fits = row.budget.verdict is not Verdict.DOES_NOT_FIT or facts.spec.override
+            return keep(plan, facts.pair, row) if fits and (row.nodes == 1 or groups) else None
+    return None
 
 
 def chosen_by(facts: Facts) -> str:
@@ -268,14 +243,11 @@ def _plan(facts: Facts, pools: Sequence[GpuPool], admit: Admit | None) -> Plan:
     try:
         return plan_on_gpus(facts.pair, pools, facts.spec.parallelism.tensor, facts.options, admit)
     except SizingError as error:
-        raise InvalidSpecError([_problem_of(facts, error)]) from error
-
-
-def _problem_of(facts: Facts, error: SizingError) -> Problem:
-    if error.field == "draft" and facts.pair.draft is not None:
-        # Only the plan finds out whether the states of both fit into one layout.
-        return Problem("spec.speculation.draft.model", facts.pair.draft.name, error.message)
-    return Problem(f"spec.{error.field}", shown_or_missing(error.value), error.message)
+        problem = Problem(f"spec.{error.field}", shown_or_missing(error.value), error.message)
+        if error.field == "draft" and facts.pair.draft is not None:
+            # Only the plan finds out whether the states of both fit into one layout.
+            problem = Problem("spec.speculation.draft.model", facts.pair.draft.name, error.message)
+        raise InvalidSpecError([problem]) from error
 
 
 def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
@@ -426,21 +398,19 @@ def plan_advice(facts: Facts, plan: Plan) -> tuple[Advice, ...]:
     device = find_device(plan.chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
     if device is None or plan.verdict is Verdict.DOES_NOT_FIT:
         return ()
-    advice = advise(facts.pair, device, plan.chosen.split, _workload(facts))
-    return (*advice, *advise_on_nodes(plan.chosen))
-
-
-def _workload(facts: Facts) -> Workload:
-    workload = facts.spec.workload
-    if workload is None:
-        return Workload()
-    return Workload(
-        kind=workload.kind,
-        temperature=float(workload.temperature) if workload.temperature else None,
-        primary_slo=workload.primary_slo,
-        prompt_tokens=workload.prompt_tokens,
-        output_tokens=workload.output_tokens,
+    given = facts.spec.workload
+    workload = (
+        Workload()
+        if given is None
+        else Workload(
+            kind=given.kind,
+            temperature=float(given.temperature) if given.temperature else None,
+            primary_slo=given.primary_slo,
+            prompt_tokens=given.prompt_tokens,
+            output_tokens=given.output_tokens,
+        )
     )
+    return (*advise(facts.pair, device, plan.chosen.split, workload), *advise_on_nodes(plan.chosen))
 
 
 def planned_condition(facts: Facts, plan: Plan, passed_over: str = "") -> ConditionUpdate:

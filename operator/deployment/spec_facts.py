@@ -126,14 +126,17 @@ def _own_geometries(
     spec: SpecDecodeDeploymentSpec, known: KnownModels, told: ConfigOverrides | None
 ) -> dict[str, ModelGeometry]:
     read = {field: known.get(model_source(spec, model)) for field, model in served_models(spec).items()}
-    draft, like, found = spec.speculation.draft if spec.speculation else None, None, None
+    speculation, like, found = spec.speculation, None, None
+    draft = speculation.draft if speculation else None
+    # How the config.json of a head is read; None for a model of its own.
+    head = None if speculation is None or speculation.method is Method.DRAFT_MODEL else speculation.method
     if draft is not None and is_made_up(spec.target, read[TARGET]) and not is_made_up(draft, read[DRAFT]):
-        like = found = geometry_of(DRAFT, draft, read[DRAFT], _head_method(spec, DRAFT))
+        # A model of which nothing is read takes after the other one.
+        like = found = geometry_of(DRAFT, draft, read[DRAFT], head)
     target = told_geometry(TARGET, spec.target, read[TARGET], told, like)
     if draft is None:
         return {TARGET: target}
-    found = found or geometry_of(DRAFT, draft, read[DRAFT], _head_method(spec, DRAFT), target)
-    return {TARGET: target, DRAFT: found}
+    return {TARGET: target, DRAFT: found or geometry_of(DRAFT, draft, read[DRAFT], head, target)}
 
 
 def engine_profile(spec: SpecDecodeDeploymentSpec) -> EngineProfile:
@@ -157,13 +160,6 @@ def engine_image(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> str:
     return spec.engine.image or profile.images[platform_of(spec)]
 
 
-def _head_method(spec: SpecDecodeDeploymentSpec, field: str) -> Method | None:
-    speculation = spec.speculation
-    if speculation is None or field != DRAFT or speculation.method is Method.DRAFT_MODEL:
-        return None
-    return speculation.method
-
-
 def _pair(
     spec: SpecDecodeDeploymentSpec, profile: EngineProfile, own: Mapping[str, ModelGeometry], available: Available
 ) -> Pair:
@@ -172,15 +168,18 @@ def _pair(
     draft_precision = None
     if speculation and speculation.draft and draft:
         draft_precision = wanted_precision(DRAFT, speculation.draft.quantization, draft, available.draft)
+    tokens = (speculation.num_speculative_tokens or 0) if speculation else 0
+    ranges = speculation.num_speculative_tokens_by_batch_size if speculation else []
+    lengths = [part.num_speculative_tokens for part in ranges if part.from_ <= spec.serving.max_num_seqs]
     return Pair(
         target=own[TARGET],
         target_precision=target_precision,
         draft=draft,
         draft_precision=draft_precision,
         method=speculation.method.value if speculation else Method.NONE.value,
-        num_speculative_tokens=(speculation.num_speculative_tokens or 0) if speculation else 0,
+        num_speculative_tokens=tokens,
         limits=_limits(spec, own[TARGET], profile),
-        other_draft_lengths=_other_draft_lengths(spec),
+        other_draft_lengths=frozenset(lengths) - {tokens},
         maps_vocabulary=speculation is not None and speculation.use_heterogeneous_vocab,
         samples_drafts=speculation is not None and speculation.draft_sampling is DraftSampling.PROBABILISTIC,
         adaptive_verification=speculation is not None and speculation.adaptive_verification is True,
@@ -190,20 +189,14 @@ def _pair(
     )
 
 
-def _other_draft_lengths(spec: SpecDecodeDeploymentSpec) -> frozenset[int]:
-    speculation = spec.speculation
-    if speculation is None:
-        return frozenset()
-    ranges = [
-        part for part in speculation.num_speculative_tokens_by_batch_size if part.from_ <= spec.serving.max_num_seqs
-    ]
-    return frozenset(part.num_speculative_tokens for part in ranges) - {speculation.num_speculative_tokens or 0}
-
-
 def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: EngineProfile) -> EngineLimits:
     serving = spec.serving
     # The index of sparse attention has blocks of its own size, and so has the cache beside it.
     default_block_size = BLOCK_TOKENS if target.has_sparse_attention else profile.default_block_sizes[platform_of(spec)]
+    # The API server writes the default into each object, so a user who wrote that very number cannot be told from one
+    # who wrote none. Ranges of a schedule go up to the number.
+    is_default = serving.max_num_seqs == Serving.model_fields["max_num_seqs"].default
+    scheduled = spec.speculation is not None and bool(spec.speculation.num_speculative_tokens_by_batch_size)
     return EngineLimits(
         max_model_len=serving.max_model_len or longest_sequence(target, profile.version),
         max_num_seqs=serving.max_num_seqs,
@@ -218,18 +211,7 @@ def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: Engi
         graph_mode=serving.cudagraph_mode.value if serving.cudagraph_mode else None,
         max_graph_tokens=serving.max_cudagraph_capture_size,
         attention_backend=attention_backend(spec.engine.extra_args, profile),
-        may_run_fewer=_may_run_fewer(spec),
+        may_run_fewer=is_default and not scheduled,
         # Pods start with an empty compile cache, and so does the first pod of each spec that keeps one on a claim.
         compiles_anew=True,
     )
-
-
-def _may_run_fewer(spec: SpecDecodeDeploymentSpec) -> bool:
-    """Whether fewer requests may run than the default says.
-
-    The API server writes the default into each object, so that one who wrote that very number cannot be told from one
-    who wrote none. Ranges of a schedule go up to the number.
-    """
-    is_default = spec.serving.max_num_seqs == Serving.model_fields["max_num_seqs"].default
-    scheduled = spec.speculation is not None and bool(spec.speculation.num_speculative_tokens_by_batch_size)
-    return is_default and not scheduled

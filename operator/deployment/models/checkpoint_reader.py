@@ -19,7 +19,7 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -146,12 +146,11 @@ class FolderOfHeaders(Folder):
 
     def sizes(self) -> dict[str, int | None]:
         """As those of a folder; None for a file that is a header alone."""
-        return {name: None if self._ends_after_header(name, size) else size for name, size in super().sizes().items()}
-
-    def _ends_after_header(self, name: str, size: int | None) -> bool:
-        if not name.endswith(".safetensors") or size is None:
-            return False
-        return size == _LENGTH_BYTES + int.from_bytes(self.read(name, 0, _LENGTH_BYTES), "little")
+        sizes = super().sizes()
+        for name in [name for name in sizes if name.endswith(".safetensors")]:
+            length = int.from_bytes(self.read(name, 0, _LENGTH_BYTES), "little")
+            sizes[name] = None if sizes[name] == _LENGTH_BYTES + length else sizes[name]
+        return sizes
 
 
 class Files(Protocol):
@@ -180,17 +179,21 @@ def read_checkpoint(files: Files) -> Checkpoint:
     config = _json_file(files, "config.json", CONFIG_LIMIT_BYTES, "ConfigUnreadable")
     if "quantization_config" not in config and QUANTIZATION in sizes:
         config["quantization_config"] = _json_file(files, QUANTIZATION, CONFIG_LIMIT_BYTES, "ConfigUnreadable")
-    tensors = _tensors(files, sizes)
-    return Checkpoint(_relevant(config), _total(tensors, _layer_count(config)), files.commit)
+    tensors, inner = _tensors(files, sizes), config.get("text_config")
+    parts = (config, inner if isinstance(inner, dict) else {})
+    layers = [part["num_hidden_layers"] for part in parts if type(part.get("num_hidden_layers")) is int]
+    return Checkpoint(_relevant(config), _total(tensors, next(iter(layers), None)), files.commit)
 
 
 def _tensors(files: Files, sizes: Mapping[str, int | None]) -> dict[str, tuple[str, int]]:
-    named = _index(files) if INDEX in sizes else None
-    if named is not None:
+    # Mistral's own format lies beside the usual one and holds everything once more.
+    names = sorted(n for n in sizes if n.endswith(".safetensors") and not n.startswith("consolidated"))
+    named: Any = ()
+    if INDEX in sizes:
+        named = _json_file(files, INDEX, INDEX_LIMIT_BYTES, "WeightsUnreadable").get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+            raise _bad(INDEX, "must give a file name for each tensor in weight_map")
         names = sorted(set(named.values()))
-    else:
-        # Mistral's own format lies beside the usual one and holds everything once more.
-        names = sorted(n for n in sizes if n.endswith(".safetensors") and not n.startswith("consolidated"))
     if not names and any(name.endswith(_PICKLES) for name in sizes.keys() - _OF_TRAINING):
         return {}
     if not names:
@@ -202,16 +205,9 @@ def _tensors(files: Files, sizes: Mapping[str, int | None]) -> dict[str, tuple[s
     with ThreadPoolExecutor(max_workers=8) as pool:
         headers = list(pool.map(lambda name: _header(files, name, sizes[name]), names))
     tensors = {name: tensor for header in headers for name, tensor in header.items()}
-    if absent := [name for name in named or () if name not in tensors]:
+    if absent := [name for name in named if name not in tensors]:
         raise _bad(INDEX, f"names tensor {_clipped(absent[0])}, which no file holds")
     return tensors
-
-
-def _index(files: Files) -> dict[str, str]:
-    weight_map = _json_file(files, INDEX, INDEX_LIMIT_BYTES, "WeightsUnreadable").get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise _bad(INDEX, "must give a file name for each tensor in weight_map")
-    return weight_map
 
 
 def _header(files: Files, name: str, size: int | None) -> dict[str, tuple[str, int]]:
@@ -242,21 +238,11 @@ def _tensor(name: str, key: str, value: object, space: int) -> tuple[str, int]:
         ):
             if end > space:
                 raise _bad(name, f"is cut off: tensor {_clipped(key)} ends at {end:,} of {space:,} bytes")
-            elements = math.prod(shape)
-            if dtype in _DTYPE_BITS and (end - begin) * 8 != elements * _DTYPE_BITS[dtype]:
-                raise _bad(
-                    name, f"gives tensor {_clipped(key)} {end - begin:,} bytes for {elements:,} elements of {dtype}"
-                )
-            return dtype[:16], end - begin
+            elements, size = math.prod(shape), end - begin
+            if dtype in _DTYPE_BITS and size * 8 != elements * _DTYPE_BITS[dtype]:
+                raise _bad(name, f"gives tensor {_clipped(key)} {size:,} bytes for {elements:,} elements of {dtype}")
+            return dtype[:16], size
     raise _bad(name, f"describes tensor {_clipped(key)} with other than dtype, shape and data_offsets")
-
-
-def _layer_count(config: Mapping[str, Any]) -> int | None:
-    inner = config.get("text_config")
-    for values in (config, inner if isinstance(inner, dict) else {}):
-        if type(count := values.get("num_hidden_layers")) is int:
-            return count
-    return None
 
 
 def _total(tensors: Mapping[str, tuple[str, int]], layers: int | None = None) -> Weights:
@@ -369,21 +355,15 @@ def pack_facts(checkpoint: Checkpoint) -> str:
 
     What does not fit is left out, least needed first; a CheckpointError says that it does not fit even so.
     """
-    for candidate in _smaller_and_smaller(checkpoint):
+    long = {key for key, value in checkpoint.config.items() if len(json.dumps(value)) > _LONG_VALUE}
+    short = {key: value for key, value in checkpoint.config.items() if key not in long - _NEEDED_THOUGH_LONG}
+    in_total = replace(checkpoint, weights=replace(checkpoint.weights, bytes_by_part={}))
+    for candidate in (checkpoint, in_total, replace(in_total, config=short)):
         packed = gzip.compress(json.dumps(asdict(candidate), separators=(",", ":")).encode(), mtime=0)
         message = json.dumps({"facts": base64.b64encode(packed).decode()})
         if len(message) <= MESSAGE_LIMIT_BYTES:
             return message
     raise CheckpointError("ConfigTooLong", "config.json does not fit into a termination message even when compressed")
-
-
-def _smaller_and_smaller(checkpoint: Checkpoint) -> Iterable[Checkpoint]:
-    yield checkpoint
-    checkpoint = replace(checkpoint, weights=replace(checkpoint.weights, bytes_by_part={}))
-    yield checkpoint
-    long = {key for key, value in checkpoint.config.items() if len(json.dumps(value)) > _LONG_VALUE}
-    left_out = long - _NEEDED_THOUGH_LONG
-    yield replace(checkpoint, config={k: value for k, value in checkpoint.config.items() if k not in left_out})
 
 
 def pack_error(error: CheckpointError) -> str:

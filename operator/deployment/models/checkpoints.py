@@ -49,19 +49,23 @@ def told_geometry(
         return geometry
     keys = told.keys(config)
     try:
-        changed = _as_assumed(
-            field,
-            _told_geometry(model.model, json.dumps(overridden(config, keys)), json.dumps(keys), stored_weights(read)),
-            assumption_of(model),
-        )
+        changed = _overridden(model.model, json.dumps(overridden(config, keys)), json.dumps(keys), stored_weights(read))
+        return _as_assumed(field, changed, assumption_of(model))
     except GeometryError as error:
         raise InvalidSpecError([Problem(told.field, told.shown, str(error))]) from error
-    return changed
 
 
 @lru_cache
-def _told_geometry(name: str, config: str, told: str, stored: StoredWeights | None) -> ModelGeometry:
+def _overridden(name: str, config: str, told: str, stored: StoredWeights | None) -> ModelGeometry:
     return replace(geometry_from_config(name, json.loads(config), stored), told_config=told)
+
+
+def _geometry(
+    name: str, config: Mapping[str, Any], method: Method | None, stored: StoredWeights | None
+) -> ModelGeometry:
+    if method is None:
+        return geometry_from_config(name, config, stored)
+    return head_from_config(name, config, method.value, stored)
 
 
 def stored_weights(read: Checkpoint | None) -> StoredWeights | None:
@@ -105,15 +109,45 @@ def geometry_of(
 ) -> ModelGeometry:
     """Return a model's geometry, with what the spec assumes of it.
 
-    ``method`` says how the config.json of a draft head is read; None for a model of its own. ``like`` is the other
-    model of the pair, whose vocabulary a model has of which nothing is read. Raises InvalidSpecError as
-    _known_geometry, and if what is assumed makes no sense with what is known.
+    It follows from the inline config, or else from the catalogue, or else from what was read of the model. ``method``
+    says how the config.json of a draft head is read; None for a model of its own. ``like`` is the other model of the
+    pair, whose vocabulary a model has of which nothing is read. Raises InvalidSpecError when nothing is known of the
+    model, or what is known or assumed makes no sense.
     """
-    given = assumption_of(model)
+    given, name, stored = assumption_of(model), model.model, stored_weights(read)
     if is_made_up(model, read):
         config = usual_config(given, like, is_head=method is not None, is_draft=field != TARGET)
-        return _as_assumed(field, _geometry(model.model, config, method, None), given)
-    return _as_assumed(field, _known_geometry(field, model, read, method), given)
+        return _as_assumed(field, _geometry(name, config, method, None), given)
+    if model.config is not None:
+        return _as_assumed(field, _described(field, name, model.config, read, method), given)
+    where = ""
+    try:
+        geometry = find_geometry(name, None if method is None else method.value)
+        if geometry is None and read is not None:
+            where = "in its config.json: "
+            geometry = _geometry(name, read.config, method, stored)
+    except GeometryError as error:
+        raise InvalidSpecError([Problem(f"{field}.model", name, f"{where}{error}")]) from error
+    if geometry is None:
+        message = (
+            f"no facts about this model: put the content of its config.json into {field}.config"
+            f" (known without that: the {len(known_models())} models of docs/reference/models.md)"
+        )
+        raise InvalidSpecError([Problem(f"{field}.model", name, message)], reason=MODEL_UNKNOWN)
+    return _as_assumed(field, geometry, given)
+
+
+def _described(
+    field: str, name: str, config: Mapping[str, Any], read: Checkpoint | None, method: Method | None
+) -> ModelGeometry:
+    try:
+        described = _geometry(name, config, method, stored_weights(read))
+    except GeometryError as error:
+        problem = Problem(f"{field}.config.{error.field}", shown_or_missing(error.value), error.message)
+        raise InvalidSpecError([problem]) from error
+    if read is not None and (other := _contradiction(field, config, described, read, method)):
+        raise InvalidSpecError([other])
+    return described
 
 
 def is_made_up(model: ServedModel | ModelCheckpoint, read: Checkpoint | None) -> bool:
@@ -130,42 +164,6 @@ def _as_assumed(field: str, model: ModelGeometry, given: Assumption) -> ModelGeo
     except GeometryError as error:
         problem = Problem(f"{field}.assume.{error.field}", shown_or_missing(error.value), error.message)
         raise InvalidSpecError([problem]) from error
-
-
-def _known_geometry(
-    field: str, model: ServedModel | ModelCheckpoint, read: Checkpoint | None, method: Method | None
-) -> ModelGeometry:
-    """Return a geometry from the inline config, or else from the catalogue, or else from what was read of the model.
-
-    ``method`` says how the config.json of a draft head is read; None for a model of its own. Raises
-    InvalidSpecError when nothing is known of the model, or what is known makes no sense.
-    """
-    name = model.model
-    if model.config is not None:
-        try:
-            described = _geometry(name, model.config, method, stored_weights(read))
-        except GeometryError as error:
-            problem = Problem(f"{field}.config.{error.field}", shown_or_missing(error.value), error.message)
-            raise InvalidSpecError([problem]) from error
-        if read is not None and (other := _contradiction(field, model.config, described, read, method)):
-            raise InvalidSpecError([other])
-        return described
-    try:
-        geometry = find_geometry(name, None if method is None else method.value)
-    except GeometryError as error:
-        raise InvalidSpecError([Problem(f"{field}.model", name, str(error))]) from error
-    if geometry is not None:
-        return geometry
-    if read is None:
-        message = (
-            f"no facts about this model: put the content of its config.json into {field}.config"
-            f" (known without that: the {len(known_models())} models of docs/reference/models.md)"
-        )
-        raise InvalidSpecError([Problem(f"{field}.model", name, message)], reason=MODEL_UNKNOWN)
-    try:
-        return _geometry(name, read.config, method, stored_weights(read))
-    except GeometryError as error:
-        raise InvalidSpecError([Problem(f"{field}.model", name, f"in its config.json: {error}")]) from error
 
 
 def _contradiction(
@@ -225,7 +223,18 @@ def named_checkpoints(
                 raise
             continue
         found.append(geometry)
-        problems += _checkpoint_problems(place, checkpoint, geometry, own)
+        said, held = checkpoint.quantization.value, served_precision(geometry, None)
+        pairs = zip(_shape(geometry).items(), _shape(own).values(), strict=True)
+        different = [f"{key} {value} instead of {wanted}" for (key, value), wanted in pairs if value != wanted]
+        if held != said:
+            message = f"{geometry.name} is {held}: write {held}, or name another"
+            problems.append(Problem(f"{place}.quantization", said, message))
+        elif held == served_precision(own, None):
+            message = f"{own.name} itself is {held}: remove this checkpoint, or name it as model"
+            problems.append(Problem(f"{place}.quantization", said, message))
+        elif different:
+            message = f"is no checkpoint of {own.name}: {', '.join(different)}; name one of the same model"
+            problems.append(Problem(f"{place}.model", checkpoint.model, message))
     if problems:
         raise InvalidSpecError(problems)
     return tuple(found)
@@ -242,21 +251,16 @@ def wanted_precision(
     if wanted in (Quantization.AS_CHECKPOINT, Quantization.AUTO):
         return held or Precision.BF16
     precision = Precision(wanted.value)
-    if precision in _precisions(named):
+    if precision in {served_precision(geometry, None) for geometry in named}:
         return precision
+    name_one = "name a checkpoint of that precision as model or in checkpoints"
     if held is not None and precision is not held:
-        message = (
-            f"the checkpoint is {held}: use AsCheckpoint, or name a checkpoint of that precision as model or in"
-            " checkpoints"
-        )
-        raise InvalidSpecError([Problem(f"{field}.quantization", wanted.value, message)])
-    if held is None and precision is not Precision.BF16 and precision not in ONLINE_PRECISIONS:
-        message = (
-            f"vLLM quantizes to {precision} only beforehand: name a checkpoint of that precision as model or in"
-            " checkpoints, or use FP8, which is made while loading"
-        )
-        raise InvalidSpecError([Problem(f"{field}.quantization", wanted.value, message)])
-    return precision
+        message = f"the checkpoint is {held}: use AsCheckpoint, or {name_one}"
+    elif held is None and precision is not Precision.BF16 and precision not in ONLINE_PRECISIONS:
+        message = f"vLLM quantizes to {precision} only beforehand: {name_one}, or use FP8, which is made while loading"
+    else:
+        return precision
+    raise InvalidSpecError([Problem(f"{field}.quantization", wanted.value, message)])
 
 
 def choices(wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry, ...]) -> frozenset[Precision]:
@@ -264,7 +268,7 @@ def choices(wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry
     if wanted is not Quantization.AUTO:
         return frozenset()
     online = ONLINE_PRECISIONS if own.checkpoint is None else frozenset()
-    return frozenset({served_precision(own, None)}) | _precisions(named) | online
+    return frozenset(served_precision(geometry, None) for geometry in (own, *named)) | online
 
 
 def spec_at(spec: SpecDecodeDeploymentSpec, target: Precision, draft: Precision | None) -> SpecDecodeDeploymentSpec:
@@ -290,41 +294,12 @@ def _model_at(model: _Model, precision: Precision) -> _Model:
     named = next((each for each in model.checkpoints if each.quantization.value == precision.value), None)
     changes: dict[str, Any] = {"checkpoints": []}
     if named is not None and model.quantization.value in (Quantization.AUTO.value, precision.value):
-        changes |= {
-            "model": named.model,
-            "revision": named.revision,
-            "config": named.config,
-            "assume": None,
-            "quantization": Quantization.AS_CHECKPOINT,
-        }
+        changes |= {"model": named.model, "revision": named.revision, "config": named.config, "assume": None}
+        changes["quantization"] = Quantization.AS_CHECKPOINT
     elif model.quantization is Quantization.AUTO:
         online = precision in ONLINE_PRECISIONS
         changes["quantization"] = Quantization(precision.value) if online else Quantization.AS_CHECKPOINT
     return model.model_copy(update=changes)
-
-
-def _precisions(named: tuple[ModelGeometry, ...]) -> frozenset[Precision]:
-    return frozenset(served_precision(geometry, None) for geometry in named)
-
-
-def _checkpoint_problems(
-    field: str, checkpoint: ModelCheckpoint, geometry: ModelGeometry, own: ModelGeometry
-) -> list[Problem]:
-    said, held = checkpoint.quantization.value, served_precision(geometry, None)
-    if held != said:
-        return [Problem(f"{field}.quantization", said, f"{geometry.name} is {held}: write {held}, or name another")]
-    if held == served_precision(own, None):
-        message = f"{own.name} itself is {held}: remove this checkpoint, or name it as model"
-        return [Problem(f"{field}.quantization", said, message)]
-    different = [
-        f"{name} {found} instead of {wanted}"
-        for (name, found), wanted in zip(_shape(geometry).items(), _shape(own).values(), strict=True)
-        if found != wanted
-    ]
-    if different:
-        message = f"is no checkpoint of {own.name}: {', '.join(different)}; name one of the same model"
-        return [Problem(f"{field}.model", checkpoint.model, message)]
-    return []
 
 
 def _memory_shape(geometry: ModelGeometry) -> tuple[object, ...]:
@@ -339,11 +314,3 @@ def _shape(geometry: ModelGeometry) -> dict[str, int]:
         "longest sequence": geometry.max_position_embeddings,
         "KV heads": sum(getattr(attention, "num_kv_heads", 1) for attention in geometry.attentions),
     }
-
-
-def _geometry(
-    name: str, config: Mapping[str, Any], method: Method | None, stored: StoredWeights | None
-) -> ModelGeometry:
-    if method is None:
-        return geometry_from_config(name, config, stored)
-    return head_from_config(name, config, method.value, stored)

@@ -54,12 +54,11 @@ def facts_in(text: str, place: str, *, is_json: bool) -> dict[str, Checkpoint]:
     number = 0
     try:
         for number, body in enumerate(parse_yaml_or_json(text, is_json=is_json), start=1):
-            if not isinstance(body, dict):
-                continue
-            model, checkpoint = _facts_of(body, f"{place}, document {number}")
-            if model in found:
-                raise held_twice(f"{place}, document {number}", model)
-            found[model] = checkpoint
+            if isinstance(body, dict):
+                model, checkpoint = _facts_of(body, f"{place}, document {number}")
+                if model in found:
+                    raise held_twice(f"{place}, document {number}", model)
+                found[model] = checkpoint
     except UnreadableTextError as error:
         raise FactsFileError(f"{place}, document {number + 1}: {error}") from error
     return found
@@ -88,10 +87,11 @@ def _facts_of(body: Mapping[str, Any], place: str) -> tuple[str, Checkpoint]:
 
 def _contradiction(model: str, checkpoint: Checkpoint) -> str | None:
     stored, weights = stored_weights(checkpoint), checkpoint.weights
-    if sum(weights.bytes_by_dtype.values()) != weights.total_bytes:
-        return _unequal(weights.total_bytes, "bytes_by_dtype", weights.bytes_by_dtype)
-    if weights.bytes_by_part and sum(weights.bytes_by_part.values()) != weights.total_bytes:
-        return _unequal(weights.total_bytes, "bytes_by_part", weights.bytes_by_part)
+    for key, sizes in (("bytes_by_dtype", weights.bytes_by_dtype), ("bytes_by_part", weights.bytes_by_part)):
+        total, in_parts = weights.total_bytes, sum(sizes.values())
+        if in_parts != total and (sizes or key == "bytes_by_dtype"):
+            contradicts = f"contradicts the {in_parts:,} bytes in {key}"
+            return f"weights.total_bytes: {total:,}: {contradicts}: write the file again with specdecode models add"
     try:
         geometry = geometry_from_config(model, checkpoint.config, stored)
     except SizingError as error:
@@ -111,10 +111,3 @@ def _contradiction(model: str, checkpoint: Checkpoint) -> str | None:
             f" {format_gib(by_shape)} GiB: they are of another model"
         )
     return None
-
-
-def _unequal(total: int, key: str, sizes: Mapping[str, int]) -> str:
-    return (
-        f"weights.total_bytes: {total:,}: contradicts the {sum(sizes.values()):,} bytes in {key}: write the file again"
-        " with specdecode models add"
-    )

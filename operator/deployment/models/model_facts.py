@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -26,7 +27,8 @@ from specdecode_operator.deployment.models.checkpoint_reader import (
 from specdecode_operator.deployment.models.model_locations import (
     KnownModels,
     ModelSource,
-    sources_without_config,
+    model_source,
+    models_without_config,
     undescribed_models,
 )
 from specdecode_operator.deployment.tamper_check import digests
@@ -40,7 +42,7 @@ _MAKES_NO_SENSE = (ValueError, KeyError, TypeError, AttributeError, OSError, EOF
 def unpack_facts(message: str) -> Checkpoint:
     """Return the facts that a termination message carries.
 
-    Raises CheckpointError the one that the message tells, or one that says that the message itself makes no sense.
+    Raises the CheckpointError that the message tells, or one that says that the message itself makes no sense.
     """
     try:
         answer = parse_json(message[:MESSAGE_LIMIT_BYTES])
@@ -48,9 +50,8 @@ def unpack_facts(message: str) -> Checkpoint:
             packed = io.BytesIO(base64.b64decode(answer["facts"], validate=True))
             with gzip.GzipFile(fileobj=packed) as stream:
                 return checkpoint_of(parse_json(stream.read(_UNPACKED_LIMIT_BYTES)))
-        failure = CheckpointError(
-            str(answer["error"]["reason"])[:64], clip(str(answer["error"]["message"]), ERROR_LIMIT)
-        )
+        told = answer["error"]
+        failure = CheckpointError(str(told["reason"])[:64], clip(str(told["message"]), ERROR_LIMIT))
     except _MAKES_NO_SENSE as error:
         raise CheckpointError("ReaderFailed", f"the reader's answer makes no sense: {clip(message, 200)!r}") from error
     raise failure
@@ -89,7 +90,8 @@ def site_facts_of(spec: SpecDecodeDeploymentSpec, facts: Mapping[str, SiteFacts]
     """
     if not facts:
         return {}
-    found = {source: facts.get(source.model) for source in sources_without_config(spec)}
+    sources = {model_source(spec, model) for model in models_without_config(spec).values()}
+    found = {source: facts.get(source.model) for source in sources}
     return {source: each for source, each in found.items() if each is not None}
 
 
@@ -136,19 +138,12 @@ def believed_entries(
 
 def read_entries(spec: SpecDecodeDeploymentSpec, entries: Mapping[str, str]) -> KnownModels:
     """Return what the entries of the ConfigMap know of a spec's models; an entry that makes no sense knows nothing."""
-    sources = set(undescribed_models(spec).values())
-    found = {source: _checkpoint(source, entries.get(source.key)) for source in sources}
-    return {source: checkpoint for source, checkpoint in found.items() if checkpoint is not None}
-
-
-def _checkpoint(source: ModelSource, entry: str | None) -> Checkpoint | None:
-    if entry is None:
-        return None
-    try:
-        body = parse_json(entry)
-        # People may have copied it from another model's.
-        if {field: body.get(field) for field in asdict(source)} != asdict(source):
-            return None
-        return checkpoint_of(body["checkpoint"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+    found = {}
+    for source in set(undescribed_models(spec).values()):
+        if source.key in entries:
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                body = parse_json(entries[source.key])
+                # People may have copied it from another model's.
+                if {field: body.get(field) for field in asdict(source)} == asdict(source):
+                    found[source] = checkpoint_of(body["checkpoint"])
+    return found

@@ -40,7 +40,7 @@ from specdecode_operator.deployment.models.model_locations import (
 )
 from specdecode_operator.deployment.pod_scripts import download_model
 from specdecode_operator.deployment.pod_template_merge import container_user, merge, volume_group
-from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod
+from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod, condition_of
 from specdecode_operator.deployment.rollout.engine_errors import telling_line
 from specdecode_operator.deployment.rollout.readiness import Readiness, without_engines, working
 from specdecode_operator.deployment.spec_facts import Facts, engine_image, platform_of
@@ -74,27 +74,24 @@ class ModelJob(Generic[_Answer]):
         """Return what the pods have found."""
         found = {}
         for source in sources.values():
-            terminated = self._terminated(self._pod(pods, source))
-            if terminated is not None and terminated.get("exitCode") == 0:
-                answer = self.read(terminated)
-                if not isinstance(answer, Blocked):
-                    found[source] = answer
+            _, terminated = self._newest(pods, source)
+            answer = self.read(terminated) if terminated and terminated.get("exitCode") == 0 else None
+            if answer is not None and not isinstance(answer, Blocked):
+                found[source] = answer
         return found
 
     def blocked(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> Blocked | None:
         """Return why there is no answer for the first of these models that fails, with its field and what to do."""
         for field, source in sources.items():
-            pod = self._pod(pods, source)
+            pod, terminated = self._newest(pods, source)
             if pod is None:
                 continue
-            terminated = self._terminated(pod)
             answer = blocked_pod(pod) if terminated is None else self.read(terminated)
             if isinstance(answer, Blocked):
                 what = f"{field}.model: {self.place(source)}: {answer.message}"
                 remedy = self.remedies.get(answer.reason, "").format(field=field, claim=source.claim)
                 again = "" if answer.permanent else "it is tried again by itself"
-                message = "; ".join(filter(None, [what, remedy, again]))
-                return Blocked(answer.reason, message, answer.permanent)
+                return Blocked(answer.reason, "; ".join(filter(None, [what, remedy, again])), answer.permanent)
         return None
 
     def render(self, key: Key, uid: str, spec: SpecDecodeDeploymentSpec, image: str, source: ModelSource) -> Body:
@@ -119,45 +116,36 @@ class ModelJob(Generic[_Answer]):
 
     def progress(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> str:
         """Return what the first of these Jobs that has no answer waits for, or that it runs."""
-        for source in sources.values():
-            pod = self._pod(pods, source)
-            if pod is None:
-                return WITHOUT_POD
-            if self._terminated(pod) is None:
-                return self._stage(pod)
-        return "its answer is read next"
-
-    def _stage(self, pod: Body) -> str:
-        status = pod.get("status") or {}
-        conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
-        for container in status.get("containerStatuses") or []:
+        newest = (self._newest(pods, source) for source in sources.values())
+        pod = next((pod for pod, terminated in newest if terminated is None), {})
+        if not pod:
+            return WITHOUT_POD if pod is None else "its answer is read next"
+        for container in (pod.get("status") or {}).get("containerStatuses") or []:
             if container["name"] == self.container and "running" in (container.get("state") or {}):
                 return "its container runs"
-        if conditions.get("PodScheduled") != "True":
+        if condition_of(pod, "PodScheduled").get("status") != "True":
             return "its pod waits for a node"
         spec = pod.get("spec") or {}
         image = next((each["image"] for each in spec.get("containers") or [] if each["name"] == self.container), "")
         volumes = [volume for volume in spec.get("volumes") or [] if "emptyDir" not in volume]
         return f"its node pulls image {image}{' and mounts the volume of the models' if volumes else ''}"
 
-    def _pod(self, pods: Sequence[Body], source: ModelSource) -> Body | None:
-        mine = [
-            pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(self.key_annotation) == source.key
-        ]
-        ordered = sorted(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
-        return ordered[-1] if ordered else None
-
-    def _terminated(self, pod: Body | None) -> Body | None:
-        for status in (pod or {}).get("status", {}).get("containerStatuses") or []:
+    def _newest(self, pods: Sequence[Body], source: ModelSource) -> tuple[Body | None, Body | None]:
+        """Return the newest pod for a model, and how its container terminated last, this time or the time before."""
+        key = self.key_annotation
+        mine = [pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(key) == source.key]
+        if not mine:
+            return None, None
+        # Of those of one second the last.
+        pod = max(reversed(mine), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+        for status in pod.get("status", {}).get("containerStatuses") or []:
             if status["name"] == self.container:
                 now, before = status.get("state") or {}, status.get("lastState") or {}
-                terminated: Body | None = now.get("terminated") or before.get("terminated")
-                return terminated
-        return None
+                return pod, now.get("terminated") or before.get("terminated")
+        return pod, None
 
 
-def last_words(terminated: Body) -> str:
-    """Return how a container ended that gave no answer: its exit code, and the line of its log that says most."""
+def _last_words(terminated: Body) -> str:
     return f"ended with exit code {terminated.get('exitCode')}: {telling_line(str(terminated.get('message') or ''))}"
 
 
@@ -168,6 +156,7 @@ def is_model_pod(pod: Body) -> bool:
 
 # What decides where an engine may run, and whether its image can be had.
 _FROM_POD_TEMPLATE: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName")
+# As whom an engine runs; without runAsNonRoot, for the reader never is root: what root alone may read, it cannot.
 _USER_FIELDS: Final = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups", "seLinuxOptions")
 _REMEDIES: Final = {
     "ModelNotFound": "correct the path, or put the model there",
@@ -193,22 +182,16 @@ def reading_jobs(
     return [READER.render(key, uid, spec, operator_image, source) for source in dict.fromkeys(sources.values())]
 
 
-def _values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, Any]:
+def _reader_values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, Any]:
     if source.on_volume:
-        return {
-            "arguments": ["folder", "--", model_path(source.model)],
-            "volume": {"name": "models", **models_volume(spec)},
-            "hub_token": None,
-        }
-    return {
-        "arguments": ["hub", *([f"--revision={source.revision}"] if source.revision else []), "--", source.model],
-        "volume": None,
-        "hub_token": secret_key(spec.models.hub_token_secret),
-    }
+        volume = {"name": "models", **models_volume(spec)}
+        return {"arguments": ["folder", "--", model_path(source.model)], "volume": volume, "hub_token": None}
+    revision = [f"--revision={source.revision}"] if source.revision else []
+    token = secret_key(spec.models.hub_token_secret)
+    return {"arguments": ["hub", *revision, "--", source.model], "volume": None, "hub_token": token}
 
 
-def _patch(given: Body) -> Body:
-    """It never is root: what root alone may read, it cannot."""
+def _reader_patch(given: Body) -> Body:
     patch: Body = {name: given[name] for name in _FROM_POD_TEMPLATE if name in given}
     security = given.get("securityContext")
     if isinstance(security, dict):
@@ -226,7 +209,7 @@ def _checkpoint(terminated: Body) -> Checkpoint | Blocked:
         if message.startswith("{"):
             reason = error.reason if error.reason in _REMEDIES else "ReaderFailed"
             return Blocked(reason, error.message, permanent=reason in _ONLY_THE_USER)
-        return Blocked("ReaderFailed", f"the reader {last_words(terminated)}")
+        return Blocked("ReaderFailed", f"the reader {_last_words(terminated)}")
 
 
 READER: Final = ModelJob(
@@ -235,8 +218,8 @@ READER: Final = ModelJob(
     name_suffix="facts",
     command=("specdecode", "read-model"),
     key_annotation=MODEL_KEY_ANNOTATION,
-    patch=_patch,
-    values=_values,
+    patch=_reader_patch,
+    values=_reader_values,
     remedies=_REMEDIES,
     read=_checkpoint,
 )
@@ -289,8 +272,7 @@ def pending_downloads(
     jobs = [DOWNLOADER.render(key, uid, facts.spec, image, source) for source in dict.fromkeys(lacking.values())]
     names = " and ".join(job["metadata"]["name"] for job in jobs)
     models = " and ".join(dict.fromkeys(source.model for source in lacking.values()))
-    what = f"Job {names} downloads {models} to claim {cache_claim(facts.spec)}; {WITHOUT_POD}"
-    ready = working(DOWNLOADING, what)
+    ready = working(DOWNLOADING, f"Job {names} downloads {models} to claim {cache_claim(facts.spec)}; {WITHOUT_POD}")
     if blocked := DOWNLOADER.blocked(pods, lacking):
         ready = working(blocked.reason, blocked.message)
     done = [downloads_config_map(key, uid, sources, commits)] if len(lacking) < len(sources) else []
@@ -331,28 +313,21 @@ def read_downloads(config_map: Body | None) -> dict[str, str]:
 
 def downloads_config_map(key: Key, uid: str, sources: Mapping[str, ModelSource], commits: Mapping[str, str]) -> Body:
     """Return the ConfigMap with what was downloaded of these models."""
-    data = {
-        source.key: json.dumps(
-            {"model": source.model, "revision": source.revision, "claim": source.claim, "commit": commits[source.key]},
-            sort_keys=True,
-        )
-        for source in sources.values()
-        if source.key in commits
-    }
-    return owned(
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": downloads_name(key)}, "data": data}, key, uid
-    )
+    data = {}
+    for source in sources.values():
+        if source.key in commits:
+            entry = {"model": source.model, "revision": source.revision, "claim": source.claim}
+            data[source.key] = json.dumps({**entry, "commit": commits[source.key]}, sort_keys=True)
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": downloads_name(key)}, "data": data}
+    return owned(body, key, uid)
 
 
 def _download_values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, Any]:
     products = spec.accelerator.product
     among = {"operator": "In", "values": [*products]} if products else {"operator": "Exists"}
+    revision = [f"--revision={source.revision}"] if source.revision else []
     return {
-        "arguments": [
-            f"--model={source.model}",
-            *([f"--revision={source.revision}"] if source.revision else []),
-            f"--cache={HUB_CACHE_PATH}",
-        ],
+        "arguments": [f"--model={source.model}", *revision, f"--cache={HUB_CACHE_PATH}"],
         "claim": source.claim,
         "user": container_user(spec, ""),
         "volume_group": volume_group(spec),
@@ -370,7 +345,7 @@ def _commit(terminated: Body) -> str | Blocked:
         error = parse_json(str(terminated.get("message") or ""))["error"]
         reason, text = str(error["reason"]), clip(str(error["message"]), download_model.MESSAGE_LIMIT)
     except (ValueError, KeyError, TypeError):
-        return Blocked("DownloadFailed", f"the download {last_words(terminated)}")
+        return Blocked("DownloadFailed", f"the download {_last_words(terminated)}")
     return Blocked(reason if reason in _DOWNLOAD_REMEDIES else "DownloadFailed", text)
 
 

@@ -16,6 +16,7 @@ from specdecode_operator.enums import Quantization
 from specdecode_operator.sizing.arithmetic import MIB, gib_to_bytes
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.sizing.families.assumed import Assumption
+from specdecode_operator.untrusted import mapping
 
 MODELS_PATH: Final = "/models"
 # Where the hub's own libraries keep models below HF_HOME, so that a claim that was mounted there is taken as it is.
@@ -48,16 +49,12 @@ def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | Model
 
 def downloads_to_cache(spec: SpecDecodeDeploymentSpec) -> bool:
     """Whether models come from the hub by way of a claim."""
-    return _are_downloaded(spec) and spec.models.cache is not None
+    return spec.models.volume is None and spec.engine.replay is None and spec.models.cache is not None
 
 
 def downloads_in_pods(spec: SpecDecodeDeploymentSpec) -> bool:
     """Whether each pod fetches its models from the hub."""
-    return _are_downloaded(spec) and spec.models.cache is None
-
-
-def _are_downloaded(spec: SpecDecodeDeploymentSpec) -> bool:
-    return spec.models.volume is None and spec.engine.replay is None
+    return spec.models.volume is None and spec.engine.replay is None and spec.models.cache is None
 
 
 def cache_claim(spec: SpecDecodeDeploymentSpec) -> str | None:
@@ -72,17 +69,12 @@ def hub_environment(spec: SpecDecodeDeploymentSpec) -> list[Body]:
 
 
 def claims_named(spec: object) -> frozenset[str]:
-    """Return the claims that a spec names for its models, as it is written: somebody else's may be invalid."""
-    models = _inside(spec, "models")
+    """Return the claims that a spec names for its models, as it is written: another object's may be invalid."""
+    models = mapping(spec, "models") if isinstance(spec, dict) else {}
     claims = [
-        _inside(_inside(models, place), "persistentVolumeClaim").get("claimName") for place in ("volume", "cache")
+        mapping(mapping(models, place), "persistentVolumeClaim").get("claimName") for place in ("volume", "cache")
     ]
     return frozenset(claim for claim in claims if isinstance(claim, str))
-
-
-def _inside(body: object, field: str) -> Body:
-    inner = body.get(field) if isinstance(body, dict) else None
-    return inner if isinstance(inner, dict) else {}
 
 
 def engine_volumes(spec: SpecDecodeDeploymentSpec) -> list[Body]:
@@ -175,28 +167,19 @@ def model_source(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheck
 
 def undescribed_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]:
     """Return the models that neither spec nor catalogue describes, by the field that names them."""
-    return {
-        field: model_source(spec, model)
-        for field, model in _without_config(spec).items()
-        if not assumption_of(model).is_complete
-    }
+    found = models_without_config(spec).items()
+    return {field: model_source(spec, model) for field, model in found if not assumption_of(model).is_complete}
 
 
-def sources_without_config(spec: SpecDecodeDeploymentSpec) -> frozenset[ModelSource]:
+def models_without_config(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel | ModelCheckpoint]:
     """Return the models without a config.json in spec or catalogue, with those that ``assume`` describes in full."""
-    return frozenset(model_source(spec, model) for model in _without_config(spec).values())
-
-
-def _without_config(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel | ModelCheckpoint]:
     written = served_models(spec)
-    models: dict[str, ServedModel | ModelCheckpoint] = dict(written)
+    models: dict[str, ServedModel | ModelCheckpoint] = {**written}
     for field, model in written.items():
-        models |= {
-            f"{field}.checkpoints[{index}]": checkpoint
-            for index, checkpoint in enumerate(model.checkpoints)
-            if may_be_served(model, checkpoint)
-        }
-    return {field: model for field, model in models.items() if model.config is None and find_entry(model.model) is None}
+        for index, checkpoint in enumerate(model.checkpoints):
+            if may_be_served(model, checkpoint):
+                models[f"{field}.checkpoints[{index}]"] = checkpoint
+    return {name: each for name, each in models.items() if each.config is None and find_entry(each.model) is None}
 
 
 def assumption_of(model: ServedModel | ModelCheckpoint) -> Assumption:

@@ -15,7 +15,6 @@ from specdecode_operator.deployment.desired_state import DesiredState, Gated, La
 from specdecode_operator.deployment.engine_pod import engine_timeouts
 from specdecode_operator.deployment.observed.decay import NOTHING_DECAYED, Decay
 from specdecode_operator.deployment.observed.engine_reports import BudgetResidual, budget_residual
-from specdecode_operator.deployment.rollout.engine_workload import serving_template
 from specdecode_operator.deployment.rollout.readiness import Lending, Readiness
 from specdecode_operator.deployment.rollout.rollback import LastGood, after_rollout, attempt_of, with_crashes
 from specdecode_operator.deployment.rollout.rollout_progress import (
@@ -25,7 +24,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     observe_groups,
     read_group_rollout,
     read_rollout,
-    template_hash,
+    serving_hash,
     with_replaced,
 )
 from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent
@@ -87,7 +86,7 @@ def update_last_good(desired: DesiredState, observation: Observation, last_good:
     outcome, workload = desired.outcome, desired.workload
     if observation.blocked or not isinstance(outcome, Launch) or workload is None or observation.workload is None:
         return last_good
-    if template_hash(serving_template(observation.workload)) != template_hash(serving_template(workload)):
+    if serving_hash(observation.workload) != serving_hash(workload):
         return last_good
     if outcome.facts.spec.rollout.paused:
         return last_good
@@ -114,7 +113,7 @@ def update_group_history(
         return NO_GROUP_HISTORY  # a Deployment's pods count their own crashes, and it has a deadline of its own
     serve = rollout_of(outcome, observation).complete
     awaited = wanted_replicas(outcome.facts) > 0 and not outcome.facts.spec.rollout.paused
-    template = template_hash(serving_template(workload))
+    template = serving_hash(workload)
     return observe_groups(before, template, observation.pods, now_s, serve=serve, awaited=awaited)
 
 
@@ -122,4 +121,4 @@ def _known_groups(last_good: LastGood | None) -> GroupHistory:
     """What was seen of groups before this operator started: crashes, or that they served."""
     if last_good is None:
         return NO_GROUP_HISTORY
-    return last_good.groups or GroupHistory(template_hash(serving_template(last_good.workload)), served=True)
+    return last_good.groups or GroupHistory(serving_hash(last_good.workload), served=True)

@@ -35,19 +35,32 @@ _FIXES: Final = {
     "Preempting": "the node takes a critical pod in its place: cordon it, or give the engines a priorityClassName",
 }
 _ELSE: Final = "kubectl describe its node tells what it lacks: mend that, or cordon it"
-# How a kubelet begins, whatever the reason. One whose node lacks memory or disk is Evicted, as those are that ran.
-_REJECTED: Final = "Pod was rejected"
+
+
+def condition_of(body: Body, type_: str) -> Body:
+    """Return a condition in the status of a pod or workload; empty if it has none of this type."""
+    conditions: list[Body] = (body.get("status") or {}).get("conditions") or []
+    return next((each for each in conditions if each["type"] == type_), {})
+
+
+def container_statuses(pod: Body) -> list[Body]:
+    """Return the statuses of a pod's init containers and containers, in this order."""
+    status = pod.get("status") or {}
+    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
 
 
 def rejected_pod(pod: Body) -> Blocked | None:
-    """Return why the kubelet refused a pod; None for one that it took, or that has no node yet."""
+    """Return why the kubelet rejected a pod; None for one that it took, or that has no node yet."""
     status = pod.get("status", {})
     reason = str(status.get("reason") or "")
-    if status.get("phase") != "Failed" or not reason or _has_run(status):
+    states = [each.get("state") or {} for each in container_statuses(pod)]
+    has_run = any((state.get("terminated") or {}).get("startedAt") or state.get("running") for state in states)
+    if status.get("phase") != "Failed" or not reason or has_run:
         return None
     fix = next((fix for begin, fix in _FIXES.items() if reason.startswith(begin)), None)
     said = str(status.get("message") or "it said no more")
-    if fix is None and not said.startswith(_REJECTED):
+    # So a kubelet begins, whatever the reason. A pod that ran is Evicted like one whose node lacks memory or disk.
+    if fix is None and not said.startswith("Pod was rejected"):
         return None
     node = f"node {name}" if (name := pod.get("spec", {}).get("nodeName")) else "its node"
     message = f"{pod['metadata']['name']} was refused by {node}: {reason}: {said.rstrip('. ')}: {fix or _ELSE}"
@@ -60,30 +73,19 @@ def rejections(pods: Sequence[Body]) -> list[Body]:
     for pod in sorted(pods, key=_made, reverse=True):
         if rejected_pod(pod):
             found.append(pod)
-        elif pod.get("status", {}).get("containerStatuses") or _waits(pod):
+        elif (
+            pod.get("status", {}).get("containerStatuses") or condition_of(pod, "PodScheduled").get("status") == "False"
+        ):
             break
     return found
 
 
-def blocked_by_rejections(rejected: Sequence[Body]) -> Blocked | None:
-    """Return why the newest of some rejected pods was, and whether more are made."""
-    blocked = rejected_pod(rejected[0]) if rejected else None
-    if blocked is None or len(rejected) < REJECTIONS_BEFORE_BACKOFF:
-        return blocked
-    message = (
-        f"{blocked.message}; {len(rejected)} in a row, so others are made ever more rarely, at last every 10 minutes"
-    )
-    return replace(blocked, message=message)
-
-
 def backs_off(pods: Sequence[Body], now_s: float) -> bool:
-    """Whether no more pods are to be made at a time, in seconds since 1970.
+    """Return whether to create no more pods at ``now_s``, in Unix time.
 
-    It is counted from the pods that there are, so that a restart of the operator begins nothing anew.
+    The count comes from the pods that exist, so a restart of the operator does not reset it.
     """
     rejected = rejections(pods)
-    if not rejected:
-        return False
     # Without those that were made while a clock was ahead: they would hold back pods for as long.
     made_s = [datetime.fromisoformat(_made(pod)).timestamp() for pod in rejected]
     last_s = next((each for each in made_s if each <= now_s + AHEAD.total_seconds()), -math.inf)
@@ -100,22 +102,12 @@ def backs_off_after(count: int, last_s: float, now_s: float) -> bool:
 
 def running_pods(pods: Sequence[Body]) -> int:
     """Return how many pods their nodes have taken, and that are not over."""
-    return sum("deletionTimestamp" not in pod["metadata"] and _is_taken(pod.get("status", {})) for pod in pods)
-
-
-def _is_taken(status: Body) -> bool:
-    return status.get("phase") not in {"Failed", "Succeeded"} and bool(status.get("containerStatuses"))
-
-
-def _has_run(status: Body) -> bool:
-    containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    states = [each.get("state") or {} for each in containers]
-    return any((state.get("terminated") or {}).get("startedAt") or state.get("running") for state in states)
-
-
-def _waits(pod: Body) -> bool:
-    conditions = pod.get("status", {}).get("conditions") or []
-    return any(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions)
+    statuses = [pod.get("status", {}) for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    return sum(
+        bool(status.get("containerStatuses"))
+        for status in statuses
+        if status.get("phase") not in ("Failed", "Succeeded")
+    )
 
 
 def _made(pod: Body) -> str:
@@ -131,33 +123,21 @@ _FIELDS: Final = {
 _OF_USERS: Final = "spec.podTemplate"
 
 
-def name_secret_field(pod: Body, message: str) -> str:
+def _name_secret_field(pod: Body, message: str) -> str:
     """Return what the kubelet says of a Secret, with the field that asks for it and what to do.
 
     It says ``secret "clients" not found``, or ``couldn't find key token in Secret team/clients``
     (pkg/kubelet/kubelet_pods.go, makeEnvironmentVariables).
     """
-    lacks_key = "find key" in message
-    asked_by = [variable for variable, name, key in _asked(pod) if _is_of(message, name, key)]
-    where = " and ".join(sorted({_FIELDS.get(variable, _OF_USERS) for variable in asked_by})) or _OF_USERS
-    fix = "add the key, or name one that it has" if lacks_key else "create it, or name another"
-    return f"{message} ({where}): {fix}; goes on by itself when it is there"
-
-
-def _asked(pod: Body) -> list[tuple[str, str, str]]:
-    spec = pod.get("spec", {})
-    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-    asked = [
-        (variable["name"], (variable.get("valueFrom") or {}).get("secretKeyRef") or {})
-        for container in containers
-        for variable in container.get("env") or []
-    ]
-    return [(variable, secret.get("name", ""), secret.get("key", "")) for variable, secret in asked if secret]
-
-
-def _is_of(message: str, name: str, key: str) -> bool:
-    """Whether the kubelet speaks of this Secret, and of this key where it speaks of one."""
-    return f'"{name}"' in message or (f"key {key} in" in message and message.endswith(f"/{name}"))
+    spec, fields = pod.get("spec", {}), set()
+    for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
+        for variable in container.get("env") or []:
+            if secret := (variable.get("valueFrom") or {}).get("secretKeyRef"):
+                name, key = secret.get("name", ""), secret.get("key", "")
+                if f'"{name}"' in message or (f"key {key} in" in message and message.endswith(f"/{name}")):
+                    fields.add(_FIELDS.get(variable["name"], _OF_USERS))
+    fix = "add the key, or name one that it has" if "find key" in message else "create it, or name another"
+    return f"{message} ({' and '.join(sorted(fields)) or _OF_USERS}): {fix}; goes on by itself when it is there"
 
 
 _SIGNALLED = (137, 143)
@@ -189,45 +169,39 @@ _NOT_LOADED = re.compile(r"failed to sync \w+ cache: |object .+ not registered$"
 
 def first_blocked(pods: list[Body]) -> Blocked | None:
     """Return why the newest pod that is blocked is; None where none is."""
-    if rejected := blocked_by_rejections(rejections(pods)):
-        return rejected
-    newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), reverse=True)
+    rejected = rejections(pods)
+    if rejected and (blocked := rejected_pod(rejected[0])):
+        if len(rejected) < REJECTIONS_BEFORE_BACKOFF:
+            return blocked
+        rarely = "in a row, so others are made ever more rarely, at last every 10 minutes"
+        return replace(blocked, message=f"{blocked.message}; {len(rejected)} {rarely}")
+    newest_first = sorted(pods, key=_made, reverse=True)
     staying = [pod for pod in newest_first if "deletionTimestamp" not in pod["metadata"] and not rejected_pod(pod)]
+    if found := next(filter(None, map(blocked_pod, staying)), None):
+        return found
     # A pod whose node is gone is being deleted too; it says why one is missing when no other does.
-    found = [*map(blocked_pod, staying), *map(_blocked_by_node, newest_first)]
-    return next((blocked for blocked in found if blocked is not None), None)
-
-
-def _blocked_by_node(pod: Body) -> Blocked | None:
-    status = pod.get("status", {})
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
-            return _lost(pod, condition.get("message") or condition.get("reason", ""))
-    if status.get("reason") in _LOST_REASONS:
-        return _lost(pod, status.get("message") or status["reason"])
+    for pod in newest_first:
+        status, disrupted = pod.get("status", {}), condition_of(pod, "DisruptionTarget")
+        if disrupted.get("status") == "True":
+            why = disrupted.get("message") or disrupted.get("reason", "")
+        elif status.get("reason") in _LOST_REASONS:
+            why = status.get("message") or status["reason"]
+        else:
+            continue
+        message = f"{pod['metadata']['name']} was taken from its node: {why}; another is started where one fits"
+        return Blocked("NodeLost", message, waits=True)
     return None
-
-
-def _lost(pod: Body, why: str) -> Blocked:
-    name = pod["metadata"]["name"]
-    return Blocked("NodeLost", f"{name} was taken from its node: {why}; another is started where one fits", waits=True)
 
 
 def blocked_pod(pod: Body) -> Blocked | None:
     """Return why a pod does not run; None while nothing blocks it."""
     if rejected := rejected_pod(pod):
         return rejected
-    status = pod.get("status", {})
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return _unscheduled(condition.get("message", ""))
-    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        if container.get("ready"):
-            continue
-        blocked = _blocked_container(pod, container)
-        if blocked is not None:
-            return blocked
-    return None
+    scheduled = condition_of(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return _unscheduled(scheduled.get("message", ""))
+    waiting = [each for each in container_statuses(pod) if not each.get("ready")]
+    return next(filter(None, (_blocked_container(pod, container) for container in waiting)), None)
 
 
 def waits_for_claim(pod: Body) -> bool:
@@ -263,7 +237,7 @@ def _blocked_container(pod: Body, container: Body) -> Blocked | None:
         case "CreateContainerConfigError" if _NOT_LOADED.match(message):
             pass
         case "CreateContainerConfigError" if "secret" in message.lower():
-            return Blocked("WaitingForSecret", name_secret_field(pod, message), waits=True)
+            return Blocked("WaitingForSecret", _name_secret_field(pod, message), waits=True)
         case "ImagePullBackOff" | "ErrImagePull" | "ErrImageNeverPull" | "InvalidImageName":
             return Blocked("ImagePullFailed", f"image {container.get('image')}: {message or reason}", waits=True)
         case "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError":

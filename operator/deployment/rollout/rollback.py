@@ -27,6 +27,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     Rollout,
     group_history_as_data,
     group_history_from_data,
+    serving_hash,
     template_hash,
 )
 from specdecode_operator.sizing.plan import Plan
@@ -125,12 +126,18 @@ def after_rollout(
         return last_good
     if rollout.complete:
         return LastGood.of({field: wanted[field] for field in ("apiVersion", "kind", "spec")})
-    if last_good is None or template_hash(serving_template(last_good.workload)) == template_hash(
-        serving_template(wanted)
-    ):
+    if last_good is None or serving_hash(last_good.workload) == serving_hash(wanted):
         return last_good
-    reason = _why_in_vain(rollout)
-    return last_good if reason is None else replace(last_good, failure=Failure(attempt(), *reason))
+    blocked = rollout.blocked
+    in_vain = blocked is not None and (
+        blocked.permanent or (rollout.crashes >= _CRASHES_BELIEVED and not blocked.waits)
+    )
+    if not in_vain and not rollout.overdue:
+        return last_good
+    if blocked is not None:
+        return replace(last_good, failure=Failure(attempt(), blocked.reason, blocked.message))
+    message = f"no engine became ready within {rollout.deadline_s} s and none reported an error: it may hang"
+    return replace(last_good, failure=Failure(attempt(), "EngineReadyTimeout", message))
 
 
 def with_crashes(last_good: LastGood | None, groups: GroupHistory) -> LastGood | None:
@@ -148,15 +155,3 @@ def with_crashes(last_good: LastGood | None, groups: GroupHistory) -> LastGood |
         return last_good
     # How long was waited is counted anew at each look.
     return replace(last_good, groups=replace(groups, waited_s=0.0))
-
-
-def _why_in_vain(rollout: Rollout) -> tuple[str, str] | None:
-    blocked = rollout.blocked
-    if blocked is not None and (blocked.permanent or (rollout.crashes >= _CRASHES_BELIEVED and not blocked.waits)):
-        return blocked.reason, blocked.message
-    if not rollout.overdue:
-        return None
-    if blocked is not None:
-        return blocked.reason, blocked.message
-    message = f"no engine became ready within {rollout.deadline_s} s and none reported an error: it may hang"
-    return "EngineReadyTimeout", message
