@@ -1,8 +1,7 @@
 """Rules of thumb about a pair, with numbers and sources; and the break-even of a draft's memory.
 
-Advice never changes a plan. A rule reports only if its numbers are known and outside the recommended range, or if
-it costs the user something. docs/explanation/advice.md states which parts of each source were checked. `break_even`
-compares the bytes that a step reads with the share of the KV cache that a draft takes.
+Advice never changes a plan. A rule reports only if its numbers are known and outside the recommended range, or if it
+costs the user something. docs/explanation/advice.md states which parts of each source were checked.
 """
 
 from collections.abc import Iterator
@@ -102,9 +101,8 @@ class BreakEven:
 def break_even(pair: Pair, budget: Budget, alone: Budget) -> BreakEven | None:
     """Return the break-even of a pair whose steps take as long as reading memory; None where it cannot be said.
 
-    A step reads the weights and all of a full KV cache once, of the draft as often as it has passes. Reckoned in GiB in
-    place of milliseconds, since only their ratio counts; how long requests are does not matter, where all of the cache
-    is read.
+    A step reads the weights and all of a full KV cache once, of the draft as often as it has passes. The unit is
+    GiB in place of milliseconds, since only their ratio counts; the length of requests does not matter.
     """
     k, tokens = pair.num_speculative_tokens, budget.kv_cache_tokens
     if k < 1 or not 0 < tokens <= alone.kv_cache_tokens or alone.target_weights_bytes <= 0:

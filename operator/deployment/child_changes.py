@@ -61,10 +61,9 @@ def _guarded(workload: Body, live: Body | None, kept_managers: Collection[str]) 
 def resting(
     desired: DesiredState, live: Body | None, pods: list[Body], groups: GroupHistory, now_s: float
 ) -> DesiredState:
-    """Return the desired state with no more engines than there are while nodes refuse their pods.
+    """Return the desired state with no more engines than there are while nodes reject their pods.
 
-    ``desired``: what should exist. ``live``: the live workload of the wanted kind. ``pods``: the pods of its
-    template. ``groups``: what was seen of engines on several nodes. ``now_s``: the time in seconds since 1970.
+    ``live`` is the live workload of the wanted kind, ``pods`` are those of its template, ``now_s`` is in Unix time.
     """
     workload = desired.workload
     if workload is None or live is None or serving_hash(workload) != serving_hash(live):
@@ -97,10 +96,9 @@ def workloads_to_scale(
 def objects_to_delete(
     desired: DesiredState, live: Iterable[Body], successor: Body | None, pods: list[Body]
 ) -> list[Body]:
-    """Return the live children that are no longer wanted.
+    """Return the live children that are no longer wanted; ``successor`` is the live workload that is wanted.
 
-    ``successor`` is the live workload that is wanted, ``pods`` are all of the object's. Without a launch the workload
-    of an earlier spec stays, with all that belongs to it, and only Jobs that read or fetch models go.
+    Without a launch the workload of an earlier spec stays with all that belongs to it, and only Jobs for models go.
     """
     outcome = desired.outcome
     # Something is away that was there, such as nodes: a download that goes on is not started again for that.

@@ -96,10 +96,7 @@ _GROUPS_LABEL: Final = "leaderworkerset.sigs.k8s.io/name"  # On every pod of a L
 
 
 def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Mapping[str, str]) -> list[Body]:
-    """Return the objects that must exist while this plan is in force, in the order of their creation.
-
-    ``plan_texts`` are what its ConfigMap holds (`plan_data`).
-    """
+    """Return the objects that must exist while this plan is in force, in the order of their creation."""
     spec, in_groups = facts.spec, facts.takes_pods_of(plan) > 1
     # Of a group the Service selects the leader alone, for workers have other labels.
     selector, name = (

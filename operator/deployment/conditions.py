@@ -56,11 +56,10 @@ def kept(condition: Condition | None, generation: int) -> ConditionUpdate | None
 def stamp(
     conditions: list[ConditionUpdate], previous: list[Condition], generation: int, now: datetime
 ) -> list[Condition]:
-    """Return the conditions with generation and time.
+    """Return the conditions with generation and time, which changes with the status.
 
-    The time changes with the status. For ``Ready`` it also changes when a capture takes the GPUs and when it returns
-    them, even if the status is False before and after. Captures of other deployments wait for the engines for a limited
-    time from the return on.
+    That of ``Ready`` also changes when a capture takes the GPUs and when it returns them: captures of other
+    deployments wait for the engines for a limited time from the return on.
     """
     before = {condition.type: condition for condition in previous}
     stamped = []
@@ -84,10 +83,7 @@ def stamp(
 
 
 def changed_conditions(old: list[Condition], new: list[Condition]) -> list[Condition]:
-    """Return the conditions worth an Event: status or reason differ from before, and a person would want to know.
-
-    An object begins with engines that start, of which Planned and the Deployment's own Events tell.
-    """
+    """Return the conditions worth an Event: status or reason differ from before, and a person would want to know."""
     before = {condition.type: (condition.status, condition.reason) for condition in old} or {"Ready": _BEGINS}
     # Ready says the same as the helpers and Available.
     told: dict[str, tuple[ConditionStatus, ...]] = {

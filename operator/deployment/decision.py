@@ -1,8 +1,4 @@
-"""Compute the desired state of a SpecDecodeDeployment: parse, resolve, validate, plan, render.
-
-`decide` is a pure function of the object and a `ClusterState`; it returns a `DesiredState`. The reconciler builds
-the `ClusterState` and applies the `DesiredState`.
-"""
+"""Compute the desired state of a SpecDecodeDeployment: parse, resolve, validate, plan, render."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -111,7 +107,8 @@ def newly_read_models(parent: ParsedDeployment, entries: Mapping[str, str], pods
     """Return what the object's pods have read of its models and ``entries`` do not hold yet, as entries."""
     if isinstance(parent.spec, InvalidSpecError):
         return {}
-    unknown = _unknown_models(parent.spec, read_entries(parent.spec, entries))
+    read = read_entries(parent.spec, entries)
+    unknown = {field: source for field, source in undescribed_models(parent.spec).items() if source not in read}
     return {source.key: facts_entry(source, found) for source, found in READER.answers(pods, unknown).items()}
 
 
@@ -149,7 +146,7 @@ def _resolve(parent: ParsedDeployment, cluster: ClusterState) -> _Planned | Desi
     refuse_host_paths(spec, cluster.host_paths)
     refuse_pod_template(spec, cluster.pod_template, parent.key.namespace)
     known = known_checkpoints(spec, cluster.model_facts, cluster.site_facts)
-    if unknown := _unknown_models(spec, known):
+    if unknown := {field: source for field, source in undescribed_models(spec).items() if source not in known}:
         return _read_first(parent, spec, unknown, cluster)
     question = _Question(
         spec=spec,
@@ -179,11 +176,6 @@ def internal_error(parent: ParsedDeployment, error: Exception) -> DesiredState:
     """Return the desired state of an object that the operator itself failed on: all stays as it is."""
     message = f"the operator failed on this object ({type(error).__name__}); its log tells more, please report it"
     return DesiredState(NotLaunched(working("InternalError", message), parent.status.plan), [])
-
-
-def _unknown_models(spec: SpecDecodeDeploymentSpec, known: KnownModels) -> dict[str, ModelSource]:
-    sources = undescribed_models(spec)
-    return {field: source for field, source in sources.items() if source not in known}
 
 
 def _read_first(

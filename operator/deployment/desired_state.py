@@ -1,7 +1,4 @@
-"""Desired state of a SpecDecodeDeployment, and the cluster state it is computed from.
-
-`DesiredState` is immutable. `Launcher` derives the objects to apply from it.
-"""
+"""Desired state of a SpecDecodeDeployment, and the cluster state it is computed from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,7 @@
 """Render the pods that engines run in: vLLM, a replay of a recording, or vLLM with an emulated GPU.
 
-`engine_pod` renders an engine on one node, `group_pods` the leader and workers of an engine on several nodes. A
-replay runs from the operator's image with the same probes and drain as vLLM. An emulated engine runs vLLM for the
-CPU without weights.
+A replay runs from the operator's image with the same probes and drain as vLLM. An emulated engine runs vLLM for the CPU
+without weights.
 """
 
 import json

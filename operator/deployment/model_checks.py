@@ -1,9 +1,7 @@
-"""Check whether vLLM supports the model classes, and whether a target and its draft are compatible.
-
-All checks run before any GPU is allocated.
-"""
+"""Check whether vLLM supports the model classes, and whether a target and its draft are compatible."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -34,7 +32,6 @@ from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.kv_cache import cache_layout
 from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft, longest_sequence, vocabulary_mismatch
 from specdecode_operator.sizing.plan import known_heads, matching_drafts
-from specdecode_operator.sizing.registered_classes import Unregistered
 from specdecode_operator.sizing.tensor_parallel import tensor_problems
 from specdecode_operator.sizing.version_rules import Runner
 from specdecode_operator.vllm.extra_args_parser import last_option
@@ -57,26 +54,29 @@ def runs_on_v1(spec: SpecDecodeDeploymentSpec, pair: Pair) -> bool:
     return spec.accelerator.type is AcceleratorType.CPU or pair.era.runner is Runner.V1
 
 
-def draft_is_split_alike(method: Method, pair: Pair) -> bool:
-    """Whether a GPU's engine fails with a draft split otherwise than its target (v1/spec_decode/draft_model.py)."""
-    return method is Method.DRAFT_MODEL and pair.era.runner is Runner.V1
-
-
 def runner_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
     """Return why model runner V1 would fail with this draft beside this target."""
     draft = pair.draft
     if draft is None or not runs_on_v1(spec, pair):
         return
     version = pair.limits.engine_version
-    if method is Method.DRAFT_MODEL and _has_several_dimensions(draft):
+    # vllm/transformers_utils/config.py, uses_mrope.
+    several = any(key == "mrope_section" for rope in draft.ropes for key, _ in rope.parameters)
+    if method is Method.DRAFT_MODEL and (several or draft.architecture.startswith(_SEVERAL_DIMENSIONS)):
         # vllm/v1/spec_decode/llm_base_proposer.py, _raise_if_mrope.
         message = (
             f"has positions in several dimensions (M-RoPE), which vLLM {version} does not draft with here: use a draft "
             "for text alone, or method ngram"
         )
         yield Problem(f"{DRAFT}.model", draft.name, message)
-    groups = _groups_of_draft(spec, pair) if method in _DRAFTS_IN_ONE_GROUP else 1
-    if groups > 1:
+    asked, found = spec.parallelism, list[int]()
+    # The fewest groups count where the plan chooses the split.
+    splits = [asked.tensor] if asked.tensor else [1 << power for power in range(_LARGEST_TENSOR.bit_length())]
+    for tensor in splits if method in _DRAFTS_IN_ONE_GROUP else ():
+        with suppress(SizingError):  # other rules say so
+            layout = cache_layout(pair, Parallelism(tensor, asked.pipeline))
+            found.append(max(stage.groups_of_draft for stage in layout))
+    if (groups := min(found, default=1)) > 1:
         # vllm/v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group.
         message = (
             f"its layers lie in {groups} groups of the KV cache beside {pair.target.name}, and vLLM {version} drafts "
@@ -102,46 +102,18 @@ def schedule_notes(spec: SpecDecodeDeploymentSpec, profile: EngineProfile, pair:
     else:
         # vllm/v1/worker/gpu/cudagraph_utils.py, _init_candidates.
         effects.append("CUDA graphs are captured for each number of tokens, and counted at most")
-    effects += _still_drafted(speculation.method, profile, pair, on_v1=on_v1)
+    if speculation.method in METHODS_WITH_LAYERS and speculation.method is not Method.MEDUSA:
+        # For V1: vllm/v1/spec_decode/llm_base_proposer.py, propose. For V2 the table of versions names the source.
+        is_off = 0 in pair.other_draft_lengths
+        if not on_v1 and speculation.method not in profile.shortens_drafts_on_v2:
+            still = f"the draft still proposes {pair.num_speculative_tokens} tokens each step"
+            effects.append(f"{still}, and what is too much is dropped unverified")
+        elif is_off:
+            effects.append("for 0 tokens the draft still runs once each step, to keep its KV cache up")
+        effects += [_NOT_OFF] if is_off else []
     runner = Runner.V1 if on_v1 else Runner.V2
     start = f"with numSpeculativeTokensByBatchSize on model runner {runner} of vLLM {pair.limits.engine_version}"
     return [f"{start}, {'; '.join(effects)}"] if effects else []
-
-
-def _still_drafted(method: Method, profile: EngineProfile, pair: Pair, *, on_v1: bool) -> list[str]:
-    """Return what is drafted where fewer tokens are asked for.
-
-    For V1: vllm/v1/spec_decode/llm_base_proposer.py, propose. For V2 the table of versions names the source.
-    """
-    if method not in METHODS_WITH_LAYERS or method is Method.MEDUSA:
-        return []
-    not_off = [_NOT_OFF] if 0 in pair.other_draft_lengths else []
-    if not on_v1 and method not in profile.shortens_drafts_on_v2:
-        tokens = pair.num_speculative_tokens
-        still = f"the draft still proposes {tokens} tokens each step, and what is too much is dropped unverified"
-        return [still, *not_off]
-    if not_off:
-        return ["for 0 tokens the draft still runs once each step, to keep its KV cache up", *not_off]
-    return []
-
-
-def _has_several_dimensions(draft: ModelGeometry) -> bool:
-    """vllm/transformers_utils/config.py, uses_mrope."""
-    several = any(key == "mrope_section" for rope in draft.ropes for key, _ in rope.parameters)
-    return several or draft.architecture.startswith(_SEVERAL_DIMENSIONS)
-
-
-def _groups_of_draft(spec: SpecDecodeDeploymentSpec, pair: Pair) -> int:
-    asked = spec.parallelism
-    tensors = [asked.tensor] if asked.tensor else [1 << power for power in range(_LARGEST_TENSOR.bit_length())]
-    found = []
-    for tensor in tensors:
-        try:
-            layout = cache_layout(pair, Parallelism(tensor, asked.pipeline))
-        except SizingError:  # other rules say so
-            continue
-        found.append(max(stage.groups_of_draft for stage in layout))
-    return min(found, default=1)
 
 
 _METHOD: Final = "spec.speculation.method"
@@ -158,8 +130,7 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
     return [
         *_role_problems(spec, method, pair),
         *_match_problems(spec, method, pair, profile),
-        *_precision_problems(spec, method),
-        *_length_problems(spec, method, pair),
+        *_draft_problems(spec, method, pair),
         *_state_problems(spec, method, pair.target, profile),
         *_count_problems(pair),
         *_refiner_problems(spec, pair),
@@ -271,24 +242,19 @@ def _other_draft(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProf
     return f"choose a draft whose vocab_size is {pair.target.vocab_size}, or use method: ngram, which needs none"
 
 
-def _precision_problems(spec: SpecDecodeDeploymentSpec, method: Method) -> Iterator[Problem]:
-    """A head is served as it was stored: what vLLM would make of it while loading is not known to sizing."""
+def _draft_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
     draft = spec.speculation.draft if spec.speculation else None
-    if draft is None or method is Method.DRAFT_MODEL:
+    if draft is None:
         return
-    if draft.quantization is not Quantization.AS_CHECKPOINT:
-        message = f"the head of method {method} is served as it was stored: remove it"
-        yield Problem(f"{DRAFT}.quantization", draft.quantization, message)
-    if draft.checkpoints:
-        message = f"the head of method {method} is served as it was stored: remove them"
-        yield Problem(f"{DRAFT}.checkpoints", f"{len(draft.checkpoints)} checkpoints", message)
-
-
-def _length_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
-    """vllm/config/speculative.py, _maybe_override_draft_max_model_len: not beyond the draft's own."""
-    draft = spec.speculation.draft if spec.speculation else None
-    if draft is None or pair.draft is None or method in GETS_LONGER:
+    # A head is served as it was stored: what vLLM would make of it while loading is not known to sizing.
+    stored = f"the head of method {method} is served as it was stored: remove"
+    if method is not Method.DRAFT_MODEL and draft.quantization is not Quantization.AS_CHECKPOINT:
+        yield Problem(f"{DRAFT}.quantization", draft.quantization, f"{stored} it")
+    if method is not Method.DRAFT_MODEL and draft.checkpoints:
+        yield Problem(f"{DRAFT}.checkpoints", f"{len(draft.checkpoints)} checkpoints", f"{stored} them")
+    if pair.draft is None or method in GETS_LONGER:
         return
+    # vllm/config/speculative.py, _maybe_override_draft_max_model_len: not beyond the draft's own.
     longest = longest_sequence(pair.draft, pair.limits.engine_version)
     if draft.max_model_len is not None and draft.max_model_len > longest:
         message = f"{pair.draft.name} was made for at most {longest} tokens: use that or less"
@@ -395,8 +361,11 @@ def _split_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
     if asked.draft_tensor is not None and method not in METHODS_WITH_LAYERS:
         message = "there is no draft to split: remove it, or choose a method with a draft"
         yield Problem("spec.parallelism.draftTensor", str(asked.draft_tensor), message)
-    elif asked.draft_tensor == 1 and not on_cpu and not asked.tensor and draft_is_split_alike(method, pair):
-        # The plan would choose the target's split without a thought of what the draft was told.
+    elif (asked.draft_tensor == 1 and not on_cpu and not asked.tensor) and (
+        method is Method.DRAFT_MODEL and pair.era.runner is Runner.V1
+    ):
+        # The plan would choose the target's split without a thought of what the draft was told, and the engine fails
+        # with a draft split otherwise than its target (v1/spec_decode/draft_model.py).
         message = (
             f"vLLM {pair.limits.engine_version} splits a draft model like its target, whose split is left to the plan: "
             "remove it, or set parallelism.tensor to 1 as well"
@@ -419,34 +388,31 @@ _TRUSTS: Final = "--trust-remote-code"
 
 def class_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> Iterator[Problem]:
     """Yield the models whose class the engine refuses."""
-    for found, problem in _unregistered(spec, pair, profile):
-        if _is_refused(spec, found, profile):
-            yield replace(problem, message=f"{problem.message}: {found.fix}")
+    for fix, problem in _unregistered(spec, pair, profile):
+        if fix is not None:
+            yield replace(problem, message=f"{problem.message}: {fix}")
 
 
 def class_doubts(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> Iterator[Problem]:
     """Yield the models whose class the engine does not have and may run through transformers, or in code of theirs."""
-    for found, problem in _unregistered(spec, pair, profile):
-        if not _is_refused(spec, found, profile):
+    for fix, problem in _unregistered(spec, pair, profile):
+        if fix is None:
             instead = "vLLM may run it through the image's transformers, or with code from the model's folder"
             yield replace(problem, message=f"{problem.message}; {instead}")
 
 
 def _unregistered(
     spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile
-) -> Iterator[tuple[Unregistered, Problem]]:
-    geometries = {TARGET: pair.target, DRAFT: pair.draft}
+) -> Iterator[tuple[str | None, Problem]]:
+    """Yield the models whose class is not registered, each with the fix if the engine refuses it."""
+    geometries, trusts = {TARGET: pair.target, DRAFT: pair.draft}, last_option(_TRUSTS, spec.engine.extra_args, profile)
     for field, served in served_models(spec).items():
         model = geometries[field]
         found = None if model is None else unregistered_model(model, profile.version)
         if found is None:
             continue
+        fix = found.fix if found.refused and (trusts is None or trusts.negated) else None
         if served.config is not None:
-            yield found, Problem(f"{field}.config.architectures", found.architecture, found.why)
+            yield fix, Problem(f"{field}.config.architectures", found.architecture, found.why)
         else:
-            yield found, Problem(f"{field}.model", served.model, f"its class {found.architecture} {found.why}")
-
-
-def _is_refused(spec: SpecDecodeDeploymentSpec, found: Unregistered, profile: EngineProfile) -> bool:
-    trusts = last_option(_TRUSTS, spec.engine.extra_args, profile)
-    return found.refused and (trusts is None or trusts.negated)
+            yield fix, Problem(f"{field}.model", served.model, f"its class {found.architecture} {found.why}")

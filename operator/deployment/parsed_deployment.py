@@ -67,10 +67,7 @@ def is_engine_spec_hash(text: object) -> bool:
 
 
 def with_policy(spec: SpecDecodeDeploymentSpec, status: PolicyStatus | None) -> SpecDecodeDeploymentSpec:
-    """Return the spec that is in force: as it is written, or with the speculation that a policy put in its place.
-
-    Nothing of an earlier spec stays: whoever changes what makes engines gets what is written.
-    """
+    """Return the spec that is in force: as it is written, or with the speculation that a policy put in its place."""
     if status is None or status.speculation is None or not is_by_policy(spec, status):
         return spec
     return speculating(spec, status.speculation)
@@ -126,9 +123,8 @@ def parse_deployment(
 ) -> ParsedDeployment:
     """Return the object of a body; a status that cannot be read counts as none.
 
-    ``body``: the object. ``preempted_by``: the capture that has the GPUs of its engines, if one has.
-    ``as_written``: leave out what a policy has put in force. ``now``: the API server's time. Without it, times in
-    the future stay as they are.
+    ``preempted_by`` is the capture that has the GPUs of its engines, ``as_written`` leaves out what a policy has
+    put in force, ``now`` is the API server's time: without it, times in the future stay as they are.
     """
     metadata, spec = body["metadata"], body.get("spec") or {}
     if spec.get("suspend") or spec.get("replicas") == 0:
@@ -136,10 +132,21 @@ def parse_deployment(
     if preempted_by is not None:
         spec = {**spec, "suspend": True}
     raw_status, times_ahead = without_times_ahead(body.get("status") or {}, now)
-    parsed, status = _parse_spec(spec), _parse_status(raw_status)
+    # Fields of a newer CRD are passed over, as the API server passes over fields of no CRD. Those of a newer operator's
+    # status are, too: an upgrade that is rolled back loses nothing.
+    parsed: SpecDecodeDeploymentSpec | InvalidSpecError
+    try:
+        parsed = parsed_spec(SpecDecodeDeploymentSpec, spec, newer=True)
+    except InvalidSpecError as error:
+        parsed = error
+    try:
+        status = SpecDecodeDeploymentStatus.parse(raw_status, newer=True)
+    except ValidationError:
+        status = SpecDecodeDeploymentStatus()
     in_force, by_policy = parsed, False
     if isinstance(parsed, SpecDecodeDeploymentSpec) and not as_written:
         in_force, by_policy = with_policy(parsed, status.policy), is_by_policy(parsed, status.policy)
+    managers = (metadata.get("annotations") or {}).get(KEPT_MANAGERS_ANNOTATION, "")
     return ParsedDeployment(
         key=Key(metadata["namespace"], metadata["name"]),
         uid=metadata["uid"],
@@ -150,27 +157,6 @@ def parse_deployment(
         suspended_for=preempted_by,
         written_spec=None if in_force is parsed or isinstance(parsed, InvalidSpecError) else parsed,
         by_policy=by_policy,
-        kept_managers=_kept_managers(metadata.get("annotations") or {}),
+        kept_managers=frozenset(filter(None, map(str.strip, managers.split(",")))),
         times_ahead=times_ahead,
     )
-
-
-def _kept_managers(annotations: Mapping[str, str]) -> frozenset[str]:
-    names = annotations.get(KEPT_MANAGERS_ANNOTATION, "").split(",")
-    return frozenset(filter(None, map(str.strip, names)))
-
-
-def _parse_spec(spec: Body) -> SpecDecodeDeploymentSpec | InvalidSpecError:
-    """Fields of a newer CRD are passed over, as the API server passes over fields of no CRD."""
-    try:
-        return parsed_spec(SpecDecodeDeploymentSpec, spec, newer=True)
-    except InvalidSpecError as error:
-        return error
-
-
-def _parse_status(status: Body) -> SpecDecodeDeploymentStatus:
-    """Fields of a newer operator are passed over: an upgrade that is rolled back loses nothing."""
-    try:
-        return SpecDecodeDeploymentStatus.parse(status, newer=True)
-    except ValidationError:
-        return SpecDecodeDeploymentStatus()

@@ -47,10 +47,7 @@ _DRAFT_TENSOR: Final = "parallelism.draftTensor"
 
 
 def admitted(facts: Facts, pair: Pair, changes: Changes) -> Changes | None:
-    """Return changes with what has to go along with them; None where the API server or the engine refuses the spec.
-
-    ``pair`` is what is then served.
-    """
+    """Return changes with what has to go along with them; None where the API server or the engine rejects the spec."""
     # CEL takes a while to load, and only what does not fit needs it.
     from specdecode_operator.api.crd_validation import object_problems  # noqa: PLC0415
 
@@ -138,10 +135,10 @@ def make_plan(
 ) -> Plan | Blocked:
     """Return the plan for a spec, or why no node of the cluster can be planned for yet.
 
-    With ``groups`` the cluster has LeaderWorkerSets, for replicas on several nodes; they lie there only where they
-    fit on no single one. A plan in force is kept while the spec allows it, leaves the same choice, and it fits:
-    neither a better node nor a cordoned one is a reason to restart engines. A replay is planned for nodes that need
-    not exist. Raises InvalidSpecError when the accelerator or the tensor parallelism can never be had.
+    With ``groups`` the cluster has LeaderWorkerSets, for replicas that fit on no single node. A plan in force is
+    kept while the spec allows it, leaves the same choice, and it fits: neither a better node nor a cordoned one is
+    a reason to restart engines. Raises InvalidSpecError when the accelerator or the tensor parallelism can never be
+    had.
     """
     accelerator = facts.spec.accelerator
     if facts.on_cpu:
@@ -268,11 +265,7 @@ def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
 
 
 def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
-    """Return which nodes cannot be planned for and why, in words; empty where there are none.
-
-    Nodes of products that the spec does not ask for are not worth a word:
-    their owner knows why.
-    """
+    """Return which nodes cannot be planned for and why, without those of products that the spec does not ask for."""
     if facts.on_cpu or facts.replay is not None:
         return ""
     wanted = facts.spec.accelerator.product
@@ -281,7 +274,11 @@ def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
         problem = _problem(facts, node)
         if problem and (not wanted or not node.product or any(node.product.startswith(product) for product in wanted)):
             named.setdefault(f"{node.product or 'unlabelled'}: {problem}", []).append(node.name)
-    reasons = [f"{_names(names)}: {reason}" for reason, names in sorted(named.items())]
+    reasons = []
+    for reason, names in sorted(named.items()):
+        more, listed = len(names) - _NODES_NAMED, ", ".join(sorted(names)[:_NODES_NAMED])
+        nodes_word = "node" if len(names) == 1 else "nodes"
+        reasons.append(f"{nodes_word} {listed}{f' and {more} more' if more > 0 else ''}: {reason}")
     more = len(reasons) - _REASONS_NAMED
     return "; ".join([*reasons[:_REASONS_NAMED], *([f"and {more} more kinds of nodes"] if more > 0 else [])])
 
@@ -297,14 +294,6 @@ def _problem(facts: Facts, node: NodeFacts) -> str | None:
         suffix = node.product.removeprefix(base)
         return f"{suffix} says that it is no plain {base}, and not what it is: {UNKNOWN_MEMORY}"
     return f"{UNKNOWN_MEMORY}: name it in spec.accelerator.product and set spec.{MEMORY_FIELD}"
-
-
-def _names(names: list[str]) -> str:
-    named = ", ".join(sorted(names)[:_NODES_NAMED])
-    if len(names) == 1:
-        return f"node {named}"
-    more = len(names) - _NODES_NAMED
-    return f"nodes {named} and {more} more" if more > 0 else f"nodes {named}"
 
 
 def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: NodesFrom) -> str:
@@ -336,7 +325,11 @@ MOST_SENTENCES: Final = 16  # Fixes, and pieces of advice, that a status holds
 
 def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
     """Return the chosen row with its terms, and the advice on it."""
-    chosen, budget = plan.chosen, plan.chosen.budget
+    chosen, budget, doubts = plan.chosen, plan.chosen.budget, list[str | None]()
+    device = find_device(chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
+    if device is not None and budget.calibration is None:
+        # Neither public logs nor measurements confirm the figures on this GPU.
+        doubts = [uncalibrated_note(device), adaptive_doubt(device.product, facts.pair)]
     return PlanStatus(
         verdict=plan.verdict,
         explanation=plan.explanation,
@@ -369,19 +362,11 @@ def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
         kv_bytes_per_token=budget.kv_bytes_per_token,
         kv_cache_tokens=budget.kv_cache_tokens,
         max_concurrency=f"{budget.max_concurrency:.2f}",
-        uncalibrated=_uncalibrated(facts, plan),
+        uncalibrated="; ".join(filter(None, doubts)) or None,
         chosen_by=chosen_by(facts) if not facts.on_cpu else None,
         fixes=[fix.sentence for fix in plan.fixes][:MOST_SENTENCES] or None,
         advice=[f"{each.sentence} [{each.code}]" for each in plan_advice(facts, plan)][:MOST_SENTENCES] or None,
     )
-
-
-def _uncalibrated(facts: Facts, plan: Plan) -> str | None:
-    device = find_device(plan.chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
-    if device is None or plan.chosen.budget.calibration is not None:
-        return None
-    notes = [uncalibrated_note(device), adaptive_doubt(device.product, facts.pair)]
-    return "; ".join(filter(None, notes)) or None
 
 
 def kv_cache_dtype(facts: Facts) -> str:

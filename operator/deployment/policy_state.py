@@ -1,7 +1,6 @@
 """Collect a policy's inputs from engines, captures and status; write `status.policy`.
 
-State that must survive an operator restart is in the status; the rest is relearned. A setting is planned before it
-is put in force.
+State that must survive an operator restart is in the status; the rest is relearned.
 """
 
 import hashlib
@@ -102,8 +101,7 @@ def read_measured(
 ) -> Measured | NoEvidence:
     """Return what the capture of a name compared, or the newest of all; or why nothing can be decided by it.
 
-    ``engine`` tells the engines of the spec as it is written, ``asked`` is its speculation and ``in_force`` that of the
-    engines.
+    ``engine`` identifies the engines of the written spec, ``asked`` is its speculation.
     """
     capture = _chosen(captures, name)
     if isinstance(capture, NoEvidence):
@@ -178,7 +176,12 @@ def _evidence(
     }
     settings = []
     for arm in comparison.arms:
-        points = _points(arm)
+        points = []
+        for load in arm.loads:
+            texts = (load.running, load.arm_running or load.running, load.ratio, load.low, load.high)
+            numbers = [number for number in map(decimal, texts) if number is not None and number > 0]
+            points += [Point(*numbers)] if len(numbers) == len(texts) else []
+        points.sort(key=lambda point: point.load)
         if points and arm.name in speculations:
             its = speculations[arm.name]
             refused = "" if arm.name in as_asked else _refusal(arm, its)
@@ -192,21 +195,8 @@ def _evidence(
     return Evidence(name, settings, sorted(loads.items()))
 
 
-def _points(arm: ComparedArm) -> list[Point]:
-    points = []
-    for load in arm.loads:
-        texts = (load.running, load.arm_running or load.running, load.ratio, load.low, load.high)
-        numbers = [number for number in map(decimal, texts) if number is not None and number > 0]
-        if len(numbers) == len(texts):
-            points.append(Point(*numbers))
-    return sorted(points, key=lambda point: point.load)
-
-
 def _refusal(arm: ComparedArm, its: Speculation) -> str:
-    """Return why an arm is not chosen, whatever it brings: its answers may be others than were asked for.
-
-    That a way of rejection sampling is lossy its speculation says itself, whatever the files of a capture say.
-    """
+    """Return why an arm is not chosen: its answers may be others than were asked for."""
     if its.rejection_sampling is RejectionSampling.FLY:
         return "its answers may be others than the target's own (rejectionSampling fly)"
     if arm.verdict is ArmVerdict.INCORRECT or arm.outputs in {Outputs.DIFFERENT, Outputs.LOSSY}:
@@ -263,7 +253,6 @@ def refusal(desired: DesiredState) -> str:
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 _LONGEST: Final = 1024
 _LONGEST_ARM: Final = 200
-_TOLD: Final = (PolicyOutcome.ADVISED, PolicyOutcome.DONE)
 CONDITION: Final = "BestInForce"
 
 
@@ -341,7 +330,18 @@ def judge(case: PolicyInputs, seen: Seen, remembered: Remembered, fits: Fits) ->
 def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: datetime) -> PolicyStatus:
     """Return what the status says after a decision."""
     measured, before, moment = case.measured, case.before, now.strftime(_TIME)
-    speculation, since = (before.speculation, before.since) if before else (None, None)
+    speculation, since, decisions = (before.speculation, before.since, before.decisions) if before else (None, None, [])
+    is_done = decision.outcome is PolicyOutcome.DONE
+    # An advice that stands is told once.
+    if is_done or (decision.outcome is PolicyOutcome.ADVISED and not is_unchanged(before, decision)):
+        told = PolicyDecision(
+            at=moment,
+            action=decision.action,
+            outcome=decision.outcome,
+            target=decision.target or None,
+            message=clip(decision.message, _LONGEST),
+        )
+        decisions = [told, *decisions][:MOST_DECISIONS]
     if isinstance(measured, Measured) and decision.changes:
         taken = measured.speculations[decision.target]
         speculation, since = None if taken == measured.written else taken, moment
@@ -364,7 +364,7 @@ def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: d
         tried_in_vain=memory.tried_in_vain,
         failed_arms=before.failed_arms if before else [],
         restarts=[datetime.fromtimestamp(each, UTC).strftime(_TIME) for each in memory.restarts][-MOST_RESTARTS:],
-        decisions=_decisions(before, decision, moment),
+        decisions=decisions,
     )
 
 
@@ -373,20 +373,6 @@ def is_unchanged(before: PolicyStatus | None, decision: Decision) -> bool:
     return before is not None and (before.action, before.outcome, before.target) == (
         *(decision.action, decision.outcome, decision.target or None),
     )
-
-
-def _decisions(before: PolicyStatus | None, decision: Decision, moment: str) -> list[PolicyDecision]:
-    known = before.decisions if before else []
-    if decision.outcome not in _TOLD or (is_unchanged(before, decision) and decision.outcome is not PolicyOutcome.DONE):
-        return known
-    told = PolicyDecision(
-        at=moment,
-        action=decision.action,
-        outcome=decision.outcome,
-        target=decision.target or None,
-        message=clip(decision.message, _LONGEST),
-    )
-    return [told, *known][:MOST_DECISIONS]
 
 
 def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:

@@ -1,7 +1,4 @@
-"""Resolve the references of a spec: engine profile, models, precisions, limits and image.
-
-`validation.py` checks whether the results are compatible; callers that need valid facts call `valid_facts` there.
-"""
+"""Resolve the references of a spec: engine profile, models, precisions, limits and image."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -93,11 +90,10 @@ class Facts:
 def gather_facts(
     spec: SpecDecodeDeploymentSpec, known: KnownModels = NO_MODELS, calibration: Calibration = UNCALIBRATED
 ) -> Facts:
-    """Look up what a spec refers to; validation.py calls it, and whoever wants facts calls that.
+    """Look up what a spec refers to; callers that need valid facts use `validation.valid_facts`.
 
-    ``known`` are models that neither the spec nor the catalogue describes and that were read, ``calibration`` is
-    what measurements say of the estimates. Raises InvalidSpecError when there is no such vLLM version, model,
-    checkpoint or precision.
+    ``known`` are models that were read because neither the spec nor the catalogue describes them. Raises
+    InvalidSpecError when there is no such vLLM version, model, checkpoint or precision.
     """
     profile = engine_profile(spec)
     told = config_overrides(spec.target.rope_scaling, spec.engine.extra_args, profile)
@@ -140,10 +136,7 @@ def _own_geometries(
 
 
 def engine_profile(spec: SpecDecodeDeploymentSpec) -> EngineProfile:
-    """Return what is known of the vLLM version of a spec.
-
-    Raises InvalidSpecError when it is older than all that are known, or no version.
-    """
+    """Return the profile of a spec's vLLM version; raise InvalidSpecError if there is none."""
     try:
         return find_profile(spec.engine.version)
     except UnknownEngineVersionError as error:

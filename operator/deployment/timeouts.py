@@ -37,8 +37,8 @@ def timeouts(
 ) -> Timeouts:
     """Return the times of an engine that loads so many bytes of weights in all, and then measures what its steps cost.
 
-    startup = 900 s + bytes / 125 MiB/s + measuring; a download takes as long as the reading once more. Pods that start
-    ``together`` wait for each other: one may still pull and download when another is ready to load.
+    startup = 900 s + bytes / 125 MiB/s + measuring; a download takes as long as the reading once more. Pods that
+    start ``together`` wait for each other: one may still pull and download when another is ready to load.
     """
     reading_s = -(-weights_bytes // _SLOW_READ_BYTES_PER_S)
     before_s = _BEFORE_THE_START_S + (reading_s if downloads_in_pods(spec) else 0)

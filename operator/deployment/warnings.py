@@ -23,7 +23,6 @@ from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.arithmetic import MIB, format_gib
 from specdecode_operator.sizing.catalogue import is_known_name, is_variant, made_for, published_heads
 from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device, memory_coefficients
-from specdecode_operator.sizing.families.assumed import Assumption
 from specdecode_operator.sizing.families.estimated import MORE_IN_FILES, SCALE_TOLERANCE_PERCENT
 from specdecode_operator.sizing.geometry import DeltaNet, LatentAttention, ModelGeometry, computed_in, stretched_length
 from specdecode_operator.sizing.memory.kv_cache import whole_cache
@@ -58,10 +57,9 @@ _TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
 
 
 def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
-    """Return a sentence for each thing that another spec would not have: it has no effect, or puts figures in doubt.
+    """Return a sentence for each setting that has no effect, or puts figures in doubt.
 
-    ``facts`` are those at the precisions that a plan chose, ``known`` is what was read of the models, ``tensor`` the
-    tensor parallelism of the plan.
+    ``facts`` are those at the precisions that a plan chose, ``tensor`` is its tensor parallelism.
     """
     return [
         *_replay_warnings(facts),
@@ -72,11 +70,9 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_scale_warnings(facts),
         *_checkpoint_warnings(facts, known),
         *_rope_warnings(facts, known),
-        *_draft_tensor_warnings(facts, tensor),
-        *_length_warnings(facts),
+        *_length_warnings(facts, tensor),
         *_draft_length_warnings(facts),
-        *_asked_length_warnings(facts),
-        *_memory_warnings(facts),
+        *_asked_warnings(facts),
         *_lookup_warnings(facts),
         *_unknown_flag_warnings(facts),
         *_tokenizer_warnings(facts, known),
@@ -87,14 +83,9 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
 def plan_notes(facts: Facts) -> list[str]:
     """Return a sentence for each thing to know that comes with what was asked for, however well it is asked."""
     return [
-        *_package_notes(facts),
-        *_graphs_notes(facts),
-        *_latent_notes(facts),
-        *_sequences_notes(facts),
+        *_engine_notes(facts),
         *schedule_notes(facts.spec, facts.profile, facts.pair),
-        *_adaptive_notes(facts),
         *_uncounted_notes(facts),
-        *_extra_config_notes(facts),
         *filter(None, [lossy_answers(facts)]),
     ]
 
@@ -111,8 +102,16 @@ def _replay_warnings(facts: Facts) -> Iterator[str]:
 
 def version_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[Problem]:
     """Return why it is not certain which vLLM runs and how it behaves; nothing of it keeps an engine from starting."""
-    doubts = untested_version(spec, profile), _contradicting_image(spec, profile)
-    return [doubt for doubt in doubts if doubt is not None]
+    untested, version, image = untested_version(spec, profile), profile.version, spec.engine.image
+    doubts = [] if untested is None else [untested]
+    named = version_of_image(image) if image else None
+    if named not in (None, version):
+        message = (
+            f"is vLLM {named} by its name, and is launched and sized as engine.version {version}: set engine.version to"
+            f" {named}, unless the name misleads"
+        )
+        doubts.append(Problem("spec.engine.image", str(image), message))
+    return doubts
 
 
 def untested_version(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Problem | None:
@@ -127,18 +126,6 @@ def untested_version(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> 
         f" {newest}, or watch its first start"
     )
     return Problem("spec.engine.version", profile.version, message)
-
-
-def _contradicting_image(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Problem | None:
-    version, image = profile.version, spec.engine.image
-    named = version_of_image(image) if image else None
-    if named in (None, version):
-        return None
-    message = (
-        f"is vLLM {named} by its name, and is launched and sized as engine.version {version}: set engine.version to"
-        f" {named}, unless the name misleads"
-    )
-    return Problem("spec.engine.image", str(image), message)
 
 
 def _estimated_warnings(facts: Facts) -> Iterator[str]:
@@ -176,7 +163,14 @@ def _assumed_warnings(facts: Facts) -> Iterator[str]:
             compared = ", ".join(pairs)
             yield f"{field}.assume is not used, for sizing knows {model.name} exactly: {compared}; remove it"
         else:
-            yield f"{field}.assume: figures of {model.name} follow from numbers that nothing checks: {_told(given)}"
+            weights, states = given.weights_bytes, given.state_bytes_per_request
+            told = (
+                None if weights is None else f"weights {format_gib(weights)} GiB",
+                None if given.kv_bytes_per_token is None else f"KV cache {given.kv_bytes_per_token:,} bytes a token",
+                None if states is None else f"states {states // MIB} MiB a request",
+            )
+            numbers = ", ".join(filter(None, told))
+            yield f"{field}.assume: figures of {model.name} follow from numbers that nothing checks: {numbers}"
 
 
 def _scale_warnings(facts: Facts) -> Iterator[str]:
@@ -198,16 +192,6 @@ def _roles(facts: Facts) -> Iterator[tuple[str, ServedModel, ModelGeometry]]:
     yield "target", facts.spec.target, facts.pair.target
     if draft is not None and facts.pair.draft is not None:
         yield "speculation.draft", draft, facts.pair.draft
-
-
-def _told(given: Assumption) -> str:
-    weights, states = given.weights_bytes, given.state_bytes_per_request
-    told = (
-        None if weights is None else f"weights {format_gib(weights)} GiB",
-        None if given.kv_bytes_per_token is None else f"KV cache {given.kv_bytes_per_token:,} bytes a token",
-        None if states is None else f"states {states // MIB} MiB a request",
-    )
-    return ", ".join(filter(None, told))
 
 
 def _checkpoint_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
@@ -243,27 +227,23 @@ def _rope_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
         )
 
 
-def _draft_tensor_warnings(facts: Facts, tensor: int) -> Iterator[str]:
-    asked = facts.spec.parallelism.draft_tensor
+def _length_warnings(facts: Facts, tensor: int) -> Iterator[str]:
+    asked, version = facts.spec.parallelism.draft_tensor, facts.profile.version
     if asked not in (None, tensor):
         yield (
-            f"parallelism.draftTensor {asked} has no effect: vLLM {facts.profile.version} splits the draft like the "
+            f"parallelism.draftTensor {asked} has no effect: vLLM {version} splits the draft like the "
             f"target, over {tensor} GPUs, and so it is counted"
         )
-
-
-def _length_warnings(facts: Facts) -> Iterator[str]:
-    """A length beyond the model's own, which vLLM serves if a variable allows it (config/model.py)."""
+    # vLLM serves a length beyond the model's own if a variable allows it (config/model.py).
     target, wanted = facts.pair.target, facts.pair.limits.max_model_len
-    longest = longest_sequence(target, facts.profile.version)
+    longest = longest_sequence(target, version)
     if wanted <= longest or not allows_longer(facts.spec.engine.env):
         return
     # From 0.30 on vLLM leaves the factor of YaRN out of its own limit.
     stretched = stretched_length(target.max_position_embeddings, target.ropes, multiplies_yarn=True)
+    known = f"beyond {max(longest, stretched)} outputs are wrong"
     if wanted <= stretched:
-        known = f"its YaRN reaches {stretched}, which vLLM {facts.profile.version} does not count"
-    else:
-        known = f"beyond {max(longest, stretched)} outputs are wrong"
+        known = f"its YaRN reaches {stretched}, which vLLM {version} does not count"
     yield (
         f"serving.maxModelLen {wanted} is more than the {longest} tokens of {target.name}: {ALLOW_LONG_VARIABLE} lets"
         f" vLLM start, and {known}"
@@ -313,34 +293,46 @@ def _lookup_warnings(facts: Facts) -> Iterator[str]:
     )
 
 
-def _memory_warnings(facts: Facts) -> Iterator[str]:
+def _asked_warnings(facts: Facts) -> Iterator[str]:
+    pair, draft = facts.pair, facts.spec.speculation.draft if facts.spec.speculation else None
+    asked = draft.max_model_len if draft else None
+    # Only model runner V1 drafts for shorter sequences than the target's, and serves longer ones.
+    if asked is not None and asked < pair.limits.max_model_len and not runs_on_v1(facts.spec, pair):
+        ends = facts.method is Method.DRAFT_MODEL and facts.profile.ends_with_draft
+        then = f"lowers max_model_len to {asked} and refuses what is longer" if ends else "drafts at every length"
+        what = f"is not what vLLM {facts.profile.version} does: it {then}; remove it"
+        yield f"speculation.draft.maxModelLen {asked} {what}"
     accelerator = facts.spec.accelerator
     known = ", ".join(product for product in accelerator.product if find_device(product) is not None)
     if known and accelerator.memory_gib_per_gpu is not None:
         yield f"{MEMORY_FIELD} {accelerator.memory_gib_per_gpu} is ignored: the memory of {known} is known; remove it"
 
 
-def _asked_length_warnings(facts: Facts) -> Iterator[str]:
-    """A length for the draft alone: only model runner V1 then drafts for shorter sequences and serves longer ones."""
-    pair, draft = facts.pair, facts.spec.speculation.draft if facts.spec.speculation else None
-    asked = draft.max_model_len if draft else None
-    if asked is None or asked >= pair.limits.max_model_len or runs_on_v1(facts.spec, pair):
-        return
-    ends = facts.method is Method.DRAFT_MODEL and facts.profile.ends_with_draft
-    then = f"lowers max_model_len to {asked} and refuses what is longer" if ends else "drafts at every length"
-    yield f"speculation.draft.maxModelLen {asked} is not what vLLM {facts.profile.version} does: it {then}; remove it"
-
-
-def _package_notes(facts: Facts) -> Iterator[str]:
-    package = facts.profile.method_packages.get(facts.method)
+def _engine_notes(facts: Facts) -> Iterator[str]:
+    package, limits = facts.profile.method_packages.get(facts.method), facts.pair.limits
+    mode = facts.spec.serving.cudagraph_mode
     if package is not None:
         yield f"the engine image must hold {package}, or vLLM refuses method {facts.method} when it starts"
-
-
-def _graphs_notes(facts: Facts) -> Iterator[str]:
-    mode = facts.spec.serving.cudagraph_mode
     if mode in _COUNTED_AS_USUAL:
         yield f"CUDA graphs are counted as in mode FULL_AND_PIECEWISE; {mode} takes at most as much"
+    is_latent = any(isinstance(each, LatentAttention) for each in facts.pair.target.attentions)
+    if facts.on_cpu and facts.replay is None and is_latent:
+        # vllm/platforms/cpu.py, check_and_update_config, sets this for its own kernel.
+        where = "on a CPU without AMX" if sizing_facts(limits.engine_version)["latent_attention_on_amx"] else "on CPU"
+        tokens = max(limits.max_model_len, _LEAST_STEP_TOKENS)
+        yield (
+            f"latent attention {where}: vLLM {facts.profile.version} takes blocks of 16 tokens and steps of {tokens},"
+            " whatever serving.blockSize and serving.maxNumBatchedTokens say, prefills whole prompts and caches no"
+            " prefixes"
+        )
+    asked, served = facts.spec.serving.max_num_seqs, limits.max_num_seqs
+    if served < asked:
+        # vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes.
+        yield (
+            f"serving.maxNumSeqs is {served} in place of the default {asked}: vLLM captures FULL CUDA graphs of a model"
+            " with states only if the KV cache has a block for each request; for more set another number, more memory"
+            " or serving.cudagraphMode PIECEWISE"
+        )
 
 
 def _unknown_flag_warnings(facts: Facts) -> Iterator[str]:
@@ -352,61 +344,27 @@ def _unknown_flag_warnings(facts: Facts) -> Iterator[str]:
 
 
 def _uncounted_notes(facts: Facts) -> Iterator[str]:
-    asked = options(facts.spec.engine.extra_args, facts.profile)
-    given = {option.flag.name for option in asked if not option.negated}
-    for flag in _UNCOUNTED_FLAGS:
-        if flag in given:
-            yield (
-                f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs; compare"
-                " status.observed.kvCacheResidual once it serves"
-            )
-
-
-def _extra_config_notes(facts: Facts) -> Iterator[str]:
-    keys = sorted(_extra_config(facts).keys() - set(unknown_keys(_extra_config(facts), facts.profile)))
-    if keys:
-        yield (
-            f"speculation.extraConfig has {', '.join(keys)}, which the plan does not count: the memory left may differ;"
-            " compare status.observed.kvCacheResidual once it serves"
-        )
-
-
-def _extra_config(facts: Facts) -> Mapping[str, Any]:
-    return (facts.spec.speculation.extra_config if facts.spec.speculation else None) or {}
-
-
-def _latent_notes(facts: Facts) -> Iterator[str]:
-    """What vllm/platforms/cpu.py, check_and_update_config, sets for its own kernel of latent attention."""
-    mixers = facts.pair.target.attentions
-    if not facts.on_cpu or facts.replay is not None or not any(isinstance(each, LatentAttention) for each in mixers):
-        return
-    limits = facts.pair.limits
-    where = "on a CPU without AMX" if sizing_facts(limits.engine_version)["latent_attention_on_amx"] else "on CPU"
-    tokens = max(limits.max_model_len, _LEAST_STEP_TOKENS)
-    yield (
-        f"latent attention {where}: vLLM {facts.profile.version} takes blocks of 16 tokens and steps of {tokens},"
-        " whatever serving.blockSize and serving.maxNumBatchedTokens say, prefills whole prompts and caches no prefixes"
-    )
-
-
-def _sequences_notes(facts: Facts) -> Iterator[str]:
-    """Fewer requests at once than the default: vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes."""
-    asked, served = facts.spec.serving.max_num_seqs, facts.pair.limits.max_num_seqs
-    if served < asked:
-        yield (
-            f"serving.maxNumSeqs is {served} in place of the default {asked}: vLLM captures FULL CUDA graphs of a model"
-            " with states only if the KV cache has a block for each request; for more set another number, more memory"
-            " or serving.cudagraphMode PIECEWISE"
-        )
-
-
-def _adaptive_notes(facts: Facts) -> Iterator[str]:
-    """What a figure means then: vllm/v1/core/sched/scheduler.py counts what was scheduled, verified or not."""
     if facts.pair.adaptive_verification and facts.replay is None:
+        # vllm/v1/core/sched/scheduler.py counts what was scheduled, verified or not.
         yield (
             "with speculation.adaptiveVerification acceptance reads low, for drafted tokens that are left unverified"
             " count as not accepted: compare mean acceptance length and goodput instead"
         )
+    asked = options(facts.spec.engine.extra_args, facts.profile)
+    given = {option.flag.name for option in asked if not option.negated}
+    compare = "compare status.observed.kvCacheResidual once it serves"
+    for flag in _UNCOUNTED_FLAGS:
+        if flag in given:
+            yield f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs; {compare}"
+    further = _extra_config(facts)
+    keys = ", ".join(sorted(further.keys() - set(unknown_keys(further, facts.profile))))
+    if keys:
+        what = "which the plan does not count: the memory left may differ"
+        yield f"speculation.extraConfig has {keys}, {what}; {compare}"
+
+
+def _extra_config(facts: Facts) -> Mapping[str, Any]:
+    return (facts.spec.speculation.extra_config if facts.spec.speculation else None) or {}
 
 
 def lossy_answers(facts: Facts) -> str | None:

@@ -1,13 +1,8 @@
 """Read config.json and the safetensors headers of a checkpoint.
 
-`specdecode read-model` runs this in a Job with the operator's image: no vLLM, no GPU, no code of the model, no
-pickle; a test asserts that only the standard library is imported. The facts do not depend on the version of the
-engine. The answer is the container's termination message, for which the pod needs no permission::
-
-    {"facts": "<base64 of gzip of JSON>"}
-    {"error": {"reason": "ModelNotFound", "message": "..."}}
-
-`model_facts.unpack_facts` reads that message. Commands with ``--hub`` use the reader too.
+`specdecode read-model` runs this in a Job with the operator's image: no vLLM, no GPU, no code of the model, no pickle,
+and only the standard library. The answer is the container's termination message: ``{"facts": "<base64 of gzip of
+JSON>"}`` or ``{"error": {"reason": "ModelNotFound", "message": "..."}}``.
 """
 
 import base64
@@ -89,10 +84,9 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True)
 class Weights:
-    """What the safetensors headers say: bytes and number of all tensors, and the bytes by type and by part.
+    """Bytes and number of all tensors, and the bytes by type and by part, from the safetensors headers.
 
-    A model without an output head uses its embedding. Small parts are under ``other``. A model stored as pickles has no
-    headers, so it has no tensors here.
+    Small parts are under ``other``. A model stored as pickles has no headers, so it has no tensors here.
     """
 
     total_bytes: int
@@ -104,10 +98,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is known of one model: its config.json less what takes no memory, and its weights.
-
-    ``commit`` is that of the hub repository that was read; a volume has none.
-    """
+    """config.json of a model less what takes no memory, its weights, and the commit on the hub; a volume has none."""
 
     config: dict[str, Any]
     weights: Weights
@@ -289,8 +280,8 @@ def _relevant(value: Any, levels: int = 64) -> Any:
 def shortened(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json with short lists of modules in what it says about quantization.
 
-    Left out are names of experts other than the first, the modules that a scheme targets, and layers with the format
-    of a layer before them: no size depends on them, and files may name 150,000 modules.
+    Names of experts other than the first, the modules that a scheme targets, and layers with the format of a layer
+    before them are left out: no size depends on them, and files may name 150,000 modules.
     """
     sections = {key: _shorter(config[key]) for key in _QUANTIZATION_SECTIONS if isinstance(config.get(key), dict)}
     return {**config, **sections}

@@ -39,10 +39,7 @@ def told_geometry(
     told: ConfigOverrides | None,
     like: ModelGeometry | None = None,
 ) -> ModelGeometry:
-    """Return the geometry of a target whose config.json the engine is told otherwise.
-
-    Raises InvalidSpecError as geometry_of, and when what is told makes no sense with it.
-    """
+    """Return the geometry of a target whose config.json the engine is told otherwise."""
     geometry = geometry_of(field, model, read, like=like)
     config = config_of(model, read)
     if told is None or config is None:
@@ -243,10 +240,7 @@ def named_checkpoints(
 def wanted_precision(
     field: str, wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry, ...]
 ) -> Precision:
-    """Return the precision that a model is asked for; for Auto its own.
-
-    Raises InvalidSpecError when it cannot be had.
-    """
+    """Return the precision that a model is asked for; for Auto its own."""
     held = own.checkpoint_precision
     if wanted in (Quantization.AS_CHECKPOINT, Quantization.AUTO):
         return held or Precision.BF16
@@ -272,10 +266,7 @@ def choices(wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry
 
 
 def spec_at(spec: SpecDecodeDeploymentSpec, target: Precision, draft: Precision | None) -> SpecDecodeDeploymentSpec:
-    """Return the spec that names what is served at these precisions, with no choice left.
-
-    Clients go on to ask for the model by the name that the spec gave it.
-    """
+    """Return the spec that names what is served at these precisions; clients go on to use the model's old name."""
     speculation, serving = spec.speculation, spec.serving
     if speculation is not None and speculation.draft is not None and draft is not None:
         speculation = speculation.model_copy(update={"draft": _model_at(speculation.draft, draft)})

@@ -44,11 +44,10 @@ def check_facts(model: str, checkpoint: Checkpoint) -> None:
 
 
 def facts_in(text: str, place: str, *, is_json: bool) -> dict[str, Checkpoint]:
-    """Return the facts in the text of a file, by the models' ids.
+    """Return the facts in the text of a file, by the models' ids; messages name the file ``place``.
 
-    ``place``: the file as messages name it. ``is_json``: whether its name says that it is JSON. Raises
-    FactsFileError if the text is neither JSON nor YAML, holds other than facts, holds a model twice, or contradicts
-    itself.
+    Raises FactsFileError if the text is neither JSON nor YAML, holds other than facts, holds a model twice, or
+    contradicts itself.
     """
     found: dict[str, Checkpoint] = {}
     number = 0

@@ -1,8 +1,7 @@
 """Model facts from untrusted sources: the reader's message and the namespace's ConfigMap.
 
-One ConfigMap per namespace has one entry per model, shared by all objects of the namespace. It has no owner, so it
-outlives the object that asked first. If an entry is deleted, the model is read again. The administrator's facts
-files take precedence over both.
+The ConfigMap has one entry per model, shared by all objects of the namespace. It has no owner, so it outlives the
+object that asked first. The administrator's facts files take precedence.
 """
 
 import base64
@@ -40,10 +39,7 @@ _MAKES_NO_SENSE = (ValueError, KeyError, TypeError, AttributeError, OSError, EOF
 
 
 def unpack_facts(message: str) -> Checkpoint:
-    """Return the facts that a termination message carries.
-
-    Raises the CheckpointError that the message tells, or one that says that the message itself makes no sense.
-    """
+    """Return the facts that a termination message carries, or raise the CheckpointError that it tells."""
     try:
         answer = parse_json(message[:MESSAGE_LIMIT_BYTES])
         if "error" not in answer:
@@ -58,10 +54,7 @@ def unpack_facts(message: str) -> Checkpoint:
 
 
 def checkpoint_of(body: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint that its JSON describes.
-
-    Raises ValueError, KeyError, TypeError, AttributeError when it describes no checkpoint.
-    """
+    """Return the checkpoint of its JSON; raise ValueError, KeyError, TypeError or AttributeError if it is none."""
     weights = Weights(**body["weights"])
     counts = (weights.total_bytes, weights.tensors, *weights.bytes_by_dtype.values(), *weights.bytes_by_part.values())
     config, commit = body["config"], body.get("commit")
@@ -84,10 +77,7 @@ class SiteFacts:
 
 
 def site_facts_of(spec: SpecDecodeDeploymentSpec, facts: Mapping[str, SiteFacts]) -> dict[ModelSource, SiteFacts]:
-    """Return the site's facts about the models of a spec that neither its ``config`` nor the catalogue describes.
-
-    ``facts`` are by model id without outer slashes.
-    """
+    """Return the site's facts about a spec's models without ``config`` or catalogue entry."""
     if not facts:
         return {}
     sources = {model_source(spec, model) for model in models_without_config(spec).values()}

@@ -1,8 +1,7 @@
 """Jobs that read and download models, and the ConfigMap that records the downloaded commits.
 
-A Job reports in the termination message of its pod, which the operator copies before the pod is deleted. Engines
-start with exactly the downloaded commits until the model or the revision changes. If the ConfigMap or an entry is
-deleted, the model is downloaded again; files in the cache are not fetched twice.
+A Job reports in the termination message of its pod, which the operator copies before the pod is deleted. Engines start
+with exactly the downloaded commits until the model or the revision changes.
 """
 
 import json
@@ -262,7 +261,7 @@ def pending_downloads(
 ) -> tuple[Readiness, list[Body]] | None:
     """Return the status and the objects that must exist while models are downloaded; None when all of them are there.
 
-    ``commits`` are those that are there. Suspended objects download theirs too, so that they start at once later.
+    Suspended objects download theirs too, so that they start at once later.
     """
     sources = wanted_downloads(facts.spec)
     lacking = {field: source for field, source in sources.items() if source.key not in commits}

@@ -38,7 +38,6 @@ def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | Model
     """Return the path from which the engine loads a model; in a cache it is the snapshot of one commit.
 
     The layout is that of huggingface_hub (file_download.py, repo_folder_name).
-    Nothing is launched before the commit is known.
     """
     if not downloads_to_cache(spec):
         return model_path(model.model)

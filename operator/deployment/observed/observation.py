@@ -1,7 +1,4 @@
-"""Observed engine state after an apply, and the part kept for later.
-
-The last good workload and group crashes are kept.
-"""
+"""Observed engine state after an apply, and the part kept for later: last good workload and group crashes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -74,9 +71,9 @@ def rollout_of(outcome: Launch | RolledBack | Gated, observation: Observation) -
     workload, wanted = observation.workload, wanted_replicas(outcome.facts)
     if workload is None or workload.get("kind") != LEADER_WORKER_SET.kind:
         return with_replaced(read_rollout(workload, observation.pods, wanted), observation.replaced_workload)
-    deadline_s = (
-        engine_timeouts(outcome.facts, outcome.plan).progress_deadline_s if isinstance(outcome, Launch) else None
-    )
+    deadline_s = None
+    if isinstance(outcome, Launch):
+        deadline_s = engine_timeouts(outcome.facts, outcome.plan).progress_deadline_s
     rollout = read_group_rollout(workload, observation.pods, wanted, observation.groups, deadline_s)
     return with_replaced(rollout, observation.replaced_workload)
 
@@ -105,8 +102,9 @@ def update_group_history(
 ) -> GroupHistory:
     """Return the history with what is seen of engines on several nodes now; a new operator begins at ``last_good``."""
     outcome, workload = desired.outcome, observation.workload
-    if before is None:
-        before = _known_groups(last_good)
+    if before is None and last_good is not None:
+        before = last_good.groups or GroupHistory(serving_hash(last_good.workload), served=True)
+    before = before or NO_GROUP_HISTORY
     if observation.blocked or workload is None or isinstance(outcome, NotLaunched):
         return before
     if workload.get("kind") != LEADER_WORKER_SET.kind:
@@ -115,10 +113,3 @@ def update_group_history(
     awaited = wanted_replicas(outcome.facts) > 0 and not outcome.facts.spec.rollout.paused
     template = serving_hash(workload)
     return observe_groups(before, template, observation.pods, now_s, serve=serve, awaited=awaited)
-
-
-def _known_groups(last_good: LastGood | None) -> GroupHistory:
-    """What was seen of groups before this operator started: crashes, or that they served."""
-    if last_good is None:
-        return NO_GROUP_HISTORY
-    return last_good.groups or GroupHistory(serving_hash(last_good.workload), served=True)

@@ -1,8 +1,8 @@
 """Check engines against the spec: SettingsInForce, SpeculationActive, `status.speculation`.
 
-The evidence is an engine's counters, the settings it logged as changed, and the configuration its core started
-with. The command line is not evidence. An engine may log one thing and do another, so counters take precedence.
-Counters are lost when an engine ends, so the last acceptance is kept and shown with its time.
+The evidence is an engine's counters, the settings it logged as changed, and the configuration its core started with,
+not its command line. An engine may log one thing and do another, so counters take precedence. They are lost when an
+engine ends, so the last acceptance is kept and shown with its time.
 """
 
 from collections.abc import Mapping
@@ -280,10 +280,7 @@ _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 def last_acceptance(
     before: AcceptanceStatus | None, figures: ObservedStatus | None, facts: Facts | None, now: datetime
 ) -> AcceptanceStatus | None:
-    """Return the acceptance to show; that of other models, another method or another K is none of this spec.
-
-    ``facts`` are those of engines that are launched; None where nothing is, and what was known stays.
-    """
+    """Return the acceptance to show; that of other models, another method or another K is none of this spec."""
     with_ = None if facts is None else _measured_with(facts)
     if with_ is not None and figures is not None and figures.acceptance is not None:
         return AcceptanceStatus(
@@ -339,10 +336,7 @@ _STOPPED: Final = (
 def prove_speculation(
     facts: Facts, tensor: int, readings: Mapping[str, Reading], observed: ObservedStatus | None, recent: Recent
 ) -> tuple[ConditionUpdate, list[SpeculationFeature]]:
-    """Return whether the engines really draft, in the figures that the status shows, and what of it is in force.
-
-    ``tensor`` is the tensor parallelism of the plan.
-    """
+    """Return whether the engines really draft, in the figures that the status shows, and what of it is in force."""
     drafting, engines = _drafts(facts, readings, observed, recent), answering_engines(readings)
     none_answers = None if engines else no_engine_condition("SpeculationActive", readings).message
     features = _speculation_features(_Engines(facts, tensor, engines, observed, recent, drafting), none_answers)

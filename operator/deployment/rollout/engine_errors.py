@@ -8,6 +8,7 @@ and answers never reach a status or an Event.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from signal import Signals
 from typing import Final
 
@@ -65,23 +66,21 @@ _ANY: Final = re.DOTALL | re.MULTILINE
 
 @dataclass(frozen=True)
 class EngineError:
-    """One way in which vLLM fails.
-
-    ``reason``: word for programs. ``pattern``: finds it in the last words; what it matches is shown to people.
-    ``fix``: what helps. ``permanent``: true where only a change of the spec can help: the engine would fail each
-    time.
-    """
+    """One way in which vLLM fails; a ``permanent`` one fails at each start until the spec changes."""
 
     reason: str
     pattern: re.Pattern[str]
     fix: str
-    permanent: bool
+    permanent: bool = True
+
+
+_refused: Final = partial(EngineError, "EngineRefusesArguments")
 
 
 def _of_flag(check: FlagCheck) -> EngineError:
     words = r"\s+".join(re.escape(word) for word in check.words.split())
     fix = f"{check.place}: {check.fix}"
-    return EngineError("EngineRefusesArguments", re.compile(f"{words}[^\n]*"), fix, permanent=True)
+    return _refused(re.compile(f"{words}[^\n]*"), fix)
 
 
 # In the order in which they are looked for: what names the cause comes before what wraps it.
@@ -89,11 +88,9 @@ ENGINE_ERRORS: Final = (
     # Of what the operator tells before it starts; a version that it does not know yet may say so of other values.
     *(_of_flag(check) for check in FLAG_CHECKS if check.words),
     # vllm/utils/argparse_utils.py and Python's argparse, with exit code 2.
-    EngineError(
-        "EngineRefusesArguments",
+    _refused(
         re.compile(r"^\S+(?: serve)?: error: .*$", re.MULTILINE),
         "look at spec.engine.extraArgs and spec.engine.version",
-        permanent=True,
     ),
     # vllm/v1/worker/utils.py request_memory
     EngineError(
@@ -108,7 +105,6 @@ ENGINE_ERRORS: Final = (
         re.compile(r"No available memory for the cache blocks|Cannot auto-fit max_model_len: not enough GPU memory"),
         "weights and activations leave nothing for the KV cache: raise spec.serving.memoryUtilizationPercent or"
         " spec.parallelism.tensor, or quantize (spec.target.quantization)",
-        permanent=True,
     ),
     EngineError(
         "LengthDoesNotFit",
@@ -118,7 +114,6 @@ ENGINE_ERRORS: Final = (
             _ANY,
         ),
         "lower spec.serving.maxModelLen, or leave more memory for the KV cache",
-        permanent=True,
     ),
     # vllm/config/compilation.py resolve_cudagraph_mode_and_sizes
     EngineError(
@@ -126,7 +121,6 @@ ENGINE_ERRORS: Final = (
         re.compile(r"max_num_seqs \(\d+\) exceeds available Mamba cache blocks \(\d+\)"),
         "lower spec.serving.maxNumSeqs to that many blocks, raise spec.serving.memoryUtilizationPercent, or set"
         " spec.serving.cudagraphMode to PIECEWISE",
-        permanent=True,
     ),
     # vllm/v1/core/encoder_cache_manager.py compute_mm_encoder_budget
     EngineError(
@@ -137,49 +131,38 @@ ENGINE_ERRORS: Final = (
         ),
         "raise spec.serving.maxNumBatchedTokens to the tokens of that item, or limit images and videos with"
         " --limit-mm-per-prompt in spec.engine.extraArgs",
-        permanent=True,
     ),
     # vllm/config/model.py _get_and_verify_max_len
     EngineError(
         "LengthNotSupported",
         re.compile(r"User-specified max_model_len \(\d+\) is greater than the derived max_model_len[^)]*\)"),
         "lower spec.serving.maxModelLen",
-        permanent=True,
     ),
     # vllm/config/compilation.py resolve_cudagraph_mode_and_sizes
-    EngineError(
-        "EngineRefusesArguments",
+    _refused(
         re.compile(r"CUDAGraphMode\.\w+ is not supported with [^\n]*please try cudagraph_mode=PIECEWISE[^\n]*"),
         "set spec.serving.cudagraphMode to PIECEWISE, or remove --attention-backend from spec.engine.extraArgs",
-        permanent=True,
     ),
     # vllm/config/model.py verify_with_parallel_config
-    EngineError(
-        "EngineRefusesArguments",
+    _refused(
         re.compile(r"Pipeline parallelism is not supported for this model[^\n]*"),
         "set spec.parallelism.pipeline to 1",
-        permanent=True,
     ),
     # vllm/config/lora.py verify_with_model_config
-    EngineError(
-        "EngineRefusesArguments",
+    _refused(
         re.compile(r"LoRA is not supported for [^\n]*"),
         "remove --enable-lora from spec.engine.extraArgs",
-        permanent=True,
     ),
     # vllm/config/speculative.py _validate_suffix_decoding
-    EngineError(
-        "EngineRefusesArguments",
+    _refused(
         re.compile(r"Arctic Inference is required for suffix decoding[^\n]*"),
         "set spec.engine.image to one that holds arctic-inference, or use another spec.speculation.method",
-        permanent=True,
     ),
     # vllm/forward_context.py DPMetadata.make, up to 0.29 of a draft that proposes blocks
     EngineError(
         "DraftFailsInCopies",
         re.compile(r"assert num_tokens_across_dp_cpu\[dp_rank\] == batchsize.*?^AssertionError: \d+ \d+", _ANY),
         "set spec.parallelism.data to 1, or spec.engine.version to 0.30 or newer",
-        permanent=True,
     ),
     # vllm/v1/worker/gpu_model_runner.py load_model and profiling; torch/cuda/memory.py
     EngineError(
@@ -198,7 +181,6 @@ ENGINE_ERRORS: Final = (
             r"|Cannot find an appropriate cached snapshot folder[^\n]*"
         ),
         "correct the model's path in the spec, or put the model there",
-        permanent=True,
     ),
     # `specdecode replay serve`, of the recording or of a setting that does not go with it
     EngineError(
@@ -216,25 +198,20 @@ ENGINE_ERRORS: Final = (
             r"|device-cpu query lens mismatch not supported, this is needed for adaptive verification"
         ),
         "set spec.speculation.adaptiveVerification to false, or serve without what is named here",
-        permanent=True,
     ),
     # vllm/platforms/cuda.py get_attn_backend_cls
-    EngineError(
-        "EngineRefusesArguments",
+    _refused(
         re.compile(
             r"No valid attention backend found for [^\n]*"
             r"|Selected backend \S+ is not valid for this configuration[^\n]*"
         ),
         "set spec.serving.kvCacheDtype to auto, or remove --attention-backend and --attention-config from"
         " spec.engine.extraArgs; the message has the reason of each backend",
-        permanent=True,
     ),
     # pydantic, for the classes in vllm/config
-    EngineError(
-        "EngineRefusesArguments",
+    _refused(
         re.compile(r"\d+ validation errors? for \w+.*?(?= \[type=|\Z)", _ANY),
         "look at spec.engine.extraArgs and at the field that the message names",
-        permanent=True,
     ),
 )
 _WRAPPERS: Final = re.compile(

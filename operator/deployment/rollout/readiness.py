@@ -206,10 +206,7 @@ def _not_yet_ready(rollout: Rollout) -> Readiness:
 
 
 def available_condition(counts: EngineCounts, readiness: Readiness) -> ConditionUpdate:
-    """Return whether any engine serves.
-
-    If none does, the reason is that of the pods if they have one, else that of ``readiness``.
-    """
+    """Return whether any engine serves; if none does, the reason is that of the pods, else that of ``readiness``."""
     if counts.wanted == 0 or (counts.ready == 0 and counts.blocked is None):
         return ConditionUpdate("Available", FALSE, readiness.reason, readiness.message)
     if counts.ready == 0 and counts.blocked is not None:

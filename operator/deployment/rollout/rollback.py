@@ -118,10 +118,7 @@ def put_back(key: Key, uid: str, workload: Body, earlier: Body) -> Body:
 def after_rollout(
     last_good: LastGood | None, wanted: Body, attempt: Callable[[], str], rollout: Rollout
 ) -> LastGood | None:
-    """Return what is to be remembered now that the engines of a workload are where they are.
-
-    ``wanted`` starts the engines, not yet taken back, of the attempt that ``attempt`` names.
-    """
+    """Return what is to be remembered of a rollout; ``wanted`` starts the engines of the attempt ``attempt``."""
     if rollout.wanted == 0:
         return last_good
     if rollout.complete:
@@ -141,10 +138,7 @@ def after_rollout(
 
 
 def with_crashes(last_good: LastGood | None, groups: GroupHistory) -> LastGood | None:
-    """Return it with the crashes of groups, as far as another one of them would still change something.
-
-    So a group that crashes for days is written down a few times.
-    """
+    """Return it with the crashes of groups; those beyond what can still change something are not written."""
     if last_good is None:
         return None
     if not groups.crashed:

@@ -178,10 +178,8 @@ def observe_groups(  # noqa: PLR0913  all that is seen at once
 ) -> GroupHistory:
     """Return the history with what is seen now.
 
-    ``before``: what was seen earlier, perhaps of another template. ``template``: hash of the template in force.
-    ``pods``: its pods. ``now_s``: the time in seconds since 1970. ``serve``: whether all its groups serve.
-    ``awaited``: whether they should serve by and by: some are wanted, and no pause holds them back. Their time
-    begins with that.
+    ``before`` may be of another template, ``template`` is the hash of the one in force and ``pods`` are its pods.
+    The time of groups begins when they are ``awaited``: some are wanted, and no pause holds them back.
     """
     if template != before.template:
         # Pods that are there already were waited for by an operator that is gone.
@@ -228,9 +226,7 @@ def read_group_rollout(
     """Return how far the engines are.
 
     The status of a LeaderWorkerSet does not say which template it speaks of, so it counts only as far as pods of
-    the present one bear it out. ``groups``: the LeaderWorkerSet. ``pods``: pods of its present template.
-    ``wanted``: how many engines are wanted. ``history``: what was seen of its groups before. ``deadline_s``: how
-    long they may take to serve; None where nobody waits for them.
+    the present one bear it out. ``deadline_s`` is None where nothing waits for the engines.
     """
     status = groups.get("status", {})
     leaders = [pod for pod in serving_pods(pods) if "deletionTimestamp" not in pod["metadata"]]
