@@ -1,7 +1,7 @@
 """Rules of thumb about a pair, with numbers and sources; and the break-even of a draft's memory.
 
 Advice never changes a plan. A rule reports only if its numbers are known and outside the recommended range, or if it
-costs the user something. docs/explanation/advice.md states which parts of each source were checked.
+costs the user something. docs/explanation/advice.md has the source of each rule.
 """
 
 from collections.abc import Iterator
@@ -20,71 +20,6 @@ from specdecode_operator.sizing.pair import Pair, Parallelism, without_speculati
 from specdecode_operator.sizing.placement import Row
 from specdecode_operator.sizing.weights import parameter_count
 from specdecode_operator.stats.payoff import Curve, Load, StepCosts, break_even_rate, break_even_tokens, full_cache
-
-
-@dataclass(frozen=True)
-class Source:
-    """A place to read on."""
-
-    title: str  # Paper, page or source file; a rule that only practice supports says so
-    url: str = ""  # Where it is; empty for a rule of thumb without one
-
-
-_GUIDE_URL: Final = "https://www.digitalocean.com/community/tutorials/speculative-decoding-vllm-configuration-guide"
-DRAFT_SIZE: Final = Source(
-    "rule of thumb: 1:8 to 1:12 from DigitalOcean, Speculative Decoding on vLLM; 1 to 5 % from practice, in line with "
-    "Leviathan et al. 2023, whose best drafts were far smaller still",
-    _GUIDE_URL,
-)
-FAMILY: Final = Source("rule of thumb: DigitalOcean, Speculative Decoding on vLLM", _GUIDE_URL)
-MEMORY_SHARES: Final = Source("rule of thumb; the share itself is computed")
-SHARED_BLOCKS: Final = Source(
-    "vLLM 0.32, v1/core/kv_cache_utils.py: target and draft share one pool of blocks",
-    "https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/kv_cache_utils.py",
-)
-DROPPED_BLOCK: Final = Source(
-    "vLLM until 0.32, v1/core/single_type_kv_cache_manager.py find_longest_cache_hit; its own manager was asked",
-    "https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/single_type_kv_cache_manager.py",
-)
-EIGHT_BIT_FIRST: Final = Source(
-    "rule of thumb, with Kurtic et al., Give Me BF16 or Give Me Death: FP8 loses nothing measurable, INT8 1-3 %, INT4 "
-    "is close to 8 bits when well made",
-    "https://arxiv.org/abs/2411.02355",
-)
-LOSSLESS: Final = Source(
-    "Leviathan et al., Fast Inference from Transformers via Speculative Decoding: the output follows the target alone",
-    "https://arxiv.org/abs/2211.17192",
-)
-SCHEDULER_SLOTS: Final = Source(
-    "vLLM 0.32, config/speculative.py max_num_new_slots_for_drafting and v1/core/sched/scheduler.py schedule",
-    "https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/sched/scheduler.py",
-)
-SAMPLER_PEAK: Final = Source(
-    "vLLM issues on the rejection sampler's memory; chunked since pull request 48630",
-    "https://github.com/vllm-project/vllm/pull/38220",
-)
-TEMPERATURE: Final = Source(
-    "rule of thumb for 0.5 and 0.7; that acceptance falls with temperature: Leviathan et al.",
-    "https://arxiv.org/abs/2211.17192",
-)
-INTER_TOKEN: Final = Source(
-    "vLLM documentation, Speculative Decoding: made to reduce inter-token latency",
-    "https://docs.vllm.ai/en/latest/features/speculative_decoding/",
-)
-MIXED: Final = Source("rule of thumb; DigitalOcean, Speculative Decoding on vLLM, warns of a rising P99", _GUIDE_URL)
-BUSY_SERVER: Final = Source(
-    "vLLM blog, How Speculative Decoding Boosts vLLM Performance by up to 2.8x: slower by 1.4 (draft model) and 1.8 "
-    "(n-grams) at high request rates",
-    "https://blog.vllm.ai/2024/10/17/spec-decode.html",
-)
-PROMPT_LOOKUP: Final = Source(
-    "vLLM blog, How Speculative Decoding Boosts vLLM Performance by up to 2.8x: prompt lookup on summaries",
-    "https://blog.vllm.ai/2024/10/17/spec-decode.html",
-)
-LAYERS_WITHIN_NODES: Final = Source(
-    "vLLM documentation, Parallelism and Scaling: tensor parallelism within a node, pipeline parallelism across nodes",
-    "https://docs.vllm.ai/en/latest/serving/parallelism_scaling/",
-)
 
 
 @dataclass(frozen=True)
@@ -124,19 +59,17 @@ def break_even(pair: Pair, budget: Budget, alone: Budget) -> BreakEven | None:
     )
 
 
-def pays_from(needed: BreakEven | None) -> tuple[str, tuple[tuple[str, float], ...]]:
-    """Return what acceptance pays for a share of the KV cache, as a part of a sentence and as numbers."""
+def pays_from(needed: BreakEven | None) -> str:
+    """Return what acceptance pays for a share of the KV cache, as a part of a sentence."""
     if needed is None:
-        return "", ()
-    shares = (("break_even_full_percent", needed.full_cache), ("break_even_few_percent", needed.few_requests))
-    numbers = tuple((name, 100 * share) for name, share in shares if share is not None)
+        return ""
     read = "weights" if needed.reads_all else "weights, those of all experts,"
     given = f"where a step takes as long as reading {read} and KV cache"
     few = "" if needed.few_requests is None else f" ({100 * needed.few_requests:.0f} % with few requests)"
     if needed.full_cache is None:
-        return f"; not even 100 % acceptance pays for that while the cache is full{few}, {given}", numbers
+        return f"; not even 100 % acceptance pays for that while the cache is full{few}, {given}"
     least = f"at least {100 * needed.full_cache:.0f} % acceptance to pay for that while the cache is full"
-    return f"; it takes {least}{few}, {given}", numbers
+    return f"; it takes {least}{few}, {given}"
 
 
 SMALLEST_RATIO: Final = 8
@@ -158,7 +91,6 @@ class Workload:
     kind: WorkloadKind | None = None  # What most requests are
     temperature: float | None = None  # Sampling temperature that most of them ask for
     primary_slo: Slo | None = None  # What the service promises first of all
-    # Tokens of a usual prompt and of its answer
     prompt_tokens: int | None = None
     output_tokens: int | None = None
 
@@ -169,8 +101,6 @@ class Advice:
 
     code: str  # Stable name of the rule, an anchor in docs/explanation/advice.md
     sentence: str  # What to consider and why, without a full stop
-    numbers: tuple[tuple[str, float], ...]  # What the sentence rests on, by name with the unit
-    source: Source  # Where the rule comes from
 
 
 @dataclass(frozen=True)
@@ -207,8 +137,8 @@ def advise_on_nodes(row: Row) -> tuple[Advice, ...]:
         f" with GPUDirect this is slow; tensor {row.gpus_per_node}, pipeline {row.nodes} meets once a stage, where the"
         " method goes with stages"
     )
-    numbers = (("nodes", row.nodes), ("tensor", row.tensor))
-    return (Advice("layers-over-nodes", sentence, numbers, LAYERS_WITHIN_NODES),)
+
+    return (Advice("layers-over-nodes", sentence),)
 
 
 def _draft_model(case: _Case) -> Iterator[Advice]:
@@ -228,16 +158,12 @@ def _draft_model(case: _Case) -> Iterator[Advice]:
             "draft-size",
             f"the draft has {percent:.1f} % of the target's parameters; one rule wants 1/{SMALLEST_RATIO} to "
             f"1/{LARGEST_RATIO}, another {SMALLEST_SHARE_PERCENT} to {LARGEST_SHARE_PERCENT} %: it is {size}",
-            (("target_parameters_per_draft_parameter", ratio), ("draft_share_percent", percent)),
-            DRAFT_SIZE,
         )
     if draft.architecture != target.architecture:
         yield Advice(
             "draft-family",
             f"draft {draft.name} ({draft.architecture}) is of another family than target {target.name} "
             f"({target.architecture}): models that were trained alike agree more often",
-            (),
-            FAMILY,
         )
 
 
@@ -253,8 +179,6 @@ def _weights(case: _Case) -> Iterator[Advice]:
             "draft-memory",
             f"draft weights take {percent:.0f} % of the GPU's memory ({format_gib(budget.draft_weights_bytes)} "
             f"GiB), more than {LARGEST_DRAFT_PERCENT} %: {smaller} leaves more for the KV cache",
-            (("draft_share_percent", percent),),
-            MEMORY_SHARES,
         )
     percent = 100 * budget.target_weights_bytes / budget.total_bytes
     if percent > LARGEST_TARGET_PERCENT:
@@ -265,8 +189,6 @@ def _weights(case: _Case) -> Iterator[Advice]:
             f"target weights take {percent:.0f} % of the GPU's memory "
             f"({format_gib(budget.target_weights_bytes)} GiB), more than {LARGEST_TARGET_PERCENT} %: little is "
             f"left for a draft and the KV cache of both; {remedy}",
-            (("target_share_percent", percent),),
-            MEMORY_SHARES,
         )
 
 
@@ -282,33 +204,29 @@ def _draft_kv(case: _Case) -> Iterator[Advice]:
     tokens = case.budget.kv_cache_tokens
     percent = 100 * (1 - tokens / tokens_alone)
     if percent >= NOTABLE_KV_PERCENT:
-        pays, numbers = pays_from(break_even(case.pair, case.budget, alone))
+        # Target and draft share one pool of blocks (vllm/v1/core/kv_cache_utils.py).
+        pays = pays_from(break_even(case.pair, case.budget, alone))
         yield Advice(
             "draft-kv",
             f"the draft takes {percent:.0f} % of the token capacity: {tokens:,} tokens{case.split.each_copy} are left "
             f"of the {tokens_alone:,} that the target would have alone{pays}",
-            (("lost_percent", percent), ("tokens", tokens), ("tokens_alone", tokens_alone), *numbers),
-            SHARED_BLOCKS,
         )
 
 
 def _prefix_cache(case: _Case) -> Iterator[Advice]:
     tax = prefix_tax_of(case.pair, case.split)
     if tax is not None and tax.loss is Loss.DROPS_BLOCK:
+        # Until vLLM 0.32: v1/core/single_type_kv_cache_manager.py, find_longest_cache_hit.
         yield Advice(
             "prefix-cache",
             f"of each prompt that begins like an earlier one, the last block of {tax.block_tokens} tokens that agrees "
             f"is computed again: {case.pair.method} needs hidden states there",
-            (("lost_tokens", tax.block_tokens),),
-            DROPPED_BLOCK,
         )
     if kinds := unread_layers(case.pair, case.split):
         yield Advice(
             "prefix-cache-unknown",
             f"{case.pair.method} may have tokens computed again of each prompt that begins like an earlier one; how "
             f"many is not known for a model with {kinds}: a capture with two arms measures it",
-            (),
-            DROPPED_BLOCK,
         )
 
 
@@ -320,8 +238,6 @@ def _precisions(case: _Case) -> Iterator[Advice]:
             "target-int8-first",
             f"the target is quantized to {target}: try FP8 or INT8 first, 8 bits lose less and the target alone "
             "decides the output",
-            (),
-            EIGHT_BIT_FIRST,
         )
     if pair.draft is None or pair.method != Method.DRAFT_MODEL:
         return
@@ -331,8 +247,6 @@ def _precisions(case: _Case) -> Iterator[Advice]:
             "quantize-draft",
             f"the target is {target} and the draft still {draft}: the draft is the safer one to "
             "quantize, the target checks every token, so only the acceptance can suffer",
-            (("draft_weights_gib", case.budget.draft_weights_bytes / GIB),),
-            LOSSLESS,
         )
 
 
@@ -340,13 +254,12 @@ def _effective_batch(case: _Case) -> Iterator[Advice]:
     limits = case.pair.limits
     batch = case.budget.effective_batch
     if batch < limits.max_num_seqs:
+        # vllm/config/speculative.py, max_num_new_slots_for_drafting; v1/core/sched/scheduler.py, schedule.
         yield Advice(
             "effective-batch",
             f"only {batch} of maxNumSeqs {limits.max_num_seqs} requests can decode in one step: each takes K + 1 and "
             f"the draft's own slots of maxNumBatchedTokens {limits.max_num_batched_tokens}; raise that, or lower K or "
             "maxNumSeqs",
-            (("effective_batch_requests", batch), ("max_num_seqs", limits.max_num_seqs)),
-            SCHEDULER_SLOTS,
         )
 
 
@@ -354,7 +267,7 @@ def _sampler_logits(case: _Case) -> Iterator[Advice]:
     budget = case.budget
     if budget.overrun_bytes <= budget.slack_bytes:
         return
-    # Bisect the largest maxNumSeqs whose logits fit into the slack.
+    # Bisect the largest maxNumSeqs whose logits fit into the slack; chunked since vLLM pull request 48630.
     fitting, bad = 0, case.pair.limits.max_num_seqs
     while bad - fitting > 1:
         middle = (fitting + bad) // 2
@@ -366,12 +279,6 @@ def _sampler_logits(case: _Case) -> Iterator[Advice]:
         "sampler-logits",
         f"verifying maxNumSeqs x (K + 1) proposals can take {format_gib(budget.overrun_bytes)} GiB that vLLM does not "
         f"reserve, and {format_gib(max(0, budget.slack_bytes))} GiB are free outside its budget: {remedy}",
-        (
-            ("overrun_gib", budget.overrun_bytes / GIB),
-            ("slack_gib", budget.slack_bytes / GIB),
-            ("fitting_max_num_seqs", fitting),
-        ),
-        SAMPLER_PEAK,
     )
 
 
@@ -384,38 +291,30 @@ def _workload(case: _Case) -> Iterator[Advice]:
                 f"temperature {temperature:g} is above {HIGH_TEMPERATURE}: the draft is guessed right less often, "
                 "expect poor acceptance and a small K"
             )
-        yield Advice("temperature", sentence, (("temperature", temperature),), TEMPERATURE)
+        yield Advice("temperature", sentence)
     if workload.primary_slo is Slo.TTFT:
         yield Advice(
             "first-token",
             "the first token comes from the prefill, which speculation does not shorten: a promise on TTFT gains "
             "little, and a draft model adds its own prefill",
-            (),
-            INTER_TOKEN,
         )
     if workload.primary_slo is Slo.THROUGHPUT:
         yield Advice(
             "throughput",
             "speculation buys latency with work: at high request rates vLLM measured 1.4 to 1.8 times less throughput "
             "with it; give busy batches a smaller K, or 0",
-            (("largest_measured_slowdown", 1.8),),
-            BUSY_SERVER,
         )
     if workload.kind is WorkloadKind.MIXED:
         yield Advice(
             "mixed-workload",
             "mixed requests are accepted unequally, so the slowest (P99) move away from the median: watch P99, or "
             "serve each kind apart",
-            (),
-            MIXED,
         )
     if workload.kind in (WorkloadKind.SUMMARIZATION, WorkloadKind.RAG) and case.pair.method != Method.NGRAM:
         yield Advice(
             "prompt-lookup",
             f"{workload.kind} repeats its prompt: method {Method.NGRAM} proposes from it without a draft, its weights "
             "or its KV cache",
-            (("draft_weights_gib", case.budget.draft_weights_bytes / GIB),),
-            PROMPT_LOOKUP,
         )
 
 
@@ -431,6 +330,4 @@ def _usual_concurrency(case: _Case) -> Iterator[Advice]:
             "usual-concurrency",
             f"the KV cache{case.split.each_copy} holds {requests:,} requests of {length:,} tokens (prompt {prompt:,}, "
             f"answer {output:,}), fewer than maxNumSeqs {limits.max_num_seqs}: more than that wait, or are preempted",
-            (("usual_requests", requests), ("usual_tokens", length), ("max_num_seqs", limits.max_num_seqs)),
-            SHARED_BLOCKS,
         )

@@ -98,7 +98,6 @@ _GROUPS_LABEL: Final = "leaderworkerset.sigs.k8s.io/name"  # On every pod of a L
 def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Mapping[str, str]) -> list[Body]:
     """Return the objects that must exist while this plan is in force, in the order of their creation."""
     spec, in_groups = facts.spec, facts.takes_pods_of(plan) > 1
-    # Of a group the Service selects the leader alone, for workers have other labels.
     selector, name = (
         selector_labels(key.name),
         workload_name(key, (LEADER_WORKER_SET if in_groups else DEPLOYMENT).kind),
@@ -115,7 +114,6 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Ma
         "paused": spec.rollout.paused,
         "name": name,
     }
-    # Pods are rendered and parsed already.
     if in_groups:
         # Kueue admits a group as a whole, by labels on the LeaderWorkerSet itself.
         labels = ((spec.pod_template.metadata or {}).get("labels") or {}) if spec.pod_template else {}

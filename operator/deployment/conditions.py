@@ -96,7 +96,6 @@ def changed_conditions(old: list[Condition], new: list[Condition]) -> list[Condi
     return [each for each in changed if each.status in told.get(each.type, (TRUE, FALSE))]
 
 
-# Reasons of SpeculationActive, by the field that is not in force.
 REASONS: Final[Mapping[str, str]] = {
     "method": "OtherMethod",
     "numSpeculativeTokens": "OtherDraftLength",

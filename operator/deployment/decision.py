@@ -133,7 +133,6 @@ def decide(parent: ParsedDeployment, cluster: ClusterState) -> DesiredState:
         readiness, jobs = download
     if readiness is None:
         return _launch(parent, planned, commits, cluster)
-    # The plan is shown, but is not in force.
     shown = plan_config_map(parent.key, parent.uid, planned.plan_texts)
     return DesiredState(NotLaunched(readiness, planned.plan_status), planned.conditions, [shown, *jobs])
 
@@ -166,7 +165,6 @@ def _resolve(parent: ParsedDeployment, cluster: ClusterState) -> _Planned | Desi
     if isinstance(planned, _Planned):
         refuse_group_name(parent.key, planned.facts.takes_pods_of(planned.plan))
         return planned
-    # The last plan is shown while the nodes that it was made for are away.
     condition = ConditionUpdate("Planned", UNKNOWN, planned.reason, planned.message)
     readiness = without_engines(spec) or working(planned.reason, planned.message)
     return DesiredState(NotLaunched(readiness, previous), [_ACCEPTED, condition])
@@ -237,7 +235,6 @@ def _launch(
     """Put the plan in force, or keep the workload that served last, where engines failed before or wait at the gate."""
     key, uid, plan, last_good, gate = parent.key, parent.uid, planned.plan, cluster.last_good, cluster.gate
     if last_good is not None:
-        # Its pods must be acceptable today, too.
         allowed = (cluster.host_paths, cluster.pod_template, key.namespace)
         if not all(is_still_allowed(each, *allowed) for each in pod_templates(last_good.workload)):
             last_good = None

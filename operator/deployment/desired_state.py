@@ -24,7 +24,6 @@ class ClusterState:
     """What one SpecDecodeDeployment finds in its cluster. Two that are equal lead to the same decision."""
 
     nodes: tuple[NodeFacts, ...] = ()
-    # What Jobs have read of models in the object's namespace, by the key of their source.
     model_facts: Mapping[str, str] = field(default_factory=dict)
     model_pods: Sequence[Body] = ()
     # What the operator's facts files say of the object's models. They come before what Jobs have read.
@@ -34,7 +33,6 @@ class ClusterState:
     gate: GateState = UNGATED
     calibration: Calibration = UNCALIBRATED
     host_paths: tuple[str, ...] = ()
-    # What podTemplate may ask for beyond `deployment/pod_security.py`, by name.
     pod_template: frozenset[str] = NONE_ALLOWED
     nodes_from: NodesFrom = NodesFrom.CLUSTER
     has_leader_worker_sets: bool = False

@@ -31,15 +31,7 @@ from specdecode_operator.cluster.resources import (
     worker_labels,
 )
 from specdecode_operator.deployment.engine_settings import engine_settings, served_names
-from specdecode_operator.deployment.models.model_locations import (
-    COMPILE_CACHE_PATH,
-    COMPILED_PATH,
-    compiled_mount,
-    downloads_in_pods,
-    engine_volumes,
-    hub_environment,
-    model_path,
-)
+from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.pod_scripts import warm_start
 from specdecode_operator.deployment.pod_template_merge import (
     DOWNLOAD_DRAFT,
@@ -53,6 +45,7 @@ from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.deployment.timeouts import PROBE_PERIOD_S, Timeouts, timeouts
 from specdecode_operator.sizing.memory.buffers import cost_profile_s
 from specdecode_operator.sizing.plan import Plan
+from specdecode_operator.vllm import logging_config
 from specdecode_operator.vllm.arguments import TLS_PATH, command_line
 from specdecode_operator.vllm.environment import (
     API_KEY_VARIABLE,
@@ -60,16 +53,6 @@ from specdecode_operator.vllm.environment import (
     HOST_ADDRESS_VARIABLE,
     STARTUP_PLAN_ENVIRONMENT,
     environment,
-)
-from specdecode_operator.vllm.logging_config import (
-    ENGINE_CONFIG_PATH,
-    LOGGING_CONFIG_PATH,
-    LOGGING_CONFIG_VARIABLE,
-    LOGGING_FILE,
-    LOGGING_LEVEL_VARIABLE,
-    WATCH,
-    WATCH_FILE,
-    logging_config,
 )
 from specdecode_operator.vllm.settings import ContainerVariable, NodeGroup, Platform
 
@@ -147,7 +130,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
     settings = engine_settings(spec, facts.pair, plan.chosen.tensor, group)
     command, mounts = command_line(settings, facts.profile), [_MODELS_MOUNT]
     own_env = {variable.name: variable.value for variable in spec.engine.env}
-    env = {**environment(settings), LOGGING_CONFIG_VARIABLE: LOGGING_CONFIG_PATH}
+    env = {**environment(settings), logging_config.LOGGING_CONFIG_VARIABLE: logging_config.LOGGING_CONFIG_PATH}
     # On several nodes only the leader knows that it serves, so nothing is cached there.
     if spec.models.cache is not None and role is Role.ALONE:
         if settings.ranks == 1:
@@ -156,10 +139,10 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
         # depends on, such as the share of memory (config/cache.py, compute_hash).
         content = {"image": facts.image, "command": command, "env": own_env}
         product = "cpu" if facts.on_cpu else plan.chosen.product
-        mount = compiled_mount(spec, f"{facts.profile.version}-{product}-{content_hash(content)}")
+        mount = model_locations.compiled_mount(spec, f"{facts.profile.version}-{product}-{content_hash(content)}")
         mounts = [_MODELS_MOUNT, *([mount] if mount else [])]
         health = f"--health={'https' if settings.tls else 'http'}://127.0.0.1:{settings.port}/health"
-        shared, own = f"--folder={COMPILED_PATH}", f"--cache={COMPILE_CACHE_PATH}"
+        shared, own = f"--folder={model_locations.COMPILED_PATH}", f"--cache={model_locations.COMPILE_CACHE_PATH}"
         command = ["python3", "-c", _WARM_START, shared, own, health, "--", *command]
     env |= own_env
     resources: Body = {"limits": {GPU_RESOURCE: str(plan.chosen.gpus_per_node)}}
@@ -168,7 +151,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
         # A CPU limit would throttle the engine while the node has idle cores.
         requests = {"cpu": str(spec.accelerator.cpu_cores), "memory": memory}
         resources = {"requests": requests, "limits": {"memory": memory}}
-    logging = logging_config(own_env.get(LOGGING_LEVEL_VARIABLE, "INFO").upper())
+    logging = logging_config.logging_config(own_env.get(logging_config.LOGGING_LEVEL_VARIABLE, "INFO").upper())
     return {
         "role": role,
         "prepare": None,
@@ -186,15 +169,15 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
         "mounts": mounts,
         "shm_gib": _SHM_GIB_PER_GPU * plan.chosen.gpus_per_node,
         "engine_config": {
-            ENGINE_LOGGING_ANNOTATION: (LOGGING_FILE, logging),
-            ENGINE_WATCH_ANNOTATION: (WATCH_FILE, WATCH),
+            ENGINE_LOGGING_ANNOTATION: (logging_config.LOGGING_FILE, logging),
+            ENGINE_WATCH_ANNOTATION: (logging_config.WATCH_FILE, logging_config.WATCH),
         },
-        "engine_config_path": ENGINE_CONFIG_PATH,
+        "engine_config_path": logging_config.ENGINE_CONFIG_PATH,
         "probe_period_s": PROBE_PERIOD_S,
         "times": times,
-        "volumes": engine_volumes(spec),
-        "downloads": _downloads(spec) if downloads_in_pods(spec) else [],
-        "hub_env": hub_environment(spec),
+        "volumes": model_locations.engine_volumes(spec),
+        "downloads": _downloads(spec) if model_locations.downloads_in_pods(spec) else [],
+        "hub_env": model_locations.hub_environment(spec),
         "hub_token": secret_key(spec.models.hub_token_secret),
         **_access_values(spec),
     }
@@ -217,14 +200,13 @@ def _access_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
 def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
     models = {(spec.target.model, spec.target.revision): DOWNLOAD_TARGET}
     if spec.speculation and (draft := spec.speculation.draft):
-        # A model that drafts for itself is there already.
         models.setdefault((draft.model, draft.revision), DOWNLOAD_DRAFT)
     return [
         {
             "name": name,
             "user": container_user(spec, name),
             "command": [
-                *("hf", "download", model, "--local-dir", model_path(model)),
+                *("hf", "download", model, "--local-dir", model_locations.model_path(model)),
                 # In one word: one that begins with - would be an option.
                 *((f"--revision={revision}",) if revision else ()),
             ],

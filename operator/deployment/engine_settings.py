@@ -11,23 +11,15 @@ from specdecode_operator.sizing.families.draft_heads import method_of_head
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.pair import Pair
 from specdecode_operator.sizing.version_rules import Runner
-from specdecode_operator.vllm.settings import (
-    CpuSettings,
-    EngineSettings,
-    NodeGroup,
-    OnlineQuantization,
-    ScheduleRange,
-    SpeculationSettings,
-    SuffixSettings,
-)
+from specdecode_operator.vllm import settings
 
 
 def engine_settings(
-    spec: SpecDecodeDeploymentSpec, pair: Pair, tensor: int, group: NodeGroup | None = None
-) -> EngineSettings:
+    spec: SpecDecodeDeploymentSpec, pair: Pair, tensor: int, group: settings.NodeGroup | None = None
+) -> settings.EngineSettings:
     """Return all that the engine's command line and environment need, for a pod of a group too."""
     serving, limits = spec.serving, pair.limits
-    return EngineSettings(
+    return settings.EngineSettings(
         model=engine_model_path(spec, spec.target),
         served_model_names=served_names(spec),
         max_model_len=limits.max_model_len,
@@ -63,28 +55,28 @@ def served_names(spec: SpecDecodeDeploymentSpec) -> tuple[str, ...]:
     return tuple(spec.serving.served_model_names) or (short_name(spec.target.model),)
 
 
-def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> OnlineQuantization | None:
+def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> settings.OnlineQuantization | None:
     made = wanted is Precision.FP8 and geometry.checkpoint_precision is None
-    return OnlineQuantization.FP8 if made else None
+    return settings.OnlineQuantization.FP8 if made else None
 
 
-def _cpu(spec: SpecDecodeDeploymentSpec) -> CpuSettings | None:
+def _cpu(spec: SpecDecodeDeploymentSpec) -> settings.CpuSettings | None:
     accelerator = spec.accelerator
     if accelerator.type is AcceleratorType.GPU:
         return None
-    return CpuSettings(kv_cache_gib=accelerator.kv_cache_gib or 0, cores=accelerator.cpu_cores or 0)
+    return settings.CpuSettings(kv_cache_gib=accelerator.kv_cache_gib or 0, cores=accelerator.cpu_cores or 0)
 
 
-def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSettings | None:
+def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> settings.SpeculationSettings | None:
     speculation = spec.speculation
     if speculation is None or speculation.method is Method.NONE:
         return None
     draft, ngram, suffix = speculation.draft, speculation.ngram, speculation.suffix
-    return SpeculationSettings(
+    return settings.SpeculationSettings(
         method=speculation.method,
         num_speculative_tokens=speculation.num_speculative_tokens or 0,
         schedule=tuple(
-            ScheduleRange(range_.from_, range_.to, range_.num_speculative_tokens)
+            settings.ScheduleRange(range_.from_, range_.to, range_.num_speculative_tokens)
             for range_ in speculation.num_speculative_tokens_by_batch_size
         ),
         draft_model=engine_model_path(spec, draft) if draft else None,
@@ -96,7 +88,7 @@ def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSetti
         prompt_lookup_min=ngram.prompt_lookup_min if ngram else None,
         prompt_lookup_max=ngram.prompt_lookup_max if ngram else None,
         draft_tensor_parallel_size=spec.parallelism.draft_tensor,
-        suffix=SuffixSettings(
+        suffix=settings.SuffixSettings(
             max_tree_depth=suffix.max_tree_depth,
             max_cached_requests=suffix.max_cached_requests,
             max_spec_factor_percent=suffix.max_spec_factor_percent,

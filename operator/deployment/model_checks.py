@@ -20,14 +20,7 @@ from specdecode_operator.enums import (
 from specdecode_operator.problems import Problem, shown_or_missing
 from specdecode_operator.sizing.catalogue import made_for
 from specdecode_operator.sizing.errors import PlanError, SizingError
-from specdecode_operator.sizing.families.draft_heads import (
-    ASSISTANTS,
-    DFLASH2,
-    draft_class,
-    method_of_head,
-    missing_class,
-    unregistered_model,
-)
+from specdecode_operator.sizing.families import draft_heads
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.kv_cache import cache_layout
 from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft, longest_sequence, vocabulary_mismatch
@@ -70,7 +63,6 @@ def runner_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
         )
         yield Problem(f"{DRAFT}.model", draft.name, message)
     asked, found = spec.parallelism, list[int]()
-    # The fewest groups count where the plan chooses the split.
     splits = [asked.tensor] if asked.tensor else [1 << power for power in range(_LARGEST_TENSOR.bit_length())]
     for tensor in splits if method in _DRAFTS_IN_ONE_GROUP else ():
         with suppress(SizingError):  # other rules say so
@@ -117,7 +109,6 @@ def schedule_notes(spec: SpecDecodeDeploymentSpec, profile: EngineProfile, pair:
 
 
 _METHOD: Final = "spec.speculation.method"
-# Methods that read hidden states of the target's inner layers.
 _READS_INNER_STATES: Final = (Method.EAGLE3, Method.DFLASH, Method.DSPARK)
 _LENDS_TO_ASSISTANTS: Final = "Gemma4"
 # Methods whose head goes as far as the target, whatever its file says (config/speculative.py), or keeps no length.
@@ -160,13 +151,13 @@ def _copies_problems(
 def _role_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
     """Heads and models in each other's place: vLLM loads a head only with the target that it was made for."""
     target, draft = pair.target, pair.draft
-    if (drafts_by := method_of_head(target)) is not None:
+    if (drafts_by := draft_heads.method_of_head(target)) is not None:
         verifier = next(iter(made_for(target)), "the model that it was made for")
         message = f"is a draft head: name {verifier}, and this one as speculation.draft.model with method: {drafts_by}"
         yield Problem(f"{TARGET}.model", target.name, message)
     if draft is None or method not in METHODS_TAKING_DRAFT:
         return
-    proposes_by = method_of_head(draft)
+    proposes_by = draft_heads.method_of_head(draft)
     if draft.head is None and method not in (Method.DRAFT_MODEL, Method.MTP):
         named = _other_head(target, method)
         refused = vocabulary_mismatch(target, draft) or any(runner_problems(spec, Method.DRAFT_MODEL, pair))
@@ -317,11 +308,11 @@ def _refiner_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Pr
 def _class_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
     """What the registry of this version lacks (vllm/model_executor/models/registry.py), and what runs on one runner."""
     draft, version = pair.draft, pair.limits.engine_version
-    if draft is None or method_of_head(draft) is not method or (draft.head and draft.head.refiner):
+    if draft is None or draft_heads.method_of_head(draft) is not method or (draft.head and draft.head.refiner):
         return
-    if instead := missing_class(draft.architecture, method, version):
+    if instead := draft_heads.missing_class(draft.architecture, method, version):
         yield Problem(f"{DRAFT}.model", draft.name, instead)
-    elif draft_class(draft) == DFLASH2 and spec.accelerator.type is AcceleratorType.CPU:
+    elif draft_heads.draft_class(draft) == draft_heads.DFLASH2 and spec.accelerator.type is AcceleratorType.CPU:
         # vllm/config/vllm.py, use_v2_model_runner: it forces V2, which the CPU does not have.
         message = "is a DFlash 2 head, which needs vLLM's model runner V2, and V1 serves on CPU: use a dflash head"
         yield Problem(f"{DRAFT}.model", draft.name, message)
@@ -333,7 +324,7 @@ def _assistant_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[
     vllm/v1/worker/gpu/spec_decode/gemma4/speculator.py, _setup_gemma4_kv_sharing and _share_embeddings.
     """
     speculation, draft, target = spec.speculation, pair.draft, pair.target
-    if speculation is None or draft is None or not draft.architecture.startswith(ASSISTANTS):
+    if speculation is None or draft is None or not draft.architecture.startswith(draft_heads.ASSISTANTS):
         return
     if not target.architecture.startswith(_LENDS_TO_ASSISTANTS):
         message = f"reads keys and values of a Gemma 4 target, and {target.name} is not one: use another draft"
@@ -408,7 +399,7 @@ def _unregistered(
     geometries, trusts = {TARGET: pair.target, DRAFT: pair.draft}, last_option(_TRUSTS, spec.engine.extra_args, profile)
     for field, served in served_models(spec).items():
         model = geometries[field]
-        found = None if model is None else unregistered_model(model, profile.version)
+        found = None if model is None else draft_heads.unregistered_model(model, profile.version)
         if found is None:
             continue
         fix = found.fix if found.refused and (trusts is None or trusts.negated) else None

@@ -102,7 +102,6 @@ class ParsedDeployment:
     written_spec: SpecDecodeDeploymentSpec | None = None
     by_policy: bool = False
     kept_managers: frozenset[str] = frozenset()
-    # What to tell of times that lay in the future in its status, and that count as now.
     times_ahead: tuple[str, ...] = ()
 
     @property

@@ -109,7 +109,6 @@ _MOST_NODES: Final = 64  # Nodes that one replica may lie on: as many as it may 
 LWS_MISSING: Final = "LeaderWorkerSetMissing"
 _LWS_INSTALLATION: Final = "https://lws.sigs.k8s.io/docs/installation/"
 _REASONS_NAMED: Final = 4
-# What is planned for where neither the spec nor any node says more.
 ASSUMED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
 ASSUMED_GPUS_PER_NODE: Final = 8
 _ASSUMED_NODES: Final = 8

@@ -332,7 +332,6 @@ def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: d
     measured, before, moment = case.measured, case.before, now.strftime(_TIME)
     speculation, since, decisions = (before.speculation, before.since, before.decisions) if before else (None, None, [])
     is_done = decision.outcome is PolicyOutcome.DONE
-    # An advice that stands is told once.
     if is_done or (decision.outcome is PolicyOutcome.ADVISED and not is_unchanged(before, decision)):
         told = PolicyDecision(
             at=moment,

@@ -112,7 +112,6 @@ def gather_facts(
     )
     pair = replace(_pair(spec, profile, own, options.available), calibration=calibration)
     if not options.target and not options.draft:
-        # No precision is left to the plan: the spec can name what is served.
         spec = spec_at(spec, pair.target_precision, pair.draft_precision)
     config = config_of(spec.target, known.get(model_source(spec, spec.target)))
     return Facts(spec, profile, pair, options, stored_type(config or {}))

@@ -58,7 +58,6 @@ from specdecode_operator.vllm.speculation_rules import method_problems, speculat
 from specdecode_operator.vllm.speculative_config import extra_config_problems
 
 UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
-# Flags by which the largest image or video is another, or none.
 _ITEM_LIMITS: Final = ("--limit-mm-per-prompt", "--language-model-only", "--mm-processor-kwargs")
 _MOST_PARAMETERS: Final = 10**14  # A hundred times the largest models that are known
 # Longest name of an object whose engines take several nodes. The StatefulSet of a group's workers is named after it,
@@ -225,7 +224,6 @@ def _item_problems(facts: Facts) -> Iterator[Problem]:
     extra_args, profile = facts.spec.engine.extra_args, facts.profile
     cuts = last_option("--disable-chunked-mm-input", extra_args, profile)
     whole = (tower.whole_items and not facts.on_cpu) or (cuts is not None and not cuts.negated)
-    # With limits of one's own the largest item is another, perhaps none.
     limited = any(last_option(flag, extra_args, profile) is not None for flag in _ITEM_LIMITS)
     images_of_video = facts.pair.limits.max_model_len // tower.item_tokens if tower.item_tokens else 1
     largest = tower.item_tokens * max(1, min(tower.longest_item, images_of_video))
@@ -277,7 +275,6 @@ def _tensor_problems(facts: Facts) -> Iterator[Problem]:
         return
     available = options.available
     if facts.on_cpu:
-        # Nothing is chosen there.
         pair = pair_at(pair, available, pair.target_precision, pair.draft_precision)
     models = []
     if facts.on_cpu or (not options.target and pair.target_precision not in available.target_precisions):

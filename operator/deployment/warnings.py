@@ -38,9 +38,7 @@ from specdecode_operator.vllm.settings import Platform
 from specdecode_operator.vllm.speculative_config import unknown_keys
 from specdecode_operator.vllm.versions import version_of_image
 
-# Modes of which nobody measured what their graphs take.
 _COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
-# Flags that change what of a model lies on a GPU, what lies there beside it, or what its cache takes.
 _UNCOUNTED_FLAGS: Final = (
     *("--cpu-offload-gb", "--offload-group-size"),
     *("--enable-lora", "--enable-eplb", "--enable-dbo", "--kv-transfer-config"),

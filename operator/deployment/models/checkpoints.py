@@ -8,16 +8,8 @@ from typing import Any, Final, TypeVar
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.speculation import Draft, ModelCheckpoint, ServedModel, Target
+from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
-from specdecode_operator.deployment.models.model_locations import (
-    NOTHING_ASSUMED,
-    TARGET,
-    KnownModels,
-    assumption_of,
-    may_be_served,
-    model_source,
-    served_models,
-)
 from specdecode_operator.enums import Method, Precision, Quantization
 from specdecode_operator.problems import InvalidSpecError, Problem, shown, shown_or_missing
 from specdecode_operator.sizing.catalogue import find_entry, find_geometry, known_models
@@ -47,7 +39,7 @@ def told_geometry(
     keys = told.keys(config)
     try:
         changed = _overridden(model.model, json.dumps(overridden(config, keys)), json.dumps(keys), stored_weights(read))
-        return _as_assumed(field, changed, assumption_of(model))
+        return _as_assumed(field, changed, model_locations.assumption_of(model))
     except GeometryError as error:
         raise InvalidSpecError([Problem(told.field, told.shown, str(error))]) from error
 
@@ -111,9 +103,9 @@ def geometry_of(
     pair, whose vocabulary a model has of which nothing is read. Raises InvalidSpecError when nothing is known of the
     model, or what is known or assumed makes no sense.
     """
-    given, name, stored = assumption_of(model), model.model, stored_weights(read)
+    given, name, stored = model_locations.assumption_of(model), model.model, stored_weights(read)
     if is_made_up(model, read):
-        config = usual_config(given, like, is_head=method is not None, is_draft=field != TARGET)
+        config = usual_config(given, like, is_head=method is not None, is_draft=field != model_locations.TARGET)
         return _as_assumed(field, _geometry(name, config, method, None), given)
     if model.config is not None:
         return _as_assumed(field, _described(field, name, model.config, read, method), given)
@@ -150,11 +142,11 @@ def _described(
 def is_made_up(model: ServedModel | ModelCheckpoint, read: Checkpoint | None) -> bool:
     """Whether nothing but the numbers in the spec is known of a model."""
     described = model.config is not None or read is not None or find_entry(model.model) is not None
-    return assumption_of(model).is_complete and not described
+    return model_locations.assumption_of(model).is_complete and not described
 
 
 def _as_assumed(field: str, model: ModelGeometry, given: Assumption) -> ModelGeometry:
-    if given == NOTHING_ASSUMED:
+    if given == model_locations.NOTHING_ASSUMED:
         return model
     try:
         return assumed_geometry(model, given)
@@ -197,7 +189,7 @@ def named_checkpoints(
     field: str,
     own: ModelGeometry,
     spec: SpecDecodeDeploymentSpec,
-    known: KnownModels,
+    known: model_locations.KnownModels,
     told: ConfigOverrides | None = None,
 ) -> tuple[ModelGeometry, ...]:
     """Return the other checkpoints of a model; those that nothing asks for only where they are known anyway.
@@ -206,7 +198,7 @@ def named_checkpoints(
     InvalidSpecError when one is of another model, or of another precision than it says, or of the same as another.
     """
     found, problems = [], []
-    model = served_models(spec)[field]
+    model = model_locations.served_models(spec)[field]
     for index, checkpoint in enumerate(model.checkpoints):
         place = f"{field}.checkpoints[{index}]"
         if any(each.quantization is checkpoint.quantization for each in model.checkpoints[:index]):
@@ -214,9 +206,9 @@ def named_checkpoints(
             problems.append(Problem(f"{place}.quantization", checkpoint.quantization.value, message))
             continue
         try:
-            geometry = told_geometry(place, checkpoint, known.get(model_source(spec, checkpoint)), told)
+            geometry = told_geometry(place, checkpoint, known.get(model_locations.model_source(spec, checkpoint)), told)
         except InvalidSpecError:
-            if may_be_served(model, checkpoint):
+            if model_locations.may_be_served(model, checkpoint):
                 raise
             continue
         found.append(geometry)

@@ -22,7 +22,6 @@ _KIND: Final = "ModelFacts"
 _MOST_BYTES: Final = 2**50  # Of a model's files: a thousand times the largest that is published
 _MOST_TIMES: Final = 8
 # By how much the files may differ from what config.json describes, if sizing estimates the model or knows it exactly.
-#
 # Precisions that it estimates may be 4 bits in the place of 16. A plan warns if they differ by less than that, and by
 # more than the tolerances of `deployment/warnings.py`.
 _MOST_TIMES_EXACT: Final = 2

@@ -12,15 +12,9 @@ from typing import Any, Final, Generic, TypeVar
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
+from specdecode_operator.cluster import resources
 from specdecode_operator.cluster.manifests import content_hash, owned, render_template, secret_key
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
-from specdecode_operator.cluster.resources import (
-    DOWNLOAD_KEY_ANNOTATION,
-    MANAGED_BY_LABEL,
-    MANAGER,
-    MODEL_KEY_ANNOTATION,
-    READS_FOR_LABEL,
-)
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, CheckpointError
 from specdecode_operator.deployment.models.model_facts import unpack_facts
@@ -48,7 +42,6 @@ from specdecode_operator.untrusted import parse_json
 from specdecode_operator.vllm.settings import Platform
 
 RESOLVING, DOWNLOADING = "ResolvingModel", "DownloadingModels"
-# What is to be known of a Job of which no pod comes: its controller says so in Events alone.
 WITHOUT_POD: Final = "where a quota or a policy refuses its pod, kubectl describe job tells"
 _NAME_DIGITS: Final = 4
 _Answer = TypeVar("_Answer")
@@ -97,7 +90,7 @@ class ModelJob(Generic[_Answer]):
         """Return the Job for one model."""
         common = {
             "name": "",
-            "labels": {MANAGED_BY_LABEL: MANAGER, READS_FOR_LABEL: key.name},
+            "labels": {resources.MANAGED_BY_LABEL: resources.MANAGER, resources.READS_FOR_LABEL: key.name},
             "annotations": {self.key_annotation: source.key},
             "container": self.container,
             "image": image,
@@ -135,7 +128,6 @@ class ModelJob(Generic[_Answer]):
         mine = [pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(key) == source.key]
         if not mine:
             return None, None
-        # Of those of one second the last.
         pod = max(reversed(mine), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
         for status in pod.get("status", {}).get("containerStatuses") or []:
             if status["name"] == self.container:
@@ -150,10 +142,9 @@ def _last_words(terminated: Body) -> str:
 
 def is_model_pod(pod: Body) -> bool:
     """Whether a pod reads or downloads a model, as opposed to an engine's."""
-    return READS_FOR_LABEL in (pod["metadata"].get("labels") or {})
+    return resources.READS_FOR_LABEL in (pod["metadata"].get("labels") or {})
 
 
-# What decides where an engine may run, and whether its image can be had.
 _FROM_POD_TEMPLATE: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName")
 # As whom an engine runs; without runAsNonRoot, for the reader never is root: what root alone may read, it cannot.
 _USER_FIELDS: Final = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups", "seLinuxOptions")
@@ -216,13 +207,12 @@ READER: Final = ModelJob(
     container="read-model",
     name_suffix="facts",
     command=("specdecode", "read-model"),
-    key_annotation=MODEL_KEY_ANNOTATION,
+    key_annotation=resources.MODEL_KEY_ANNOTATION,
     patch=_reader_patch,
     values=_reader_values,
     remedies=_REMEDIES,
     read=_checkpoint,
 )
-# What decides where engines run, whether their image can be had, and as whom they write.
 _DOWNLOAD_FROM_POD_TEMPLATE: Final = (
     "imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName", "securityContext",
 )  # fmt: skip
@@ -363,7 +353,7 @@ DOWNLOADER: Final = ModelJob(
     name_suffix="model",
     # As an argument the script needs no object of its own, and is always the one of this operator.
     command=("python3", "-c", Path(download_model.__file__).read_text(encoding="utf-8")),
-    key_annotation=DOWNLOAD_KEY_ANNOTATION,
+    key_annotation=resources.DOWNLOAD_KEY_ANNOTATION,
     patch=lambda given: {name: given[name] for name in _DOWNLOAD_FROM_POD_TEMPLATE if name in given},
     values=_download_values,
     remedies=_DOWNLOAD_REMEDIES,

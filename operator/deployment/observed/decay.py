@@ -124,7 +124,6 @@ def update_decay(
     known = before.learned.get(load, ())
     if known and facts.method not in METHODS_OF_FREE_LENGTH:
         now_long, long = (work.draft_tokens / max(1, work.drafts) for work in (recent.last, known[0]))
-        # Drafts of another length are other drafts.
         known = () if abs(now_long - long) > _OTHER_LENGTH * max(long, 1.0) else known
     if len(known) < LEARNED_WINDOWS:
         return replace(before, windows=recent.windows, learned={**before.learned, load: (*known, recent.last)})

@@ -38,7 +38,6 @@ class Observation:
     workload: Body | None = None
     pods: list[Body] = field(default_factory=list)
     readings: Mapping[str, Reading] = field(default_factory=dict)
-    # Whether the observed figures may be written into the status again: they change with every request.
     figures_due: bool = True
     silent_s: float | None = None  # How long no engine has answered; None where one does, or none was asked
     lending: Lending | None = None  # The capture that has the GPUs of the engines, and when it should give them back
@@ -46,7 +45,6 @@ class Observation:
     recent: Recent = NOTHING_RECENT
     decay: Decay = NOTHING_DECAYED
     figures: FiguresStatus | None = None
-    # What was observed of engines on several nodes since their template is in force.
     groups: GroupHistory = NO_GROUP_HISTORY
     replaced_workload: Body | None = None
     blocked: Readiness | None = None  # Why the API server did not take what is desired

@@ -358,7 +358,6 @@ def _drafts(
     engines = answering_engines(readings)
     if not engines:
         return no_engine_condition("SpeculationActive", readings)
-    # An engine that speculates has the counters from its start on.
     without = [name for name, engine in engines.items() if engine.speculation is None]
     if without:
         message = (

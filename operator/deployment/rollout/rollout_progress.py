@@ -64,7 +64,6 @@ class Rollout:
     settled: bool
     blocked: Blocked | None
     overdue: bool = False
-    # How long engines of the current template are given; None where nobody waits for them.
     deadline_s: int | None = None
     # How often the engine container that failed most was started anew, among pods of the current template, or how many
     # of these were rejected in a row.
