@@ -81,7 +81,6 @@ LARGEST_TARGET_PERCENT: Final = 70  # Share of the GPU's memory that target weig
 NOTABLE_KV_PERCENT: Final = 20  # Loss of token capacity to the draft from which it is worth a word: our own choice
 LOW_TEMPERATURE: Final = 0.5
 HIGH_TEMPERATURE: Final = 0.7
-_FOUR_BIT: Final = frozenset({"INT4", "MXFP4", "NVFP4"})
 
 
 @dataclass(frozen=True)
@@ -233,7 +232,7 @@ def _prefix_cache(case: _Case) -> Iterator[Advice]:
 def _precisions(case: _Case) -> Iterator[Advice]:
     pair = case.pair
     target = served_precision(pair.target, pair.target_precision)
-    if target.value in _FOUR_BIT and pair.target.checkpoint_precision != target:
+    if target.value in frozenset({"INT4", "MXFP4", "NVFP4"}) and pair.target.checkpoint_precision != target:
         yield Advice(
             "target-int8-first",
             f"the target is quantized to {target}: try FP8 or INT8 first, 8 bits lose less and the target alone "

@@ -92,9 +92,6 @@ def _csv(rows: Iterable[MatrixRow], chosen: Budget | None) -> str:
     return out.getvalue()
 
 
-_GROUPS_LABEL: Final = "leaderworkerset.sigs.k8s.io/name"  # On every pod of a LeaderWorkerSet: its name
-
-
 def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Mapping[str, str]) -> list[Body]:
     """Return the objects that must exist while this plan is in force, in the order of their creation."""
     spec, in_groups = facts.spec, facts.takes_pods_of(plan) > 1
@@ -106,7 +103,7 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Ma
     children = [plan_config_map(key, uid, plan_texts), owned(render_template("service", service), key, uid)]
     if wanted_replicas(facts) > 1:
         # No pod of a group can be missed.
-        budget = {"name": key.name, "selector": {_GROUPS_LABEL: name} if in_groups else selector}
+        budget = {"name": key.name, "selector": {"leaderworkerset.sigs.k8s.io/name": name} if in_groups else selector}
         children.append(owned(render_template("poddisruptionbudget", budget), key, uid))
     values: dict[str, Any] = {
         "replicas": wanted_replicas(facts),

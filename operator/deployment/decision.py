@@ -1,6 +1,6 @@
 """Compute the desired state of a SpecDecodeDeployment: parse, resolve, validate, plan, render."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
@@ -85,22 +85,12 @@ class _Question:
     operator_image: str | None
 
 
-@dataclass(frozen=True)
 class _Planned:
     facts: Facts
     plan: Plan
     plan_texts: Mapping[str, str]
-    condition: ConditionUpdate
+    conditions: list[ConditionUpdate]  # Accepted, Planned, and further ones that come before those of engines
     plan_status: PlanStatus
-
-    @property
-    def conditions(self) -> list[ConditionUpdate]:
-        told = [_ACCEPTED, self.condition]
-        if untested := untested_version(self.facts.spec, self.facts.profile):
-            told.append(ConditionUpdate("EngineUntested", TRUE, "NewerThanKnown", str(untested)))
-        if lossy := lossy_answers(self.facts):
-            told.append(ConditionUpdate("OutputsDiffer", TRUE, "LossyRejectionSampling", lossy))
-        return told
 
 
 def newly_read_models(parent: ParsedDeployment, entries: Mapping[str, str], pods: Sequence[Body]) -> dict[str, str]:
@@ -125,8 +115,8 @@ def decide(parent: ParsedDeployment, cluster: ClusterState) -> DesiredState:
     facts, jobs = planned.facts, list[Body]()
     readiness: Readiness | None = None
     commits = {**cluster.downloads, **downloaded_commits(cluster.model_pods, facts.spec)}
-    if planned.condition.status is FALSE:  # it fits nowhere; the plan tells what would
-        readiness = stalled(planned.condition.reason, planned.condition.message)
+    if planned.conditions[1].status is FALSE:  # it fits nowhere; the plan tells what would
+        readiness = stalled(planned.conditions[1].reason, planned.conditions[1].message)
     elif facts.replay is not None and facts.operator_image is None:
         readiness = readiness_of(OPERATOR_IMAGE_UNKNOWN)
     elif download := pending_downloads(parent.key, parent.uid, facts, commits, cluster.model_pods):
@@ -214,19 +204,18 @@ def _plan(question: _Question) -> _Planned | Blocked:
     texts = plan_data(plan, full_matrix(facts, nodes, plan))
     facts = facts.at(*plan.chosen.served)
     condition = planned_condition(facts, plan, passed_over(facts, nodes))
-    remarks = [*plan_warnings(facts, known, plan.chosen.tensor), *_site_notes(facts, site_facts), *plan_notes(facts)]
-    condition = replace(condition, message="; ".join([condition.message, *remarks]))
-    return _Planned(facts, plan, texts, condition, plan_status(facts, plan))
-
-
-def _site_notes(facts: Facts, site_facts: Mapping[ModelSource, SiteFacts]) -> Iterator[str]:
-    draft = facts.spec.speculation.draft if facts.spec.speculation else None
-    for model, geometry in ((facts.spec.target, facts.pair.target), (draft, facts.pair.draft)):
-        if model is None or geometry is None:
-            continue
-        given = site_facts.get(model_source(facts.spec, model))
-        if given is not None:
-            yield f"{model.model} is known ({geometry.knowledge.value}) from the operator's facts file {given.file}"
+    remarks = plan_warnings(facts, known, plan.chosen.tensor)
+    for _, model, geometry in facts.models():
+        if given := site_facts.get(model_source(facts.spec, model)):
+            how = geometry.knowledge.value
+            remarks.append(f"{model.model} is known ({how}) from the operator's facts file {given.file}")
+    message = "; ".join([condition.message, *remarks, *plan_notes(facts)])
+    conditions = [_ACCEPTED, replace(condition, message=message)]
+    if untested := untested_version(facts.spec, facts.profile):
+        conditions.append(ConditionUpdate("EngineUntested", TRUE, "NewerThanKnown", str(untested)))
+    if lossy := lossy_answers(facts):
+        conditions.append(ConditionUpdate("OutputsDiffer", TRUE, "LossyRejectionSampling", lossy))
+    return _Planned(facts, plan, texts, conditions, plan_status(facts, plan))
 
 
 def _launch(

@@ -30,7 +30,13 @@ from specdecode_operator.cluster.resources import (
     selector_labels,
     worker_labels,
 )
-from specdecode_operator.deployment.engine_settings import engine_settings, served_names
+from specdecode_operator.deployment.engine_settings import (
+    PROBE_PERIOD_S,
+    Timeouts,
+    engine_settings,
+    served_names,
+    timeouts,
+)
 from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.pod_scripts import warm_start
 from specdecode_operator.deployment.pod_template_merge import (
@@ -42,7 +48,6 @@ from specdecode_operator.deployment.pod_template_merge import (
     volume_group,
 )
 from specdecode_operator.deployment.spec_facts import Facts
-from specdecode_operator.deployment.timeouts import PROBE_PERIOD_S, Timeouts, timeouts
 from specdecode_operator.sizing.memory.buffers import cost_profile_s
 from specdecode_operator.sizing.plan import Plan
 from specdecode_operator.vllm import logging_config
@@ -62,7 +67,6 @@ _WARM_START: Final = Path(warm_start.__file__).read_text(encoding="utf-8")
 _RANK: Final = ContainerVariable("$(LWS_WORKER_INDEX)")
 # What LeaderWorkerSets tell every container (sigs.k8s.io/lws, pkg/utils/pod/pod_utils.go AddLWSVariables).
 _LEADER_ADDRESS: Final = ContainerVariable("$(LWS_LEADER_ADDRESS)")
-_OWN_ADDRESS: Final = ContainerVariable(f"$({HOST_ADDRESS_VARIABLE})")
 
 
 class Role(StrEnum):
@@ -125,7 +129,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
     if role is not Role.ALONE:
         leads = role is Role.LEADER
         # ZeroMQ listens at an address and at no name; who connects finds the leader by name.
-        address = _OWN_ADDRESS if leads else _LEADER_ADDRESS
+        address = ContainerVariable(f"$({HOST_ADDRESS_VARIABLE})") if leads else _LEADER_ADDRESS
         group = NodeGroup(plan.chosen.nodes, _RANK, address, leads=leads, meeting_timeout_s=times.startup_s)
     settings = engine_settings(spec, facts.pair, plan.chosen.tensor, group)
     command, mounts = command_line(settings, facts.profile), [_MODELS_MOUNT]

@@ -108,9 +108,7 @@ def schedule_notes(spec: SpecDecodeDeploymentSpec, profile: EngineProfile, pair:
     return [f"{start}, {'; '.join(effects)}"] if effects else []
 
 
-_METHOD: Final = "spec.speculation.method"
 _READS_INNER_STATES: Final = (Method.EAGLE3, Method.DFLASH, Method.DSPARK)
-_LENDS_TO_ASSISTANTS: Final = "Gemma4"
 # Methods whose head goes as far as the target, whatever its file says (config/speculative.py), or keeps no length.
 GETS_LONGER: Final = (Method.EAGLE, Method.EAGLE3, Method.MEDUSA)
 
@@ -266,7 +264,7 @@ def _state_problems(
             f"reads hidden states of inner layers, which vLLM {profile.version} does not hand out for "
             f"{target.architecture}: use draft_model or ngram"
         )
-        yield Problem(_METHOD, method, message)
+        yield Problem("spec.speculation.method", method, message)
     elif pipeline > 1 and target.architecture not in limits.with_hidden_states_over_stages:
         message = (
             f"method {method} reads hidden states of inner layers, which vLLM {profile.version} does not hand on "
@@ -326,7 +324,7 @@ def _assistant_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[
     speculation, draft, target = spec.speculation, pair.draft, pair.target
     if speculation is None or draft is None or not draft.architecture.startswith(draft_heads.ASSISTANTS):
         return
-    if not target.architecture.startswith(_LENDS_TO_ASSISTANTS):
+    if not target.architecture.startswith("Gemma4"):
         message = f"reads keys and values of a Gemma 4 target, and {target.name} is not one: use another draft"
         yield Problem(f"{DRAFT}.model", draft.name, message)
     if spec.parallelism.pipeline > 1:

@@ -40,7 +40,6 @@ from specdecode_operator.sizing.plan import (
 )
 from specdecode_operator.sizing.quantization_matrix import MatrixRow, quantization_matrix
 
-_METHOD: Final = "speculation.method"
 _DRAFT: Final = "speculation.draft"
 _DRAFT_LENGTH: Final = "speculation.draft.maxModelLen"
 _DRAFT_TENSOR: Final = "parallelism.draftTensor"
@@ -72,11 +71,12 @@ def _with_what_goes_along(change: Change, spec: Body) -> Iterator[Change]:
     match change:
         case Change("speculation.method", Method.NONE.value):
             yield Change("speculation", {"method": Method.NONE.value})
-            yield from _removed(spec, _DRAFT_TENSOR)
+            if _at(spec, _DRAFT_TENSOR) is not None:
+                yield Change(_DRAFT_TENSOR, None)
         case Change("speculation.method", str(method)):
             yield change
-            if method not in METHODS_WITH_DRAFT:
-                yield from _removed(spec, _DRAFT)
+            if method not in METHODS_WITH_DRAFT and _at(spec, _DRAFT) is not None:
+                yield Change(_DRAFT, None)
         case Change("speculation.draft.model", str(model)) if set(_at(spec, _DRAFT)) - {"model"}:
             # What else is said there is of the old one.
             yield Change(_DRAFT, {"model": model})
@@ -92,11 +92,6 @@ def _with_what_goes_along(change: Change, spec: Body) -> Iterator[Change]:
             yield change
 
 
-def _removed(spec: Body, field: str) -> Iterator[Change]:
-    if _at(spec, field) is not None:
-        yield Change(field, None)
-
-
 def _at(spec: Body, field: str) -> Any:
     found: Any = spec
     for name in field.split("."):
@@ -107,7 +102,6 @@ def _at(spec: Body, field: str) -> Any:
 _NODES_NAMED: Final = 3  # Nodes named for one reason; the rest is counted, for clusters may have thousands
 _MOST_NODES: Final = 64  # Nodes that one replica may lie on: as many as it may have GPUs in one group
 LWS_MISSING: Final = "LeaderWorkerSetMissing"
-_LWS_INSTALLATION: Final = "https://lws.sigs.k8s.io/docs/installation/"
 _REASONS_NAMED: Final = 4
 ASSUMED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
 ASSUMED_GPUS_PER_NODE: Final = 8
@@ -163,7 +157,7 @@ def make_plan(
         message = (
             f"{asked}: no node that may be used has so many, so a replica takes {plan.chosen.place}, and this cluster"
             " has no LeaderWorkerSets to start their pods together, or the operator may not list them: install them"
-            f" ({_LWS_INSTALLATION}), bring the operator's role up to date, or use fewer GPUs"
+            f" (https://lws.sigs.k8s.io/docs/installation/), bring the operator's role up to date, or use fewer GPUs"
         )
         return Blocked(LWS_MISSING, message)
     return plan
@@ -299,10 +293,8 @@ def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: Nod
     wanted = ", ".join(facts.spec.accelerator.product or known_products())
     missing = "spec.accelerator.perNode" if facts.spec.accelerator.product else "spec.accelerator.product and perNode"
     if nodes_from is NodesFrom.NOWHERE:
-        return (
-            f"this operator serves named namespaces and may not look at nodes: set {missing}, or have its administrator"
-            " name the nodes (fleet.nodes of the chart, --nodes)"
-        )
+        administrator = "have its administrator name the nodes (fleet.nodes of the chart, --nodes)"
+        return f"this operator serves named namespaces and may not look at nodes: set {missing}, or {administrator}"
     present = ", ".join(sorted({node.product for node in nodes if node.product})) or "none"
     refused = f"; {passed_over(facts, nodes)}".removesuffix("; ")
     if nodes_from is NodesFrom.FILE:
@@ -346,18 +338,7 @@ def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
         draft_knowledge=facts.pair.draft.knowledge if facts.pair.draft else None,
         kv_cache_dtype=kv_cache_dtype(facts),
         max_model_len=facts.pair.limits.max_model_len,
-        per_gpu=GpuMemory(
-            total_bytes=budget.total_bytes,
-            requested_bytes=budget.requested_bytes,
-            target_weights_bytes=budget.target_weights_bytes,
-            draft_weights_bytes=budget.draft_weights_bytes,
-            state_bytes=budget.state_bytes,
-            activation_bytes=budget.activation_bytes,
-            cuda_graphs_bytes=budget.cuda_graphs_bytes,
-            non_torch_bytes=budget.non_torch_bytes,
-            available_kv_bytes=budget.available_kv_bytes,
-            margin_bytes=budget.margin_bytes,
-        ),
+        per_gpu=GpuMemory(**{term: getattr(budget, term) for term in GpuMemory.model_fields}),
         kv_bytes_per_token=budget.kv_bytes_per_token,
         kv_cache_tokens=budget.kv_cache_tokens,
         max_concurrency=f"{budget.max_concurrency:.2f}",
@@ -382,18 +363,11 @@ def plan_advice(facts: Facts, plan: Plan) -> tuple[Advice, ...]:
     device = find_device(plan.chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
     if device is None or plan.verdict is Verdict.DOES_NOT_FIT:
         return ()
-    given = facts.spec.workload
-    workload = (
-        Workload()
-        if given is None
-        else Workload(
-            kind=given.kind,
-            temperature=float(given.temperature) if given.temperature else None,
-            primary_slo=given.primary_slo,
-            prompt_tokens=given.prompt_tokens,
-            output_tokens=given.output_tokens,
-        )
-    )
+    given, workload = facts.spec.workload, Workload()
+    if given is not None:
+        temperature = float(given.temperature) if given.temperature else None
+        tokens = (given.prompt_tokens, given.output_tokens)
+        workload = Workload(given.kind, temperature, given.primary_slo, *tokens)
     return (*advise(facts.pair, device, plan.chosen.split, workload), *advise_on_nodes(plan.chosen))
 
 

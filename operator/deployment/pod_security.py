@@ -58,12 +58,7 @@ SYSTEM_TAINTS: Final = frozenset(
         "node.kubernetes.io/unschedulable",
     }
 )
-_TOKENS: Final = ("serviceAccountToken", "podCertificate")
 _APP_ARMOR_ANNOTATION: Final = "container.apparmor.security.beta.kubernetes.io/"
-_SYSTEM_CLASS: Final = "system-"
-_CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
-_SHOWN_CHARACTERS: Final = 64
-_PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
 GRANTS: Final = (
     *(name for name in _SWITCHES if name != "serviceAccount"),
     *_CONTAINER_SWITCHES,
@@ -89,8 +84,9 @@ def pod_problems(
     A pod may also be a patch for another one, in which null removes the field. ``namespace`` is the pod's own; an
     empty one means that every namespace is another.
     """
+    fix = "leave it out, or ask the operator's administrator to allow it with --allow-pod-template"
     return [
-        Problem(f"{where}.{field}", shown(value, _SHOWN_CHARACTERS), f"{why}; {_fix(grant)}")
+        Problem(f"{where}.{field}", shown(value, 64), f"{why}; {fix}={grant}")
         for field, value, why, grant in _findings(pod, namespace)
         if grant not in allowed and grant.partition(".")[0] not in allowed
     ]
@@ -113,7 +109,7 @@ def _findings(pod: Mapping[str, Any], namespace: str) -> Iterator[_Found]:
     for name, value in annotations.items():
         if name.startswith(_APP_ARMOR_ANNOTATION) and not str(value).startswith(("runtime/default", "localhost/")):
             yield f"metadata.annotations.{name}", value, "takes the profile away", "appArmorProfile"
-    for field in _CONTAINERS:
+    for field in ("containers", "initContainers", "ephemeralContainers"):
         for index, container in enumerate(objects(spec, field)):
             for place, *rest in _of_container(container):
                 yield f"spec.{field}[{index}].{place}", *rest
@@ -123,7 +119,7 @@ def _of_pod(spec: Mapping[str, Any]) -> Iterator[_Found]:
     for field, (harmless, why) in _SWITCHES.items():
         if field in spec and spec[field] not in harmless:
             yield f"spec.{field}", spec[field], why, "serviceAccountName" if field == "serviceAccount" else field
-    if str(spec.get("priorityClassName")).startswith(_SYSTEM_CLASS):
+    if str(spec.get("priorityClassName")).startswith("system-"):
         why = "lets the pod evict all others, of the cluster itself too"
         yield "spec.priorityClassName", spec["priorityClassName"], why, "priorityClassName"
     yield from _of_security("spec.securityContext", spec)
@@ -154,14 +150,13 @@ def _of_anti_affinity(terms: Mapping[str, Any], namespace: str) -> Iterator[_Fou
 
 
 def _of_tolerations(spec: Mapping[str, Any]) -> Iterator[_Found]:
-    """Yield tolerations that take the pod to nodes that an administrator keeps free of other people's pods."""
     for index, toleration in enumerate(objects(spec, "tolerations")):
-        key = toleration.get("key")
+        why, key = "", toleration.get("key")
         if key in ("", None):
             why = "tolerates every taint, so the pod runs on control-plane and cordoned nodes, too; name a key"
-            yield f"spec.tolerations[{index}]", toleration, why, "tolerations"
         elif str(key) in SYSTEM_TAINTS:
             why = "takes the pod to nodes that are reserved for the cluster's own pods or are cordoned"
+        if why:
             yield f"spec.tolerations[{index}]", toleration, why, "tolerations"
 
 
@@ -170,7 +165,7 @@ def _of_volume(volume: Mapping[str, Any]) -> Iterator[_Found]:
         why = "mounts what no PersistentVolume of the cluster's administrators stands for: use a persistentVolumeClaim"
         yield kind, "set", why, f"volumes.{kind}"
     for index, source in enumerate(objects(mapping(volume, "projected"), "sources")):
-        for token in _TOKENS:
+        for token in ("serviceAccountToken", "podCertificate"):
             if token in source:
                 yield f"projected.sources[{index}].{token}", "set", "gives the pod an identity", "serviceAccountToken"
     claim = mapping(mapping(mapping(volume, "ephemeral"), "volumeClaimTemplate"), "spec")
@@ -191,7 +186,7 @@ def _of_container(container: Mapping[str, Any]) -> Iterator[_Found]:
     for index, port in enumerate(objects(container, "ports")):
         if port.get("hostPort") or port.get("hostIP"):
             yield f"ports[{index}].hostPort", port.get("hostPort"), "opens a port of the node", "hostPort"
-    probes = {probe: mapping(container, probe) for probe in _PROBES}
+    probes = {probe: mapping(container, probe) for probe in ("startupProbe", "readinessProbe", "livenessProbe")}
     hooks = {f"lifecycle.{hook}": mapping(mapping(container, "lifecycle"), hook) for hook in ("postStart", "preStop")}
     for place, handler in (probes | hooks).items():
         for kind in ("httpGet", "tcpSocket"):
@@ -225,7 +220,3 @@ def _of_security(where: str, holder: Mapping[str, Any]) -> Iterator[_Found]:
         yield f"{where}.seLinuxOptions", "set", "leaves the domain of containers", "seLinuxOptions"
     if mapping(context, "windowsOptions").get("hostProcess"):
         yield f"{where}.windowsOptions.hostProcess", True, "runs on the node itself", "windowsOptions"
-
-
-def _fix(grant: str) -> str:
-    return f"leave it out, or ask the operator's administrator to allow it with --allow-pod-template={grant}"

@@ -12,7 +12,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import PodTemplate, SpecDecodeDeploymentSpec
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER
-from specdecode_operator.deployment.timeouts import SHORTEST_GRACE_S
+from specdecode_operator.deployment.engine_settings import SHORTEST_GRACE_S
 from specdecode_operator.problems import Problem, shown
 from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.environment import owned_variable_problems
@@ -44,14 +44,12 @@ _PROTECTED_IN_ENGINE = {
 }
 DOWNLOAD_TARGET, DOWNLOAD_DRAFT = "download-target", "download-draft"
 PREPARE = "prepare-emulation"
-_PROTECTED_IN_INIT_CONTAINERS = ("command", "args", "image", "envFrom", "lifecycle", "volumeMounts")
 OWN_VOLUMES = frozenset({"models", "cache", "tmp", "shm", "engine-config", "tls"})
 OWN_MOUNTS = frozenset({"/models", "/tmp", "/dev/shm", "/compiled", "/etc/specdecode", "/etc/specdecode-tls"})  # noqa: S108
 _PLANNED_RESOURCES = {
     Platform.GPU: {GPU_RESOURCE: "spec.parallelism"},
     Platform.CPU: {"memory": "spec.accelerator.memoryGiB", "cpu": "spec.accelerator.cpuCores"},
 }
-_OWN_PREFIXES = ("specdecode.io/", "app.kubernetes.io/managed-by")
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
@@ -104,7 +102,7 @@ def _metadata_problems(metadata: dict[str, Any]) -> Iterator[Problem]:
             yield Problem(f"spec.podTemplate.metadata.{key}", shown(value, 64), fix)
     for field, given in metadata.items():
         for name, value in given.items() if isinstance(given, dict) else ():
-            if name.startswith(_OWN_PREFIXES):
+            if name.startswith(("specdecode.io/", "app.kubernetes.io/managed-by")):
                 fix = "is the operator's own: leave it out"
                 yield Problem(f"spec.podTemplate.metadata.{field}.{name}", shown(value, 64), fix)
 
@@ -148,7 +146,7 @@ def _init_container_problems(spec: dict[str, Any], *, replays: bool) -> Iterator
     for where, container in _elements(spec, "initContainers"):
         name = name_of(container)
         if name in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT, PREPARE}:
-            for field in _PROTECTED_IN_INIT_CONTAINERS:
+            for field in ("command", "args", "image", "envFrom", "lifecycle", "volumeMounts"):
                 if field in container:
                     yield Problem(f"{where}.{field}", "set", f"{name} is the operator's own")
     for where, container in _elements(spec, "initContainers") if replays else ():

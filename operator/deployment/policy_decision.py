@@ -50,9 +50,8 @@ class Setting:
 
     def ratio_at(self, load: float) -> tuple[float, float, float]:
         """Return ratio, low and high at a load: between two steps in the ratio of loads, beyond the ends as there."""
-        above = bisect_right(self.points, load, key=lambda point: point.load)
-        left, right = self.points[max(above - 1, 0)], self.points[min(above, len(self.points) - 1)]
-        share = _share(left.load, right.load, load)
+        below, above, share = _between([point.load for point in self.points], load)
+        left, right = self.points[below], self.points[above]
         return (
             left.ratio + share * (right.ratio - left.ratio),
             left.low + share * (right.low - left.low),
@@ -89,15 +88,17 @@ class Evidence:
         return self.goodput[0][0] <= load <= self.goodput[-1][0]
 
 
+def _between(places: Sequence[float], place: float) -> tuple[int, int, float]:
+    """Return the neighbours of a place, and how far it lies between them over the logarithm; at the ends 0."""
+    above = bisect_right(places, place)
+    low, high = max(above - 1, 0), min(above, len(places) - 1)
+    left, right = places[low], places[high]
+    return low, high, math.log(place / left) / math.log(right / left) if left < place < right else 0.0
+
+
 def _on_line(points: Sequence[tuple[float, float]], place: float) -> float:
-    """Return the value at a place: straight between two points over the logarithm, and beyond the ends as there."""
-    above = bisect_right(points, place, key=lambda point: point[0])
-    (left, low), (right, high) = points[max(above - 1, 0)], points[min(above, len(points) - 1)]
-    return low + (high - low) * _share(left, right, place)
-
-
-def _share(left: float, right: float, place: float) -> float:
-    return math.log(place / left) / math.log(right / left) if left < place < right else 0.0
+    below, above, share = _between([at for at, _ in points], place)
+    return points[below][1] + (points[above][1] - points[below][1]) * share
 
 
 @dataclass(frozen=True)

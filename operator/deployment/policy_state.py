@@ -381,13 +381,8 @@ def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
         failed = [f"{status.arm[:_LONGEST_ARM]}@{_digest(status.speculation)}"]
     earlier = [each for each in status.failed_arms if each not in failed]
     message = clip(f"{arm} was given up, and what the spec says is in force again: {why}", _LONGEST)
-    told = PolicyDecision(
-        at=now.strftime(_TIME),
-        action=PolicyAction.KEEP,
-        outcome=PolicyOutcome.DONE,
-        target=arm or None,
-        message=message,
-    )
+    done, at = PolicyOutcome.DONE, now.strftime(_TIME)
+    told = PolicyDecision(at=at, action=PolicyAction.KEEP, outcome=done, target=arm or None, message=message)
     return status.model_copy(
         update={
             "action": PolicyAction.KEEP,
@@ -395,11 +390,7 @@ def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
             "reason": "ArmFailed",
             "message": message,
             "decisions": [told, *status.decisions][:MOST_DECISIONS],
-            "speculation": None,
-            "since": None,
-            "target": None,
-            "arm": None,
-            "left": None,
+            **dict.fromkeys(("speculation", "since", "target", "arm", "left")),
             # The one that just failed is never the one that is forgotten, or it would be taken again and again.
             "failed_arms": [*earlier[1 - MOST_DECISIONS :], *failed],
         }

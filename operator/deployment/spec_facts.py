@@ -1,9 +1,10 @@
 """Resolve the references of a spec: engine profile, models, precisions, limits and image."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from specdecode_operator.api.deployment import Replay, Serving, SpecDecodeDeploymentSpec
+from specdecode_operator.api.speculation import ServedModel
 from specdecode_operator.deployment.models.checkpoints import (
     choices,
     config_of,
@@ -76,6 +77,13 @@ class Facts:
     def replay(self) -> Replay | None:
         """The recording that is replayed in place of running the models."""
         return self.spec.engine.replay
+
+    def models(self) -> Iterator[tuple[str, ServedModel, ModelGeometry]]:
+        """Yield target and draft: the field that names each, what the spec says of it, and the geometry."""
+        draft = self.spec.speculation.draft if self.spec.speculation else None
+        yield "target", self.spec.target, self.pair.target
+        if draft is not None and self.pair.draft is not None:
+            yield "speculation.draft", draft, self.pair.draft
 
     def takes_pods_of(self, plan: Plan) -> int:
         """Return the pods of one replica: one on each node, and of a replay one whatever it stands for."""

@@ -24,7 +24,7 @@ from specdecode_operator.sizing.arithmetic import MIB, format_gib
 from specdecode_operator.sizing.catalogue import is_known_name, is_variant, made_for, published_heads
 from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device, memory_coefficients
 from specdecode_operator.sizing.families.estimated import MORE_IN_FILES, SCALE_TOLERANCE_PERCENT
-from specdecode_operator.sizing.geometry import DeltaNet, LatentAttention, ModelGeometry, computed_in, stretched_length
+from specdecode_operator.sizing.geometry import DeltaNet, LatentAttention, computed_in, stretched_length
 from specdecode_operator.sizing.memory.kv_cache import whole_cache
 from specdecode_operator.sizing.pair import Pair, longest_sequence
 from specdecode_operator.sizing.rank_layers import Split
@@ -48,8 +48,6 @@ _UNCOUNTED_FLAGS: Final = (
 )
 _LEAST_STEP_TOKENS: Final = 2048  # vllm/config/scheduler.py, DEFAULT_MAX_NUM_BATCHED_TOKENS
 _ROPE_KEYS: Final = re.compile('"rope_(parameters|scaling)"')
-_UNSCALED: Final = (None, "default", "mrope")
-_LOOKUPS: Final = (Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX)
 # What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it.
 _TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
 
@@ -127,24 +125,23 @@ def untested_version(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> 
 
 
 def _estimated_warnings(facts: Facts) -> Iterator[str]:
-    for role, model in (("target", facts.pair.target), ("draft", facts.pair.draft)):
-        if model is None or model.knowledge is not Knowledge.ESTIMATED:
+    for field, _, model in facts.models():
+        if model.knowledge is not Knowledge.ESTIMATED:
             continue
+        role = field.removeprefix("speculation.")
         lacks = model.architecture if model.estimated_because == "architectures" else f"its {model.estimated_because}"
         why = f"sizing does not implement {lacks}"
         if model.estimated_because == MORE_IN_FILES:
             why = "its files hold more than its config.json describes"
         counted = "the bytes in its files" if model.stored else "the shapes in its config.json alone"
-        yield (
-            f"the {role} {model.name} is estimated: {why}; weights follow from {counted},"
-            " and the plan keeps a wider margin"
-        )
+        wider = "and the plan keeps a wider margin"
+        yield f"the {role} {model.name} is estimated: {why}; weights follow from {counted}, {wider}"
         yield from (f"the {role} {model.name}: {doubt}" for doubt in model.doubts)
 
 
 def _assumed_warnings(facts: Facts) -> Iterator[str]:
     """Numbers that the user gives: nothing checks them, and a model that is known exactly does without."""
-    for field, served, model in _roles(facts):
+    for field, served, model in facts.models():
         if (given := assumption_of(served)) == NOTHING_ASSUMED:
             continue
         if model.knowledge is Knowledge.EXACT:
@@ -172,7 +169,7 @@ def _assumed_warnings(facts: Facts) -> Iterator[str]:
 
 
 def _scale_warnings(facts: Facts) -> Iterator[str]:
-    for field, served, model in _roles(facts):
+    for field, served, model in facts.models():
         if model.estimated_because == MORE_IN_FILES or assumption_of(served).weights_bytes is not None:
             continue
         in_files, by_shape = model.layer_scale
@@ -185,26 +182,13 @@ def _scale_warnings(facts: Facts) -> Iterator[str]:
             )
 
 
-def _roles(facts: Facts) -> Iterator[tuple[str, ServedModel, ModelGeometry]]:
-    draft = facts.spec.speculation.draft if facts.spec.speculation else None
-    yield "target", facts.spec.target, facts.pair.target
-    if draft is not None and facts.pair.draft is not None:
-        yield "speculation.draft", draft, facts.pair.draft
-
-
 def _checkpoint_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
-    spec, pair = facts.spec, facts.pair
-    draft = spec.speculation.draft if spec.speculation else None
-    for model, geometry in ((spec.target, pair.target), (draft, pair.draft)):
-        stored = stored_weights(known.get(model_source(spec, model))) if model is not None else None
-        if geometry is None or stored is None:
-            continue
-        if geometry.knowledge is not Knowledge.EXACT and geometry.estimated_because != MORE_IN_FILES:
-            continue
+    for _, served, model in facts.models():
+        stored = stored_weights(known.get(model_source(facts.spec, served)))
+        is_known = model.knowledge is Knowledge.EXACT or model.estimated_because == MORE_IN_FILES
         # Files do not depend on the type that the engine computes in.
-        disagreement = checkpoint_disagreement(computed_in(geometry, SIXTEEN_BIT_BYTES), stored)
-        if disagreement is not None:
-            yield disagreement
+        if stored is not None and is_known:
+            yield from filter(None, [checkpoint_disagreement(computed_in(model, SIXTEEN_BIT_BYTES), stored)])
 
 
 def _rope_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
@@ -218,7 +202,7 @@ def _rope_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
         None,
         asked.original_max_position_embeddings,
     )
-    if kind not in _UNSCALED and not same:
+    if kind not in (None, "default", "mrope") and not same:
         yield (
             f"target.ropeScaling {asked.type.value} takes the place of the rope scaling {kind} in"
             f" {target.model}'s own config.json: outputs differ at every length; remove it, unless that is meant"
@@ -279,7 +263,7 @@ def _draft_length_warnings(facts: Facts) -> Iterator[str]:
 def _lookup_warnings(facts: Facts) -> Iterator[str]:
     """Lookups beside states that rejected drafts have changed (vllm-project/vllm#39273 and #56077, open)."""
     target = facts.pair.target
-    if facts.method not in _LOOKUPS or facts.replay is not None:
+    if facts.method not in (Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX) or facts.replay is not None:
         return
     if not any(isinstance(mixer, DeltaNet) for layer, _ in target.distinct_layers for mixer in layer.mixers):
         return

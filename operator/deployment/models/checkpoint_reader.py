@@ -50,7 +50,6 @@ _MOST_DIMENSIONS = 16
 _QUANTIZATION_SECTIONS = ("quantization_config", "compression_config")
 # Names of modules of all experts but the first: the experts of a layer have one format (vLLM, FusedMoE).
 _OTHER_EXPERTS = re.compile(r"experts\.[1-9]\d*(\.|$)")
-_PICKLES = (".bin", ".pt")
 # Pickles that vLLM loads in the absence of safetensors files, and those that it never loads (weight_utils.py,
 # filter_files_not_needed_for_inference).
 _OF_TRAINING = {"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
@@ -157,11 +156,6 @@ class Files(Protocol):
         """Bytes of a file: fewer where it ends."""
 
 
-def read_checkpoint_directory(path: str) -> Checkpoint:
-    """Return what a directory with config.json and safetensors files says of its model, or raise CheckpointError."""
-    return read_checkpoint(Folder(path))
-
-
 def read_checkpoint(files: Files) -> Checkpoint:
     """Return what the files say of their model, or raise CheckpointError."""
     sizes = files.sizes()
@@ -185,7 +179,7 @@ def _tensors(files: Files, sizes: Mapping[str, int | None]) -> dict[str, tuple[s
         if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
             raise _bad(INDEX, "must give a file name for each tensor in weight_map")
         names = sorted(set(named.values()))
-    if not names and any(name.endswith(_PICKLES) for name in sizes.keys() - _OF_TRAINING):
+    if not names and any(name.endswith((".bin", ".pt")) for name in sizes.keys() - _OF_TRAINING):
         return {}
     if not names:
         raise CheckpointError("WeightsNotFound", f"there are no weights in {files.where}")

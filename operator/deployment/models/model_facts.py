@@ -35,7 +35,6 @@ from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import parse_json
 
 _UNPACKED_LIMIT_BYTES = 256 * 1024
-_MAKES_NO_SENSE = (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError)
 
 
 def unpack_facts(message: str) -> Checkpoint:
@@ -48,7 +47,7 @@ def unpack_facts(message: str) -> Checkpoint:
                 return checkpoint_of(parse_json(stream.read(_UNPACKED_LIMIT_BYTES)))
         told = answer["error"]
         failure = CheckpointError(str(told["reason"])[:64], clip(str(told["message"]), ERROR_LIMIT))
-    except _MAKES_NO_SENSE as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError) as error:
         raise CheckpointError("ReaderFailed", f"the reader's answer makes no sense: {clip(message, 200)!r}") from error
     raise failure
 

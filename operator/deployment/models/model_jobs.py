@@ -43,7 +43,6 @@ from specdecode_operator.vllm.settings import Platform
 
 RESOLVING, DOWNLOADING = "ResolvingModel", "DownloadingModels"
 WITHOUT_POD: Final = "where a quota or a policy refuses its pod, kubectl describe job tells"
-_NAME_DIGITS: Final = 4
 _Answer = TypeVar("_Answer")
 
 
@@ -103,7 +102,7 @@ class ModelJob(Generic[_Answer]):
         given = (spec.pod_template.spec if spec.pod_template else None) or {}
         template["spec"] = merge(template["spec"], self.patch(given))
         # A Job's template cannot be changed: another one needs another name.
-        job["metadata"]["name"] = f"{key.name}-{self.name_suffix}-{content_hash(template)[:_NAME_DIGITS]}"
+        job["metadata"]["name"] = f"{key.name}-{self.name_suffix}-{content_hash(template)[:4]}"
         return owned(job, key, uid)
 
     def progress(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> str:

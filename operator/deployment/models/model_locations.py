@@ -26,7 +26,6 @@ COMPILED_PATH: Final = "/compiled"
 COMPILE_CACHE_PATH: Final = "/tmp/vllm-cache"  # noqa: S108  the pod's own
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _HUB_VARIABLES: Final = ("HF_ENDPOINT", *_PROXIES, *map(str.lower, _PROXIES))
-_COMPILED_FOLDER: Final = "specdecode/compiled"
 
 
 def model_path(model: str) -> str:
@@ -95,7 +94,7 @@ def compiled_mount(spec: SpecDecodeDeploymentSpec, folder: str) -> Body | None:
         return None
     name = "models" if downloads_to_cache(spec) else "cache"
     safe = re.sub(r"[^-.A-Za-z0-9]+", "-", folder)
-    return {"name": name, "mountPath": COMPILED_PATH, "subPath": f"{_COMPILED_FOLDER}/{safe}"}
+    return {"name": name, "mountPath": COMPILED_PATH, "subPath": f"specdecode/compiled/{safe}"}
 
 
 def models_volume(spec: SpecDecodeDeploymentSpec) -> Body:

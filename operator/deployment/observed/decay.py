@@ -67,8 +67,6 @@ SLOWER: Final = 0.25  # Share that a token may take longer at the least: context
 # Standard deviations of the first windows that later ones may be worse: what varies much is not known so well.
 DEVIATIONS: Final = 1.5
 _OTHER_LENGTH: Final = 0.1
-# Loads are alike where the numbers of running requests round to the same power of the root of two.
-_LOADS_AN_OCTAVE: Final = 2
 _ACCEPTANCE, _GAIN, _PACE = "AcceptanceDecayed", "DraftsBringLess", "StepsSlower"
 REASONS: Final = (_ACCEPTANCE, _GAIN, _PACE)
 _TRAFFIC: Final = (
@@ -120,7 +118,7 @@ def update_decay(
         before = Decay(settings)
     if recent.windows == before.windows or recent.last is None or recent.running is None or not recent.last.tokens:
         return replace(before, windows=recent.windows)
-    load = round(_LOADS_AN_OCTAVE * math.log2(max(1.0, recent.running)))
+    load = round(2 * math.log2(max(1.0, recent.running)))
     known = before.learned.get(load, ())
     if known and facts.method not in METHODS_OF_FREE_LENGTH:
         now_long, long = (work.draft_tokens / max(1, work.drafts) for work in (recent.last, known[0]))

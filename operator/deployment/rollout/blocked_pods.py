@@ -22,7 +22,6 @@ from specdecode_operator.vllm.environment import API_KEY_VARIABLE
 POD_REJECTED: Final = "PodRejected"
 REJECTIONS_BEFORE_BACKOFF: Final = 3  # Rejections in a row after which no more pods are made for a while
 _FIRST_REST_S, _LONGEST_REST_S = 20.0, 600.0
-_MOST_DOUBLINGS: Final = 10
 # What helps, by how the kubelet's reason begins: OutOfcpu, OutOfmemory, OutOfnvidia.com/gpu.
 _FIXES: Final = {
     "OutOf": "free that much on the node, or let the scheduler choose one: no nodeName in spec.podTemplate",
@@ -96,7 +95,7 @@ def backs_off_after(count: int, last_s: float, now_s: float) -> bool:
     """Whether no more pods are to be made after some rejections in a row, each time for longer."""
     if count < REJECTIONS_BEFORE_BACKOFF:
         return False
-    rest_s = min(_FIRST_REST_S * 2.0 ** min(count - REJECTIONS_BEFORE_BACKOFF, _MOST_DOUBLINGS), _LONGEST_REST_S)
+    rest_s = min(_FIRST_REST_S * 2.0 ** min(count - REJECTIONS_BEFORE_BACKOFF, 10), _LONGEST_REST_S)
     return now_s < last_s + rest_s
 
 
@@ -140,13 +139,10 @@ def _name_secret_field(pod: Body, message: str) -> str:
     return f"{message} ({' and '.join(sorted(fields)) or _OF_USERS}): {fix}; goes on by itself when it is there"
 
 
-_SIGNALLED = (137, 143)
 _WORDLESS = (
     ", as it does when it is told to end, or a process of it was killed; kubectl logs --previous of its pod tells"
 )
 VOLUME_IN_USE = "VolumeInUse"
-# Access mode of which the scheduler speaks when it holds a pod back (pkg/scheduler, volumerestrictions).
-_EXCLUSIVE = "ReadWriteOncePod"
 # What, in small letters, each of the scheduler's reasons has in it that is about volumes: "node(s) didn't match
 # PersistentVolume's node affinity" ("had volume node affinity conflict" before Kubernetes 1.34) or "pod has unbound
 # immediate PersistentVolumeClaims" (volumebinding, volumezone, volumerestrictions and nodevolumelimits in
@@ -219,7 +215,7 @@ def is_about_volumes(unscheduled: str) -> bool:
 
 
 def _unscheduled(message: str) -> Blocked:
-    if _EXCLUSIVE in message:
+    if "ReadWriteOncePod" in message:
         what = f"a claim in spec.models or spec.podTemplate takes one pod at a time, and another pod has it: {message}"
         return Blocked(VOLUME_IN_USE, what, waits=True)
     if is_about_volumes(message):
@@ -260,7 +256,7 @@ def _ended(name: str, ended: Body) -> Blocked:
         return Blocked(error.reason, f"{words}: {error.fix}", error.permanent)
     if dead := dead_core(said):
         return Blocked("EngineKilled", f"{dead} (the engine ended with exit code {exit_code})")
-    if exit_code in _SIGNALLED:
+    if exit_code in (137, 143):
         why = "by the kubelet after its probes failed too often, or by somebody"
         return Blocked("EngineKilled", f"engine was ended by a signal ({exit_code}), {why}: {telling_line(said)}")
     line = telling_line(said) + ("" if exit_code or said.strip() else _WORDLESS)

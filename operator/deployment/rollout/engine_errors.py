@@ -13,7 +13,7 @@ from signal import Signals
 from typing import Final
 
 from specdecode_operator.redaction import after_cut, before_cut, clip, redact
-from specdecode_operator.vllm.flag_values import FLAG_CHECKS, FlagCheck
+from specdecode_operator.vllm.flag_values import FLAG_CHECKS
 
 # The kubelet keeps the end of a log (MaxContainerTerminationMessageLogLength): its first line may be cut.
 _KEPT_OF_A_LOG_BYTES: Final = 2048
@@ -77,16 +77,16 @@ class EngineError:
 _refused: Final = partial(EngineError, "EngineRefusesArguments")
 
 
-def _of_flag(check: FlagCheck) -> EngineError:
-    words = r"\s+".join(re.escape(word) for word in check.words.split())
-    fix = f"{check.place}: {check.fix}"
-    return _refused(re.compile(f"{words}[^\n]*"), fix)
-
-
 # In the order in which they are looked for: what names the cause comes before what wraps it.
 ENGINE_ERRORS: Final = (
     # Of what the operator tells before it starts; a version that it does not know yet may say so of other values.
-    *(_of_flag(check) for check in FLAG_CHECKS if check.words),
+    *(
+        _refused(
+            re.compile(r"\s+".join(map(re.escape, check.words.split())) + r"[^\n]*"), f"{check.place}: {check.fix}"
+        )
+        for check in FLAG_CHECKS
+        if check.words
+    ),
     # vllm/utils/argparse_utils.py and Python's argparse, with exit code 2.
     _refused(
         re.compile(r"^\S+(?: serve)?: error: .*$", re.MULTILINE),

@@ -31,14 +31,12 @@ def unpack_object(packed: bytes) -> dict[str, Any]:
 
 # Kinds that start engines; an object has one of them, and two only while one replaces the other.
 WORKLOAD_KINDS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
-# LeaderWorkerSets make a headless Service of their own name, which must not be that of the Service for clients.
-_GROUPS_SUFFIX: Final = "-lws"
 _TEMPLATE_FIELD: Final = {DEPLOYMENT.kind: "template", LEADER_WORKER_SET.kind: "leaderWorkerTemplate"}
 
 
 def workload_name(key: Key, kind: str) -> str:
     """Return the name of what starts the engines of an object."""
-    return f"{key.name}{_GROUPS_SUFFIX}" if kind == LEADER_WORKER_SET.kind else key.name
+    return f"{key.name}-lws" if kind == LEADER_WORKER_SET.kind else key.name
 
 
 def serving_template(workload: Body) -> Body:
