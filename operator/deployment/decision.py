@@ -85,6 +85,7 @@ class _Question:
     operator_image: str | None
 
 
+@dataclass(frozen=True)
 class _Planned:
     facts: Facts
     plan: Plan

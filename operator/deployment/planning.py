@@ -198,10 +198,11 @@ def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus 
         )
     except SizingError:
         return None
-    before = (previous.target_quantization, previous.draft_quantization, previous.product, previous.tensor)
-    before += (previous.gpus_per_replica, previous.nodes_per_replica)
+    place = (previous.product, previous.tensor, previous.gpus_per_replica, previous.nodes_per_replica)
+    precisions = (previous.target_quantization, previous.draft_quantization)
     for row in plan.rows:
-        if (row.target_precision, row.draft_precision, row.product, row.tensor, row.gpus, row.nodes) == before:
+        its = (row.product, row.tensor, row.gpus, row.nodes)
+        if (row.target_precision, row.draft_precision) == precisions and its == place:
             fits = row.budget.verdict is not Verdict.DOES_NOT_FIT or facts.spec.override
             return keep(plan, facts.pair, row) if fits and (row.nodes == 1 or groups) else None
     return None

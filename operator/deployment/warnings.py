@@ -153,8 +153,8 @@ def _assumed_warnings(facts: Facts) -> Iterator[str]:
             if given.kv_bytes_per_token is not None:
                 pairs.append(f"KV cache {cache.token_bytes:,} bytes a token instead of {given.kv_bytes_per_token:,}")
             if given.state_bytes_per_request is not None:
-                states = cache.state_bytes / MIB
-                pairs.append(f"states {states:.0f} MiB a request instead of {given.state_bytes_per_request // MIB}")
+                instead = given.state_bytes_per_request // MIB
+                pairs.append(f"states {cache.state_bytes / MIB:.0f} MiB a request instead of {instead}")
             compared = ", ".join(pairs)
             yield f"{field}.assume is not used, for sizing knows {model.name} exactly: {compared}; remove it"
         else:
