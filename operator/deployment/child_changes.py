@@ -17,8 +17,12 @@ from specdecode_operator.deployment.desired_state import DesiredState, Launch, N
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.rollout.blocked_pods import backs_off, running_pods
-from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS, serving_template
-from specdecode_operator.deployment.rollout.rollout_progress import GroupHistory, current_pods, template_hash
+from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS
+from specdecode_operator.deployment.rollout.rollout_progress import (
+    GroupHistory,
+    current_pods,
+    serving_hash,
+)
 from specdecode_operator.enums import RolloutStrategy
 
 _ENDS_NOTHING: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
@@ -26,9 +30,9 @@ _ENDS_NOTHING: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1
 
 def objects_to_apply(desired: DesiredState, live: Collection[Body], kept_managers: Collection[str] = ()) -> list[Body]:
     """Return the children to apply; a paused rollout starts no workload of another kind beside the live one."""
-    workload, paused = desired.workload, _paused_workload(desired, live) is not None
+    workload = desired.workload
     others = [child for child in desired.children if child is not workload]
-    if workload is None or paused:
+    if workload is None or _paused_workload(desired, live) is not None:
         return others
     running = next((child for child in live if identity(child) == identity(workload)), None)
     return [*others, _guarded(workload, running, kept_managers)]
@@ -45,7 +49,7 @@ def _guarded(workload: Body, live: Body | None, kept_managers: Collection[str]) 
     guarded = with_new_hash({**workload, "spec": {**workload["spec"], "strategy": _ENDS_NOTHING}})
     if live is None:  # it is made with it, so that it need not be written again once it serves
         return guarded
-    if template_hash(serving_template(workload)) != template_hash(serving_template(live)):
+    if serving_hash(workload) != serving_hash(live):
         return workload
     status, is_guarded = live.get("status", {}), live["spec"].get("strategy") == _ENDS_NOTHING
     is_settled = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
@@ -57,27 +61,12 @@ def _guarded(workload: Body, live: Body | None, kept_managers: Collection[str]) 
 def resting(
     desired: DesiredState, live: Body | None, pods: list[Body], groups: GroupHistory, now_s: float
 ) -> DesiredState:
-    """Return the desired state with no more engines than there are while nodes refuse their pods.
+    """Return the desired state with no more engines than there are while nodes reject their pods.
 
-    Parameters
-    ----------
-    desired
-        What should exist.
-    live
-        The live workload of the wanted kind.
-    pods
-        The pods of its template.
-    groups
-        What was seen of engines on several nodes.
-    now_s
-        The time in seconds since 1970.
+    ``live`` is the live workload of the wanted kind, ``pods`` are those of its template, ``now_s`` is in Unix time.
     """
     workload = desired.workload
-    if (
-        workload is None
-        or live is None
-        or template_hash(serving_template(workload)) != template_hash(serving_template(live))
-    ):
+    if workload is None or live is None or serving_hash(workload) != serving_hash(live):
         return desired
     running = running_pods(pods)
     if workload["kind"] == DEPLOYMENT.kind:
@@ -107,46 +96,30 @@ def workloads_to_scale(
 def objects_to_delete(
     desired: DesiredState, live: Iterable[Body], successor: Body | None, pods: list[Body]
 ) -> list[Body]:
-    """Return the live children that are no longer wanted.
+    """Return the live children that are no longer wanted; ``successor`` is the live workload that is wanted.
 
-    ``successor`` is the live workload that is wanted, ``pods`` are all of the object's. Without a launch the workload
-    of an earlier spec stays, with all that belongs to it, and only Jobs that read or fetch models go.
+    Without a launch the workload of an earlier spec stays with all that belongs to it, and only Jobs for models go.
     """
-    launched = not isinstance(desired.outcome, NotLaunched)
-    if not launched and _waits_with_what_there_is(desired):
+    outcome = desired.outcome
+    # Something is away that was there, such as nodes: a download that goes on is not started again for that.
+    if isinstance(outcome, NotLaunched) and outcome.readiness.reconciling and not desired.children:
         return []
     wanted = {identity(child) for child in desired.children}
     # A Service has the object's own name for as long as that lives, and goes with it: no other is ours to delete.
     unwanted = [child for child in live if identity(child) not in wanted and child["kind"] != SERVICE.kind]
-    if not launched:
+    if isinstance(outcome, NotLaunched):
         return [child for child in unwanted if child["kind"] == JOB.kind]
-    may_replace = _may_replace(desired, successor, pods)
+    # A workload of the other kind may end when its successor serves, or at once where GPUs are scarce.
+    may_replace = not outcome.facts.spec.rollout.paused
+    surges = outcome.facts.spec.rollout.strategy is RolloutStrategy.SURGE and wanted_replicas(outcome.facts) > 0
+    if may_replace and surges:
+        may_replace = rollout_of(outcome, Observation(successor, current_pods(pods, successor))).complete
     return [child for child in unwanted if child["kind"] not in WORKLOAD_KINDS or may_replace]
 
 
 def _paused_workload(desired: DesiredState, live: Iterable[Body]) -> Body | None:
-    """Return the live workload that stays because a paused rollout holds back one of the other kind."""
     outcome, workload = desired.outcome, desired.workload
     if not isinstance(outcome, Launch) or workload is None or not outcome.facts.spec.rollout.paused:
         return None
     running = {child["kind"]: child for child in live if child["kind"] in WORKLOAD_KINDS}
     return None if workload["kind"] in running else next(iter(running.values()), None)
-
-
-def _may_replace(desired: DesiredState, successor: Body | None, pods: list[Body]) -> bool:
-    """Whether a workload of the other kind may end: when its successor serves, or at once where GPUs are scarce.
-
-    Where no engine is wanted there is nothing to wait for.
-    """
-    outcome = desired.outcome
-    if isinstance(outcome, NotLaunched) or outcome.facts.spec.rollout.paused:
-        return False
-    if outcome.facts.spec.rollout.strategy is not RolloutStrategy.SURGE or wanted_replicas(outcome.facts) == 0:
-        return True
-    return rollout_of(outcome, Observation(successor, current_pods(pods, successor))).complete
-
-
-def _waits_with_what_there_is(desired: DesiredState) -> bool:
-    """Whether something is away that was there, such as nodes: a download that goes on is not begun anew for that."""
-    outcome = desired.outcome
-    return isinstance(outcome, NotLaunched) and outcome.readiness.reconciling and not desired.children

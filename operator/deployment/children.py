@@ -7,7 +7,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -24,9 +24,7 @@ from specdecode_operator.sizing.memory.budget import Budget, Verdict
 from specdecode_operator.sizing.plan import Plan
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
 
-LARGEST_BYTES: Final = 256 * 1024
-"""A ConfigMap may hold 1 MiB, and operators keep those that they own in memory."""
-
+LARGEST_BYTES: Final = 256 * 1024  # A ConfigMap may hold 1 MiB, and operators keep those that they own in memory
 _COLUMNS: Final = (
     *("target", "draft", "kvCacheDtype", "product", "gpus", "tensor", "verdict", "launchable", "chosen"),
     *("kvCacheTokens", "maxConcurrency", "availableKvGiB", "bindingTerm", "reason"),
@@ -38,9 +36,8 @@ class MatrixTable:
     """The matrix as text: one line a row under a line of names; empty where there are no rows."""
 
     csv: str
-
+    # Rows that the limit left no room for: first those that cannot be launched, then those that do not fit.
     rows_left_out: int
-    """Rows that the limit left no room for: first those that cannot be launched, then those that do not fit."""
 
 
 def plan_config_map(key: Key, uid: str, data: Mapping[str, str]) -> Body:
@@ -65,8 +62,8 @@ def matrix_table(
     rows: Sequence[MatrixRow], chosen: Budget | None = None, largest_bytes: int = LARGEST_BYTES
 ) -> MatrixTable:
     """Return the rows in their order, as many as there is room for; the row with the chosen budget is marked."""
-    usable = [row for row in rows if row.launchable and row.verdict is not Verdict.DOES_NOT_FIT]
     launchable = [row for row in rows if row.launchable]
+    usable = [row for row in launchable if row.verdict is not Verdict.DOES_NOT_FIT]
     for shown in (list(rows), launchable, usable):
         text = _csv(shown, chosen)
         if len(text) <= largest_bytes:
@@ -76,122 +73,58 @@ def matrix_table(
 
 
 def _csv(rows: Iterable[MatrixRow], chosen: Budget | None) -> str:
+    lines: list[tuple[str, ...]] = []
+    for row in rows:
+        budget, is_chosen = row.budget, False
+        if row.launchable and budget is not None and chosen is not None:
+            # Most budgets differ in what is left: comparing all of them takes long.
+            is_chosen = budget.available_kv_bytes == chosen.available_kv_bytes and budget == chosen
+        precisions = (row.target_precision, row.draft_precision or "", row.kv_cache_dtype)
+        place = (row.product, str(row.gpus), str(row.tensor))
+        verdict = (row.verdict, "yes" if row.launchable else "no", "yes" if is_chosen else "")
+        available = "" if budget is None else f"{budget.available_kv_bytes / GIB:.2f}"
+        tokens = (str(row.tokens), f"{row.concurrency:.2f}", available)
+        lines.append(
+            (*precisions, *place, *verdict, *tokens, row.binding_term or "", (row.reason or "").partition(":")[0])
+        )
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    lines = [_line(row, chosen) for row in rows]
-    writer.writerows([_COLUMNS, *lines] if lines else [])
+    csv.writer(out, lineterminator="\n").writerows([_COLUMNS, *lines] if lines else [])
     return out.getvalue()
 
 
-def _is(budget: Budget | None, chosen: Budget | None) -> bool:
-    """Whether two budgets are equal; most differ in what is left, which is compared first: all of it takes long."""
-    if budget is None or chosen is None:
-        return False
-    return budget.available_kv_bytes == chosen.available_kv_bytes and budget == chosen
-
-
-def _line(row: MatrixRow, chosen: Budget | None) -> tuple[str, ...]:
-    budget = row.budget
-    return (
-        row.target_precision,
-        row.draft_precision or "",
-        row.kv_cache_dtype,
-        row.product,
-        str(row.gpus),
-        str(row.tensor),
-        row.verdict,
-        "yes" if row.launchable else "no",
-        "yes" if row.launchable and _is(budget, chosen) else "",
-        str(row.tokens),
-        f"{row.concurrency:.2f}",
-        "" if budget is None else f"{budget.available_kv_bytes / GIB:.2f}",
-        row.binding_term or "",
-        (row.reason or "").partition(":")[0],
-    )
-
-
-def render_service(key: Key, uid: str, facts: Facts) -> Body:
-    """Return the Service; of a group of pods it selects the leader alone, for workers have other labels."""
-    values = {
-        "name": key.name,
-        "selector": selector_labels(key.name),
-        "port": facts.spec.serving.port,
-        "scheme": scheme(facts.spec),
-    }
-    return owned(render_template("service", values), key, uid)
-
-
-_GROUPS_LABEL: Final = "leaderworkerset.sigs.k8s.io/name"
-"""On every pod of a LeaderWorkerSet: its name."""
-
-
 def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Mapping[str, str]) -> list[Body]:
-    """Return the objects that must exist while this plan is in force, in the order of their creation.
-
-    ``plan_texts`` are what its ConfigMap holds (`plan_data`).
-    """
-    children = [plan_config_map(key, uid, plan_texts), render_service(key, uid, facts)]
+    """Return the objects that must exist while this plan is in force, in the order of their creation."""
+    spec, in_groups = facts.spec, facts.takes_pods_of(plan) > 1
+    selector, name = (
+        selector_labels(key.name),
+        workload_name(key, (LEADER_WORKER_SET if in_groups else DEPLOYMENT).kind),
+    )
+    service = {"name": key.name, "selector": selector, "port": spec.serving.port, "scheme": scheme(spec)}
+    children = [plan_config_map(key, uid, plan_texts), owned(render_template("service", service), key, uid)]
     if wanted_replicas(facts) > 1:
-        budget = render_template(
-            "poddisruptionbudget", {"name": key.name, "selector": _disruption_selector(key, facts, plan)}
-        )
-        children.append(owned(budget, key, uid))
-    workload = _groups(key, facts, plan) if facts.takes_pods_of(plan) > 1 else _deployment(key, facts, plan)
+        # No pod of a group can be missed.
+        budget = {"name": key.name, "selector": {"leaderworkerset.sigs.k8s.io/name": name} if in_groups else selector}
+        children.append(owned(render_template("poddisruptionbudget", budget), key, uid))
+    values: dict[str, Any] = {
+        "replicas": wanted_replicas(facts),
+        "surge": spec.rollout.strategy is RolloutStrategy.SURGE,
+        "paused": spec.rollout.paused,
+        "name": name,
+    }
+    if in_groups:
+        # Kueue admits a group as a whole, by labels on the LeaderWorkerSet itself.
+        labels = ((spec.pod_template.metadata or {}).get("labels") or {}) if spec.pod_template else {}
+        queue = {label: value for label, value in labels.items() if label.startswith(QUEUE_PREFIX)}
+        workload = render_template("leaderworkerset", {**values, "size": plan.chosen.nodes, "labels": queue})
+        leader, worker = group_pods(key, facts, plan)
+        workload["spec"]["leaderWorkerTemplate"] |= {"leaderTemplate": leader, "workerTemplate": worker}
+    else:
+        values |= {"selector": selector, "progress_deadline_s": engine_timeouts(facts, plan).progress_deadline_s}
+        workload = render_template("deployment", values)
+        workload["spec"]["template"] = (engine_pod if facts.replay is None else replay_pod)(key, facts, plan)
     return [*children, owned(workload, key, uid)]
 
 
 def wanted_replicas(facts: Facts) -> int:
     """Return how many engines a spec asks for now."""
     return 0 if facts.spec.suspend else facts.spec.replicas
-
-
-def _disruption_selector(key: Key, facts: Facts, plan: Plan) -> dict[str, str]:
-    """Return the labels of the pods that must not all go at once: of a group every one, for none can be missed."""
-    if facts.takes_pods_of(plan) > 1:
-        return {_GROUPS_LABEL: workload_name(key, LEADER_WORKER_SET.kind)}
-    return selector_labels(key.name)
-
-
-def _groups(key: Key, facts: Facts, plan: Plan) -> Body:
-    """Return what starts engines that each take several nodes."""
-    values = {
-        **_rollout(facts),
-        "name": workload_name(key, LEADER_WORKER_SET.kind),
-        "size": plan.chosen.nodes,
-        "labels": _queue_labels(facts),
-    }
-    body = render_template("leaderworkerset", values)
-    # They are rendered and parsed already.
-    leader, worker = group_pods(key, facts, plan)
-    body["spec"]["leaderWorkerTemplate"] |= {"leaderTemplate": leader, "workerTemplate": worker}
-    return body
-
-
-def _queue_labels(facts: Facts) -> dict[str, str]:
-    """Return the labels by which Kueue admits a group as a whole: it looks for them on the LeaderWorkerSet itself."""
-    template = facts.spec.pod_template
-    labels: dict[str, str] = ((template.metadata or {}).get("labels") or {}) if template else {}
-    return {name: value for name, value in labels.items() if name.startswith(QUEUE_PREFIX)}
-
-
-def _rollout(facts: Facts) -> dict[str, int | bool]:
-    rollout = facts.spec.rollout
-    return {
-        "replicas": wanted_replicas(facts),
-        "surge": rollout.strategy is RolloutStrategy.SURGE,
-        "paused": rollout.paused,
-    }
-
-
-def _deployment(key: Key, facts: Facts, plan: Plan) -> Body:
-    """Return what starts engines that each fit on one node."""
-    values = {
-        **_rollout(facts),
-        "name": workload_name(key, DEPLOYMENT.kind),
-        "selector": selector_labels(key.name),
-        "progress_deadline_s": engine_timeouts(facts, plan).progress_deadline_s,
-    }
-    body = render_template("deployment", values)
-    # It is rendered and parsed already.
-    body["spec"]["template"] = (engine_pod if facts.replay is None else replay_pod)(key, facts, plan)
-    return body

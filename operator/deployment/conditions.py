@@ -20,12 +20,8 @@ class Blocked:
 
     reason: str
     message: str
-
-    permanent: bool = False
-    """True where only a person can help: the object is Stalled. Otherwise it may pass by itself."""
-
+    permanent: bool = False  # True where only a person can help: the object is Stalled. Otherwise it may pass by itself
     waits: bool = False
-    """True where a pod waits for something outside of it, which may appear."""
 
 
 OPERATOR_IMAGE_UNKNOWN: Final = Blocked(
@@ -33,17 +29,11 @@ OPERATOR_IMAGE_UNKNOWN: Final = Blocked(
     "the operator does not know its own image, which load generators, replays and readers of models run from: set"
     " SPECDECODE_OPERATOR_IMAGE in its environment, or POD_NAME and POD_NAMESPACE as its manifests do",
 )
-
-
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
-
-MESSAGE_LIMIT = 4096
-"""Characters of a message: pods, which anybody may run, have a say in some."""
+MESSAGE_LIMIT = 4096  # Characters of a message: pods, which anybody may run, have a say in some
 _REASON_LIMIT = 64
 _BEGINS = (UNKNOWN, "Starting")
-
 SUSPENDED_FOR_CAPTURE = "SuspendedForCapture"
-"""Reason of ``Ready`` and ``Available`` while a capture has the GPUs of the engines."""
 
 
 @dataclass(frozen=True)
@@ -66,91 +56,55 @@ def kept(condition: Condition | None, generation: int) -> ConditionUpdate | None
 def stamp(
     conditions: list[ConditionUpdate], previous: list[Condition], generation: int, now: datetime
 ) -> list[Condition]:
-    """Return the conditions with generation and time.
+    """Return the conditions with generation and time, which changes with the status.
 
-    The time changes with the status. For ``Ready`` it also changes when a capture takes the GPUs and when it returns
-    them, even if the status is False before and after. Captures of other deployments wait for the engines for a limited
-    time from the return on.
+    That of ``Ready`` also changes when a capture takes the GPUs and when it returns them: captures of other
+    deployments wait for the engines for a limited time from the return on.
     """
     before = {condition.type: condition for condition in previous}
     stamped = []
     for update in conditions:
         old = before.get(update.type)
-        unchanged = old is not None and old.status is update.status and not _changes_hands(old, update)
+        time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        if old is not None and old.status is update.status:
+            lent = {each.reason == SUSPENDED_FOR_CAPTURE for each in (old, update)}
+            time = old.last_transition_time if update.type != "Ready" or len(lent) == 1 else time
         stamped.append(
             Condition(
                 type=update.type,
                 status=update.status,
-                reason=_word(update.reason) or update.type,
+                reason=re.sub(r"[^A-Za-z0-9_,:]", "", update.reason)[:_REASON_LIMIT] or update.type,
                 message=clip(printable(update.message), MESSAGE_LIMIT),
                 observed_generation=generation,
-                last_transition_time=old.last_transition_time
-                if old is not None and unchanged
-                else now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                last_transition_time=time,
             )
         )
     return stamped
 
 
-def _changes_hands(old: Condition, update: ConditionUpdate) -> bool:
-    return update.type == "Ready" and (old.reason == SUSPENDED_FOR_CAPTURE) != (update.reason == SUSPENDED_FOR_CAPTURE)
-
-
-def _word(reason: str) -> str:
-    """Return a reason as Kubernetes takes it: pods, which others may write, give reasons too."""
-    return re.sub(r"[^A-Za-z0-9_,:]", "", reason)[:_REASON_LIMIT]
-
-
 def changed_conditions(old: list[Condition], new: list[Condition]) -> list[Condition]:
-    """Return the conditions worth an Event: status or reason differ from before, and a person would want to know.
-
-    An object begins with engines that start, of which Planned and the Deployment's own Events tell.
-    """
+    """Return the conditions worth an Event: status or reason differ from before, and a person would want to know."""
     before = {condition.type: (condition.status, condition.reason) for condition in old} or {"Ready": _BEGINS}
-    return [
-        condition
-        for condition in new
-        if before.get(condition.type) != (condition.status, condition.reason) and _is_worth_an_event(condition)
-    ]
-
-
-def _is_worth_an_event(condition: Condition) -> bool:
-    if condition.type in {"Reconciling", "Stalled", "Available"}:
-        return False  # Ready says the same
-    if condition.type == "WaitingForGPUs":
-        return condition.status is TRUE
-    if condition.type == "Accepted":
-        return condition.status is FALSE
-    return condition.type == "Ready" or condition.status is not UNKNOWN
-
-
-METHOD: Final = "method"
-
-
-_LENGTH: Final = "numSpeculativeTokens"
-
-
-_SCHEDULE_FIELD: Final = "numSpeculativeTokensByBatchSize"
-
-
-_DRAFT_TENSOR: Final = "parallelism.draftTensor"
+    # Ready says the same as the helpers and Available.
+    told: dict[str, tuple[ConditionStatus, ...]] = {
+        **dict.fromkeys(("Reconciling", "Stalled", "Available"), ()),
+        "WaitingForGPUs": (TRUE,),
+        "Accepted": (FALSE,),
+        "Ready": (TRUE, FALSE, UNKNOWN),
+    }
+    changed = [each for each in new if before.get(each.type) != (each.status, each.reason)]
+    return [each for each in changed if each.status in told.get(each.type, (TRUE, FALSE))]
 
 
 REASONS: Final[Mapping[str, str]] = {
-    METHOD: "OtherMethod",
-    _LENGTH: "OtherDraftLength",
-    _SCHEDULE_FIELD: "ScheduleDropped",
-    _DRAFT_TENSOR: "OtherDraftTensor",
+    "method": "OtherMethod",
+    "numSpeculativeTokens": "OtherDraftLength",
+    "numSpeculativeTokensByBatchSize": "ScheduleDropped",
+    "parallelism.draftTensor": "OtherDraftTensor",
     "adaptiveVerification": "NotAdaptive",
     "rejectionSampling": "OtherRejectionSampling",
     "draftSampling": "OtherDraftSampling",
     "draftLmHeadQuantization": "OtherDraftHead",
 }
-"""Why SpeculationActive is False, by the field that is not in force; of the others OTHER_SETTING."""
-
-
 OTHER_SETTING: Final = "OtherSetting"
-
-
 OTHERWISE: Final = frozenset({*REASONS.values(), OTHER_SETTING})
-"""All of them: engines draft, and not as they were asked to."""

@@ -1,10 +1,6 @@
-"""Compute the desired state of a SpecDecodeDeployment: parse, resolve, validate, plan, render.
+"""Compute the desired state of a SpecDecodeDeployment: parse, resolve, validate, plan, render."""
 
-`decide` is a pure function of the object and a `ClusterState`; it returns a `DesiredState`. The reconciler builds
-the `ClusterState` and applies the `DesiredState`.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
@@ -49,9 +45,8 @@ from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.planning import full_matrix, make_plan, passed_over, plan_status, planned_condition
 from specdecode_operator.deployment.rollout.engine_workload import pod_templates
 from specdecode_operator.deployment.rollout.readiness import Readiness, readiness_of, stalled, without_engines, working
-from specdecode_operator.deployment.rollout.rollback import LastGood, attempt_of, put_back, render_last_good
+from specdecode_operator.deployment.rollout.rollback import attempt_of, put_back, render_last_good
 from specdecode_operator.deployment.rollout.rollout_gate import (
-    GateState,
     held_at_gate,
     held_condition,
     passed_condition,
@@ -71,17 +66,13 @@ from specdecode_operator.sizing.calibration import Calibration
 from specdecode_operator.sizing.plan import Plan
 
 _ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the spec holds together")
-
-
-_PLANS_KEPT: Final = 32
-"""Specs whose plans are kept for other objects of the same spec: each is some hundred kilobytes."""
+_PLANS_KEPT: Final = 32  # Specs whose plans are kept for other objects of the same spec: each is some hundred kilobytes
 
 
 @dataclass(frozen=True)
 class _Question:
-    """What a plan depends on: equal ones have one answer, whichever object asks."""
-
-    spec: SpecDecodeDeploymentSpec = field(compare=False)
+    spec: SpecDecodeDeploymentSpec = field(compare=False)  # Comparing and hashing its text is cheaper
+    known: KnownModels = field(compare=False)  # Follows from models and site_facts
     spec_text: str
     previous: PlanStatus | None = field(compare=False)
     previous_text: str | None
@@ -93,101 +84,81 @@ class _Question:
     calibration: Calibration
     operator_image: str | None
 
-    @classmethod
-    def of(cls, spec: SpecDecodeDeploymentSpec, parent: ParsedDeployment, cluster: ClusterState) -> "_Question":
-        """Return the question of one object; comparing and hashing its texts is cheaper than its models."""
-        previous = parent.status.plan
-        return cls(
-            spec=spec,
-            spec_text=spec.model_dump_json(),
-            previous=previous,
-            previous_text=None if previous is None else previous.model_dump_json(),
-            models=frozenset(cluster.model_facts.items()),
-            site_facts=frozenset(cluster.site_facts.items()),
-            nodes=cluster.nodes,
-            nodes_from=cluster.nodes_from,
-            has_groups=cluster.has_leader_worker_sets,
-            calibration=cluster.calibration,
-            operator_image=cluster.operator_image,
-        )
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    """A spec that no node of the cluster can be planned for yet."""
-
-    facts: Facts
-    blocked: Blocked
-
 
 @dataclass(frozen=True)
 class _Planned:
-    """A spec with its plan, before anything runs."""
-
     facts: Facts
     plan: Plan
     plan_texts: Mapping[str, str]
-    condition: ConditionUpdate
+    conditions: list[ConditionUpdate]  # Accepted, Planned, and further ones that come before those of engines
     plan_status: PlanStatus
-
-    @property
-    def conditions(self) -> list[ConditionUpdate]:
-        """The conditions that come before those of engines."""
-        told = [_ACCEPTED, self.condition]
-        if untested := untested_version(self.facts.spec, self.facts.profile):
-            told.append(ConditionUpdate("EngineUntested", TRUE, "NewerThanKnown", str(untested)))
-        if lossy := lossy_answers(self.facts):
-            told.append(ConditionUpdate("OutputsDiffer", TRUE, "LossyRejectionSampling", lossy))
-        return told
-
-    @property
-    def hindered(self) -> Readiness | None:
-        """Why it cannot be launched; None where it can."""
-        if self.condition.status is FALSE:  # it fits nowhere; the plan tells what would
-            return stalled(self.condition.reason, self.condition.message)
-        if self.facts.replay is not None and self.facts.operator_image is None:
-            return readiness_of(OPERATOR_IMAGE_UNKNOWN)
-        return None
-
-    def not_launched(self, parent: ParsedDeployment, readiness: Readiness, *jobs: Body) -> DesiredState:
-        """Return the desired state in which the plan is shown, but is not in force."""
-        outcome = NotLaunched(readiness, self.plan_status)
-        shown = plan_config_map(parent.key, parent.uid, self.plan_texts)
-        return DesiredState(outcome, self.conditions, [shown, *jobs])
 
 
 def newly_read_models(parent: ParsedDeployment, entries: Mapping[str, str], pods: Sequence[Body]) -> dict[str, str]:
     """Return what the object's pods have read of its models and ``entries`` do not hold yet, as entries."""
     if isinstance(parent.spec, InvalidSpecError):
         return {}
-    unknown = _unknown_models(parent.spec, read_entries(parent.spec, entries))
+    read = read_entries(parent.spec, entries)
+    unknown = {field: source for field, source in undescribed_models(parent.spec).items() if source not in read}
     return {source.key: facts_entry(source, found) for source, found in READER.answers(pods, unknown).items()}
 
 
 def decide(parent: ParsedDeployment, cluster: ClusterState) -> DesiredState:
     """Return what should exist for an object: spec, then facts, then plan, then objects."""
     try:
-        spec = parent.spec
-        if isinstance(spec, InvalidSpecError):
-            raise spec
-        refuse_host_paths(spec, cluster.host_paths)
-        refuse_pod_template(spec, cluster.pod_template, parent.key.namespace)
-        known = known_checkpoints(spec, cluster.model_facts, cluster.site_facts)
-        if unknown := _unknown_models(spec, known):
-            return _read_first(parent, spec, unknown, cluster)
-        planned = _plan(_Question.of(spec, parent, cluster))
-        if isinstance(planned, _Waiting):
-            return _wait_for_nodes(parent, planned.facts, planned.blocked)
-        refuse_group_name(parent.key, planned.facts.takes_pods_of(planned.plan))
+        planned = _resolve(parent, cluster)
     except InvalidSpecError as error:
-        return _not_accepted(error)
-    if hindered := planned.hindered:
-        return planned.not_launched(parent, hindered)
-    commits = {**cluster.downloads, **downloaded_commits(cluster.model_pods, planned.facts.spec)}
-    if download := pending_downloads(parent.key, parent.uid, planned.facts, commits, cluster.model_pods):
+        accepted = ConditionUpdate("Accepted", FALSE, error.reason, str(error))
+        condition = ConditionUpdate("Planned", FALSE, "NotAccepted", "the spec is not accepted")
+        return DesiredState(NotLaunched(stalled(error.reason, str(error))), [accepted, condition])
+    if isinstance(planned, DesiredState):
+        return planned
+    facts, jobs = planned.facts, list[Body]()
+    readiness: Readiness | None = None
+    commits = {**cluster.downloads, **downloaded_commits(cluster.model_pods, facts.spec)}
+    if planned.conditions[1].status is FALSE:  # it fits nowhere; the plan tells what would
+        readiness = stalled(planned.conditions[1].reason, planned.conditions[1].message)
+    elif facts.replay is not None and facts.operator_image is None:
+        readiness = readiness_of(OPERATOR_IMAGE_UNKNOWN)
+    elif download := pending_downloads(parent.key, parent.uid, facts, commits, cluster.model_pods):
         readiness, jobs = download
-        return planned.not_launched(parent, readiness, *jobs)
-    return _launch(parent, planned, commits, _allowed_last_good(cluster, parent.key.namespace), cluster.gate)
+    if readiness is None:
+        return _launch(parent, planned, commits, cluster)
+    shown = plan_config_map(parent.key, parent.uid, planned.plan_texts)
+    return DesiredState(NotLaunched(readiness, planned.plan_status), planned.conditions, [shown, *jobs])
+
+
+def _resolve(parent: ParsedDeployment, cluster: ClusterState) -> _Planned | DesiredState:
+    """Return the plan, or the desired state while models or nodes are missing."""
+    spec, previous = parent.spec, parent.status.plan
+    if isinstance(spec, InvalidSpecError):
+        raise spec
+    refuse_host_paths(spec, cluster.host_paths)
+    refuse_pod_template(spec, cluster.pod_template, parent.key.namespace)
+    known = known_checkpoints(spec, cluster.model_facts, cluster.site_facts)
+    if unknown := {field: source for field, source in undescribed_models(spec).items() if source not in known}:
+        return _read_first(parent, spec, unknown, cluster)
+    question = _Question(
+        spec=spec,
+        known=known,
+        spec_text=spec.model_dump_json(),
+        previous=previous,
+        previous_text=None if previous is None else previous.model_dump_json(),
+        models=frozenset(cluster.model_facts.items()),
+        site_facts=frozenset(cluster.site_facts.items()),
+        nodes=cluster.nodes,
+        nodes_from=cluster.nodes_from,
+        has_groups=cluster.has_leader_worker_sets,
+        calibration=cluster.calibration,
+        operator_image=cluster.operator_image,
+    )
+    planned = _plan(question)
+    if isinstance(planned, _Planned):
+        refuse_group_name(parent.key, planned.facts.takes_pods_of(planned.plan))
+        return planned
+    condition = ConditionUpdate("Planned", UNKNOWN, planned.reason, planned.message)
+    readiness = without_engines(spec) or working(planned.reason, planned.message)
+    return DesiredState(NotLaunched(readiness, previous), [_ACCEPTED, condition])
 
 
 def internal_error(parent: ParsedDeployment, error: Exception) -> DesiredState:
@@ -196,16 +167,9 @@ def internal_error(parent: ParsedDeployment, error: Exception) -> DesiredState:
     return DesiredState(NotLaunched(working("InternalError", message), parent.status.plan), [])
 
 
-def _unknown_models(spec: SpecDecodeDeploymentSpec, known: KnownModels) -> dict[str, ModelSource]:
-    """Models that nobody describes and that were not read yet, by the field that names them."""
-    sources = undescribed_models(spec)
-    return {field: source for field, source in sources.items() if source not in known}
-
-
 def _read_first(
     parent: ParsedDeployment, spec: SpecDecodeDeploymentSpec, unknown: Mapping[str, ModelSource], cluster: ClusterState
 ) -> DesiredState:
-    """Have models read that nobody describes; the plan comes after that."""
     check_without_models(spec, unknown)
     accepted = ConditionUpdate("Accepted", UNKNOWN, RESOLVING, "the rest is checked once the models are known")
     if cluster.operator_image is None:
@@ -229,79 +193,41 @@ def _read_first(
     return DesiredState(NotLaunched(readiness, parent.status.plan), [accepted, planned], jobs)
 
 
-def _not_accepted(error: InvalidSpecError) -> DesiredState:
-    """Only another spec goes on from here."""
-    accepted = ConditionUpdate("Accepted", FALSE, error.reason, str(error))
-    planned = ConditionUpdate("Planned", FALSE, "NotAccepted", "the spec is not accepted")
-    return DesiredState(NotLaunched(stalled(error.reason, str(error))), [accepted, planned])
-
-
-def _wait_for_nodes(parent: ParsedDeployment, facts: Facts, waiting: Blocked) -> DesiredState:
-    """Show the last plan while the nodes that it was made for are away."""
-    planned = ConditionUpdate("Planned", UNKNOWN, waiting.reason, waiting.message)
-    readiness = without_engines(facts.spec) or working(waiting.reason, waiting.message)
-    return DesiredState(NotLaunched(readiness, parent.status.plan), [_ACCEPTED, planned])
-
-
 @lru_cache(maxsize=_PLANS_KEPT)
-def _plan(question: _Question) -> _Planned | _Waiting:
-    """Return the plan of a spec, which hundreds of objects may have in common.
-
-    Raises
-    ------
-    InvalidSpecError
-        When something is wrong with the spec.
-    """
-    spec, nodes = question.spec, question.nodes
-    site_facts = dict(question.site_facts)
-    known = known_checkpoints(spec, dict(question.models), site_facts)
-    facts = replace(valid_facts(spec, known, question.calibration), operator_image=question.operator_image)
+def _plan(question: _Question) -> _Planned | Blocked:
+    """Return the plan of a spec, which hundreds of objects may have in common, or why no node can be planned for."""
+    nodes, known, site_facts = question.nodes, question.known, dict(question.site_facts)
+    facts = valid_facts(question.spec, known, question.calibration)
+    facts = replace(facts, operator_image=question.operator_image)
     plan = make_plan(facts, nodes, question.previous, groups=question.has_groups, nodes_from=question.nodes_from)
-    return _Waiting(facts, plan) if isinstance(plan, Blocked) else _planned(facts, plan, nodes, known, site_facts)
-
-
-def _planned(
-    facts: Facts,
-    plan: Plan,
-    nodes: tuple[NodeFacts, ...],
-    known: KnownModels,
-    site_facts: Mapping[ModelSource, SiteFacts],
-) -> _Planned:
-    """Settle the facts on what the plan chose, and say what the plan is and what may be wrong with the models."""
+    if isinstance(plan, Blocked):
+        return plan
     texts = plan_data(plan, full_matrix(facts, nodes, plan))
     facts = facts.at(*plan.chosen.served)
     condition = planned_condition(facts, plan, passed_over(facts, nodes))
-    remarks = [*plan_warnings(facts, known, plan.chosen.tensor), *_site_notes(facts, site_facts), *plan_notes(facts)]
-    condition = replace(condition, message="; ".join([condition.message, *remarks]))
-    return _Planned(facts, plan, texts, condition, plan_status(facts, plan))
-
-
-def _site_notes(facts: Facts, site_facts: Mapping[ModelSource, SiteFacts]) -> Iterator[str]:
-    """Yield the facts file that each model is known from, and how well."""
-    draft = facts.spec.speculation.draft if facts.spec.speculation else None
-    for model, geometry in ((facts.spec.target, facts.pair.target), (draft, facts.pair.draft)):
-        if model is None or geometry is None:
-            continue
-        given = site_facts.get(model_source(facts.spec, model))
-        if given is not None:
-            yield f"{model.model} is known ({geometry.knowledge.value}) from the operator's facts file {given.file}"
-
-
-def _allowed_last_good(cluster: ClusterState, namespace: str) -> LastGood | None:
-    """Return the workload that served last, if its pods would be accepted today."""
-    last_good = cluster.last_good
-    if last_good is None:
-        return None
-    templates = pod_templates(last_good.workload)
-    allowed = all(is_still_allowed(each, cluster.host_paths, cluster.pod_template, namespace) for each in templates)
-    return last_good if allowed else None
+    remarks = plan_warnings(facts, known, plan.chosen.tensor)
+    for _, model, geometry in facts.models():
+        if given := site_facts.get(model_source(facts.spec, model)):
+            how = geometry.knowledge.value
+            remarks.append(f"{model.model} is known ({how}) from the operator's facts file {given.file}")
+    message = "; ".join([condition.message, *remarks, *plan_notes(facts)])
+    conditions = [_ACCEPTED, replace(condition, message=message)]
+    if untested := untested_version(facts.spec, facts.profile):
+        conditions.append(ConditionUpdate("EngineUntested", TRUE, "NewerThanKnown", str(untested)))
+    if lossy := lossy_answers(facts):
+        conditions.append(ConditionUpdate("OutputsDiffer", TRUE, "LossyRejectionSampling", lossy))
+    return _Planned(facts, plan, texts, conditions, plan_status(facts, plan))
 
 
 def _launch(
-    parent: ParsedDeployment, planned: _Planned, commits: Mapping[str, str], last_good: LastGood | None, gate: GateState
+    parent: ParsedDeployment, planned: _Planned, commits: Mapping[str, str], cluster: ClusterState
 ) -> DesiredState:
     """Put the plan in force, or keep the workload that served last, where engines failed before or wait at the gate."""
-    key, uid, plan = parent.key, parent.uid, planned.plan
+    key, uid, plan, last_good, gate = parent.key, parent.uid, planned.plan, cluster.last_good, cluster.gate
+    if last_good is not None:
+        allowed = (cluster.host_paths, cluster.pod_template, key.namespace)
+        if not all(is_still_allowed(each, *allowed) for each in pod_templates(last_good.workload)):
+            last_good = None
     facts, kept_commits = at_commits(key, uid, planned.facts, commits, parent.written_spec)
     launch = Launch(facts, plan, planned.plan_status)
     *others, workload = [*kept_commits, *render_children(key, uid, facts, plan, planned.plan_texts)]
@@ -313,7 +239,7 @@ def _launch(
     if failure is not None and failure.attempt == attempt_of(facts.spec, plan):
         rolled_back = RolledBack(facts, planned.plan_status, failure)
         return DesiredState(rolled_back, planned.conditions, [kept, *others, earlier])
-    # What a policy chose, a capture with arms has measured: a golden one of other speculation has no say in it.
+    # A capture with arms has measured what a policy chose: a golden capture of other speculation has no say in it.
     held = None if parent.by_policy else held_at_gate(key, facts.spec, workload, last_good, gate)
     if held:
         gated = Gated(facts, planned.plan_status, launch, held)

@@ -1,7 +1,4 @@
-"""Desired state of a SpecDecodeDeployment, and the cluster state it is computed from.
-
-`DesiredState` is immutable. `Launcher` derives the objects to apply from it.
-"""
+"""Desired state of a SpecDecodeDeployment, and the cluster state it is computed from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,30 +25,18 @@ class ClusterState:
 
     nodes: tuple[NodeFacts, ...] = ()
     model_facts: Mapping[str, str] = field(default_factory=dict)
-    """What Jobs have read of models in the object's namespace, by the key of their source."""
-
     model_pods: Sequence[Body] = ()
-    """Pods of the object that read a model or download one."""
-
+    # What the operator's facts files say of the object's models. They come before what Jobs have read.
     site_facts: Mapping[ModelSource, SiteFacts] = field(default_factory=dict)
-    """What the operator's facts files say of the object's models. They come before what Jobs have read."""
-
     downloads: Mapping[str, str] = field(default_factory=dict)
-    """Commits in the object's cache of models, by the key of their source."""
-
     last_good: LastGood | None = None
     gate: GateState = UNGATED
     calibration: Calibration = UNCALIBRATED
     host_paths: tuple[str, ...] = ()
-    """Directories of nodes that specs may mount."""
-
     pod_template: frozenset[str] = NONE_ALLOWED
-    """What podTemplate may ask for beyond `deployment/pod_security.py`, by name."""
-
     nodes_from: NodesFrom = NodesFrom.CLUSTER
     has_leader_worker_sets: bool = False
-    operator_image: str | None = None
-    """The image that this operator runs from, for replays; None where it cannot tell."""
+    operator_image: str | None = None  # The image that this operator runs from, for replays; None where it cannot tell
 
 
 @dataclass(frozen=True)
@@ -79,8 +64,6 @@ class Gated:
     facts: Facts
     plan_status: PlanStatus
     launch: Launch
-    """What would be launched, for the capture that judges."""
-
     held: Held
 
 
@@ -102,7 +85,6 @@ class DesiredState:
     outcome: Outcome
     conditions: list[ConditionUpdate]
     children: Sequence[Body] = field(default_factory=list)
-    """Objects that must exist, in the order of their creation."""
 
     @property
     def workload(self) -> Body | None:

@@ -1,8 +1,7 @@
 """Render the pods that engines run in: vLLM, a replay of a recording, or vLLM with an emulated GPU.
 
-`engine_pod` renders an engine on one node, `group_pods` the leader and workers of an engine on several nodes. A
-replay runs from the operator's image with the same probes and drain as vLLM. An emulated engine runs vLLM for the
-CPU without weights.
+A replay runs from the operator's image with the same probes and drain as vLLM. An emulated engine runs vLLM for the CPU
+without weights.
 """
 
 import json
@@ -16,7 +15,6 @@ from specdecode_operator.api.deployment import (
     KIND,
     Key,
     Matching,
-    RecordingSource,
     Replay,
     ReplayMode,
     SpecDecodeDeploymentSpec,
@@ -32,16 +30,14 @@ from specdecode_operator.cluster.resources import (
     selector_labels,
     worker_labels,
 )
-from specdecode_operator.deployment.engine_settings import engine_settings, served_names
-from specdecode_operator.deployment.models.model_locations import (
-    COMPILE_CACHE_PATH,
-    COMPILED_PATH,
-    compiled_mount,
-    downloads_in_pods,
-    engine_volumes,
-    hub_environment,
-    model_path,
+from specdecode_operator.deployment.engine_settings import (
+    PROBE_PERIOD_S,
+    Timeouts,
+    engine_settings,
+    served_names,
+    timeouts,
 )
+from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.pod_scripts import warm_start
 from specdecode_operator.deployment.pod_template_merge import (
     DOWNLOAD_DRAFT,
@@ -52,9 +48,9 @@ from specdecode_operator.deployment.pod_template_merge import (
     volume_group,
 )
 from specdecode_operator.deployment.spec_facts import Facts
-from specdecode_operator.deployment.timeouts import PROBE_PERIOD_S, Timeouts, timeouts
 from specdecode_operator.sizing.memory.buffers import cost_profile_s
 from specdecode_operator.sizing.plan import Plan
+from specdecode_operator.vllm import logging_config
 from specdecode_operator.vllm.arguments import TLS_PATH, command_line
 from specdecode_operator.vllm.environment import (
     API_KEY_VARIABLE,
@@ -63,27 +59,14 @@ from specdecode_operator.vllm.environment import (
     STARTUP_PLAN_ENVIRONMENT,
     environment,
 )
-from specdecode_operator.vllm.logging_config import (
-    ENGINE_CONFIG_PATH,
-    LOGGING_CONFIG_PATH,
-    LOGGING_CONFIG_VARIABLE,
-    LOGGING_FILE,
-    LOGGING_LEVEL_VARIABLE,
-    WATCH,
-    WATCH_FILE,
-    logging_config,
-)
-from specdecode_operator.vllm.settings import ContainerVariable, EngineSettings, NodeGroup, Platform
+from specdecode_operator.vllm.settings import ContainerVariable, NodeGroup, Platform
 
 _SHM_GIB_PER_GPU = 1
 _MODELS_MOUNT: Final = {"name": "models", "mountPath": "/models", "readOnly": True}
 _WARM_START: Final = Path(warm_start.__file__).read_text(encoding="utf-8")
-
 _RANK: Final = ContainerVariable("$(LWS_WORKER_INDEX)")
+# What LeaderWorkerSets tell every container (sigs.k8s.io/lws, pkg/utils/pod/pod_utils.go AddLWSVariables).
 _LEADER_ADDRESS: Final = ContainerVariable("$(LWS_LEADER_ADDRESS)")
-"""What LeaderWorkerSets tell every container (sigs.k8s.io/lws, pkg/utils/pod/pod_utils.go AddLWSVariables)."""
-
-_OWN_ADDRESS: Final = ContainerVariable(f"$({HOST_ADDRESS_VARIABLE})")
 
 
 class Role(StrEnum):
@@ -122,7 +105,6 @@ def _merged(spec: SpecDecodeDeploymentSpec, values: Mapping[str, Any]) -> Body:
 
 
 def _mark(template_hash: str, *pods: Body) -> None:
-    """Tell pods of this template from those of earlier ones."""
     for pod in pods:
         pod["metadata"].setdefault("annotations", {})[TEMPLATE_HASH_ANNOTATION] = template_hash
 
@@ -142,75 +124,76 @@ def engine_timeouts(facts: Facts, plan: Plan) -> Timeouts:
     return timeouts(facts.spec, of_gpu_bytes * plan.chosen.gpus, measuring_s, together=together)
 
 
-def _group(facts: Facts, plan: Plan, role: Role) -> NodeGroup | None:
-    """Return how a pod finds the others of its engine."""
-    if role is Role.ALONE:
-        return None
-    leads = role is Role.LEADER
-    return NodeGroup(
-        nodes=plan.chosen.nodes,
-        rank=_RANK,
-        # ZeroMQ listens at an address and at no name; who connects finds the leader by name.
-        leader_address=_OWN_ADDRESS if leads else _LEADER_ADDRESS,
-        leads=leads,
-        meeting_timeout_s=engine_timeouts(facts, plan).startup_s,
-    )
-
-
 def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
-    spec = facts.spec
-    settings = engine_settings(spec, facts.pair, plan.chosen.tensor, _group(facts, plan, role))
-    cached = _is_cached(spec, role)
+    spec, times, group = facts.spec, engine_timeouts(facts, plan), None
+    if role is not Role.ALONE:
+        leads = role is Role.LEADER
+        # ZeroMQ listens at an address and at no name; who connects finds the leader by name.
+        address = ContainerVariable(f"$({HOST_ADDRESS_VARIABLE})") if leads else _LEADER_ADDRESS
+        group = NodeGroup(plan.chosen.nodes, _RANK, address, leads=leads, meeting_timeout_s=times.startup_s)
+    settings = engine_settings(spec, facts.pair, plan.chosen.tensor, group)
+    command, mounts = command_line(settings, facts.profile), [_MODELS_MOUNT]
     own_env = {variable.name: variable.value for variable in spec.engine.env}
-    env = {**environment(settings), LOGGING_CONFIG_VARIABLE: LOGGING_CONFIG_PATH}
-    if cached and settings.ranks == 1:
-        env |= STARTUP_PLAN_ENVIRONMENT
+    env = {**environment(settings), logging_config.LOGGING_CONFIG_VARIABLE: logging_config.LOGGING_CONFIG_PATH}
+    # On several nodes only the leader knows that it serves, so nothing is cached there.
+    if spec.models.cache is not None and role is Role.ALONE:
+        if settings.ranks == 1:
+            env |= STARTUP_PLAN_ENVIRONMENT
+        # By version and product for people, by all else for safety: vLLM's own keys leave out what the start-up plan
+        # depends on, such as the share of memory (config/cache.py, compute_hash).
+        content = {"image": facts.image, "command": command, "env": own_env}
+        product = "cpu" if facts.on_cpu else plan.chosen.product
+        mount = model_locations.compiled_mount(spec, f"{facts.profile.version}-{product}-{content_hash(content)}")
+        mounts = [_MODELS_MOUNT, *([mount] if mount else [])]
+        health = f"--health={'https' if settings.tls else 'http'}://127.0.0.1:{settings.port}/health"
+        shared, own = f"--folder={model_locations.COMPILED_PATH}", f"--cache={model_locations.COMPILE_CACHE_PATH}"
+        command = ["python3", "-c", _WARM_START, shared, own, health, "--", *command]
     env |= own_env
-    logging = logging_config(own_env.get(LOGGING_LEVEL_VARIABLE, "INFO").upper())
+    resources: Body = {"limits": {GPU_RESOURCE: str(plan.chosen.gpus_per_node)}}
+    if facts.on_cpu:
+        memory = f"{spec.accelerator.memory_gib}Gi"
+        # A CPU limit would throttle the engine while the node has idle cores.
+        requests = {"cpu": str(spec.accelerator.cpu_cores), "memory": memory}
+        resources = {"requests": requests, "limits": {"memory": memory}}
+    logging = logging_config.logging_config(own_env.get(logging_config.LOGGING_LEVEL_VARIABLE, "INFO").upper())
     return {
         "role": role,
         "prepare": None,
         "labels": worker_labels(key.name) if role is Role.WORKER else selector_labels(key.name),
         "host_address_variable": HOST_ADDRESS_VARIABLE,
         "image": facts.image,
-        "command": _command(facts, settings) if cached else command_line(settings, facts.profile),
+        "command": command,
         "env": [{"name": name, "value": value} for name, value in sorted(env.items())],
         "product": None if facts.on_cpu else plan.chosen.product,
         "product_label": PRODUCT_LABEL,
         "gpu_resource": GPU_RESOURCE,
-        "resources": _resources(facts, plan),
+        "resources": resources,
         "user": container_user(spec, ENGINE_CONTAINER),
         "volume_group": volume_group(spec),
-        "mounts": [_MODELS_MOUNT, *_compiled(facts, plan, settings, own_env)] if cached else [_MODELS_MOUNT],
+        "mounts": mounts,
         "shm_gib": _SHM_GIB_PER_GPU * plan.chosen.gpus_per_node,
         "engine_config": {
-            ENGINE_LOGGING_ANNOTATION: (LOGGING_FILE, logging),
-            ENGINE_WATCH_ANNOTATION: (WATCH_FILE, WATCH),
+            ENGINE_LOGGING_ANNOTATION: (logging_config.LOGGING_FILE, logging),
+            ENGINE_WATCH_ANNOTATION: (logging_config.WATCH_FILE, logging_config.WATCH),
         },
-        "engine_config_path": ENGINE_CONFIG_PATH,
+        "engine_config_path": logging_config.ENGINE_CONFIG_PATH,
         "probe_period_s": PROBE_PERIOD_S,
-        "times": engine_timeouts(facts, plan),
-        **_model_values(spec),
-        **access_values(spec),
-    }
-
-
-def _model_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
-    """Return where models come from."""
-    return {
-        "volumes": engine_volumes(spec),
-        "downloads": _downloads(spec) if downloads_in_pods(spec) else [],
-        "hub_env": hub_environment(spec),
+        "times": times,
+        "volumes": model_locations.engine_volumes(spec),
+        "downloads": _downloads(spec) if model_locations.downloads_in_pods(spec) else [],
+        "hub_env": model_locations.hub_environment(spec),
         "hub_token": secret_key(spec.models.hub_token_secret),
+        **_access_values(spec),
     }
 
 
-def access_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
-    """Return how clients and the kubelet reach the engine."""
+def _access_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
+    """Return how clients and the kubelet, which believes any certificate, reach the engine."""
+    health = {"path": "/health", "port": scheme(spec).lower()}
     return {
         "port": spec.serving.port,
         "scheme": scheme(spec),
-        "health": _health(spec),
+        "health": health | ({"scheme": "HTTPS"} if spec.serving.tls_secret else {}),
         "api_key_variable": API_KEY_VARIABLE,
         "api_key": secret_key(spec.serving.api_key_secret),
         "tls_secret": spec.serving.tls_secret.name if spec.serving.tls_secret else None,
@@ -218,66 +201,16 @@ def access_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
     }
 
 
-def _health(spec: SpecDecodeDeploymentSpec) -> Body:
-    """Return where the kubelet asks; it believes any certificate."""
-    asked = {"path": "/health", "port": scheme(spec).lower()}
-    return asked | ({"scheme": "HTTPS"} if spec.serving.tls_secret else {})
-
-
-def _is_cached(spec: SpecDecodeDeploymentSpec, role: Role) -> bool:
-    """Whether a pod starts with what earlier ones compiled: on several nodes only the leader knows that it serves."""
-    return spec.models.cache is not None and role is Role.ALONE
-
-
-def _command(facts: Facts, settings: EngineSettings) -> list[str]:
-    """Return how an engine with a cache is started: by a script that becomes it."""
-    command = command_line(settings, facts.profile)
-    health = f"--health={'https' if settings.tls else 'http'}://127.0.0.1:{settings.port}/health"
-    shared, own = f"--folder={COMPILED_PATH}", f"--cache={COMPILE_CACHE_PATH}"
-    return ["python3", "-c", _WARM_START, shared, own, health, "--", *command]
-
-
-def _compiled(facts: Facts, plan: Plan, settings: EngineSettings, own_env: Mapping[str, str]) -> list[Body]:
-    mount = compiled_mount(facts.spec, _compiled_folder(facts, plan, settings, own_env))
-    return [mount] if mount else []
-
-
-def _compiled_folder(facts: Facts, plan: Plan, settings: EngineSettings, own_env: Mapping[str, str]) -> str:
-    """Name what engines of one kind compile: by version and product for people, by all else for safety.
-
-    vLLM's own keys leave out what the start-up plan depends on, such as the share of memory (config/cache.py,
-    compute_hash).
-    """
-    product = "cpu" if facts.on_cpu else plan.chosen.product
-    content = {"image": facts.image, "command": command_line(settings, facts.profile), "env": dict(own_env)}
-    return f"{facts.profile.version}-{product}-{content_hash(content)}"
-
-
-def _resources(facts: Facts, plan: Plan) -> Body:
-    """Return requests and limits of the engine container: GPUs, or memory and cores of the CPU."""
-    if not facts.on_cpu:
-        return {"limits": {GPU_RESOURCE: str(plan.chosen.gpus_per_node)}}
-    accelerator = facts.spec.accelerator
-    memory = f"{accelerator.memory_gib}Gi"
-    return {
-        # A CPU limit would throttle the engine while the node has idle cores.
-        "requests": {"cpu": str(accelerator.cpu_cores), "memory": memory},
-        "limits": {"memory": memory},
-    }
-
-
 def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
-    """Return the init containers that download each model from the hub."""
     models = {(spec.target.model, spec.target.revision): DOWNLOAD_TARGET}
     if spec.speculation and (draft := spec.speculation.draft):
-        # A model that drafts for itself is there already.
         models.setdefault((draft.model, draft.revision), DOWNLOAD_DRAFT)
     return [
         {
             "name": name,
             "user": container_user(spec, name),
             "command": [
-                *("hf", "download", model, "--local-dir", model_path(model)),
+                *("hf", "download", model, "--local-dir", model_locations.model_path(model)),
                 # In one word: one that begins with - would be an option.
                 *((f"--revision={revision}",) if revision else ()),
             ],
@@ -288,78 +221,57 @@ def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
 
 RECORDING_PATH: Final = "/recording"
 USER_ID: Final = 65532
-"""As whom captures write."""
-
 _FOLDER: Final = "/tmp/emulated"  # noqa: S108  the pod's own
 _TMP: Final = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108  the pod's own
-
 _PREPARE: Final = 'printf %s "$0" | exec specdecode replay prepare --plan=- "$@"'
-
+# The server and the core of an engine that computes nothing; less than 2 GiB was seen.
 _REQUESTS: Final = {"cpu": "1", "memory": "3Gi"}
-"""The server and the core of an engine that computes nothing; less than 2 GiB was seen."""
 
 
-def emulated_engine(key: Key, facts: Facts, plan: Plan, mount: Body) -> dict[str, Any]:
-    """Return what is an emulated engine's own of a pod."""
-    own_env = {variable.name: variable.value for variable in facts.spec.engine.env}
-    env = FIXED_VARIABLES | own_env
-    return {
-        "image": facts.spec.engine.image or facts.profile.images[Platform.CPU],
-        "command": ["python3", f"{_FOLDER}/start.py", "--host=0.0.0.0", f"--port={facts.spec.serving.port}"],
-        "env": [{"name": name, "value": value} for name, value in sorted(env.items())],
-        "resources": {"requests": _REQUESTS},
-        "prepare": _prepare(key, facts, plan, mount),
-        "shm_gib": 1,
-    }
-
-
-def _prepare(key: Key, facts: Facts, plan: Plan, mount: Body) -> Body:
-    """Return the container that writes the engine's files, for the plan that is in force and no other."""
-    replay = facts.replay
-    assert replay is not None  # noqa: S101  there would be no such pod
-    flags = [f"--out={_FOLDER}", f"--seed={replay.seed}", f"--num-gpu-blocks={plan.chosen.budget.num_blocks}"]
-    words = [_planned_object(key, facts, plan), f"{RECORDING_PATH}/{replay.trace.path}", *flags]
-    return {
+def _emulated_engine(key: Key, facts: Facts, plan: Plan, replay: Replay) -> dict[str, Any]:
+    """Return an emulated engine's own values, with the container that writes its files for the plan in force."""
+    chosen = plan.chosen
+    env = FIXED_VARIABLES | {variable.name: variable.value for variable in facts.spec.engine.env}
+    # The object with what the plan chose, and without what says nothing of its engine.
+    spec = facts.spec.model_dump(
+        mode="json", by_alias=True, exclude_defaults=True, exclude={"pod_template", "captures"}
+    )
+    spec["parallelism"] = {**spec.get("parallelism", {}), "tensor": chosen.tensor}
+    if not facts.on_cpu:
+        spec["accelerator"] = {**spec.get("accelerator", {}), "product": [chosen.product]}
+    metadata = {"name": key.name, "namespace": key.namespace}
+    planned = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+    flags = [f"--out={_FOLDER}", f"--seed={replay.seed}", f"--num-gpu-blocks={chosen.budget.num_blocks}"]
+    words = [_PREPARE, json.dumps(planned, sort_keys=True), f"{RECORDING_PATH}/{replay.trace.path}", *flags]
+    prepare = {
         "name": PREPARE,
         "image": facts.operator_image,
         # The kubelet puts variables in for $(NAME).
-        "command": ["/bin/sh", "-c", _PREPARE.replace("$", "$$"), *(word.replace("$", "$$") for word in words)],
+        "command": ["/bin/sh", "-c", *(word.replace("$", "$$") for word in words)],
         "securityContext": {
             **container_user(facts.spec, PREPARE, USER_ID),
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         },
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [mount, _TMP],
+        "volumeMounts": [_MOUNT, _TMP],
+    }
+    return {
+        "image": facts.spec.engine.image or facts.profile.images[Platform.CPU],
+        "command": ["python3", f"{_FOLDER}/start.py", "--host=0.0.0.0", f"--port={facts.spec.serving.port}"],
+        "env": [{"name": name, "value": value} for name, value in sorted(env.items())],
+        "resources": {"requests": _REQUESTS},
+        "prepare": prepare,
+        "shm_gib": 1,
     }
 
 
-def _planned_object(key: Key, facts: Facts, plan: Plan) -> str:
-    """Return the object, with what the plan chose said in it, and without what says nothing of its engine."""
-    spec = facts.spec.model_dump(
-        mode="json", by_alias=True, exclude_defaults=True, exclude={"pod_template", "captures"}
-    )
-    chosen = plan.chosen
-    spec["parallelism"] = {**spec.get("parallelism", {}), "tensor": chosen.tensor}
-    if not facts.on_cpu:
-        spec["accelerator"] = {**spec.get("accelerator", {}), "product": [chosen.product]}
-    metadata = {"name": key.name, "namespace": key.namespace}
-    return json.dumps({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}, sort_keys=True)
-
-
 _MOUNT: Final = {"name": "specdecode-recording", "mountPath": RECORDING_PATH, "readOnly": True}
-_PROBE_PERIOD_S: Final = 1
-"""It is ready in a second, and not in minutes."""
-
+_PROBE_PERIOD_S: Final = 1  # It is ready in a second, and not in minutes
+# A trace of 100,000 requests takes more memory: podTemplate may ask for it.
 _REPLAY_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
-"""A trace of 100,000 requests takes more memory: podTemplate may ask for it."""
-
 _MODES: Final = {ReplayMode.STEPS: "steps", ReplayMode.MODELLED: "modelled"}
-_MATCHING: Final = {
-    Matching.ARRIVAL: "arrival",
-    Matching.REQUEST_ID: "request-id",
-    Matching.PREFIX: "prefix",
-}
+_MATCHING: Final = {Matching.ARRIVAL: "arrival", Matching.REQUEST_ID: "request-id", Matching.PREFIX: "prefix"}
 _UNMATCHED: Final = {Unmatched.REPEAT: "repeat", Unmatched.REFUSE: "refuse", Unmatched.MODELLED: "modelled"}
 
 
@@ -367,77 +279,59 @@ def replay_pod(key: Key, facts: Facts, plan: Plan) -> Body:
     """Return metadata and spec of the pods that replay a recording, with the user's podTemplate merged in."""
     spec, replay = facts.spec, facts.replay
     assert replay is not None  # noqa: S101  there would be no such pod
-    is_emulated = replay.mode is ReplayMode.EMULATED
-    engine = emulated_engine(key, facts, plan, _MOUNT) if is_emulated else _server(facts, replay, plan)
-    return rendered_pod(
-        spec,
-        {
-            "role": Role.ALONE,
-            "labels": selector_labels(key.name),
-            "user": container_user(spec, ENGINE_CONTAINER, USER_ID),
-            # Nothing of what only vLLM needs.
-            **dict.fromkeys(("product", "volume_group", "downloads", "prepare", "shm_gib", "engine_config")),
-            "volumes": [{"name": _MOUNT["name"], **_volume(replay.trace)}],
-            "mounts": [_MOUNT],
-            "probe_period_s": _PROBE_PERIOD_S,
-            "times": engine_timeouts(facts, plan),
-            **access_values(spec),
-            **engine,
-        },
-    )
-
-
-def _server(facts: Facts, replay: Replay, plan: Plan) -> dict[str, Any]:
-    """Return what is a replay server's own of a pod."""
-    return {
-        "image": facts.operator_image,
-        "command": _replay_command(facts, replay, plan),
-        "env": [],
-        "resources": {"requests": _REPLAY_REQUESTS},
-    }
-
-
-def _volume(source: RecordingSource) -> Body:
+    if replay.mode is ReplayMode.EMULATED:
+        engine = _emulated_engine(key, facts, plan, replay)
+    else:
+        command, resources = _replay_command(facts, replay, plan), {"requests": _REPLAY_REQUESTS}
+        engine = {"image": facts.operator_image, "command": command, "env": [], "resources": resources}
+    source = replay.trace
     if source.config_map is not None:
         # A pod waits in silence for one that is missing, and a process tells of it.
-        return {"configMap": {"name": source.config_map.name, "optional": True}}
-    assert source.persistent_volume_claim is not None  # noqa: S101  the CRD's rule
-    return {"persistentVolumeClaim": {"claimName": source.persistent_volume_claim.claim_name, "readOnly": True}}
+        volume: Body = {"configMap": {"name": source.config_map.name, "optional": True}}
+    else:
+        assert source.persistent_volume_claim is not None  # noqa: S101  the CRD's rule
+        claim = source.persistent_volume_claim.claim_name
+        volume = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+    values = {
+        "role": Role.ALONE,
+        "labels": selector_labels(key.name),
+        "user": container_user(spec, ENGINE_CONTAINER, USER_ID),
+        # Nothing of what only vLLM needs.
+        **dict.fromkeys(("product", "volume_group", "downloads", "prepare", "shm_gib", "engine_config")),
+        "volumes": [{"name": _MOUNT["name"], **volume}],
+        "mounts": [_MOUNT],
+        "probe_period_s": _PROBE_PERIOD_S,
+        "times": engine_timeouts(facts, plan),
+        **_access_values(spec),
+        **engine,
+    }
+    return rendered_pod(spec, values)
 
 
 def _replay_command(facts: Facts, replay: Replay, plan: Plan) -> list[str]:
     """Return the command, with the KV cache that the plan promises."""
-    spec, budget = facts.spec, plan.chosen.budget
+    spec, limits, failures = facts.spec, facts.pair.limits, replay.failures
     flags: dict[str, Any] = {
         "mode": _MODES[replay.mode],
         "host": "0.0.0.0",  # noqa: S104  the pod's own network
         "port": spec.serving.port,
-        "max-model-len": facts.pair.limits.max_model_len,
-        "kv-cache-tokens": max(1, budget.kv_cache_tokens),
+        "max-model-len": limits.max_model_len,
+        "kv-cache-tokens": max(1, plan.chosen.budget.kv_cache_tokens),
         "time-scale": replay.time_scale_percent / 100,
         "load-factor": replay.load_factor,
         "seed": replay.seed,
         "drain-timeout": engine_timeouts(facts, plan).shutdown_timeout_s,
-        **_failures(replay),
+        "slow-start": failures.start_seconds or None,
+        "fail-share": failures.error_percent / 100 if failures.error_percent else None,
+        "hang-after": failures.hang_after_seconds,
+        "crash-after": failures.crash_after_seconds,
     }
     if replay.mode is ReplayMode.MODELLED:
-        limits = facts.pair.limits
         flags |= {"max-num-seqs": limits.max_num_seqs, "max-num-batched-tokens": limits.max_num_batched_tokens}
     else:
         flags |= {"match": _MATCHING[replay.match], "unmatched": _UNMATCHED[replay.unmatched]}
     if replay.acceptance:
         flags["acceptance"] = ",".join(f"{each.from_seconds}:{each.percent / 100}" for each in replay.acceptance)
     names = [f"--served-model-name={name}" for name in served_names(spec)]
-    written = [f"--{name}={value}" for name, value in flags.items()]
+    written = [f"--{name}={value}" for name, value in flags.items() if value is not None]
     return ["specdecode", "replay", "serve", f"{RECORDING_PATH}/{replay.trace.path}", *names, *written]
-
-
-def _failures(replay: Replay) -> dict[str, Any]:
-    failures = replay.failures
-    given = {
-        "slow-start": failures.start_seconds or None,
-        "fail-share": failures.error_percent / 100 if failures.error_percent else None,
-        "hang-after": failures.hang_after_seconds,
-        "crash-after": failures.crash_after_seconds,
-    }
-    return {name: value for name, value in given.items() if value is not None}

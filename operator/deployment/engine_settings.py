@@ -1,33 +1,83 @@
-"""Derive the settings of an engine's command line and environment from a spec and its pair."""
+"""Settings of an engine's command line and environment, and the timeouts of its pod, from a spec and its pair."""
 
 import json
+from dataclasses import dataclass
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.models.checkpoints import short_name
-from specdecode_operator.deployment.models.model_locations import engine_model_path
-from specdecode_operator.deployment.timeouts import shutdown_timeout_s
+from specdecode_operator.deployment.models.model_locations import downloads_in_pods, engine_model_path
 from specdecode_operator.enums import AcceleratorType, Dtype, Method, Precision, Quantization
 from specdecode_operator.sizing.families.draft_heads import method_of_head
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.pair import Pair
 from specdecode_operator.sizing.version_rules import Runner
-from specdecode_operator.vllm.settings import (
-    CpuSettings,
-    EngineSettings,
-    NodeGroup,
-    OnlineQuantization,
-    ScheduleRange,
-    SpeculationSettings,
-    SuffixSettings,
-)
+from specdecode_operator.vllm import settings
+
+PROBE_PERIOD_S = 5
+# Slowest storage that a start is given time for: a gp3 volume as it comes, or a link of one gigabit.
+# https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
+_SLOW_READ_BYTES_PER_S = 125 * 2**20
+# What a start takes beside reading: imports, compilation, warm-up of kernels, CUDA graphs. Whole cold starts of
+# 120B-class models were seen to take 545 to 600 s; this is half as much again, as storage has its own time.
+_WARM_UP_S = 900
+_BEFORE_THE_START_S = 600  # Scheduling, and pulling an engine image of some ten gigabytes
+# A pod that is deleted leaves the Service at once, but nodes and gateways learn of it within seconds. The engine
+# serves on meanwhile: after TERM it answers new requests with 500 (vllm/v1/engine/core.py, state SHUTTING_DOWN).
+_PRE_STOP_S = 10
+_SHUTDOWN_TIMEOUT_S = 60  # How long running requests may go on after TERM, where nobody says otherwise
+_TEARDOWN_S = 20  # From the last answer to the end of the process; 9 s were seen
+SHORTEST_GRACE_S = _PRE_STOP_S + _TEARDOWN_S + 1  # Below this the kubelet would kill an engine that still answers
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Times of one engine pod in seconds."""
+
+    startup_s: int
+    progress_deadline_s: int
+    pre_stop_s: int  # How long an engine serves on after its pod left the Service
+    shutdown_timeout_s: int
+    termination_grace_s: int
+
+
+def timeouts(
+    spec: SpecDecodeDeploymentSpec, weights_bytes: int, measuring_s: int = 0, *, together: bool = False
+) -> Timeouts:
+    """Return the times of an engine that loads so many bytes of weights in all, and then measures what its steps cost.
+
+    startup = 900 s + bytes / 125 MiB/s + measuring; a download takes as long as the reading once more. Pods that
+    start ``together`` wait for each other: one may still pull and download when another is ready to load.
+    """
+    reading_s = -(-weights_bytes // _SLOW_READ_BYTES_PER_S)
+    before_s = _BEFORE_THE_START_S + (reading_s if downloads_in_pods(spec) else 0)
+    needed_s = _WARM_UP_S + reading_s + measuring_s + (before_s if together else 0)
+    # Whole periods of the probe that watches it.
+    startup_s = -(-needed_s // PROBE_PERIOD_S) * PROBE_PERIOD_S
+    shutdown_s = shutdown_timeout_s(spec)
+    return Timeouts(
+        startup_s=startup_s,
+        progress_deadline_s=before_s + startup_s,
+        pre_stop_s=_PRE_STOP_S,
+        shutdown_timeout_s=shutdown_s,
+        termination_grace_s=_PRE_STOP_S + shutdown_s + _TEARDOWN_S,
+    )
+
+
+def shutdown_timeout_s(spec: SpecDecodeDeploymentSpec) -> int:
+    """Return how long running requests may go on after TERM: what a grace period in podTemplate leaves for them."""
+    grace_s = (spec.pod_template.spec or {}).get("terminationGracePeriodSeconds") if spec.pod_template else None
+    if not isinstance(grace_s, int) or grace_s < SHORTEST_GRACE_S:
+        return _SHUTDOWN_TIMEOUT_S
+    return grace_s - _PRE_STOP_S - _TEARDOWN_S
 
 
 def engine_settings(
-    spec: SpecDecodeDeploymentSpec, pair: Pair, tensor: int, group: NodeGroup | None = None
-) -> EngineSettings:
+    spec: SpecDecodeDeploymentSpec, pair: Pair, tensor: int, group: settings.NodeGroup | None = None
+) -> settings.EngineSettings:
     """Return all that the engine's command line and environment need, for a pod of a group too."""
-    serving, limits = spec.serving, pair.limits
-    return EngineSettings(
+    serving, limits, accelerator = spec.serving, pair.limits, spec.accelerator
+    cpu = settings.CpuSettings(kv_cache_gib=accelerator.kv_cache_gib or 0, cores=accelerator.cpu_cores or 0)
+    return settings.EngineSettings(
         model=engine_model_path(spec, spec.target),
         served_model_names=served_names(spec),
         max_model_len=limits.max_model_len,
@@ -51,7 +101,7 @@ def engine_settings(
         cudagraph_mode=serving.cudagraph_mode,
         max_cudagraph_capture_size=serving.max_cudagraph_capture_size,
         speculation=_speculation(spec, pair),
-        cpu=_cpu(spec),
+        cpu=None if accelerator.type is AcceleratorType.GPU else cpu,
         extra_args=tuple(spec.engine.extra_args),
         group=group,
         target_on_v1=pair.era.runner is Runner.V1,
@@ -63,29 +113,21 @@ def served_names(spec: SpecDecodeDeploymentSpec) -> tuple[str, ...]:
     return tuple(spec.serving.served_model_names) or (short_name(spec.target.model),)
 
 
-def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> OnlineQuantization | None:
-    """Return what the engine quantizes to while loading; None where the checkpoint is served as it is."""
+def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> settings.OnlineQuantization | None:
     made = wanted is Precision.FP8 and geometry.checkpoint_precision is None
-    return OnlineQuantization.FP8 if made else None
+    return settings.OnlineQuantization.FP8 if made else None
 
 
-def _cpu(spec: SpecDecodeDeploymentSpec) -> CpuSettings | None:
-    accelerator = spec.accelerator
-    if accelerator.type is AcceleratorType.GPU:
-        return None
-    return CpuSettings(kv_cache_gib=accelerator.kv_cache_gib or 0, cores=accelerator.cpu_cores or 0)
-
-
-def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSettings | None:
+def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> settings.SpeculationSettings | None:
     speculation = spec.speculation
     if speculation is None or speculation.method is Method.NONE:
         return None
     draft, ngram, suffix = speculation.draft, speculation.ngram, speculation.suffix
-    return SpeculationSettings(
+    return settings.SpeculationSettings(
         method=speculation.method,
         num_speculative_tokens=speculation.num_speculative_tokens or 0,
         schedule=tuple(
-            ScheduleRange(range_.from_, range_.to, range_.num_speculative_tokens)
+            settings.ScheduleRange(range_.from_, range_.to, range_.num_speculative_tokens)
             for range_ in speculation.num_speculative_tokens_by_batch_size
         ),
         draft_model=engine_model_path(spec, draft) if draft else None,
@@ -97,7 +139,7 @@ def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> SpeculationSetti
         prompt_lookup_min=ngram.prompt_lookup_min if ngram else None,
         prompt_lookup_max=ngram.prompt_lookup_max if ngram else None,
         draft_tensor_parallel_size=spec.parallelism.draft_tensor,
-        suffix=SuffixSettings(
+        suffix=settings.SuffixSettings(
             max_tree_depth=suffix.max_tree_depth,
             max_cached_requests=suffix.max_cached_requests,
             max_spec_factor_percent=suffix.max_spec_factor_percent,

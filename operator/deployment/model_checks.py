@@ -1,9 +1,7 @@
-"""Check whether vLLM supports the model classes, and whether a target and its draft are compatible.
-
-All checks run before any GPU is allocated.
-"""
+"""Check whether vLLM supports the model classes, and whether a target and its draft are compatible."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -22,47 +20,31 @@ from specdecode_operator.enums import (
 from specdecode_operator.problems import Problem, shown_or_missing
 from specdecode_operator.sizing.catalogue import made_for
 from specdecode_operator.sizing.errors import PlanError, SizingError
-from specdecode_operator.sizing.families.draft_heads import (
-    ASSISTANTS,
-    DFLASH2,
-    draft_class,
-    method_of_head,
-    missing_class,
-    unregistered_model,
-)
+from specdecode_operator.sizing.families import draft_heads
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.kv_cache import cache_layout
 from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft, longest_sequence, vocabulary_mismatch
 from specdecode_operator.sizing.plan import known_heads, matching_drafts
-from specdecode_operator.sizing.registered_classes import Unregistered
 from specdecode_operator.sizing.tensor_parallel import tensor_problems
 from specdecode_operator.sizing.version_rules import Runner
 from specdecode_operator.vllm.extra_args_parser import last_option
 from specdecode_operator.vllm.profiles import EngineProfile
 
+# Methods whose draft model runner V1 runs, all layers by one table of blocks.
 _DRAFTS_IN_ONE_GROUP: Final = (Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3)
-"""Methods whose draft model runner V1 runs, all layers by one table of blocks."""
-
+# Beginnings of architectures whose positions have several dimensions, also where a config.json leaves that out.
 _SEVERAL_DIMENSIONS: Final = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5")
-"""Beginnings of architectures whose positions have several dimensions, also where a config.json leaves that out."""
-
 _LARGEST_TENSOR: Final = 8
-
+# Starved drafts: NVIDIA/TensorRT-LLM#16888. What 0 tokens cost in vLLM: vllm-project/vllm#49548.
 _NOT_OFF: Final = (
     "0 tokens are not off: the draft keeps its memory, and one that is starved meanwhile resumes with collapsed"
     " acceptance, so use 1 in place of 0, or speculation.method none"
 )
-"""Starved drafts: NVIDIA/TensorRT-LLM#16888. What 0 tokens cost in vLLM: vllm-project/vllm#49548."""
 
 
 def runs_on_v1(spec: SpecDecodeDeploymentSpec, pair: Pair) -> bool:
     """Whether model runner V1 serves a pair: on the CPU always (vllm/config/vllm.py, use_v2_model_runner)."""
     return spec.accelerator.type is AcceleratorType.CPU or pair.era.runner is Runner.V1
-
-
-def draft_is_split_alike(method: Method, pair: Pair) -> bool:
-    """Whether a GPU's engine fails with a draft split otherwise than its target (v1/spec_decode/draft_model.py)."""
-    return method is Method.DRAFT_MODEL and pair.era.runner is Runner.V1
 
 
 def runner_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
@@ -71,15 +53,22 @@ def runner_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
     if draft is None or not runs_on_v1(spec, pair):
         return
     version = pair.limits.engine_version
-    if method is Method.DRAFT_MODEL and _has_several_dimensions(draft):
+    # vllm/transformers_utils/config.py, uses_mrope.
+    several = any(key == "mrope_section" for rope in draft.ropes for key, _ in rope.parameters)
+    if method is Method.DRAFT_MODEL and (several or draft.architecture.startswith(_SEVERAL_DIMENSIONS)):
         # vllm/v1/spec_decode/llm_base_proposer.py, _raise_if_mrope.
         message = (
             f"has positions in several dimensions (M-RoPE), which vLLM {version} does not draft with here: use a draft "
             "for text alone, or method ngram"
         )
         yield Problem(f"{DRAFT}.model", draft.name, message)
-    groups = _groups_of_draft(spec, pair) if method in _DRAFTS_IN_ONE_GROUP else 1
-    if groups > 1:
+    asked, found = spec.parallelism, list[int]()
+    splits = [asked.tensor] if asked.tensor else [1 << power for power in range(_LARGEST_TENSOR.bit_length())]
+    for tensor in splits if method in _DRAFTS_IN_ONE_GROUP else ():
+        with suppress(SizingError):  # other rules say so
+            layout = cache_layout(pair, Parallelism(tensor, asked.pipeline))
+            found.append(max(stage.groups_of_draft for stage in layout))
+    if (groups := min(found, default=1)) > 1:
         # vllm/v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group.
         message = (
             f"its layers lie in {groups} groups of the KV cache beside {pair.target.name}, and vLLM {version} drafts "
@@ -105,58 +94,23 @@ def schedule_notes(spec: SpecDecodeDeploymentSpec, profile: EngineProfile, pair:
     else:
         # vllm/v1/worker/gpu/cudagraph_utils.py, _init_candidates.
         effects.append("CUDA graphs are captured for each number of tokens, and counted at most")
-    effects += _still_drafted(speculation.method, profile, pair, on_v1=on_v1)
+    if speculation.method in METHODS_WITH_LAYERS and speculation.method is not Method.MEDUSA:
+        # For V1: vllm/v1/spec_decode/llm_base_proposer.py, propose. For V2 the table of versions names the source.
+        is_off = 0 in pair.other_draft_lengths
+        if not on_v1 and speculation.method not in profile.shortens_drafts_on_v2:
+            still = f"the draft still proposes {pair.num_speculative_tokens} tokens each step"
+            effects.append(f"{still}, and what is too much is dropped unverified")
+        elif is_off:
+            effects.append("for 0 tokens the draft still runs once each step, to keep its KV cache up")
+        effects += [_NOT_OFF] if is_off else []
     runner = Runner.V1 if on_v1 else Runner.V2
     start = f"with numSpeculativeTokensByBatchSize on model runner {runner} of vLLM {pair.limits.engine_version}"
     return [f"{start}, {'; '.join(effects)}"] if effects else []
 
 
-def _still_drafted(method: Method, profile: EngineProfile, pair: Pair, *, on_v1: bool) -> list[str]:
-    """Return what is drafted where fewer tokens are asked for.
-
-    For V1: vllm/v1/spec_decode/llm_base_proposer.py, propose. For V2 the table of versions names the source.
-    """
-    if method not in METHODS_WITH_LAYERS or method is Method.MEDUSA:
-        return []
-    not_off = [_NOT_OFF] if 0 in pair.other_draft_lengths else []
-    if not on_v1 and method not in profile.shortens_drafts_on_v2:
-        tokens = pair.num_speculative_tokens
-        still = f"the draft still proposes {tokens} tokens each step, and what is too much is dropped unverified"
-        return [still, *not_off]
-    if not_off:
-        return ["for 0 tokens the draft still runs once each step, to keep its KV cache up", *not_off]
-    return []
-
-
-def _has_several_dimensions(draft: ModelGeometry) -> bool:
-    """vllm/transformers_utils/config.py, uses_mrope."""
-    several = any(key == "mrope_section" for rope in draft.ropes for key, _ in rope.parameters)
-    return several or draft.architecture.startswith(_SEVERAL_DIMENSIONS)
-
-
-def _groups_of_draft(spec: SpecDecodeDeploymentSpec, pair: Pair) -> int:
-    """Return over how many groups the draft's layers are spread; the fewest where the plan chooses the split."""
-    asked = spec.parallelism
-    tensors = [asked.tensor] if asked.tensor else [1 << power for power in range(_LARGEST_TENSOR.bit_length())]
-    found = []
-    for tensor in tensors:
-        try:
-            layout = cache_layout(pair, Parallelism(tensor, asked.pipeline))
-        except SizingError:  # other rules say so
-            continue
-        found.append(max(stage.groups_of_draft for stage in layout))
-    return min(found, default=1)
-
-
-_METHOD: Final = "spec.speculation.method"
-
 _READS_INNER_STATES: Final = (Method.EAGLE3, Method.DFLASH, Method.DSPARK)
-"""Methods that read hidden states of the target's inner layers."""
-
-_LENDS_TO_ASSISTANTS: Final = "Gemma4"
-
+# Methods whose head goes as far as the target, whatever its file says (config/speculative.py), or keeps no length.
 GETS_LONGER: Final = (Method.EAGLE, Method.EAGLE3, Method.MEDUSA)
-"""Methods whose head goes as far as the target, whatever its file says (config/speculative.py), or keeps no length."""
 
 
 def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> list[Problem]:
@@ -165,8 +119,7 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
     return [
         *_role_problems(spec, method, pair),
         *_match_problems(spec, method, pair, profile),
-        *_precision_problems(spec, method),
-        *_length_problems(spec, method, pair),
+        *_draft_problems(spec, method, pair),
         *_state_problems(spec, method, pair.target, profile),
         *_count_problems(pair),
         *_refiner_problems(spec, pair),
@@ -196,13 +149,13 @@ def _copies_problems(
 def _role_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
     """Heads and models in each other's place: vLLM loads a head only with the target that it was made for."""
     target, draft = pair.target, pair.draft
-    if (drafts_by := method_of_head(target)) is not None:
+    if (drafts_by := draft_heads.method_of_head(target)) is not None:
         verifier = next(iter(made_for(target)), "the model that it was made for")
         message = f"is a draft head: name {verifier}, and this one as speculation.draft.model with method: {drafts_by}"
         yield Problem(f"{TARGET}.model", target.name, message)
     if draft is None or method not in METHODS_TAKING_DRAFT:
         return
-    proposes_by = method_of_head(draft)
+    proposes_by = draft_heads.method_of_head(draft)
     if draft.head is None and method not in (Method.DRAFT_MODEL, Method.MTP):
         named = _other_head(target, method)
         refused = vocabulary_mismatch(target, draft) or any(runner_problems(spec, Method.DRAFT_MODEL, pair))
@@ -249,7 +202,6 @@ def _match_problems(
 
 
 def _unless_mapped(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> str:
-    """Return the field that would let vocabularies differ, as a refusal says it; nothing if refused all the same."""
     speculation = spec.speculation
     mapped = profile.maps_vocabularies or spec.accelerator.type is AcceleratorType.CPU
     if speculation is None or speculation.method is not Method.DRAFT_MODEL or not mapped:
@@ -266,7 +218,6 @@ def _other_head(target: ModelGeometry, method: Method) -> str:
 
 
 def _other_draft(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> str:
-    """Return what to draft with instead: the smallest model with the target's vocabulary that passes all rules."""
     speculation = spec.speculation
     if speculation is None or speculation.draft is None or pair.draft is None:
         return "use method: none"
@@ -280,24 +231,19 @@ def _other_draft(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProf
     return f"choose a draft whose vocab_size is {pair.target.vocab_size}, or use method: ngram, which needs none"
 
 
-def _precision_problems(spec: SpecDecodeDeploymentSpec, method: Method) -> Iterator[Problem]:
-    """A head is served as it was stored: what vLLM would make of it while loading is not known to sizing."""
+def _draft_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
     draft = spec.speculation.draft if spec.speculation else None
-    if draft is None or method is Method.DRAFT_MODEL:
+    if draft is None:
         return
-    if draft.quantization is not Quantization.AS_CHECKPOINT:
-        message = f"the head of method {method} is served as it was stored: remove it"
-        yield Problem(f"{DRAFT}.quantization", draft.quantization, message)
-    if draft.checkpoints:
-        message = f"the head of method {method} is served as it was stored: remove them"
-        yield Problem(f"{DRAFT}.checkpoints", f"{len(draft.checkpoints)} checkpoints", message)
-
-
-def _length_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
-    """vllm/config/speculative.py, _maybe_override_draft_max_model_len: not beyond the draft's own."""
-    draft = spec.speculation.draft if spec.speculation else None
-    if draft is None or pair.draft is None or method in GETS_LONGER:
+    # A head is served as it was stored: what vLLM would make of it while loading is not known to sizing.
+    stored = f"the head of method {method} is served as it was stored: remove"
+    if method is not Method.DRAFT_MODEL and draft.quantization is not Quantization.AS_CHECKPOINT:
+        yield Problem(f"{DRAFT}.quantization", draft.quantization, f"{stored} it")
+    if method is not Method.DRAFT_MODEL and draft.checkpoints:
+        yield Problem(f"{DRAFT}.checkpoints", f"{len(draft.checkpoints)} checkpoints", f"{stored} them")
+    if pair.draft is None or method in GETS_LONGER:
         return
+    # vllm/config/speculative.py, _maybe_override_draft_max_model_len: not beyond the draft's own.
     longest = longest_sequence(pair.draft, pair.limits.engine_version)
     if draft.max_model_len is not None and draft.max_model_len > longest:
         message = f"{pair.draft.name} was made for at most {longest} tokens: use that or less"
@@ -307,7 +253,6 @@ def _length_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair)
 def _state_problems(
     spec: SpecDecodeDeploymentSpec, method: Method, target: ModelGeometry, profile: EngineProfile
 ) -> Iterator[Problem]:
-    """What the target's class in vLLM does not do; the engine says so after loading."""
     limits, pipeline = profile.targets, spec.parallelism.pipeline
     if pipeline > 1 and target.architecture in limits.without_stages:
         message = f"vLLM cannot cut {target.architecture} into stages: use 1"
@@ -319,7 +264,7 @@ def _state_problems(
             f"reads hidden states of inner layers, which vLLM {profile.version} does not hand out for "
             f"{target.architecture}: use draft_model or ngram"
         )
-        yield Problem(_METHOD, method, message)
+        yield Problem("spec.speculation.method", method, message)
     elif pipeline > 1 and target.architecture not in limits.with_hidden_states_over_stages:
         message = (
             f"method {method} reads hidden states of inner layers, which vLLM {profile.version} does not hand on "
@@ -329,7 +274,6 @@ def _state_problems(
 
 
 def _count_problems(pair: Pair) -> Iterator[Problem]:
-    """What sizing knows of K, and of layers for multi-token prediction."""
     try:
         loaded_draft(pair)
     except PlanError as error:
@@ -362,11 +306,11 @@ def _refiner_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Pr
 def _class_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
     """What the registry of this version lacks (vllm/model_executor/models/registry.py), and what runs on one runner."""
     draft, version = pair.draft, pair.limits.engine_version
-    if draft is None or method_of_head(draft) is not method or (draft.head and draft.head.refiner):
+    if draft is None or draft_heads.method_of_head(draft) is not method or (draft.head and draft.head.refiner):
         return
-    if instead := missing_class(draft.architecture, method, version):
+    if instead := draft_heads.missing_class(draft.architecture, method, version):
         yield Problem(f"{DRAFT}.model", draft.name, instead)
-    elif draft_class(draft) == DFLASH2 and spec.accelerator.type is AcceleratorType.CPU:
+    elif draft_heads.draft_class(draft) == draft_heads.DFLASH2 and spec.accelerator.type is AcceleratorType.CPU:
         # vllm/config/vllm.py, use_v2_model_runner: it forces V2, which the CPU does not have.
         message = "is a DFlash 2 head, which needs vLLM's model runner V2, and V1 serves on CPU: use a dflash head"
         yield Problem(f"{DRAFT}.model", draft.name, message)
@@ -378,9 +322,9 @@ def _assistant_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[
     vllm/v1/worker/gpu/spec_decode/gemma4/speculator.py, _setup_gemma4_kv_sharing and _share_embeddings.
     """
     speculation, draft, target = spec.speculation, pair.draft, pair.target
-    if speculation is None or draft is None or not draft.architecture.startswith(ASSISTANTS):
+    if speculation is None or draft is None or not draft.architecture.startswith(draft_heads.ASSISTANTS):
         return
-    if not target.architecture.startswith(_LENDS_TO_ASSISTANTS):
+    if not target.architecture.startswith("Gemma4"):
         message = f"reads keys and values of a Gemma 4 target, and {target.name} is not one: use another draft"
         yield Problem(f"{DRAFT}.model", draft.name, message)
     if spec.parallelism.pipeline > 1:
@@ -401,14 +345,16 @@ def _package_problems(spec: SpecDecodeDeploymentSpec, method: Method, profile: E
 
 
 def _split_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
-    """Fields of spec.parallelism that nothing here could follow."""
     asked = spec.parallelism
     on_cpu = spec.accelerator.type is AcceleratorType.CPU
     if asked.draft_tensor is not None and method not in METHODS_WITH_LAYERS:
         message = "there is no draft to split: remove it, or choose a method with a draft"
         yield Problem("spec.parallelism.draftTensor", str(asked.draft_tensor), message)
-    elif asked.draft_tensor == 1 and not on_cpu and not asked.tensor and draft_is_split_alike(method, pair):
-        # The plan would choose the target's split without a thought of what the draft was told.
+    elif (asked.draft_tensor == 1 and not on_cpu and not asked.tensor) and (
+        method is Method.DRAFT_MODEL and pair.era.runner is Runner.V1
+    ):
+        # The plan would choose the target's split without a thought of what the draft was told, and the engine fails
+        # with a draft split otherwise than its target (v1/spec_decode/draft_model.py).
         message = (
             f"vLLM {pair.limits.engine_version} splits a draft model like its target, whose split is left to the plan: "
             "remove it, or set parallelism.tensor to 1 as well"
@@ -431,34 +377,31 @@ _TRUSTS: Final = "--trust-remote-code"
 
 def class_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> Iterator[Problem]:
     """Yield the models whose class the engine refuses."""
-    for found, problem in _unregistered(spec, pair, profile):
-        if _is_refused(spec, found, profile):
-            yield replace(problem, message=f"{problem.message}: {found.fix}")
+    for fix, problem in _unregistered(spec, pair, profile):
+        if fix is not None:
+            yield replace(problem, message=f"{problem.message}: {fix}")
 
 
 def class_doubts(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> Iterator[Problem]:
     """Yield the models whose class the engine does not have and may run through transformers, or in code of theirs."""
-    for found, problem in _unregistered(spec, pair, profile):
-        if not _is_refused(spec, found, profile):
+    for fix, problem in _unregistered(spec, pair, profile):
+        if fix is None:
             instead = "vLLM may run it through the image's transformers, or with code from the model's folder"
             yield replace(problem, message=f"{problem.message}; {instead}")
 
 
 def _unregistered(
     spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile
-) -> Iterator[tuple[Unregistered, Problem]]:
-    geometries = {TARGET: pair.target, DRAFT: pair.draft}
+) -> Iterator[tuple[str | None, Problem]]:
+    """Yield the models whose class is not registered, each with the fix if the engine refuses it."""
+    geometries, trusts = {TARGET: pair.target, DRAFT: pair.draft}, last_option(_TRUSTS, spec.engine.extra_args, profile)
     for field, served in served_models(spec).items():
         model = geometries[field]
-        found = None if model is None else unregistered_model(model, profile.version)
+        found = None if model is None else draft_heads.unregistered_model(model, profile.version)
         if found is None:
             continue
+        fix = found.fix if found.refused and (trusts is None or trusts.negated) else None
         if served.config is not None:
-            yield found, Problem(f"{field}.config.architectures", found.architecture, found.why)
+            yield fix, Problem(f"{field}.config.architectures", found.architecture, found.why)
         else:
-            yield found, Problem(f"{field}.model", served.model, f"its class {found.architecture} {found.why}")
-
-
-def _is_refused(spec: SpecDecodeDeploymentSpec, found: Unregistered, profile: EngineProfile) -> bool:
-    trusts = last_option(_TRUSTS, spec.engine.extra_args, profile)
-    return found.refused and (trusts is None or trusts.negated)
+            yield fix, Problem(f"{field}.model", served.model, f"its class {found.architecture} {found.why}")

@@ -67,10 +67,7 @@ def is_engine_spec_hash(text: object) -> bool:
 
 
 def with_policy(spec: SpecDecodeDeploymentSpec, status: PolicyStatus | None) -> SpecDecodeDeploymentSpec:
-    """Return the spec that is in force: as it is written, or with the speculation that a policy put in its place.
-
-    Nothing of an earlier spec stays: whoever changes what makes engines gets what is written.
-    """
+    """Return the spec that is in force: as it is written, or with the speculation that a policy put in its place."""
     if status is None or status.speculation is None or not is_by_policy(spec, status):
         return spec
     return speculating(spec, status.speculation)
@@ -98,26 +95,14 @@ class ParsedDeployment:
     uid: str
     generation: int
     raw_spec: Body
-    """As it is written, which may be invalid."""
-
+    # The spec with its types, or why it has none: then an older CRD is installed, for ours refuses such a spec.
     spec: SpecDecodeDeploymentSpec | InvalidSpecError
-    """The spec with its types, or why it has none: then an older CRD is installed, for ours refuses such a spec."""
-
     status: SpecDecodeDeploymentStatus
-    suspended_for: str | None = None
-    """The capture that has its GPUs: meanwhile the object is as if it were suspended."""
-
+    suspended_for: str | None = None  # The capture that has its GPUs: meanwhile the object is as if it were suspended
     written_spec: SpecDecodeDeploymentSpec | None = None
-    """The spec as it is written, where a policy has put another speculation in force."""
-
     by_policy: bool = False
-    """Whether a policy chose what is in force: a capture with arms has measured it."""
-
     kept_managers: frozenset[str] = frozenset()
-    """Field managers whose changes of its children stay."""
-
     times_ahead: tuple[str, ...] = ()
-    """What to tell of times that lay in the future in its status, and that count as now."""
 
     @property
     def wants_no_engine(self) -> bool:
@@ -133,24 +118,12 @@ class ParsedDeployment:
 
 
 def parse_deployment(
-    body: Mapping[str, Any],
-    *,
-    preempted_by: str | None = None,
-    as_written: bool = False,
-    now: datetime | None = None,
+    body: Mapping[str, Any], *, preempted_by: str | None = None, as_written: bool = False, now: datetime | None = None
 ) -> ParsedDeployment:
     """Return the object of a body; a status that cannot be read counts as none.
 
-    Parameters
-    ----------
-    body
-        The object.
-    preempted_by
-        The capture that has the GPUs of its engines, if one has.
-    as_written
-        Leave out what a policy has put in force.
-    now
-        The API server's time. Without it, times in the future stay as they are.
+    ``preempted_by`` is the capture that has the GPUs of its engines, ``as_written`` leaves out what a policy has
+    put in force, ``now`` is the API server's time: without it, times in the future stay as they are.
     """
     metadata, spec = body["metadata"], body.get("spec") or {}
     if spec.get("suspend") or spec.get("replicas") == 0:
@@ -158,10 +131,21 @@ def parse_deployment(
     if preempted_by is not None:
         spec = {**spec, "suspend": True}
     raw_status, times_ahead = without_times_ahead(body.get("status") or {}, now)
-    parsed, status = _parse_spec(spec), _parse_status(raw_status)
+    # Fields of a newer CRD are passed over, as the API server passes over fields of no CRD. Those of a newer operator's
+    # status are, too: an upgrade that is rolled back loses nothing.
+    parsed: SpecDecodeDeploymentSpec | InvalidSpecError
+    try:
+        parsed = parsed_spec(SpecDecodeDeploymentSpec, spec, newer=True)
+    except InvalidSpecError as error:
+        parsed = error
+    try:
+        status = SpecDecodeDeploymentStatus.parse(raw_status, newer=True)
+    except ValidationError:
+        status = SpecDecodeDeploymentStatus()
     in_force, by_policy = parsed, False
     if isinstance(parsed, SpecDecodeDeploymentSpec) and not as_written:
         in_force, by_policy = with_policy(parsed, status.policy), is_by_policy(parsed, status.policy)
+    managers = (metadata.get("annotations") or {}).get(KEPT_MANAGERS_ANNOTATION, "")
     return ParsedDeployment(
         key=Key(metadata["namespace"], metadata["name"]),
         uid=metadata["uid"],
@@ -172,27 +156,6 @@ def parse_deployment(
         suspended_for=preempted_by,
         written_spec=None if in_force is parsed or isinstance(parsed, InvalidSpecError) else parsed,
         by_policy=by_policy,
-        kept_managers=_kept_managers(metadata.get("annotations") or {}),
+        kept_managers=frozenset(filter(None, map(str.strip, managers.split(",")))),
         times_ahead=times_ahead,
     )
-
-
-def _kept_managers(annotations: Mapping[str, str]) -> frozenset[str]:
-    names = annotations.get(KEPT_MANAGERS_ANNOTATION, "").split(",")
-    return frozenset(filter(None, map(str.strip, names)))
-
-
-def _parse_spec(spec: Body) -> SpecDecodeDeploymentSpec | InvalidSpecError:
-    """Fields of a newer CRD are passed over, as the API server passes over fields of no CRD."""
-    try:
-        return parsed_spec(SpecDecodeDeploymentSpec, spec, newer=True)
-    except InvalidSpecError as error:
-        return error
-
-
-def _parse_status(status: Body) -> SpecDecodeDeploymentStatus:
-    """Fields of a newer operator are passed over: an upgrade that is rolled back loses nothing."""
-    try:
-        return SpecDecodeDeploymentStatus.parse(status, newer=True)
-    except ValidationError:
-        return SpecDecodeDeploymentStatus()

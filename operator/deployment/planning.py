@@ -32,7 +32,6 @@ from specdecode_operator.sizing.plan import (
     Change,
     Changes,
     Plan,
-    Row,
     keep,
     pair_at,
     plan_on_cpu,
@@ -41,42 +40,27 @@ from specdecode_operator.sizing.plan import (
 )
 from specdecode_operator.sizing.quantization_matrix import MatrixRow, quantization_matrix
 
-_METHOD: Final = "speculation.method"
 _DRAFT: Final = "speculation.draft"
 _DRAFT_LENGTH: Final = "speculation.draft.maxModelLen"
 _DRAFT_TENSOR: Final = "parallelism.draftTensor"
 
 
-def changed_spec(spec: SpecDecodeDeploymentSpec, changes: Changes) -> SpecDecodeDeploymentSpec:
-    """Return a spec with other values in some of its fields.
-
-    Raises
-    ------
-    ValidationError
-        When a field cannot have its new value.
-    """
-    body = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
-    for change in changes:
-        *parents, name = change.field.split(".")
-        place: Body = body
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[name] = change.value
-    return SpecDecodeDeploymentSpec.parse(body)
-
-
 def admitted(facts: Facts, pair: Pair, changes: Changes) -> Changes | None:
-    """Return changes with what has to go along with them; None where the API server or the engine refuses the spec.
-
-    ``pair`` is what is then served.
-    """
+    """Return changes with what has to go along with them; None where the API server or the engine rejects the spec."""
     # CEL takes a while to load, and only what does not fit needs it.
     from specdecode_operator.api.crd_validation import object_problems  # noqa: PLC0415
 
     body = facts.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     whole = tuple(each for change in changes for each in _with_what_goes_along(change, body))
+    changed = facts.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    for change in whole:
+        *parents, name = change.field.split(".")
+        place: Body = changed
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = change.value
     try:
-        spec = changed_spec(facts.spec, whole)
+        spec = SpecDecodeDeploymentSpec.parse(changed)
     except ValidationError:
         return None
     refused = object_problems(spec) or facts_problems(replace(facts, spec=spec, pair=pair))
@@ -84,15 +68,15 @@ def admitted(facts: Facts, pair: Pair, changes: Changes) -> Changes | None:
 
 
 def _with_what_goes_along(change: Change, spec: Body) -> Iterator[Change]:
-    """Yield a change, and those of fields that only go with the old value."""
     match change:
         case Change("speculation.method", Method.NONE.value):
             yield Change("speculation", {"method": Method.NONE.value})
-            yield from _removed(spec, _DRAFT_TENSOR)
+            if _at(spec, _DRAFT_TENSOR) is not None:
+                yield Change(_DRAFT_TENSOR, None)
         case Change("speculation.method", str(method)):
             yield change
-            if method not in METHODS_WITH_DRAFT:
-                yield from _removed(spec, _DRAFT)
+            if method not in METHODS_WITH_DRAFT and _at(spec, _DRAFT) is not None:
+                yield Change(_DRAFT, None)
         case Change("speculation.draft.model", str(model)) if set(_at(spec, _DRAFT)) - {"model"}:
             # What else is said there is of the old one.
             yield Change(_DRAFT, {"model": model})
@@ -108,11 +92,6 @@ def _with_what_goes_along(change: Change, spec: Body) -> Iterator[Change]:
             yield change
 
 
-def _removed(spec: Body, field: str) -> Iterator[Change]:
-    if _at(spec, field) is not None:
-        yield Change(field, None)
-
-
 def _at(spec: Body, field: str) -> Any:
     found: Any = spec
     for name in field.split("."):
@@ -120,22 +99,11 @@ def _at(spec: Body, field: str) -> Any:
     return found
 
 
-_NODES_NAMED: Final = 3
-"""Nodes named for one reason; the rest is counted, for clusters may have thousands."""
-
-_MOST_NODES: Final = 64
-"""Nodes that one replica may lie on: as many as it may have GPUs in one group."""
-
+_NODES_NAMED: Final = 3  # Nodes named for one reason; the rest is counted, for clusters may have thousands
+_MOST_NODES: Final = 64  # Nodes that one replica may lie on: as many as it may have GPUs in one group
 LWS_MISSING: Final = "LeaderWorkerSetMissing"
-_LWS_INSTALLATION: Final = "https://lws.sigs.k8s.io/docs/installation/"
-
 _REASONS_NAMED: Final = 4
-"""Reasons named in one message."""
-
-
 ASSUMED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
-"""What is planned for where neither the spec nor any node says more."""
-
 ASSUMED_GPUS_PER_NODE: Final = 8
 _ASSUMED_NODES: Final = 8
 
@@ -160,14 +128,10 @@ def make_plan(
 ) -> Plan | Blocked:
     """Return the plan for a spec, or why no node of the cluster can be planned for yet.
 
-    With ``groups`` the cluster has LeaderWorkerSets, for replicas on several nodes; they lie there only where they fit
-    on no single one. A plan in force is kept while the spec allows it, leaves the same choice, and it fits: neither a
-    better node nor a cordoned one is a reason to restart engines. A replay is planned for nodes that need not exist.
-
-    Raises
-    ------
-    InvalidSpecError
-        When the accelerator or the tensor parallelism can never be had.
+    With ``groups`` the cluster has LeaderWorkerSets, for replicas that fit on no single node. A plan in force is
+    kept while the spec allows it, leaves the same choice, and it fits: neither a better node nor a cordoned one is
+    a reason to restart engines. Raises InvalidSpecError when the accelerator or the tensor parallelism can never be
+    had.
     """
     accelerator = facts.spec.accelerator
     if facts.on_cpu:
@@ -181,11 +145,6 @@ def make_plan(
         return kept
     if not pools:
         return Blocked("NoMatchingNodes", _no_node_message(facts, nodes, nodes_from))
-    return _new_plan(facts, pools, groups=groups)
-
-
-def _new_plan(facts: Facts, pools: list[GpuPool], *, groups: bool) -> Plan | Blocked:
-    """Return a plan on the nodes that take pods, on one node if any fits."""
     if not _has_room(facts, pools):
         return _too_small(facts, pools)
     alone = [replace(pool, nodes=1) for pool in pools]
@@ -194,7 +153,13 @@ def _new_plan(facts: Facts, pools: list[GpuPool], *, groups: bool) -> Plan | Blo
         plan = _plan(facts, pools, partial(admitted, facts))
     launched = plan.verdict is not Verdict.DOES_NOT_FIT or facts.spec.override is not None
     if plan.chosen.nodes > 1 and launched and not groups:
-        return Blocked(LWS_MISSING, _missing_message(plan.chosen))
+        asked = f"spec.parallelism: {plan.chosen.gpus} GPUs a replica ({plan.chosen.split.label})"
+        message = (
+            f"{asked}: no node that may be used has so many, so a replica takes {plan.chosen.place}, and this cluster"
+            " has no LeaderWorkerSets to start their pods together, or the operator may not list them: install them"
+            f" (https://lws.sigs.k8s.io/docs/installation/), bring the operator's role up to date, or use fewer GPUs"
+        )
+        return Blocked(LWS_MISSING, message)
     return plan
 
 
@@ -204,7 +169,6 @@ def _has_room(facts: Facts, pools: Iterable[GpuPool]) -> bool:
 
 
 def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> Blocked:
-    """Return why a replica finds no room: too few nodes, or none so large that it could be shared out evenly."""
     tensor, spread = facts.spec.parallelism.tensor or 1, facts.options.spread
     asked = f"spec.parallelism: {tensor * spread.groups} GPUs a replica ({spread.at(tensor).label})"
     largest = max(pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
@@ -216,30 +180,14 @@ def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> Blocked:
         message = f"{asked}: needs {place}, and only {largest.nodes} {present}: add nodes, or use fewer GPUs"
         return Blocked("NodesTooFew", message)
     message = f"{asked}: no node that may be used has more than {most} GPUs"
+    why = f"nodes cannot share so many evenly: use tensor {most} or less and whole stages on further nodes, such as"
+    why = f"{why} tensor {most}, pipeline 2 for two"
     if spread.data > 1 and tensor * spread.pipeline > most:
-        message += (
-            f", and each of the {spread.data} copies must fit on one: use spec.replicas instead of"
-            " spec.parallelism.data"
-        )
-    else:
-        message += (
-            f", and nodes cannot share so many evenly: use tensor {most} or less and whole stages on further"
-            f" nodes, such as tensor {most}, pipeline 2 for two"
-        )
-    return Blocked("NodesTooSmall", f"{message}, or add larger nodes")
-
-
-def _missing_message(chosen: Row) -> str:
-    asked = f"spec.parallelism: {chosen.gpus} GPUs a replica ({chosen.split.label})"
-    return (
-        f"{asked}: no node that may be used has so many, so a replica takes {chosen.place}, and this cluster has no"
-        f" LeaderWorkerSets to start their pods together, or the operator may not list them: install them"
-        f" ({_LWS_INSTALLATION}), bring the operator's role up to date, or use fewer GPUs"
-    )
+        why = f"each of the {spread.data} copies must fit on one: use spec.replicas instead of spec.parallelism.data"
+    return Blocked("NodesTooSmall", f"{message}, and {why}, or add larger nodes")
 
 
 def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus | None, *, groups: bool) -> Plan | None:
-    """Return the plan with the choice in force, judged for the present spec; None where there is none to keep."""
     if previous is None or previous.chosen_by not in (None, chosen_by(facts)):
         return None
     pools = {pool.product: pool for pool in _pools(facts, [node for node in nodes if node.schedulable])}
@@ -250,20 +198,14 @@ def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus 
         )
     except SizingError:
         return None
-    kept = next((row for row in plan.rows if _is_in_force(row, previous)), None)
-    if kept is None or (kept.nodes > 1 and not groups):
-        return None
-    if kept.budget.verdict is Verdict.DOES_NOT_FIT and not facts.spec.override:
-        return None
-    return keep(plan, facts.pair, kept)
-
-
-def _is_in_force(row: Row, previous: PlanStatus) -> bool:
+    place = (previous.product, previous.tensor, previous.gpus_per_replica, previous.nodes_per_replica)
     precisions = (previous.target_quantization, previous.draft_quantization)
-    if (row.target_precision, row.draft_precision) != precisions:
-        return False
-    before = (previous.product, previous.tensor, previous.gpus_per_replica, previous.nodes_per_replica)
-    return (row.product, row.tensor, row.gpus, row.nodes) == before
+    for row in plan.rows:
+        its = (row.product, row.tensor, row.gpus, row.nodes)
+        if (row.target_precision, row.draft_precision) == precisions and its == place:
+            fits = row.budget.verdict is not Verdict.DOES_NOT_FIT or facts.spec.override
+            return keep(plan, facts.pair, row) if fits and (row.nodes == 1 or groups) else None
+    return None
 
 
 def chosen_by(facts: Facts) -> str:
@@ -292,18 +234,14 @@ def _plan(facts: Facts, pools: Sequence[GpuPool], admit: Admit | None) -> Plan:
     try:
         return plan_on_gpus(facts.pair, pools, facts.spec.parallelism.tensor, facts.options, admit)
     except SizingError as error:
-        raise InvalidSpecError([_problem_of(facts, error)]) from error
-
-
-def _problem_of(facts: Facts, error: SizingError) -> Problem:
-    if error.field == "draft" and facts.pair.draft is not None:
-        # Only the plan finds out whether the states of both fit into one layout.
-        return Problem("spec.speculation.draft.model", facts.pair.draft.name, error.message)
-    return Problem(f"spec.{error.field}", shown_or_missing(error.value), error.message)
+        problem = Problem(f"spec.{error.field}", shown_or_missing(error.value), error.message)
+        if error.field == "draft" and facts.pair.draft is not None:
+            # Only the plan finds out whether the states of both fit into one layout.
+            problem = Problem("spec.speculation.draft.model", facts.pair.draft.name, error.message)
+        raise InvalidSpecError([problem]) from error
 
 
 def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
-    """Products that may be used, each with its largest nodes."""
     wanted = facts.spec.accelerator.product
     sizes: dict[str, list[int]] = {}
     for node in nodes:
@@ -321,31 +259,25 @@ def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
 
 
 def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
-    """Return which nodes cannot be planned for and why, in words; empty where there are none.
-
-    Nodes of products that the spec does not ask for are not worth a word:
-    their owner knows why.
-    """
+    """Return which nodes cannot be planned for and why, without those of products that the spec does not ask for."""
     if facts.on_cpu or facts.replay is not None:
         return ""
     wanted = facts.spec.accelerator.product
     named: dict[str, list[str]] = {}
     for node in nodes:
         problem = _problem(facts, node)
-        if problem and _is_wanted(node, wanted):
+        if problem and (not wanted or not node.product or any(node.product.startswith(product) for product in wanted)):
             named.setdefault(f"{node.product or 'unlabelled'}: {problem}", []).append(node.name)
-    reasons = [f"{_names(names)}: {reason}" for reason, names in sorted(named.items())]
+    reasons = []
+    for reason, names in sorted(named.items()):
+        more, listed = len(names) - _NODES_NAMED, ", ".join(sorted(names)[:_NODES_NAMED])
+        nodes_word = "node" if len(names) == 1 else "nodes"
+        reasons.append(f"{nodes_word} {listed}{f' and {more} more' if more > 0 else ''}: {reason}")
     more = len(reasons) - _REASONS_NAMED
     return "; ".join([*reasons[:_REASONS_NAMED], *([f"and {more} more kinds of nodes"] if more > 0 else [])])
 
 
-def _is_wanted(node: NodeFacts, wanted: Sequence[str]) -> bool:
-    """Whether a spec may mean this node: it asks for no product, or for the whole GPU behind a slice or suffix."""
-    return not wanted or not node.product or any(node.product.startswith(product) for product in wanted)
-
-
 def _problem(facts: Facts, node: NodeFacts) -> str | None:
-    """Return why a node's GPUs cannot be planned for."""
     if node.refusal:
         return node.refusal
     given = facts.spec.accelerator
@@ -358,22 +290,12 @@ def _problem(facts: Facts, node: NodeFacts) -> str | None:
     return f"{UNKNOWN_MEMORY}: name it in spec.accelerator.product and set spec.{MEMORY_FIELD}"
 
 
-def _names(names: list[str]) -> str:
-    named = ", ".join(sorted(names)[:_NODES_NAMED])
-    if len(names) == 1:
-        return f"node {named}"
-    more = len(names) - _NODES_NAMED
-    return f"nodes {named} and {more} more" if more > 0 else f"nodes {named}"
-
-
 def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: NodesFrom) -> str:
     wanted = ", ".join(facts.spec.accelerator.product or known_products())
     missing = "spec.accelerator.perNode" if facts.spec.accelerator.product else "spec.accelerator.product and perNode"
     if nodes_from is NodesFrom.NOWHERE:
-        return (
-            f"this operator serves named namespaces and may not look at nodes: set {missing}, or have its administrator"
-            " name the nodes (fleet.nodes of the chart, --nodes)"
-        )
+        administrator = "have its administrator name the nodes (fleet.nodes of the chart, --nodes)"
+        return f"this operator serves named namespaces and may not look at nodes: set {missing}, or {administrator}"
     present = ", ".join(sorted({node.product for node in nodes if node.product})) or "none"
     refused = f"; {passed_over(facts, nodes)}".removesuffix("; ")
     if nodes_from is NodesFrom.FILE:
@@ -390,14 +312,16 @@ def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: Nod
 _REHEARSAL: Final = (
     "a recording is replayed (spec.engine.replay): the plan is a rehearsal, and its nodes need not exist"
 )
-
-MOST_SENTENCES: Final = 16
-"""Fixes, and pieces of advice, that a status holds."""
+MOST_SENTENCES: Final = 16  # Fixes, and pieces of advice, that a status holds
 
 
 def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
     """Return the chosen row with its terms, and the advice on it."""
-    chosen, budget = plan.chosen, plan.chosen.budget
+    chosen, budget, doubts = plan.chosen, plan.chosen.budget, list[str | None]()
+    device = find_device(chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
+    if device is not None and budget.calibration is None:
+        # Neither public logs nor measurements confirm the figures on this GPU.
+        doubts = [uncalibrated_note(device), adaptive_doubt(device.product, facts.pair)]
     return PlanStatus(
         verdict=plan.verdict,
         explanation=plan.explanation,
@@ -415,35 +339,15 @@ def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
         draft_knowledge=facts.pair.draft.knowledge if facts.pair.draft else None,
         kv_cache_dtype=kv_cache_dtype(facts),
         max_model_len=facts.pair.limits.max_model_len,
-        per_gpu=GpuMemory(
-            total_bytes=budget.total_bytes,
-            requested_bytes=budget.requested_bytes,
-            target_weights_bytes=budget.target_weights_bytes,
-            draft_weights_bytes=budget.draft_weights_bytes,
-            state_bytes=budget.state_bytes,
-            activation_bytes=budget.activation_bytes,
-            cuda_graphs_bytes=budget.cuda_graphs_bytes,
-            non_torch_bytes=budget.non_torch_bytes,
-            available_kv_bytes=budget.available_kv_bytes,
-            margin_bytes=budget.margin_bytes,
-        ),
+        per_gpu=GpuMemory(**{term: getattr(budget, term) for term in GpuMemory.model_fields}),
         kv_bytes_per_token=budget.kv_bytes_per_token,
         kv_cache_tokens=budget.kv_cache_tokens,
         max_concurrency=f"{budget.max_concurrency:.2f}",
-        uncalibrated=_uncalibrated(facts, plan),
+        uncalibrated="; ".join(filter(None, doubts)) or None,
         chosen_by=chosen_by(facts) if not facts.on_cpu else None,
         fixes=[fix.sentence for fix in plan.fixes][:MOST_SENTENCES] or None,
         advice=[f"{each.sentence} [{each.code}]" for each in plan_advice(facts, plan)][:MOST_SENTENCES] or None,
     )
-
-
-def _uncalibrated(facts: Facts, plan: Plan) -> str | None:
-    """Return what to know of the figures on the chosen GPU; None if public logs or measurements confirm them."""
-    device = find_device(plan.chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
-    if device is None or plan.chosen.budget.calibration is not None:
-        return None
-    notes = [uncalibrated_note(device), adaptive_doubt(device.product, facts.pair)]
-    return "; ".join(filter(None, notes)) or None
 
 
 def kv_cache_dtype(facts: Facts) -> str:
@@ -460,21 +364,12 @@ def plan_advice(facts: Facts, plan: Plan) -> tuple[Advice, ...]:
     device = find_device(plan.chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
     if device is None or plan.verdict is Verdict.DOES_NOT_FIT:
         return ()
-    advice = advise(facts.pair, device, plan.chosen.split, _workload(facts))
-    return (*advice, *advise_on_nodes(plan.chosen))
-
-
-def _workload(facts: Facts) -> Workload:
-    workload = facts.spec.workload
-    if workload is None:
-        return Workload()
-    return Workload(
-        kind=workload.kind,
-        temperature=float(workload.temperature) if workload.temperature else None,
-        primary_slo=workload.primary_slo,
-        prompt_tokens=workload.prompt_tokens,
-        output_tokens=workload.output_tokens,
-    )
+    given, workload = facts.spec.workload, Workload()
+    if given is not None:
+        temperature = float(given.temperature) if given.temperature else None
+        tokens = (given.prompt_tokens, given.output_tokens)
+        workload = Workload(given.kind, temperature, given.primary_slo, *tokens)
+    return (*advise(facts.pair, device, plan.chosen.split, workload), *advise_on_nodes(plan.chosen))
 
 
 def planned_condition(facts: Facts, plan: Plan, passed_over: str = "") -> ConditionUpdate:

@@ -12,7 +12,6 @@ from specdecode_operator.problems import Problem, shown
 from specdecode_operator.untrusted import mapping, name_of, objects, texts
 
 NONE_ALLOWED: Final[frozenset[str]] = frozenset()
-
 _SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "hostNetwork": ((False, None), "shares the node's network, past every NetworkPolicy"),
     "hostPID": ((False, None), "shows the processes of the node"),
@@ -23,8 +22,6 @@ _SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     # Null would take away the operator's own false.
     "automountServiceAccountToken": ((False,), "gives the pod a token for the API server"),
 }
-"""Fields of a pod: values that do no harm, and what others do."""
-
 _CONTAINER_SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "privileged": ((False, None), "gives the container the node"),
     "allowPrivilegeEscalation": ((False,), "lets processes gain rights that the container was not given"),
@@ -51,6 +48,7 @@ VOLUMES: Final = frozenset(
         *("secret", "hostPath"),
     }
 )
+# Keys of taints by which an administrator keeps all pods but the cluster's own off a node.
 SYSTEM_TAINTS: Final = frozenset(
     {
         # Nodes of the control plane, by kubeadm, RKE and k3s.
@@ -60,15 +58,7 @@ SYSTEM_TAINTS: Final = frozenset(
         "node.kubernetes.io/unschedulable",
     }
 )
-"""Keys of taints by which an administrator keeps all pods but the cluster's own off a node."""
-
-_TOKENS: Final = ("serviceAccountToken", "podCertificate")
 _APP_ARMOR_ANNOTATION: Final = "container.apparmor.security.beta.kubernetes.io/"
-_SYSTEM_CLASS: Final = "system-"
-_CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
-_SHOWN_CHARACTERS: Final = 64
-_PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
-
 GRANTS: Final = (
     *(name for name in _SWITCHES if name != "serviceAccount"),
     *_CONTAINER_SWITCHES,
@@ -76,10 +66,8 @@ GRANTS: Final = (
     *("seLinuxOptions", "windowsOptions", "capabilities", "sysctls", "hostPort", "probeHost", "priorityClassName"),
     *("serviceAccountToken", "volumes", "volumeName", "podAntiAffinity", "tolerations"),
 )
-"""What may be allowed by name."""
-
+# Of these a part may be allowed alone, such as capabilities.IPC_LOCK.
 _WITH_PART: Final = ("capabilities", "sysctls", "volumes")
-"""Of these a part may be allowed alone, such as capabilities.IPC_LOCK."""
 
 
 def is_grant(name: str) -> bool:
@@ -96,8 +84,9 @@ def pod_problems(
     A pod may also be a patch for another one, in which null removes the field. ``namespace`` is the pod's own; an
     empty one means that every namespace is another.
     """
+    fix = "leave it out, or ask the operator's administrator to allow it with --allow-pod-template"
     return [
-        Problem(f"{where}.{field}", shown(value, _SHOWN_CHARACTERS), f"{why}; {_fix(grant)}")
+        Problem(f"{where}.{field}", shown(value, 64), f"{why}; {fix}={grant}")
         for field, value, why, grant in _findings(pod, namespace)
         if grant not in allowed and grant.partition(".")[0] not in allowed
     ]
@@ -108,8 +97,7 @@ def needed_grants(pod: Mapping[str, Any]) -> dict[str, str]:
     return {field: grant for field, _, _, grant in _findings(pod, "")}
 
 
-_Found = tuple[str, Any, str, str]
-"""Field, value, what it does, and the name by which it can be allowed."""
+_Found = tuple[str, Any, str, str]  # Field, value, what it does, and the name by which it can be allowed
 
 
 def _findings(pod: Mapping[str, Any], namespace: str) -> Iterator[_Found]:
@@ -117,8 +105,11 @@ def _findings(pod: Mapping[str, Any], namespace: str) -> Iterator[_Found]:
     yield from _of_pod(spec)
     yield from _of_anti_affinity(mapping(mapping(spec, "affinity"), "podAntiAffinity"), namespace)
     yield from _of_tolerations(spec)
-    yield from _of_annotations(mapping(mapping(pod, "metadata"), "annotations"))
-    for field in _CONTAINERS:
+    annotations = mapping(mapping(pod, "metadata"), "annotations")
+    for name, value in annotations.items():
+        if name.startswith(_APP_ARMOR_ANNOTATION) and not str(value).startswith(("runtime/default", "localhost/")):
+            yield f"metadata.annotations.{name}", value, "takes the profile away", "appArmorProfile"
+    for field in ("containers", "initContainers", "ephemeralContainers"):
         for index, container in enumerate(objects(spec, field)):
             for place, *rest in _of_container(container):
                 yield f"spec.{field}[{index}].{place}", *rest
@@ -128,7 +119,7 @@ def _of_pod(spec: Mapping[str, Any]) -> Iterator[_Found]:
     for field, (harmless, why) in _SWITCHES.items():
         if field in spec and spec[field] not in harmless:
             yield f"spec.{field}", spec[field], why, "serviceAccountName" if field == "serviceAccount" else field
-    if str(spec.get("priorityClassName")).startswith(_SYSTEM_CLASS):
+    if str(spec.get("priorityClassName")).startswith("system-"):
         why = "lets the pod evict all others, of the cluster itself too"
         yield "spec.priorityClassName", spec["priorityClassName"], why, "priorityClassName"
     yield from _of_security("spec.securityContext", spec)
@@ -159,14 +150,13 @@ def _of_anti_affinity(terms: Mapping[str, Any], namespace: str) -> Iterator[_Fou
 
 
 def _of_tolerations(spec: Mapping[str, Any]) -> Iterator[_Found]:
-    """Yield tolerations that take the pod to nodes that an administrator keeps free of other people's pods."""
     for index, toleration in enumerate(objects(spec, "tolerations")):
-        key = toleration.get("key")
+        why, key = "", toleration.get("key")
         if key in ("", None):
             why = "tolerates every taint, so the pod runs on control-plane and cordoned nodes, too; name a key"
-            yield f"spec.tolerations[{index}]", toleration, why, "tolerations"
         elif str(key) in SYSTEM_TAINTS:
             why = "takes the pod to nodes that are reserved for the cluster's own pods or are cordoned"
+        if why:
             yield f"spec.tolerations[{index}]", toleration, why, "tolerations"
 
 
@@ -175,7 +165,7 @@ def _of_volume(volume: Mapping[str, Any]) -> Iterator[_Found]:
         why = "mounts what no PersistentVolume of the cluster's administrators stands for: use a persistentVolumeClaim"
         yield kind, "set", why, f"volumes.{kind}"
     for index, source in enumerate(objects(mapping(volume, "projected"), "sources")):
-        for token in _TOKENS:
+        for token in ("serviceAccountToken", "podCertificate"):
             if token in source:
                 yield f"projected.sources[{index}].{token}", "set", "gives the pod an identity", "serviceAccountToken"
     claim = mapping(mapping(mapping(volume, "ephemeral"), "volumeClaimTemplate"), "spec")
@@ -183,12 +173,6 @@ def _of_volume(volume: Mapping[str, Any]) -> Iterator[_Found]:
         if claim.get(field) not in ("", None):
             why = "takes a PersistentVolume that may be meant for another namespace: name its storageClassName"
             yield f"ephemeral.volumeClaimTemplate.spec.{field}", claim[field], why, "volumeName"
-
-
-def _of_annotations(annotations: Mapping[str, Any]) -> Iterator[_Found]:
-    for name, value in annotations.items():
-        if name.startswith(_APP_ARMOR_ANNOTATION) and not str(value).startswith(("runtime/default", "localhost/")):
-            yield f"metadata.annotations.{name}", value, "takes the profile away", "appArmorProfile"
 
 
 def _of_container(container: Mapping[str, Any]) -> Iterator[_Found]:
@@ -202,7 +186,7 @@ def _of_container(container: Mapping[str, Any]) -> Iterator[_Found]:
     for index, port in enumerate(objects(container, "ports")):
         if port.get("hostPort") or port.get("hostIP"):
             yield f"ports[{index}].hostPort", port.get("hostPort"), "opens a port of the node", "hostPort"
-    probes = {probe: mapping(container, probe) for probe in _PROBES}
+    probes = {probe: mapping(container, probe) for probe in ("startupProbe", "readinessProbe", "livenessProbe")}
     hooks = {f"lifecycle.{hook}": mapping(mapping(container, "lifecycle"), hook) for hook in ("postStart", "preStop")}
     for place, handler in (probes | hooks).items():
         for kind in ("httpGet", "tcpSocket"):
@@ -223,7 +207,6 @@ def _of_capabilities(given: Mapping[str, Any]) -> Iterator[_Found]:
 
 
 def _of_security(where: str, holder: Mapping[str, Any]) -> Iterator[_Found]:
-    """Judge what the security contexts of pods and containers have in common."""
     if "securityContext" not in holder:
         return
     if holder["securityContext"] is None:
@@ -237,7 +220,3 @@ def _of_security(where: str, holder: Mapping[str, Any]) -> Iterator[_Found]:
         yield f"{where}.seLinuxOptions", "set", "leaves the domain of containers", "seLinuxOptions"
     if mapping(context, "windowsOptions").get("hostProcess"):
         yield f"{where}.windowsOptions.hostProcess", True, "runs on the node itself", "windowsOptions"
-
-
-def _fix(grant: str) -> str:
-    return f"leave it out, or ask the operator's administrator to allow it with --allow-pod-template={grant}"

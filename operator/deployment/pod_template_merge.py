@@ -12,14 +12,13 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import PodTemplate, SpecDecodeDeploymentSpec
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER
-from specdecode_operator.deployment.timeouts import SHORTEST_GRACE_S
+from specdecode_operator.deployment.engine_settings import SHORTEST_GRACE_S
 from specdecode_operator.problems import Problem, shown
 from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.environment import owned_variable_problems
 from specdecode_operator.vllm.settings import Platform
 
 _SPEC = "spec.podTemplate.spec"
-
 _MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -31,41 +30,26 @@ _MERGE_KEYS = {
     "topologySpreadConstraints": "topologyKey",
 }
 _CONFINED: Final = {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
+# What a container that is added starts from: it gets by saying nothing no more than by asking.
 _ADDED: Final[Mapping[str, Any]] = {"containers": _CONFINED, "initContainers": _CONFINED}
-"""What a container that is added starts from: it gets by saying nothing no more than by asking."""
-
 _PROTECTED_IN_ENGINE = {
-    "command": "the operator writes it: use spec.engine.extraArgs for further arguments",
-    "args": "the operator writes it: use spec.engine.extraArgs for further arguments",
+    **dict.fromkeys(("command", "args"), "the operator writes it: use spec.engine.extraArgs for further arguments"),
     "image": "use spec.engine.image",
     "ports": "use spec.serving.port",
-    "startupProbe": "the operator's own probes belong to the rollout",
-    "readinessProbe": "the operator's own probes belong to the rollout",
-    "livenessProbe": "the operator's own probes belong to the rollout",
+    **dict.fromkeys(
+        ("startupProbe", "readinessProbe", "livenessProbe"), "the operator's own probes belong to the rollout"
+    ),
     "lifecycle": "the operator drains the engine with it",
     "envFrom": "it could undo what the operator sets: name single variables in env",
 }
 DOWNLOAD_TARGET, DOWNLOAD_DRAFT = "download-target", "download-draft"
-"""Init containers that fetch models; they alone see the token of the hub."""
-
 PREPARE = "prepare-emulation"
-"""The init container that writes the files of an emulated engine."""
-
-_PROTECTED_IN_INIT_CONTAINERS = ("command", "args", "image", "envFrom", "lifecycle", "volumeMounts")
-
 OWN_VOLUMES = frozenset({"models", "cache", "tmp", "shm", "engine-config", "tls"})
-"""Volumes that the operator gives an engine pod."""
-
 OWN_MOUNTS = frozenset({"/models", "/tmp", "/dev/shm", "/compiled", "/etc/specdecode", "/etc/specdecode-tls"})  # noqa: S108
-"""Where the operator mounts something in an engine container."""
-
 _PLANNED_RESOURCES = {
     Platform.GPU: {GPU_RESOURCE: "spec.parallelism"},
     Platform.CPU: {"memory": "spec.accelerator.memoryGiB", "cpu": "spec.accelerator.cpuCores"},
 }
-"""Resources of the engine container that the plan decides, with the field to use instead."""
-
-_OWN_PREFIXES = ("specdecode.io/", "app.kubernetes.io/managed-by")
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
@@ -92,67 +76,53 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
 
 
 def pod_template_problems(template: PodTemplate | None, platform: Platform | None) -> list[Problem]:
-    """Return what a podTemplate may not touch, and elements of lists without their merge key.
-
-    On no ``platform`` the plan decides of no resources: a replay takes what it is given.
-    """
+    """Return what a podTemplate may not touch; without ``platform``, as of a replay, the plan decides no resources."""
     if template is None:
         return []
     spec = template.spec or {}
+    own = [(f"{place}.name", name_of(volume)) for place, volume in _elements(spec, "volumes")]
     return [
-        *_node_selector_problems(spec),
-        *_grace_problems(spec),
-        *_restart_problems(spec),
+        *_pod_problems(spec),
         *_metadata_problems(template.metadata or {}),
         *_list_problems(spec, _SPEC),
-        *_init_container_problems(spec),
-        *(_missing_download_problems(spec) if platform is None else []),
+        *_init_container_problems(spec, replays=platform is None),
         *_engine_problems(spec, _PLANNED_RESOURCES[platform] if platform else {}),
-        *_volume_problems(spec),
+        *(
+            Problem(where, name, "is the operator's own volume: rename it")
+            for where, name in own
+            if name in OWN_VOLUMES
+        ),
     ]
 
 
-def _metadata_problems(metadata: dict[str, Any]) -> list[Problem]:
-    problems = [
-        Problem(f"spec.podTemplate.metadata.{key}", shown(value, 64), "only labels and annotations can be set")
-        for key, value in metadata.items()
-        if key not in {"labels", "annotations"} or not isinstance(value, dict)
-    ]
-    problems += [
-        Problem(f"spec.podTemplate.metadata.{field}.{name}", shown(value, 64), "is the operator's own: leave it out")
-        for field, given in metadata.items()
-        if isinstance(given, dict)
-        for name, value in given.items()
-        if name.startswith(_OWN_PREFIXES)
-    ]
-    return problems
+def _metadata_problems(metadata: dict[str, Any]) -> Iterator[Problem]:
+    for key, value in metadata.items():
+        if key not in {"labels", "annotations"} or not isinstance(value, dict):
+            fix = "only labels and annotations can be set"
+            yield Problem(f"spec.podTemplate.metadata.{key}", shown(value, 64), fix)
+    for field, given in metadata.items():
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if name.startswith(("specdecode.io/", "app.kubernetes.io/managed-by")):
+                fix = "is the operator's own: leave it out"
+                yield Problem(f"spec.podTemplate.metadata.{field}.{name}", shown(value, 64), fix)
 
 
-def _list_problems(value: Any, path: str) -> list[Problem]:
-    """Lists that are merged by key need that key in every element."""
-    if not isinstance(value, dict):
-        return []
-    problems = []
-    for field, content in value.items():
-        where = f"{path}.{field}"
+def _list_problems(value: Any, path: str) -> Iterator[Problem]:
+    for field, content in value.items() if isinstance(value, dict) else ():
+        where, key = f"{path}.{field}", _MERGE_KEYS.get(field)
         if field.startswith("$"):
-            problems.append(
-                Problem(where, shown(content, 64), "patch directives are not supported: write what you want")
-            )
-        elif field in _MERGE_KEYS:
-            key = _MERGE_KEYS[field]
-            if not isinstance(content, list):
-                problems.append(Problem(where, shown(content, 64), "must be a list"))
-                continue
+            yield Problem(where, shown(content, 64), "patch directives are not supported: write what you want")
+        elif key is not None and not isinstance(content, list):
+            yield Problem(where, shown(content, 64), "must be a list")
+        elif key is not None:
             for index, element in enumerate(content):
                 if not isinstance(element, dict) or not isinstance(element.get(key), str):
-                    problems.append(Problem(f"{where}[{index}]", shown(element, 64), f"needs a {key} to be merged by"))
+                    yield Problem(f"{where}[{index}]", shown(element, 64), f"needs a {key} to be merged by")
                 else:
-                    problems.extend(_list_problems(element, f"{where}[{index}]"))
-    return problems
+                    yield from _list_problems(element, f"{where}[{index}]")
 
 
-def _node_selector_problems(spec: dict[str, Any]) -> Iterator[Problem]:
+def _pod_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     selector = spec.get("nodeSelector", {})
     if selector is None:
         message = "would take the plan's product away: write the labels that nodes need besides, or leave it out"
@@ -160,35 +130,26 @@ def _node_selector_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     elif isinstance(selector, dict) and PRODUCT_LABEL in selector:
         value = str(selector[PRODUCT_LABEL])
         yield Problem(f"{_SPEC}.nodeSelector.{PRODUCT_LABEL}", value, "use spec.accelerator.product")
-
-
-def _grace_problems(spec: dict[str, Any]) -> Iterator[Problem]:
-    """A grace period that would cut running requests off; null would bring Kubernetes' own 30 s back."""
+    # A short grace period would cut running requests off; null would bring Kubernetes' own 30 s back.
     grace_s = spec.get("terminationGracePeriodSeconds", SHORTEST_GRACE_S)
     # True is an int for Python, and so no int here.
     if type(grace_s) is not int or grace_s < SHORTEST_GRACE_S:
         message = f"must be an integer of at least {SHORTEST_GRACE_S}: an engine leaves the Service, answers, and ends"
         yield Problem(f"{_SPEC}.terminationGracePeriodSeconds", shown(grace_s, 64), message)
-
-
-def _restart_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     policy = spec.get("restartPolicy", "Always")
     if policy != "Always":
         yield Problem(f"{_SPEC}.restartPolicy", shown(policy, 64), "engines are restarted: leave it out")
 
 
-def _init_container_problems(spec: dict[str, Any]) -> Iterator[Problem]:
-    """Init containers of the operator's that would run something else, those of models with the token of the hub."""
+def _init_container_problems(spec: dict[str, Any], *, replays: bool) -> Iterator[Problem]:
+    """Yield changes of the operator's init containers; those of models hold the token of the hub."""
     for where, container in _elements(spec, "initContainers"):
         name = name_of(container)
         if name in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT, PREPARE}:
-            for field in _PROTECTED_IN_INIT_CONTAINERS:
+            for field in ("command", "args", "image", "envFrom", "lifecycle", "volumeMounts"):
                 if field in container:
                     yield Problem(f"{where}.{field}", "set", f"{name} is the operator's own")
-
-
-def _missing_download_problems(spec: dict[str, Any]) -> Iterator[Problem]:
-    for where, container in _elements(spec, "initContainers"):
+    for where, container in _elements(spec, "initContainers") if replays else ():
         if name_of(container) in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT}:
             yield Problem(where, str(name_of(container)), "a replay downloads nothing: leave it out")
 
@@ -228,30 +189,22 @@ def _resource_problems(resources: Any, where: str, planned: Mapping[str, str]) -
     ]
 
 
-def _volume_problems(spec: dict[str, Any]) -> Iterator[Problem]:
-    for where, volume in _elements(spec, "volumes"):
-        if name_of(volume) in OWN_VOLUMES:
-            yield Problem(f"{where}.name", name_of(volume), "is the operator's own volume: rename it")
-
-
 def _elements(parent: dict[str, Any], field: str, path: str = _SPEC) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a list, each with its path; of whatever else it may hold _list_problems tells."""
     content = parent.get(field)
     for index, element in enumerate(content if isinstance(content, list) else []):
         if isinstance(element, dict):
             yield f"{path}.{field}[{index}]", element
 
 
+# User vllm of vLLM's own images (docker/Dockerfile), which leave the choice to whoever starts them. Others have no
+# such user and need none, for HOME and USER are set.
 ENGINE_USER_ID: Final = 2000
-"""User vllm of vLLM's own images (docker/Dockerfile), which leave the choice to whoever starts them. Others have no
-such user and need none, for HOME and USER are set."""
 
 
 def container_user(spec: SpecDecodeDeploymentSpec, container: str, user_id: int = ENGINE_USER_ID) -> Body:
     """Return what the security context of a container says of its user.
 
-    It is said of the container, for a pod's further ones are their author's. So it must leave out what podTemplate says
-    of the whole pod: a container's own word would hold instead.
+    It must leave out what podTemplate says of the whole pod: a container's own setting would override it.
     """
     given = _given(spec)
     context = dict(mapping(given, "securityContext"))

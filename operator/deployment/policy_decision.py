@@ -6,7 +6,7 @@ last minutes; `decide` applies the user's rules to it. The decision table is in 
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -18,18 +18,12 @@ from specdecode_operator.stats.engine_window import LOOK_STANDS_S, Window
 class Point:
     """What one setting did in one load step."""
 
-    load: float
-    """Requests running at once in the baseline: what all settings share."""
-
+    load: float  # Requests running at once in the baseline: what all settings share
+    # Requests running at once in this setting: a faster one has fewer of those that come at the same rate.
     running: float
-    """Requests running at once in this setting: a faster one has fewer of those that come at the same rate."""
-
     ratio: float = 1.0
-    """Goodput over that of the baseline."""
-
     low: float = 1.0
-    high: float = 1.0
-    """The ends of its interval."""
+    high: float = 1.0  # The ends of its interval
 
 
 @dataclass(frozen=True)
@@ -37,17 +31,10 @@ class Setting:
     """A way to speculate that was measured."""
 
     name: str
-    points: Sequence[Point]
-    """By load, ascending; those of the baseline have a ratio of 1."""
-
+    points: Sequence[Point]  # By load, ascending; those of the baseline have a ratio of 1
     drafts: int = 0
-    """Tokens of a draft; 0 where speculation is off."""
-
     acceptance: float | None = None
-    """Accepted share of the drafted tokens when it was measured."""
-
     refused: str = ""
-    """Why it is not chosen; empty where it may be."""
 
     @property
     def off(self) -> bool:
@@ -63,9 +50,8 @@ class Setting:
 
     def ratio_at(self, load: float) -> tuple[float, float, float]:
         """Return ratio, low and high at a load: between two steps in the ratio of loads, beyond the ends as there."""
-        above = bisect_right(self.points, load, key=lambda point: point.load)
-        left, right = self.points[max(above - 1, 0)], self.points[min(above, len(self.points) - 1)]
-        share = _share(left.load, right.load, load)
+        below, above, share = _between([point.load for point in self.points], load)
+        left, right = self.points[below], self.points[above]
         return (
             left.ratio + share * (right.ratio - left.ratio),
             left.low + share * (right.low - left.low),
@@ -85,11 +71,8 @@ class Evidence:
     """All settings that one capture compared."""
 
     name: str
-    """Of the capture."""
-
     settings: Sequence[Setting]
-    goodput: Sequence[tuple[float, float]]
-    """Of the baseline: load and tokens a second."""
+    goodput: Sequence[tuple[float, float]]  # Of the baseline: load and tokens a second
 
     def find(self, name: str) -> Setting | None:
         """Return a setting by its name."""
@@ -105,15 +88,17 @@ class Evidence:
         return self.goodput[0][0] <= load <= self.goodput[-1][0]
 
 
+def _between(places: Sequence[float], place: float) -> tuple[int, int, float]:
+    """Return the neighbours of a place, and how far it lies between them over the logarithm; at the ends 0."""
+    above = bisect_right(places, place)
+    low, high = max(above - 1, 0), min(above, len(places) - 1)
+    left, right = places[low], places[high]
+    return low, high, math.log(place / left) / math.log(right / left) if left < place < right else 0.0
+
+
 def _on_line(points: Sequence[tuple[float, float]], place: float) -> float:
-    """Return the value at a place: straight between two points over the logarithm, and beyond the ends as there."""
-    above = bisect_right(points, place, key=lambda point: point[0])
-    (left, low), (right, high) = points[max(above - 1, 0)], points[min(above, len(points) - 1)]
-    return low + (high - low) * _share(left, right, place)
-
-
-def _share(left: float, right: float, place: float) -> float:
-    return math.log(place / left) / math.log(right / left) if left < place < right else 0.0
+    below, above, share = _between([at for at, _ in points], place)
+    return points[below][1] + (points[above][1] - points[below][1]) * share
 
 
 @dataclass(frozen=True)
@@ -122,14 +107,9 @@ class Predicted:
 
     setting: Setting
     gain: float
-    """Goodput more than that of the setting in force, as a share of it."""
-
-    low: float
-    """The least that it may be by the intervals of both."""
-
+    low: float  # The least that it may be by the intervals of both
+    # The gain in each third of the window, the newest last: what is short, or over already, is not in all of them.
     thirds: tuple[float, ...]
-    """The gain in each third of the window, the newest last: what is short, or over already, is not in all of them."""
-
     running: float
     measured: bool
     in_force: str
@@ -146,34 +126,9 @@ class Predicted:
 class Prediction:
     """All settings but the one in force, best first."""
 
-    in_force: str
     running: float
-    acceptance_factor: float
-    """Acceptance over what was measured."""
-
+    acceptance_factor: float  # Acceptance over what was measured
     others: Sequence[Predicted]
-
-    def better(self, min_gain: float, failed: Collection[str]) -> Predicted | None:
-        """Return the best setting that is surely better, and by enough."""
-        return next((each for each in self._allowed(min_gain, failed) if each.low > 0), None)
-
-    def unclear(self, min_gain: float, failed: Collection[str]) -> Predicted | None:
-        """Return the best setting that is better by enough, but not surely."""
-        return next(iter(self._allowed(min_gain, failed)), None)
-
-    def best_in_force(self, min_gain: float) -> str:
-        """Return the sentence that says that nothing is better."""
-        return (
-            f"with {self.running:.1f} requests running at once in a replica, no measured setting brings"
-            f" {min_gain:.0%} more than {self.in_force}"
-        )
-
-    def _allowed(self, min_gain: float, failed: Collection[str]) -> list[Predicted]:
-        return [
-            each
-            for each in self.others
-            if min(each.gain, *each.thirds) >= min_gain and not each.setting.refused and each.setting.name not in failed
-        ]
 
 
 def predict(evidence: Evidence, in_force: str, window: Window, acceptance_factor: float) -> Prediction | None:
@@ -194,20 +149,23 @@ def predict(evidence: Evidence, in_force: str, window: Window, acceptance_factor
     third = -(-len(loads) // 3)
     parts = [slice(None), *(slice(start, start + third) for start in range(0, len(loads), third))]
     mine = _goodput(present, loads, work, acceptance_factor)
+    presents = [sum(each[0] for each in mine[part]) for part in parts]
     # Nothing ran where the newest look alone saw a request, which stands for no time yet.
     most, others = sum(each[2] for each in mine), []
     for setting in evidence.settings:
         if setting.name != in_force:
             its = _goodput(setting, loads, work, acceptance_factor)
-            gain, *thirds = (_gain(its, mine, part) for part in parts)
+            gain, *thirds = (
+                sum(each[0] for each in its[part]) / goodput - 1 if goodput else 0.0
+                for part, goodput in zip(parts, presents, strict=True)
+            )
             low = sum(each[1] for each in its) / most - 1 if most else 0.0
             others.append(Predicted(setting, gain, low, tuple(thirds), running, measured, in_force))
     others.sort(key=lambda each: each.gain, reverse=True)
-    return Prediction(in_force, running, acceptance_factor, others)
+    return Prediction(running, acceptance_factor, others)
 
 
-_Goodput = list[tuple[float, float, float]]
-"""Of each look, with its low and its high end, in units of the baseline's."""
+_Goodput = list[tuple[float, float, float]]  # Of each look, with its low and its high end, in units of the baseline's
 
 
 def _goodput(setting: Setting, loads: Sequence[float], work: Sequence[float], factor: float) -> _Goodput:
@@ -219,19 +177,11 @@ def _goodput(setting: Setting, loads: Sequence[float], work: Sequence[float], fa
     ]
 
 
-def _gain(its: _Goodput, mine: _Goodput, part: slice) -> float:
-    """Return what a setting brings more than the one in force in a part of the looks; 0 where nothing ran."""
-    present = sum(each[0] for each in mine[part])
-    return sum(each[0] for each in its[part]) / present - 1 if present else 0.0
-
-
 _DAY_S: Final = 86_400.0
 _BACK: Final = 2
-"""Times the cool-down before the setting that was left last is taken again."""
-
+# Times the cool-down before speculation is tried again that was turned off because its acceptance fell: nobody sees it
+# rise while nothing is drafted. After a try in vain it is a day.
 _RETRY: Final = 6
-"""Times the cool-down before speculation is tried again that was turned off because its acceptance fell: nobody sees it
-rise while nothing is drafted. After a try in vain it is a day."""
 
 
 @dataclass(frozen=True)
@@ -243,8 +193,8 @@ class Rules:
     min_gain: float = 0.03
     cooldown_s: float = 1800.0
     restarts_a_day: int = 6
+    # An acceptance below which speculation is advised against where nothing was measured.
     acceptance_rule: float | None = None
-    """An acceptance below which speculation is advised against where nothing was measured."""
 
 
 @dataclass(frozen=True)
@@ -252,29 +202,15 @@ class Memory:
     """What a policy remembers."""
 
     in_force: str
-    """Name of the setting."""
-
     left: str = ""
-    """The setting that it took the place of."""
-
-    acceptance_factor: float = 1.0
-    """Acceptance over what was measured, when speculation was turned off."""
-
+    acceptance_factor: float = 1.0  # Acceptance over what was measured, when speculation was turned off
     tried_in_vain: bool = False
-    """Whether speculation was tried again meanwhile and turned off again."""
-
     restarts: tuple[float, ...] = ()
-    """When engines were started anew in the last day."""
-
     looked_s: float | None = None
-    """When it was looked last."""
-
+    # How far each other setting would be ahead since the last change, in seconds of the goodput in force: it falls
+    # again, to 0, where the one in force is better.
     ahead_s: Mapping[str, float] = field(default_factory=dict)
-    """How far each other setting would be ahead since the last change, in seconds of the goodput in force: it falls
-    again, to 0, where the one in force is better."""
-
     failed: frozenset[str] = frozenset()
-    """Settings whose engines never served."""
 
 
 @dataclass(frozen=True)
@@ -284,25 +220,20 @@ class Seen:
     now_s: float
     window: Window
     settled: bool = True
-    """Whether all engines are those of the setting in force, and ready."""
-
-    start_s: float = 0.0
-    """How long an engine takes to start: what a change costs each replica."""
-
+    start_s: float = 0.0  # How long an engine takes to start: what a change costs each replica
+    # Whether acceptance counts what was verified: not with adaptive verification, which leaves some out.
     counts_all: bool = True
-    """Whether acceptance counts what was verified: not with adaptive verification, which leaves some out."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be done, why, and what becomes of it."""
+    """What is to be done, why, and its outcome."""
 
     action: PolicyAction
     reason: str
     message: str
-    outcome: PolicyOutcome
-    target: str = ""
-    """The setting to change to, or the engine to start anew."""
+    target: str = ""  # The setting to change to, or the engine to start anew
+    outcome: PolicyOutcome = PolicyOutcome.KEPT
 
     @property
     def changes(self) -> bool:
@@ -310,8 +241,7 @@ class Decision:
         return self.outcome is PolicyOutcome.DONE and self.action is not PolicyAction.RESTART
 
 
-Fits = Callable[[str], str]
-"""Says why a setting cannot be had where the engines are; an empty text where it can."""
+Fits = Callable[[str], str]  # Says why a setting cannot be had where the engines are; an empty text where it can
 
 
 @dataclass(frozen=True)
@@ -320,16 +250,6 @@ class NoEvidence:
 
     reason: str
     message: str
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """An action before anybody asked whether it may be taken."""
-
-    action: PolicyAction
-    reason: str
-    message: str
-    target: str = ""
 
 
 def decide(
@@ -341,105 +261,89 @@ def decide(
     if isinstance(evidence, Evidence) and seen.window.enough and not seen.window.idle:
         prediction = predict(evidence, memory.in_force, seen.window, _acceptance_factor(rules, evidence, seen, memory))
     if prediction is not None and seen.settled:
-        memory = replace(memory, ahead_s=_ahead(prediction, seen, memory))
+        passed_s = 0.0 if memory.looked_s is None else max(0.0, min(seen.now_s - memory.looked_s, LOOK_STANDS_S))
+        names = [(each.setting.name, each.thirds[-1]) for each in prediction.others]
+        ahead_s = {name: max(0.0, memory.ahead_s.get(name, 0.0) + gain * passed_s) for name, gain in names}
+        memory = replace(memory, ahead_s=ahead_s)
     memory = replace(memory, looked_s=seen.now_s)
     wanted = _of_engines(seen) or _of_evidence(rules, evidence, seen) or _of_goodput(rules, seen, memory, prediction)
     if wanted.action is PolicyAction.CHANGE and isinstance(evidence, Evidence):
-        wanted = _planned(evidence, memory, wanted, fits)
-    decision = _allowed(rules, seen, memory, wanted)
+        target, present = evidence.find(wanted.target), evidence.find(memory.in_force)
+        if refusal := fits(wanted.target):
+            wanted = _keep("SettingDoesNotFit", f"{wanted.message}; but it cannot be had: {refusal}")
+        elif target is not None and target.off:
+            wanted = replace(wanted, action=PolicyAction.TURN_OFF)
+        elif present is not None and present.off:
+            wanted = replace(wanted, action=PolicyAction.TRY_AGAIN)
+    if wanted.action is PolicyAction.KEEP:
+        return wanted, memory
+    outcome, more = _outcome(rules, seen, memory, wanted)
+    decision = replace(wanted, outcome=outcome, message=f"{wanted.message}{more}")
     return decision, _after(decision, prediction, seen, memory, rules)
 
 
-def _of_engines(seen: Seen) -> _Wanted | None:
-    """Return what is to be done of single engines, whatever was measured."""
+def _keep(reason: str, message: str) -> Decision:
+    return Decision(PolicyAction.KEEP, reason, message)
+
+
+def _of_engines(seen: Seen) -> Decision | None:
     decayed = seen.window.decayed()
     if decayed is not None:
         name, length, others = decayed
         what = f"{name} has {length:.2f} tokens a draft accepted, the other engines {others:.2f}"
-        if seen.settled:
-            return _Wanted(
-                PolicyAction.RESTART, "ReplicaDecayed", f"{what}: its drafter decayed, a start ends that", name
-            )
-        return _Wanted(PolicyAction.KEEP, "OthersNotReady", f"{what}; it is started anew once all others are ready")
+        if not seen.settled:
+            return _keep("OthersNotReady", f"{what}; it is started anew once all others are ready")
+        return Decision(PolicyAction.RESTART, "ReplicaDecayed", f"{what}: its drafter decayed, a start ends that", name)
     if not seen.settled:
-        return _Wanted(PolicyAction.KEEP, "RollingOut", "not all engines are those of the setting in force, and ready")
+        return _keep("RollingOut", "not all engines are those of the setting in force, and ready")
     return None
 
 
-def _of_evidence(rules: Rules, evidence: Evidence | NoEvidence, seen: Seen) -> _Wanted | None:
-    """Return why nothing is done where there is nothing to decide by."""
+def _of_evidence(rules: Rules, evidence: Evidence | NoEvidence, seen: Seen) -> Decision | None:
     if isinstance(evidence, NoEvidence):
-        return _by_acceptance(rules, seen, evidence)
+        reason, message, acceptance = evidence.reason, evidence.message, seen.window.acceptance
+        if rules.acceptance_rule is None or acceptance is None or acceptance >= rules.acceptance_rule:
+            return _keep(reason, message)
+        if not seen.counts_all:
+            return _keep(reason, f"{message}; acceptance says nothing with adaptiveVerification")
+        said = f"acceptance is {acceptance:.0%}, below {rules.acceptance_rule:.0%}; {message}"
+        return Decision(PolicyAction.TURN_OFF, "AcceptanceLow", said)
     if not seen.window.enough:
         minutes = f"{seen.window.length_s / 60:.0f} minutes"
-        return _Wanted(
-            PolicyAction.KEEP, "TooFewSamples", f"the engines were not seen at work for most of the last {minutes} yet"
-        )
-    if seen.window.idle:
-        return _Wanted(PolicyAction.KEEP, "Idle", "no request ran: nothing is lost or won")
-    return None
+        return _keep("TooFewSamples", f"the engines were not seen at work for most of the last {minutes} yet")
+    return _keep("Idle", "no request ran: nothing is lost or won") if seen.window.idle else None
 
 
-def _of_goodput(rules: Rules, seen: Seen, memory: Memory, prediction: Prediction | None) -> _Wanted:
+def _of_goodput(rules: Rules, seen: Seen, memory: Memory, prediction: Prediction | None) -> Decision:
     """Return the change to the best setting, where it is surely better and staying has cost what a change costs."""
     if prediction is None:
-        return _Wanted(
-            PolicyAction.KEEP, "EvidenceOutdated", f"{memory.in_force} is none of the settings that were measured"
+        return _keep("EvidenceOutdated", f"{memory.in_force} is none of the settings that were measured")
+    better = [
+        each
+        for each in prediction.others
+        if min(each.gain, *each.thirds) >= rules.min_gain
+        and not each.setting.refused
+        and each.setting.name not in memory.failed
+    ]
+    if not better:
+        message = (
+            f"with {prediction.running:.1f} requests running at once in a replica, no measured setting brings"
+            f" {rules.min_gain:.0%} more than {memory.in_force}"
         )
-    best = prediction.better(rules.min_gain, memory.failed)
+        return _keep("BestMeasured", message)
+    best = next((each for each in better if each.low > 0), None)
     if best is None:
-        unclear = prediction.unclear(rules.min_gain, memory.failed)
-        if unclear is not None:
-            return _Wanted(PolicyAction.KEEP, "Unclear", f"{unclear}: not more than the intervals leave open")
-        return _Wanted(PolicyAction.KEEP, "BestMeasured", prediction.best_in_force(rules.min_gain))
+        return _keep("Unclear", f"{better[0]}: not more than the intervals leave open")
     ahead_s = memory.ahead_s.get(best.setting.name, 0.0)
     # One to change, and one to take it back.
     cost_s = 2 * seen.start_s
     if ahead_s < cost_s:
         wait = f"it waits until staying has cost as much as two starts of an engine ({ahead_s:.0f} of {cost_s:.0f} s)"
-        return _Wanted(PolicyAction.KEEP, "NotYetPaid", f"{best}; {wait}")
-    return _Wanted(PolicyAction.CHANGE, "BetterMeasured", str(best), best.setting.name)
+        return _keep("NotYetPaid", f"{best}; {wait}")
+    return Decision(PolicyAction.CHANGE, "BetterMeasured", str(best), best.setting.name)
 
 
-def _ahead(prediction: Prediction, seen: Seen, memory: Memory) -> dict[str, float]:
-    """Return how far each setting is ahead now."""
-    passed_s = 0.0 if memory.looked_s is None else max(0.0, min(seen.now_s - memory.looked_s, LOOK_STANDS_S))
-    before = memory.ahead_s
-    return {
-        each.setting.name: max(0.0, before.get(each.setting.name, 0.0) + each.thirds[-1] * passed_s)
-        for each in prediction.others
-    }
-
-
-def _planned(evidence: Evidence, memory: Memory, wanted: _Wanted, fits: Fits) -> _Wanted:
-    """Return the change by its name, or none where its setting cannot be had."""
-    if refusal := fits(wanted.target):
-        return _Wanted(PolicyAction.KEEP, "SettingDoesNotFit", f"{wanted.message}; but it cannot be had: {refusal}")
-    target, present = evidence.find(wanted.target), evidence.find(memory.in_force)
-    if target is not None and target.off:
-        return replace(wanted, action=PolicyAction.TURN_OFF)
-    return replace(wanted, action=PolicyAction.TRY_AGAIN) if present is not None and present.off else wanted
-
-
-def _by_acceptance(rules: Rules, seen: Seen, missing: NoEvidence) -> _Wanted:
-    """Return what a rule on acceptance says, where one is asked for and nothing better is known."""
-    reason, message, acceptance = missing.reason, missing.message, seen.window.acceptance
-    if rules.acceptance_rule is None or acceptance is None or acceptance >= rules.acceptance_rule:
-        return _Wanted(PolicyAction.KEEP, reason, message)
-    if not seen.counts_all:
-        return _Wanted(PolicyAction.KEEP, reason, f"{message}; acceptance says nothing with adaptiveVerification")
-    said = f"acceptance is {acceptance:.0%}, below {rules.acceptance_rule:.0%}; {message}"
-    return _Wanted(PolicyAction.TURN_OFF, "AcceptanceLow", said)
-
-
-def _allowed(rules: Rules, seen: Seen, memory: Memory, wanted: _Wanted) -> Decision:
-    """Return what becomes of what is wanted."""
-    kept = wanted.action is PolicyAction.KEEP
-    outcome, more = (PolicyOutcome.KEPT, "") if kept else _outcome(rules, seen, memory, wanted)
-    return Decision(wanted.action, wanted.reason, f"{wanted.message}{more}", outcome, wanted.target)
-
-
-def _outcome(rules: Rules, seen: Seen, memory: Memory, wanted: _Wanted) -> tuple[PolicyOutcome, str]:
+def _outcome(rules: Rules, seen: Seen, memory: Memory, wanted: Decision) -> tuple[PolicyOutcome, str]:
     if rules.mode is PolicyMode.OBSERVE:
         return PolicyOutcome.OBSERVED, ""
     if rules.mode is PolicyMode.ADVISE or wanted.reason == "AcceptanceLow":
@@ -459,7 +363,6 @@ def _outcome(rules: Rules, seen: Seen, memory: Memory, wanted: _Wanted) -> tuple
 
 
 def _acceptance_factor(rules: Rules, evidence: Evidence, seen: Seen, memory: Memory) -> float:
-    """Return acceptance now over what was measured: seen, or remembered for a while where nothing is drafted."""
     setting, now = evidence.find(memory.in_force), seen.window.acceptance
     if setting is not None and not setting.off:
         return now / setting.acceptance if now is not None and setting.acceptance else 1.0
@@ -469,7 +372,6 @@ def _acceptance_factor(rules: Rules, evidence: Evidence, seen: Seen, memory: Mem
 
 
 def _after(decision: Decision, prediction: Prediction | None, seen: Seen, memory: Memory, rules: Rules) -> Memory:
-    """Return the memory after what was done."""
     if decision.outcome is not PolicyOutcome.DONE:
         return memory
     restarts = (*memory.restarts, seen.now_s)

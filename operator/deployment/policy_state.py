@@ -1,7 +1,6 @@
 """Collect a policy's inputs from engines, captures and status; write `status.policy`.
 
-State that must survive an operator restart is in the status; the rest is relearned. A setting is planned before it
-is put in force.
+State that must survive an operator restart is in the status; the rest is relearned.
 """
 
 import hashlib
@@ -46,7 +45,10 @@ from specdecode_operator.vllm.engine_metrics import answering_engines
 
 def observe_engines(desired: DesiredState, observation: Observation, window: Window, now_s: float) -> Seen:
     """Return what is seen now, with the window of what was seen before; looks at engines of a rollout do not count."""
-    settled = _settled(desired, observation)
+    settled = False
+    if not observation.blocked and isinstance(desired.outcome, Launch):
+        rollout = rollout_of(desired.outcome, observation)
+        settled = rollout.complete and rollout.wanted > 0
     engines = answering_engines(observation.readings)
     if settled and engines:
         drafting = {
@@ -58,34 +60,24 @@ def observe_engines(desired: DesiredState, observation: Observation, window: Win
         window = window.add(Sample(now_s, running, drafting))
     speculation = desired.outcome.facts.spec.speculation if isinstance(desired.outcome, Launch) else None
     adapts = speculation is not None and bool(speculation.adaptive_verification)
-    return Seen(now_s, window, settled, slowest_start_s(observation.pods), counts_all=not adapts)
+    return Seen(now_s, window, settled, _slowest_start_s(observation.pods), counts_all=not adapts)
 
 
-def _settled(desired: DesiredState, observation: Observation) -> bool:
-    """Whether every wanted engine serves, and all are of the setting in force."""
-    if observation.blocked or not isinstance(desired.outcome, Launch):
-        return False
-    rollout = rollout_of(desired.outcome, observation)
-    return rollout.complete and rollout.wanted > 0
-
-
-def slowest_start_s(pods: Sequence[Body]) -> float:
-    """Return how long the slowest of these pods took from its start to ready; 0 where none is."""
+def _slowest_start_s(pods: Sequence[Body]) -> float:
     taken = [0.0]
     for pod in pods:
         status = pod.get("status") or {}
-        ready = [
-            each for each in status.get("conditions") or [] if each["type"] == "Ready" and each["status"] == "True"
-        ]
-        moments = [_moment(status.get("startTime")), *(_moment(each.get("lastTransitionTime")) for each in ready)]
-        begun, *ended = moments
-        taken += [(each - begun).total_seconds() for each in ended if begun is not None and each is not None]
+        begun = _read_time(status.get("startTime"))
+        for each in status.get("conditions") or []:
+            if each["type"] == "Ready" and each["status"] == "True":
+                ready = _read_time(each.get("lastTransitionTime"))
+                taken += [(ready - begun).total_seconds()] if begun and ready else []
     return max(taken)
 
 
-def _moment(text: object) -> datetime | None:
+def _read_time(text: object) -> datetime | None:
     try:
-        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+        return datetime.strptime(str(text), _TIME).replace(tzinfo=UTC)
     except ValueError:
         return None
 
@@ -100,13 +92,8 @@ class Measured:
 
     evidence: Evidence
     speculations: Mapping[str, Speculation]
-    """Of each arm, by its name."""
-
     written: Speculation
-    """What the spec says."""
-
     in_force: str
-    """Name of the arm that is."""
 
 
 def read_measured(
@@ -114,8 +101,7 @@ def read_measured(
 ) -> Measured | NoEvidence:
     """Return what the capture of a name compared, or the newest of all; or why nothing can be decided by it.
 
-    ``engine`` tells the engines of the spec as it is written, ``asked`` is its speculation and ``in_force`` that of the
-    engines.
+    ``engine`` identifies the engines of the written spec, ``asked`` is its speculation.
     """
     capture = _chosen(captures, name)
     if isinstance(capture, NoEvidence):
@@ -143,6 +129,7 @@ def _chosen(captures: Sequence[Body], name: str | None) -> Body | NoEvidence:
         if not captures:
             return NoEvidence("NoEvidence", f"spec.policy.evidence: {name}: no SpecDecodeCapture of this deployment")
     compared = [each for each in captures if (each.get("status") or {}).get("comparison")]
+    # Phases of a sweep ask for other temperatures, lengths or prompts each, so they are no loads of one traffic.
     ended = [each for each in compared if not _is_sweep(each)]
     if ended:
         return max(ended, key=lambda each: (str(each["status"].get("finishedAt")), each["metadata"]["name"]))
@@ -154,7 +141,6 @@ def _chosen(captures: Sequence[Body], name: str | None) -> Body | NoEvidence:
 
 
 def _is_sweep(capture: Body) -> bool:
-    """Whether its phases are no loads of one traffic, but ask for other temperatures, lengths or prompts each."""
     try:
         workload = CaptureWorkload.parse(capture["spec"].get("workload") or {}, newer=True)
     except ValidationError:
@@ -163,7 +149,6 @@ def _is_sweep(capture: Body) -> bool:
 
 
 def _speculations(arms: Sequence[Any], asked: Speculation | None) -> dict[str, Speculation]:
-    """Return how each arm speculates that differs from the deployment in that alone."""
     found = {}
     for arm in arms:
         if arm.get("targetQuantization") or arm.get("kvCacheDtype"):
@@ -191,7 +176,12 @@ def _evidence(
     }
     settings = []
     for arm in comparison.arms:
-        points = _points(arm)
+        points = []
+        for load in arm.loads:
+            texts = (load.running, load.arm_running or load.running, load.ratio, load.low, load.high)
+            numbers = [number for number in map(decimal, texts) if number is not None and number > 0]
+            points += [Point(*numbers)] if len(numbers) == len(texts) else []
+        points.sort(key=lambda point: point.load)
         if points and arm.name in speculations:
             its = speculations[arm.name]
             refused = "" if arm.name in as_asked else _refusal(arm, its)
@@ -205,21 +195,8 @@ def _evidence(
     return Evidence(name, settings, sorted(loads.items()))
 
 
-def _points(arm: ComparedArm) -> list[Point]:
-    points = []
-    for load in arm.loads:
-        texts = (load.running, load.arm_running or load.running, load.ratio, load.low, load.high)
-        numbers = [number for number in map(decimal, texts) if number is not None and number > 0]
-        if len(numbers) == len(texts):
-            points.append(Point(*numbers))
-    return sorted(points, key=lambda point: point.load)
-
-
 def _refusal(arm: ComparedArm, its: Speculation) -> str:
-    """Return why an arm is not chosen, whatever it brings: its answers may be others than were asked for.
-
-    That a way of rejection sampling is lossy its speculation says itself, whatever the files of a capture say.
-    """
+    """Return why an arm is not chosen: its answers may be others than were asked for."""
     if its.rejection_sampling is RejectionSampling.FLY:
         return "its answers may be others than the target's own (rejectionSampling fly)"
     if arm.verdict is ArmVerdict.INCORRECT or arm.outputs in {Outputs.DIFFERENT, Outputs.LOSSY}:
@@ -231,20 +208,13 @@ def _setting(
     name: str, points: Sequence[Point], speculation: Speculation, percent: int | None, refused: str = ""
 ) -> Setting:
     drafts = 0 if speculation.method is Method.NONE else speculation.num_speculative_tokens or 0
-    # By batch size K moves with the load: acceptance then says nothing of tokens a step.
+    # With K by batch size, K moves with the load, so acceptance does not give tokens per step.
     by_batch = bool(speculation.num_speculative_tokens_by_batch_size)
-    acceptance = None if percent is None or by_batch else percent / 100
-    return Setting(name, points, drafts, acceptance, refused)
+    return Setting(name, points, drafts, None if percent is None or by_batch else percent / 100, refused)
 
 
 _PLACE: Final = (
-    "product",
-    "tensor",
-    "pipeline",
-    "data",
-    "gpus_per_replica",
-    "nodes_per_replica",
-    "target_quantization",
+    *("product", "tensor", "pipeline", "data", "gpus_per_replica", "nodes_per_replica", "target_quantization"),
 )
 
 
@@ -283,7 +253,6 @@ def refusal(desired: DesiredState) -> str:
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 _LONGEST: Final = 1024
 _LONGEST_ARM: Final = 200
-_TOLD: Final = (PolicyOutcome.ADVISED, PolicyOutcome.DONE)
 CONDITION: Final = "BestInForce"
 
 
@@ -295,20 +264,6 @@ class Remembered:
     looked_s: float | None = None
     ahead_s: dict[str, float] = field(default_factory=dict)
     written_s: float = 0.0
-    """When the message was written last."""
-
-
-def rules_of(policy: Policy, *, rollout_paused: bool = False) -> Rules:
-    """Return what a user allows."""
-    rule = policy.acceptance_rule
-    return Rules(
-        mode=policy.mode,
-        paused=policy.paused or rollout_paused,
-        min_gain=policy.min_gain_percent / 100,
-        cooldown_s=float(policy.cooldown_seconds),
-        restarts_a_day=policy.max_restarts_per_day,
-        acceptance_rule=rule.acceptance if rule else None,
-    )
 
 
 def of_this_spec(status: PolicyStatus | None, asked: str) -> PolicyStatus | None:
@@ -333,11 +288,7 @@ class PolicyInputs:
 
     policy: Policy
     asked: str
-    """What tells the spec."""
-
     before: PolicyStatus | None
-    """What the status remembers for this spec."""
-
     measured: Measured | NoEvidence
     rollout_paused: bool = False
 
@@ -357,17 +308,39 @@ def judge(case: PolicyInputs, seen: Seen, remembered: Remembered, fits: Fits) ->
             left=before.left or "",
             acceptance_factor=1.0 if factor is None else max(factor, 0.0),
             tried_in_vain=before.tried_in_vain,
-            restarts=tuple(filter(None, map(_seconds, before.restarts))),
-            failed=_failed(before.failed_arms, measured),
+            restarts=tuple(time.timestamp() for time in map(_read_time, before.restarts) if time is not None),
         )
-    evidence = measured.evidence if isinstance(measured, Measured) else measured
-    return decide(rules_of(case.policy, rollout_paused=case.rollout_paused), evidence, seen, memory, fits)
+    if before is not None and isinstance(measured, Measured):
+        # By digest: another capture may call the same arm otherwise.
+        failed = {each.rpartition("@")[2] for each in before.failed_arms}
+        names = frozenset(name for name, its in measured.speculations.items() if _digest(its) in failed)
+        memory = replace(memory, failed=names)
+    policy, rule = case.policy, case.policy.acceptance_rule
+    rules = Rules(
+        mode=policy.mode,
+        paused=policy.paused or case.rollout_paused,
+        min_gain=policy.min_gain_percent / 100,
+        cooldown_s=float(policy.cooldown_seconds),
+        restarts_a_day=policy.max_restarts_per_day,
+        acceptance_rule=rule.acceptance if rule else None,
+    )
+    return decide(rules, measured.evidence if isinstance(measured, Measured) else measured, seen, memory, fits)
 
 
 def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: datetime) -> PolicyStatus:
     """Return what the status says after a decision."""
     measured, before, moment = case.measured, case.before, now.strftime(_TIME)
-    speculation, since = (before.speculation, before.since) if before else (None, None)
+    speculation, since, decisions = (before.speculation, before.since, before.decisions) if before else (None, None, [])
+    is_done = decision.outcome is PolicyOutcome.DONE
+    if is_done or (decision.outcome is PolicyOutcome.ADVISED and not is_unchanged(before, decision)):
+        told = PolicyDecision(
+            at=moment,
+            action=decision.action,
+            outcome=decision.outcome,
+            target=decision.target or None,
+            message=clip(decision.message, _LONGEST),
+        )
+        decisions = [told, *decisions][:MOST_DECISIONS]
     if isinstance(measured, Measured) and decision.changes:
         taken = measured.speculations[decision.target]
         speculation, since = None if taken == measured.written else taken, moment
@@ -389,8 +362,8 @@ def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: d
         acceptance_factor=None if memory.acceptance_factor == 1 else f"{memory.acceptance_factor:.4f}",
         tried_in_vain=memory.tried_in_vain,
         failed_arms=before.failed_arms if before else [],
-        restarts=[_text(each) for each in memory.restarts][-MOST_RESTARTS:],
-        decisions=_decisions(before, decision, moment),
+        restarts=[datetime.fromtimestamp(each, UTC).strftime(_TIME) for each in memory.restarts][-MOST_RESTARTS:],
+        decisions=decisions,
     )
 
 
@@ -401,33 +374,15 @@ def is_unchanged(before: PolicyStatus | None, decision: Decision) -> bool:
     )
 
 
-def _decisions(before: PolicyStatus | None, decision: Decision, moment: str) -> list[PolicyDecision]:
-    """Return what was advised or done last; an advice that stands is told once."""
-    known = before.decisions if before else []
-    if decision.outcome not in _TOLD or (is_unchanged(before, decision) and decision.outcome is not PolicyOutcome.DONE):
-        return known
-    told = PolicyDecision(
-        at=moment,
-        action=decision.action,
-        outcome=decision.outcome,
-        target=decision.target or None,
-        message=clip(decision.message, _LONGEST),
-    )
-    return [told, *known][:MOST_DECISIONS]
-
-
 def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
     """Return the status after the arm in force turned out not to serve: what the spec says is in force again."""
-    arm, failed = status.arm or "", _entry(status)
+    arm, failed = status.arm or "", list[str]()
+    if status.arm and status.speculation is not None:
+        failed = [f"{status.arm[:_LONGEST_ARM]}@{_digest(status.speculation)}"]
     earlier = [each for each in status.failed_arms if each not in failed]
     message = clip(f"{arm} was given up, and what the spec says is in force again: {why}", _LONGEST)
-    told = PolicyDecision(
-        at=now.strftime(_TIME),
-        action=PolicyAction.KEEP,
-        outcome=PolicyOutcome.DONE,
-        target=arm or None,
-        message=message,
-    )
+    done, at = PolicyOutcome.DONE, now.strftime(_TIME)
+    told = PolicyDecision(at=at, action=PolicyAction.KEEP, outcome=done, target=arm or None, message=message)
     return status.model_copy(
         update={
             "action": PolicyAction.KEEP,
@@ -435,30 +390,11 @@ def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
             "reason": "ArmFailed",
             "message": message,
             "decisions": [told, *status.decisions][:MOST_DECISIONS],
-            "speculation": None,
-            "since": None,
-            "target": None,
-            "arm": None,
-            "left": None,
+            **dict.fromkeys(("speculation", "since", "target", "arm", "left")),
             # The one that just failed is never the one that is forgotten, or it would be taken again and again.
             "failed_arms": [*earlier[1 - MOST_DECISIONS :], *failed],
         }
     )
-
-
-def _entry(status: PolicyStatus) -> list[str]:
-    """Return what is remembered of the arm in force when it fails: its name for people, and what it is."""
-    if not status.arm or status.speculation is None:
-        return []
-    return [f"{status.arm[:_LONGEST_ARM]}@{_digest(status.speculation)}"]
-
-
-def _failed(entries: Sequence[str], measured: Measured | NoEvidence) -> frozenset[str]:
-    """Return the arms of the evidence whose engines never served here, whatever another capture called them."""
-    if isinstance(measured, NoEvidence):
-        return frozenset()
-    digests = {each.rpartition("@")[2] for each in entries}
-    return frozenset(name for name, its in measured.speculations.items() if _digest(its) in digests)
 
 
 def _digest(speculation: Speculation) -> str:
@@ -481,14 +417,3 @@ def policy_condition(status: PolicyStatus | None) -> list[ConditionUpdate]:
         return [ConditionUpdate(CONDITION, FALSE, status.reason, f"{status.action}: {status.message}")]
     is_best = status.reason == "BestMeasured"
     return [ConditionUpdate(CONDITION, TRUE if is_best else UNKNOWN, status.reason, status.message)]
-
-
-def _seconds(text: str) -> float | None:
-    try:
-        return datetime.strptime(text, _TIME).replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        return None
-
-
-def _text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime(_TIME)

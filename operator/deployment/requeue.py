@@ -15,46 +15,34 @@ from specdecode_operator.problems import InvalidSpecError
 
 @dataclass(frozen=True)
 class Requeue:
-    """What an object asks for. One whose look failed asks for all that is usual."""
+    """When to reconcile an object again. A reconcile that failed asks for the usual period."""
 
-    is_close: bool = True
-    """Whether it changes by itself, with time or in its engines."""
-
-    has_policy: bool = False
-    """Whether it is measured for a policy, for which a look stands a minute at most."""
-
+    is_close: bool = True  # Whether it changes by itself, with time or in its engines
+    has_policy: bool = False  # Whether it is measured for a policy
+    # Unix time at which to reconcile in any case: a schedule is due, or a capture is overdue.
     due_at_s: float | None = None
-    """When to look at it in any case, in Unix time: its next schedule is due, or a capture of it is overdue."""
 
 
 def requeue_for(
     parent: ParsedDeployment, desired: DesiredState, observation: Observation, schedules: Sequence[ScheduleStatus]
 ) -> Requeue:
-    """Return what an object asks for after a look at it."""
+    """Return when to reconcile an object again; watches report pods that do not run yet, nodes and captures."""
     spec = parent.written_spec or parent.spec
-    has_policy = not isinstance(spec, InvalidSpecError) and spec.policy is not None and bool(observation.readings)
+    has_policy = acts = False
+    if not isinstance(spec, InvalidSpecError):
+        has_policy = spec.policy is not None and bool(observation.readings)
+        acts = bool(spec.captures or spec.policy or spec.rollout.gate)
+    # A model is fetched, or groups are given up after a time.
+    waits = any(child["kind"] in {JOB.kind, LEADER_WORKER_SET.kind} for child in desired.children)
+    is_close = bool(
+        observation.readings
+        or observation.blocked
+        or observation.contested
+        or waits
+        or acts
+        or rejections(observation.pods)
+    )
     times = [datetime.fromisoformat(each.next_schedule_time) for each in schedules if each.next_schedule_time]
     if observation.lending is not None and observation.lending.overdue_from is not None:
         times.append(observation.lending.overdue_from)
-    due_at_s = min((time.timestamp() for time in times), default=None)
-    return Requeue(_changes_by_itself(parent, desired, observation), has_policy, due_at_s)
-
-
-def _changes_by_itself(parent: ParsedDeployment, desired: DesiredState, observation: Observation) -> bool:
-    """Whether there is something to ask or to wait for.
-
-    Pods that do not run yet, nodes and captures are told of by watches.
-    """
-    if observation.readings or observation.blocked or observation.contested:
-        return True
-    if any(child["kind"] in {JOB.kind, LEADER_WORKER_SET.kind} for child in desired.children):
-        return True  # a model is fetched, or groups are given up after a time
-    return _acts_by_itself(parent) or bool(rejections(observation.pods))
-
-
-def _acts_by_itself(parent: ParsedDeployment) -> bool:
-    """Whether the spec has the operator act without another change of it: by a clock, or by what is measured."""
-    spec = parent.written_spec or parent.spec
-    if isinstance(spec, InvalidSpecError):
-        return False
-    return bool(spec.captures or spec.policy or spec.rollout.gate)
+    return Requeue(is_close, has_policy, min((time.timestamp() for time in times), default=None))

@@ -1,12 +1,10 @@
-"""Resolve the references of a spec: engine profile, models, precisions, limits and image.
+"""Resolve the references of a spec: engine profile, models, precisions, limits and image."""
 
-`validation.py` checks whether the results are compatible; callers that need valid facts call `valid_facts` there.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from specdecode_operator.api.deployment import Replay, Serving, SpecDecodeDeploymentSpec
+from specdecode_operator.api.speculation import ServedModel
 from specdecode_operator.deployment.models.checkpoints import (
     choices,
     config_of,
@@ -52,22 +50,11 @@ class Facts:
     """A spec with everything looked up that it refers to."""
 
     spec: SpecDecodeDeploymentSpec
-    """As written, until it is known what is served of what it leaves open."""
-
-    profile: EngineProfile
-    """What is known of its vLLM version."""
-
-    pair: Pair
-    """The models at the precisions that are asked for, or at their own where the plan may choose."""
-
+    profile: EngineProfile  # What is known of its vLLM version
+    pair: Pair  # The models at the precisions that are asked for, or at their own where the plan may choose
     options: PlanOptions = PLACE_ONLY
-    """What the plan may choose."""
-
     stored_type: str | None = None
-    """Element type that the target's config.json names."""
-
     operator_image: str | None = None
-    """The image that a replay runs from; None where nobody knows it."""
 
     def at(self, target: Precision, draft: Precision | None, fewer_seqs: int | None = None) -> "Facts":
         """Return the facts of the spec that names what is served at these precisions, by so many requests at once."""
@@ -91,6 +78,13 @@ class Facts:
         """The recording that is replayed in place of running the models."""
         return self.spec.engine.replay
 
+    def models(self) -> Iterator[tuple[str, ServedModel, ModelGeometry]]:
+        """Yield target and draft: the field that names each, what the spec says of it, and the geometry."""
+        draft = self.spec.speculation.draft if self.spec.speculation else None
+        yield "target", self.spec.target, self.pair.target
+        if draft is not None and self.pair.draft is not None:
+            yield "speculation.draft", draft, self.pair.draft
+
     def takes_pods_of(self, plan: Plan) -> int:
         """Return the pods of one replica: one on each node, and of a replay one whatever it stands for."""
         return plan.chosen.nodes if self.replay is None else 1
@@ -104,23 +98,28 @@ class Facts:
 def gather_facts(
     spec: SpecDecodeDeploymentSpec, known: KnownModels = NO_MODELS, calibration: Calibration = UNCALIBRATED
 ) -> Facts:
-    """Look up what a spec refers to; validation.py calls it, and whoever wants facts calls that.
+    """Look up what a spec refers to; callers that need valid facts use `validation.valid_facts`.
 
-    ``known`` are models that neither the spec nor the catalogue describes and that were read,
-    ``calibration`` is what measurements say of the estimates.
-
-    Raises
-    ------
-    InvalidSpecError
-        When there is no such vLLM version, model, checkpoint or precision.
+    ``known`` are models that were read because neither the spec nor the catalogue describes them. Raises
+    InvalidSpecError when there is no such vLLM version, model, checkpoint or precision.
     """
     profile = engine_profile(spec)
     told = config_overrides(spec.target.rope_scaling, spec.engine.extra_args, profile)
     own = _own_geometries(spec, known, told)
-    options = _plan_options(spec, own, known, told)
+    models = served_models(spec)
+    named = {
+        field: named_checkpoints(field, own[field], spec, known, told if field == TARGET else None) for field in models
+    }
+    free = {field: choices(model.quantization, own[field], named[field]) for field, model in models.items()}
+    options = PlanOptions(
+        objective=spec.objective,
+        target=free[TARGET],
+        draft=free.get(DRAFT, frozenset()),
+        available=Available(named[TARGET], named.get(DRAFT, ())),
+        spread=Parallelism(1, spec.parallelism.pipeline, spec.parallelism.data, spec.parallelism.expert),
+    )
     pair = replace(_pair(spec, profile, own, options.available), calibration=calibration)
     if not options.target and not options.draft:
-        # No precision is left to the plan: the spec can name what is served.
         spec = spec_at(spec, pair.target_precision, pair.draft_precision)
     config = config_of(spec.target, known.get(model_source(spec, spec.target)))
     return Facts(spec, profile, pair, options, stored_type(config or {}))
@@ -129,26 +128,22 @@ def gather_facts(
 def _own_geometries(
     spec: SpecDecodeDeploymentSpec, known: KnownModels, told: ConfigOverrides | None
 ) -> dict[str, ModelGeometry]:
-    """Return target and draft; a model of which nothing is read takes after the other one."""
     read = {field: known.get(model_source(spec, model)) for field, model in served_models(spec).items()}
-    draft, like, found = spec.speculation.draft if spec.speculation else None, None, None
+    speculation, like, found = spec.speculation, None, None
+    draft = speculation.draft if speculation else None
+    # How the config.json of a head is read; None for a model of its own.
+    head = None if speculation is None or speculation.method is Method.DRAFT_MODEL else speculation.method
     if draft is not None and is_made_up(spec.target, read[TARGET]) and not is_made_up(draft, read[DRAFT]):
-        like = found = geometry_of(DRAFT, draft, read[DRAFT], _head_method(spec, DRAFT))
+        # A model of which nothing is read takes after the other one.
+        like = found = geometry_of(DRAFT, draft, read[DRAFT], head)
     target = told_geometry(TARGET, spec.target, read[TARGET], told, like)
     if draft is None:
         return {TARGET: target}
-    found = found or geometry_of(DRAFT, draft, read[DRAFT], _head_method(spec, DRAFT), target)
-    return {TARGET: target, DRAFT: found}
+    return {TARGET: target, DRAFT: found or geometry_of(DRAFT, draft, read[DRAFT], head, target)}
 
 
 def engine_profile(spec: SpecDecodeDeploymentSpec) -> EngineProfile:
-    """Return what is known of the vLLM version of a spec.
-
-    Raises
-    ------
-    InvalidSpecError
-        When it is older than all that are known, or no version.
-    """
+    """Return the profile of a spec's vLLM version; raise InvalidSpecError if there is none."""
     try:
         return find_profile(spec.engine.version)
     except UnknownEngineVersionError as error:
@@ -165,53 +160,26 @@ def engine_image(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> str:
     return spec.engine.image or profile.images[platform_of(spec)]
 
 
-def _head_method(spec: SpecDecodeDeploymentSpec, field: str) -> Method | None:
-    """Return the method by which the config.json of a head is read; None for a model of its own."""
-    speculation = spec.speculation
-    if speculation is None or field != DRAFT or speculation.method is Method.DRAFT_MODEL:
-        return None
-    return speculation.method
-
-
-def _plan_options(
-    spec: SpecDecodeDeploymentSpec,
-    own: Mapping[str, ModelGeometry],
-    known: KnownModels,
-    told: ConfigOverrides | None,
-) -> PlanOptions:
-    """Return the objective, and the checkpoints and precisions of each model to choose from."""
-    models = served_models(spec)
-    named = {
-        field: named_checkpoints(field, own[field], spec, known, told if field == TARGET else None) for field in models
-    }
-    free = {field: choices(model.quantization, own[field], named[field]) for field, model in models.items()}
-    return PlanOptions(
-        objective=spec.objective,
-        target=free[TARGET],
-        draft=free.get(DRAFT, frozenset()),
-        available=Available(named[TARGET], named.get(DRAFT, ())),
-        spread=Parallelism(1, spec.parallelism.pipeline, spec.parallelism.data, spec.parallelism.expert),
-    )
-
-
 def _pair(
     spec: SpecDecodeDeploymentSpec, profile: EngineProfile, own: Mapping[str, ModelGeometry], available: Available
 ) -> Pair:
-    """Return the pair at the precisions that are asked for; where the plan may choose, at the models' own."""
     speculation, draft = spec.speculation, own.get(DRAFT)
     target_precision = wanted_precision(TARGET, spec.target.quantization, own[TARGET], available.target)
     draft_precision = None
     if speculation and speculation.draft and draft:
         draft_precision = wanted_precision(DRAFT, speculation.draft.quantization, draft, available.draft)
+    tokens = (speculation.num_speculative_tokens or 0) if speculation else 0
+    ranges = speculation.num_speculative_tokens_by_batch_size if speculation else []
+    lengths = [part.num_speculative_tokens for part in ranges if part.from_ <= spec.serving.max_num_seqs]
     return Pair(
         target=own[TARGET],
         target_precision=target_precision,
         draft=draft,
         draft_precision=draft_precision,
         method=speculation.method.value if speculation else Method.NONE.value,
-        num_speculative_tokens=(speculation.num_speculative_tokens or 0) if speculation else 0,
+        num_speculative_tokens=tokens,
         limits=_limits(spec, own[TARGET], profile),
-        other_draft_lengths=_other_draft_lengths(spec),
+        other_draft_lengths=frozenset(lengths) - {tokens},
         maps_vocabulary=speculation is not None and speculation.use_heterogeneous_vocab,
         samples_drafts=speculation is not None and speculation.draft_sampling is DraftSampling.PROBABILISTIC,
         adaptive_verification=speculation is not None and speculation.adaptive_verification is True,
@@ -221,20 +189,14 @@ def _pair(
     )
 
 
-def _other_draft_lengths(spec: SpecDecodeDeploymentSpec) -> frozenset[int]:
-    speculation = spec.speculation
-    if speculation is None:
-        return frozenset()
-    ranges = [
-        part for part in speculation.num_speculative_tokens_by_batch_size if part.from_ <= spec.serving.max_num_seqs
-    ]
-    return frozenset(part.num_speculative_tokens for part in ranges) - {speculation.num_speculative_tokens or 0}
-
-
 def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: EngineProfile) -> EngineLimits:
     serving = spec.serving
     # The index of sparse attention has blocks of its own size, and so has the cache beside it.
     default_block_size = BLOCK_TOKENS if target.has_sparse_attention else profile.default_block_sizes[platform_of(spec)]
+    # The API server writes the default into each object, so a user who wrote that very number cannot be told from one
+    # who wrote none. Ranges of a schedule go up to the number.
+    is_default = serving.max_num_seqs == Serving.model_fields["max_num_seqs"].default
+    scheduled = spec.speculation is not None and bool(spec.speculation.num_speculative_tokens_by_batch_size)
     return EngineLimits(
         max_model_len=serving.max_model_len or longest_sequence(target, profile.version),
         max_num_seqs=serving.max_num_seqs,
@@ -249,18 +211,7 @@ def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: Engi
         graph_mode=serving.cudagraph_mode.value if serving.cudagraph_mode else None,
         max_graph_tokens=serving.max_cudagraph_capture_size,
         attention_backend=attention_backend(spec.engine.extra_args, profile),
-        may_run_fewer=_may_run_fewer(spec),
+        may_run_fewer=is_default and not scheduled,
         # Pods start with an empty compile cache, and so does the first pod of each spec that keeps one on a claim.
         compiles_anew=True,
     )
-
-
-def _may_run_fewer(spec: SpecDecodeDeploymentSpec) -> bool:
-    """Whether fewer requests may run than the default says.
-
-    The API server writes the default into each object, so that one who wrote that very number cannot be told from one
-    who wrote none. Ranges of a schedule go up to the number.
-    """
-    is_default = spec.serving.max_num_seqs == Serving.model_fields["max_num_seqs"].default
-    scheduled = spec.speculation is not None and bool(spec.speculation.num_speculative_tokens_by_batch_size)
-    return is_default and not scheduled

@@ -6,22 +6,10 @@ from datetime import datetime
 from typing import Final
 
 from specdecode_operator.api.deployment import PolicyStatus, ScheduleStatus
-from specdecode_operator.api.deployment_status import (
-    AcceptanceStatus,
-    ObservedStatus,
-    SpecDecodeDeploymentStatus,
-    SpeculationFeature,
-)
+from specdecode_operator.api.deployment_status import ObservedStatus, SpecDecodeDeploymentStatus, SpeculationFeature
 from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION, selector_labels
-from specdecode_operator.deployment.conditions import (
-    FALSE,
-    TRUE,
-    UNKNOWN,
-    ConditionUpdate,
-    kept,
-    stamp,
-)
-from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate, kept, stamp
+from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched
 from specdecode_operator.deployment.observed.decay import decay_conditions
 from specdecode_operator.deployment.observed.engine_reports import (
     ENGINE_DIFFERS,
@@ -57,24 +45,24 @@ from specdecode_operator.deployment.rollout.readiness import (
 from specdecode_operator.deployment.rollout.rollout_gate import held_readiness
 
 _PROOFS: Final = ("SpeculationActive", "BudgetAccurate", "SettingsInForce")
-"""Conditions that only engines of this spec can prove."""
-
 _BY_POLICY: Final = "turned off by the policy: status.policy says why"
-
 _REPLAYED: Final = "; they replay a recording (spec.engine.replay), no model runs"
+
+
+_CONTESTED_FIX: Final = (
+    "repaired ever more rarely: end what writes it, or keep its changes by annotation"
+    f" {KEPT_MANAGERS_ANNOTATION}, which names field managers"
+)
 
 
 @dataclass(frozen=True)
 class _EngineStatus:
-    """The part of the status that depends on the engines."""
-
     readiness: Readiness
     counts: EngineCounts
     conditions: list[ConditionUpdate]
     figures: ObservedStatus | None = None
     features: list[SpeculationFeature] = field(default_factory=list)
     replays: bool = False
-    """Whether the engines replay a recording."""
 
 
 def compose_status(  # noqa: PLR0913  all of the status comes together here
@@ -88,20 +76,35 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
 ) -> SpecDecodeDeploymentStatus:
     """Return the status; the schedules in it stay as they were where none are given."""
     seen = _engine_status(parent, desired, observation)
-    available, readiness = _summary(parent, desired, observation, seen, now)
+    # If a capture has the GPUs, or the user asked for zero engines, Available gives that reason even if something else
+    # is wrong with the object too.
+    readiness = name_claim_users(seen.readiness, observation.claim_users)
+    lending = None if parent.suspended_for is None else observation.lending or Lending(parent.suspended_for)
+    if lending is not None:
+        no_engine: Readiness | None = suspended_for_capture(lending, desired.outcome.plan_status, now)
+    else:
+        no_engine = asked_for_zero(
+            suspend=parent.raw_spec.get("suspend") is True, replicas=parent.raw_spec.get("replicas")
+        )
+    if lending is not None and no_engine is not None and readiness.status is TRUE:
+        readiness = no_engine
+    available = available_condition(seen.counts, readiness)
+    if no_engine is not None and available.status is FALSE:
+        is_overdue = lending is not None and lending.is_overdue(now)
+        reason = CAPTURE_OVERDUE if is_overdue else no_engine.reason
+        available = replace(available, reason=reason, message=no_engine.message)
     if seen.replays:
         readiness = replace(readiness, message=f"{readiness.message}{_REPLAYED}")
         available = replace(available, message=f"{available.message}{_REPLAYED}")
     facts = desired.outcome.facts if isinstance(desired.outcome, Launch) else None
     acceptance = last_acceptance(parent.status.acceptance, seen.figures, facts, now)
-    conditions = [
-        *readiness.conditions(),
-        *desired.conditions,
-        available,
-        *_with_what_is_known(parent, seen.conditions, acceptance),
-        *policy_condition(policy),
-        *_contested(observation),
-    ]
+    proofs = [with_last_acceptance(each, acceptance) for each in seen.conditions]
+    if parent.written_spec is not None:
+        proofs = [replace(each, message=_BY_POLICY) if each.reason == "Disabled" else each for each in proofs]
+    conditions = [*readiness.conditions(), *desired.conditions, available, *proofs, *policy_condition(policy)]
+    if observation.contested:
+        message = f"{'; '.join(observation.contested)}: written again after each repair; {_CONTESTED_FIX}"
+        conditions.append(ConditionUpdate("DriftContested", TRUE, "RepairsUndone", message))
     counts = [(each or {}).get("status", {}) for each in (observation.workload, observation.replaced_workload)]
     return SpecDecodeDeploymentStatus(
         observed_generation=parent.generation,
@@ -120,92 +123,28 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
     )
 
 
-def _summary(
-    parent: ParsedDeployment, desired: DesiredState, observation: Observation, seen: _EngineStatus, now: datetime
-) -> tuple[ConditionUpdate, Readiness]:
-    """Return the condition Available, and the readiness.
-
-    If a capture has the GPUs, or the user asked for zero engines, Available gives that reason even if something else is
-    wrong with the object too.
-    """
-    readiness = name_claim_users(seen.readiness, observation.claim_users)
-    lending = None if parent.suspended_for is None else observation.lending or Lending(parent.suspended_for)
-    if lending is not None:
-        no_engine: Readiness | None = suspended_for_capture(lending, desired.outcome.plan_status, now)
-    else:
-        no_engine = asked_for_zero(
-            suspend=parent.raw_spec.get("suspend") is True, replicas=parent.raw_spec.get("replicas")
-        )
-    if lending is not None and no_engine is not None and readiness.status is TRUE:
-        readiness = no_engine
-    available = available_condition(seen.counts, readiness)
-    if no_engine is not None and available.status is FALSE:
-        is_overdue = lending is not None and lending.is_overdue(now)
-        reason = CAPTURE_OVERDUE if is_overdue else no_engine.reason
-        available = replace(available, reason=reason, message=no_engine.message)
-    return available, readiness
-
-
-def _with_what_is_known(
-    parent: ParsedDeployment, proofs: list[ConditionUpdate], acceptance: AcceptanceStatus | None
-) -> list[ConditionUpdate]:
-    """Return what engines prove, with their last acceptance, and with the policy that turned speculation off."""
-    proofs = [with_last_acceptance(each, acceptance) for each in proofs]
-    if parent.written_spec is None:
-        return proofs
-    return [replace(each, message=_BY_POLICY) if each.reason == "Disabled" else each for each in proofs]
-
-
-def _contested(observation: Observation) -> list[ConditionUpdate]:
-    """Return the condition that says who undoes the operator's repairs, while somebody does."""
-    if not observation.contested:
-        return []
-    fix = (
-        "repaired ever more rarely: end what writes it, or keep its changes by annotation"
-        f" {KEPT_MANAGERS_ANNOTATION}, which names field managers"
-    )
-    message = f"{'; '.join(observation.contested)}: written again after each repair; {fix}"
-    return [ConditionUpdate("DriftContested", TRUE, "RepairsUndone", message)]
-
-
 def _engine_status(parent: ParsedDeployment, desired: DesiredState, observation: Observation) -> _EngineStatus:
+    outcome, earlier = desired.outcome, EngineCounts.of_earlier(observation.workload)
     if observation.blocked:
-        return _not_launched(observation.blocked, observation)
-    match desired.outcome:
-        case NotLaunched() as outcome:
-            return _not_launched(outcome.readiness, observation)
-        case RolledBack() as outcome:
-            return _rolled_back(outcome, observation)
-        case Gated() as outcome:
-            return _gated(outcome, observation)
-        case Launch() as outcome:
-            return _launched(parent, outcome, observation)
-
-
-def _not_launched(readiness: Readiness, observation: Observation) -> _EngineStatus:
-    """Return the status of an object for whose spec nothing runs."""
-    unproven = _not_proven("NotLaunched", "nothing is launched for this spec")
-    return _EngineStatus(readiness, EngineCounts.of_earlier(observation.workload), unproven)
-
-
-def _rolled_back(outcome: RolledBack, observation: Observation) -> _EngineStatus:
-    """Return the status of an object whose last good workload is put back."""
+        return _unproven(observation.blocked, earlier, "NotLaunched")
+    if isinstance(outcome, NotLaunched):
+        return _unproven(outcome.readiness, earlier, "NotLaunched")
+    if isinstance(outcome, Launch):
+        return _launched(parent, outcome, observation)
     rollout = rollout_of(outcome, observation)
-    readiness = without_engines(outcome.facts.spec) or rolled_back(rollout, str(outcome.failure))
-    unproven = _not_proven(ROLLED_BACK, "the engines are those of an earlier spec")
-    return _EngineStatus(readiness, EngineCounts.of_rollout(rollout), unproven)
+    if isinstance(outcome, Gated):
+        reason, readiness = "WaitsAtGate", held_readiness(outcome.held, rollout)
+    else:
+        reason, readiness = ROLLED_BACK, rolled_back(rollout, str(outcome.failure))
+    return _unproven(without_engines(outcome.facts.spec) or readiness, EngineCounts.of_rollout(rollout), reason)
 
 
-def _gated(outcome: Gated, observation: Observation) -> _EngineStatus:
-    """Return the status of an object whose earlier engines serve until its new ones are judged."""
-    rollout = rollout_of(outcome, observation)
-    readiness = without_engines(outcome.facts.spec) or held_readiness(outcome.held, rollout)
-    unproven = _not_proven("WaitsAtGate", "the engines are those of an earlier spec")
-    return _EngineStatus(readiness, EngineCounts.of_rollout(rollout), unproven)
+def _unproven(readiness: Readiness, counts: EngineCounts, reason: str) -> _EngineStatus:
+    why = "nothing is launched for this spec" if reason == "NotLaunched" else "the engines are those of an earlier spec"
+    return _EngineStatus(readiness, counts, [ConditionUpdate(type_, UNKNOWN, reason, why) for type_ in _PROOFS])
 
 
 def _launched(parent: ParsedDeployment, launch: Launch, observation: Observation) -> _EngineStatus:
-    """Return the status of an object whose plan is in force, proved by what its engines report."""
     facts, plan, readings = launch.facts, launch.plan, observation.readings
     rollout = rollout_of(launch, observation)
     residual = budget_residual(facts, plan, readings)
@@ -234,7 +173,3 @@ def _launched(parent: ParsedDeployment, launch: Launch, observation: Observation
         features,
         replays=facts.replay is not None and rollout.wanted > 0,
     )
-
-
-def _not_proven(reason: str, message: str) -> list[ConditionUpdate]:
-    return [ConditionUpdate(type_, UNKNOWN, reason, message) for type_ in _PROOFS]

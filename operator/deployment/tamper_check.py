@@ -1,9 +1,8 @@
 """Detect tampering with ConfigMaps by the digests that the status holds.
 
-Anyone who may write ConfigMaps in a namespace can forge one with the operator's labels, owner and name. Only
-the operator writes the status, which holds the SHA-256 of each entry that is read back; entries with another
-digest are ignored. The status also holds the digest of each child after the last apply, so that a new operator
-process applies only children that changed.
+Anyone who may write ConfigMaps in a namespace can forge one with the operator's labels, owner and name. Only the
+operator writes the status, which holds the SHA-256 of each entry that is read back, and that of each child after the
+last apply, so that a new operator process applies only children that changed.
 """
 
 import hashlib

@@ -58,16 +58,11 @@ from specdecode_operator.vllm.speculation_rules import method_problems, speculat
 from specdecode_operator.vllm.speculative_config import extra_config_problems
 
 UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
-
 _ITEM_LIMITS: Final = ("--limit-mm-per-prompt", "--language-model-only", "--mm-processor-kwargs")
-"""Flags by which the largest image or video is another, or none."""
-
-_MOST_PARAMETERS: Final = 10**14
-"""A hundred times the largest models that are known."""
-
+_MOST_PARAMETERS: Final = 10**14  # A hundred times the largest models that are known
+# Longest name of an object whose engines take several nodes. The StatefulSet of a group's workers is named after it,
+# and a label of its pods is that name with a hash: at most 63 characters (pkg/controller/history in Kubernetes).
 _GROUP_NAME_MAX_LENGTH: Final = 45
-"""Longest name of an object whose engines take several nodes. The StatefulSet of a group's workers is named after it,
-and a label of its pods is that name with a hash: at most 63 characters (pkg/controller/history in Kubernetes)."""
 
 
 def valid_facts(
@@ -75,13 +70,8 @@ def valid_facts(
 ) -> Facts:
     """Return the facts of a spec with nothing wrong in it.
 
-    ``known`` are models that neither the spec nor the catalogue describes and that were read,
-    ``calibration`` is what measurements say of the estimates.
-
-    Raises
-    ------
-    InvalidSpecError
-        With every problem found; or with what cannot be looked up, for then nothing else can be told.
+    Raises InvalidSpecError with every problem found; or with what cannot be looked up, for then nothing else can be
+    told.
     """
     facts = gather_facts(spec, known, calibration)
     _raise(facts_problems(facts))
@@ -93,16 +83,12 @@ def facts_problems(facts: Facts) -> list[Problem]:
     spec, profile, pair = facts.spec, facts.profile, facts.pair
     settings = engine_settings(spec, pair, spec.parallelism.tensor or 1)
     return [
-        *_size_problems(pair),
-        *_length_problems(spec, pair),
-        *_workload_problems(spec, pair),
-        *_block_problems(pair),
+        *_shape_problems(spec, pair),
         *_item_problems(facts),
         *_dtype_problems(facts),
         *_cache_dtype_problems(facts),
         *class_problems(spec, pair, profile),
         *pairing_problems(spec, pair, profile),
-        *_spread_problems(facts),
         *_tensor_problems(facts),
         *serving_problems(settings, profile),
         *flag_value_problems(settings, profile, {variable.name: variable.value for variable in spec.engine.env}),
@@ -114,16 +100,14 @@ def facts_problems(facts: Facts) -> list[Problem]:
 def check_without_models(
     spec: SpecDecodeDeploymentSpec, unread: Mapping[str, ModelSource] = MappingProxyType({})
 ) -> EngineProfile:
-    """Check what can be told before the models of a spec are known; return its engine's profile.
-
-    ``unread`` are the models that are to be read, by field.
-
-    Raises
-    ------
-    InvalidSpecError
-        With every problem found.
-    """
-    _raise(_path_problems(unread))
+    """Check what can be told before the models of a spec are known; return its engine's profile."""
+    _raise(
+        [
+            Problem(f"{field}.model", source.model, "must be a path inside the volume, without ..")
+            for field, source in unread.items()
+            if source.on_volume and ".." in source.model.split("/")
+        ]
+    )
     profile = engine_profile(spec)
     method = spec.speculation.method if spec.speculation else Method.NONE
     of_method = [] if method is Method.NONE else method_problems(method, profile)
@@ -132,28 +116,22 @@ def check_without_models(
 
 
 def refuse_host_paths(spec: SpecDecodeDeploymentSpec, allowed: Sequence[str]) -> None:
-    """Let no directory of the nodes through but those that are allowed: whoever mounts one reads what is not theirs.
-
-    It comes first, and has a reason of its own: it is about what this operator allows, not about vLLM.
-
-    Raises
-    ------
-    InvalidSpecError
-        When the spec names others.
-    """
-    refused = {field: path for field, path in _host_paths(spec).items() if not _is_inside(path, allowed)}
-    problems = [Problem(field, path, _host_path_fix(path, allowed)) for field, path in refused.items()]
+    """Reject directories of the nodes other than those that are allowed: a pod could read what is not its user's."""
+    problems = []
+    for field, path in _host_paths(spec).items():
+        if not _is_inside(path, allowed):
+            fix = (
+                "this operator allows no directories of nodes: use a persistentVolumeClaim, or have whoever runs the"
+                f" operator start it with --allow-host-path={path}"
+            )
+            if allowed:
+                fix = f"is outside of what this operator allows: use a directory in {', '.join(allowed)}, without .."
+            problems.append(Problem(field, path, fix))
     _raise(problems, reason="HostPathNotAllowed")
 
 
 def refuse_pod_template(spec: SpecDecodeDeploymentSpec, allowed: frozenset[str], namespace: str) -> None:
-    """Refuse a podTemplate that reaches beyond the object's namespace, unless that is allowed by name.
-
-    Raises
-    ------
-    InvalidSpecError
-        If the template has fields that are not allowed.
-    """
+    """Reject a podTemplate that reaches beyond the object's namespace, unless that is allowed by name."""
     template = spec.pod_template
     if template is not None:
         given = {"metadata": template.metadata, "spec": template.spec}
@@ -168,13 +146,7 @@ def is_still_allowed(pod: Body, host_paths: Sequence[str], allowed: frozenset[st
 
 
 def refuse_group_name(key: Key, nodes: int) -> None:
-    """Refuse a name that is too long for the objects of engines on so many nodes each; only the plan tells how many.
-
-    Raises
-    ------
-    InvalidSpecError
-        When it is.
-    """
+    """Reject a name that is too long for the objects of engines on so many nodes each; only the plan tells how many."""
     if nodes > 1 and len(key.name) > _GROUP_NAME_MAX_LENGTH:
         message = f"is too long for replicas on {nodes} nodes: use {_GROUP_NAME_MAX_LENGTH} characters or less"
         _raise([Problem("metadata.name", key.name, message)])
@@ -186,33 +158,24 @@ def _raise(problems: list[Problem], reason: str = "Invalid") -> None:
 
 
 def _problems_without_models(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[Problem]:
-    platform = platform_of(spec)
-    replays = spec.engine.replay is not None
+    platform, replay, speculation = platform_of(spec), spec.engine.replay, spec.speculation
+    images, further = list[Problem](), list[Problem]()
+    if replay is None or replay.mode is ReplayMode.EMULATED:
+        images = image_problems(spec.engine.image, platform if replay is None else Platform.CPU, profile)
+    if speculation is not None and speculation.extra_config:
+        is_fly = speculation.rejection_sampling is RejectionSampling.FLY
+        further = [*extra_config_problems(speculation.extra_config, profile, checks_by_entropy=is_fly)]
     return [
         *_product_problems(spec),
-        *_image_problems(spec, profile),
+        *images,
         *_emulation_problems(spec),
         *_revision_problems(spec),
         *extra_args_problems(spec.engine.extra_args, profile),
-        *_extra_config_problems(spec, profile),
+        *further,
         *env_problems(spec.engine.env),
-        *pod_template_problems(spec.pod_template, None if replays else platform),
+        *pod_template_problems(spec.pod_template, platform if replay is None else None),
         *schedule_problems(spec.captures),
     ]
-
-
-def _extra_config_problems(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Iterator[Problem]:
-    speculation = spec.speculation
-    if speculation is not None and speculation.extra_config:
-        is_fly = speculation.rejection_sampling is RejectionSampling.FLY
-        yield from extra_config_problems(speculation.extra_config, profile, checks_by_entropy=is_fly)
-
-
-def _image_problems(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[Problem]:
-    replay = spec.engine.replay
-    if replay is None:
-        return image_problems(spec.engine.image, platform_of(spec), profile)
-    return image_problems(spec.engine.image, Platform.CPU, profile) if replay.mode is ReplayMode.EMULATED else []
 
 
 def _emulation_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
@@ -220,55 +183,35 @@ def _emulation_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
     if spec.engine.replay is None or spec.engine.replay.mode is not ReplayMode.EMULATED:
         return
     for field in undescribed_models(spec):
-        yield Problem(
-            f"{field}.config", "absent", "mode Emulated needs the model's config.json: write its content there"
-        )
+        message = "mode Emulated needs the model's config.json: write its content there"
+        yield Problem(f"{field}.config", "absent", message)
     for name, count in (("pipeline", spec.parallelism.pipeline), ("data", spec.parallelism.data)):
         if count > 1:
             yield Problem(f"spec.parallelism.{name}", str(count), "one stage of one copy is emulated: use 1")
 
 
-def _size_problems(pair: Pair) -> Iterator[Problem]:
-    """Geometries whose numbers each look possible, but not together: sums of them fit no 64-bit field."""
+def _shape_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
     for field, model in (("spec.target.config", pair.target), ("spec.speculation.draft.config", pair.draft)):
         if model is not None and parameter_count(model) > _MOST_PARAMETERS:
             message = f"describes a model of {parameter_count(model):.1e} parameters: check its sizes"
             yield Problem(field, model.name, message)
-
-
-def _length_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
     wanted, longest = spec.serving.max_model_len, longest_sequence(pair.target, pair.limits.engine_version)
     if wanted is None and says_no_length(pair.target):
         yield Problem("spec.serving.maxModelLen", MISSING, NO_LENGTH)
-    if wanted is None or wanted <= longest or allows_longer(spec.engine.env):
-        return
-    if spec.target.rope_scaling is not None:
-        message = (
-            f"{pair.target.name} reaches {longest} tokens with target.ropeScaling: use that or less, or raise that"
-        )
-    else:
-        message = (
-            f"{pair.target.name} was made for at most {longest} tokens: use that or less, or set target.ropeScaling"
-        )
-    yield Problem("spec.serving.maxModelLen", str(wanted), message)
-
-
-def _workload_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
-    workload = spec.workload
-    if workload is None or workload.prompt_tokens is None or workload.output_tokens is None:
-        return
-    usual, longest = workload.prompt_tokens + workload.output_tokens, pair.limits.max_model_len
-    if usual > longest:
-        message = f"with workload.outputTokens makes {usual} tokens, more than maxModelLen {longest}: lower one of them"
+    if wanted is not None and wanted > longest and not allows_longer(spec.engine.env):
+        message = f"was made for at most {longest} tokens: use that or less, or set target.ropeScaling"
+        if spec.target.rope_scaling is not None:
+            message = f"reaches {longest} tokens with target.ropeScaling: use that or less, or raise that"
+        yield Problem("spec.serving.maxModelLen", str(wanted), f"{pair.target.name} {message}")
+    workload, most, block = spec.workload, pair.limits.max_model_len, pair.limits.block_size
+    usual = (workload.prompt_tokens or 0) + (workload.output_tokens or 0) if workload else 0
+    if workload and None not in (workload.prompt_tokens, workload.output_tokens) and usual > most:
+        message = f"with workload.outputTokens makes {usual} tokens, more than maxModelLen {most}: lower one of them"
         yield Problem("spec.workload.promptTokens", str(workload.prompt_tokens), message)
-
-
-def _block_problems(pair: Pair) -> Iterator[Problem]:
-    """vllm/v1/attention/backends/mla/indexer.py: its cache has blocks of 64 tokens, and so has what it belongs to."""
-    given, name = pair.limits.block_size, pair.target.name
-    if pair.target.has_sparse_attention and given % BLOCK_TOKENS:
-        message = f"{name} chooses tokens by an index with blocks of {BLOCK_TOKENS}: remove it, or write that"
-        yield Problem("spec.serving.blockSize", str(given), message)
+    # vllm/v1/attention/backends/mla/indexer.py: its cache has blocks of 64 tokens, and so has what it belongs to.
+    if pair.target.has_sparse_attention and block % BLOCK_TOKENS:
+        message = f"chooses tokens by an index with blocks of {BLOCK_TOKENS}: remove it, or write that"
+        yield Problem("spec.serving.blockSize", str(block), f"{pair.target.name} {message}")
 
 
 def _item_problems(facts: Facts) -> Iterator[Problem]:
@@ -281,9 +224,9 @@ def _item_problems(facts: Facts) -> Iterator[Problem]:
     extra_args, profile = facts.spec.engine.extra_args, facts.profile
     cuts = last_option("--disable-chunked-mm-input", extra_args, profile)
     whole = (tower.whole_items and not facts.on_cpu) or (cuts is not None and not cuts.negated)
-    # With limits of one's own the largest item is another, perhaps none.
     limited = any(last_option(flag, extra_args, profile) is not None for flag in _ITEM_LIMITS)
-    largest = tower.item_tokens * max(1, min(tower.longest_item, _images_of_video(facts)))
+    images_of_video = facts.pair.limits.max_model_len // tower.item_tokens if tower.item_tokens else 1
+    largest = tower.item_tokens * max(1, min(tower.longest_item, images_of_video))
     if whole and not limited and tokens < largest:
         message = (
             f"vLLM reads an image or a video of {facts.pair.target.name} in one step, and the largest has {largest}"
@@ -291,12 +234,6 @@ def _item_problems(facts: Facts) -> Iterator[Problem]:
             " or --language-model-only"
         )
         yield Problem("spec.serving.maxNumBatchedTokens", str(tokens), message)
-
-
-def _images_of_video(facts: Facts) -> int:
-    """Return of how many of the largest images the longest video may be (sizing/memory/activation.py)."""
-    tower = facts.pair.target.tower
-    return facts.pair.limits.max_model_len // tower.item_tokens if tower.item_tokens else 1
 
 
 def _dtype_problems(facts: Facts) -> Iterator[Problem]:
@@ -319,31 +256,25 @@ def _cache_dtype_problems(facts: Facts) -> Iterator[Problem]:
     if message := cache_dtype_problem(target, wanted, facts.pair.limits.engine_version, facts.spec.accelerator.product):
         yield Problem("spec.serving.kvCacheDtype", wanted.value, message)
     # vllm/config/vllm.py, _reject_mismatched_float_kv_cache; what serving.dtype asks for is looked at in engine/rules/.
-    if facts.profile.cache_follows_dtype and wanted is KvCacheDtype.BFLOAT16 and _runs_in_float16(facts):
+    if not facts.profile.cache_follows_dtype or wanted is not KvCacheDtype.BFLOAT16:
+        return
+    # vLLM takes float16 by itself, as of a checkpoint in it that is stable there (config/model.py).
+    by_itself = serving.dtype is Dtype.AUTO and facts.spec.target.quantization is not Quantization.BF16
+    is_stable = by_itself and dtype_problem(target, Precision.BF16, Dtype.FLOAT16) is None
+    if is_stable and facts.stored_type == Dtype.FLOAT16:
         message = f"vLLM {facts.profile.version} takes it with models in bfloat16 only, and {target.name} is in float16"
         yield Problem("spec.serving.kvCacheDtype", wanted.value, f"{message}: write auto, or serving.dtype: bfloat16")
-
-
-def _runs_in_float16(facts: Facts) -> bool:
-    """Whether vLLM takes float16 by itself, as of a checkpoint in it that is stable there (config/model.py)."""
-    by_itself = facts.spec.serving.dtype is Dtype.AUTO and facts.spec.target.quantization is not Quantization.BF16
-    is_stable = dtype_problem(facts.pair.target, Precision.BF16, Dtype.FLOAT16) is None
-    return by_itself and is_stable and facts.stored_type == Dtype.FLOAT16
-
-
-def _spread_problems(facts: Facts) -> Iterator[Problem]:
-    for bad in spread_problems(facts.pair.target, facts.options.spread, facts.pair.limits.engine_version):
-        yield Problem(f"spec.{bad.field}", shown_or_missing(bad.value), bad.message)
 
 
 def _tensor_problems(facts: Facts) -> Iterator[Problem]:
     """What no plan can mend: where it may choose, or takes another checkpoint, it finds out by itself."""
     pair, options, tensor = facts.pair, facts.options, facts.spec.parallelism.tensor
+    for bad in spread_problems(pair.target, options.spread, pair.limits.engine_version):
+        yield Problem(f"spec.{bad.field}", shown_or_missing(bad.value), bad.message)
     if tensor is None:
         return
     available = options.available
     if facts.on_cpu:
-        # Nothing is chosen there.
         pair = pair_at(pair, available, pair.target_precision, pair.draft_precision)
     models = []
     if facts.on_cpu or (not options.target and pair.target_precision not in available.target_precisions):
@@ -374,17 +305,13 @@ def _product_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
         if refused := product_refusal(product):
             yield Problem(field, product, refused)
         elif spec.accelerator.memory_gib_per_gpu is None:
-            fix = f"set spec.{MEMORY_FIELD} to what CUDA reports, in GiB"
-            yield Problem(field, product, f"{UNKNOWN_MEMORY}: {_labels_for(product)}, or {fix}")
-
-
-def _labels_for(product: str) -> str:
-    """Return which labels to write: those of which a part was written, or all."""
-    parts = set(product.upper().split("-"))
-    meant = [label for label in known_products() if parts <= set(label.upper().split("-"))]
-    if meant:
-        return f"the label of nodes is meant, so write {' or '.join(meant)}"
-    return "use a label of docs/reference/supported.md"
+            parts = set(product.upper().split("-"))
+            meant = [label for label in known_products() if parts <= set(label.upper().split("-"))]
+            labels = "use a label of docs/reference/supported.md"
+            if meant:
+                labels = f"the label of nodes is meant, so write {' or '.join(meant)}"
+            fix = f"{labels}, or set spec.{MEMORY_FIELD} to what CUDA reports, in GiB"
+            yield Problem(field, product, f"{UNKNOWN_MEMORY}: {fix}")
 
 
 def _revision_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
@@ -400,17 +327,7 @@ def _revision_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
         yield Problem(f"{DRAFT}.revision", shown_or_missing(draft.revision), message)
 
 
-def _path_problems(sources: Mapping[str, ModelSource]) -> list[Problem]:
-    """Models that would be looked for outside of their volume."""
-    return [
-        Problem(f"{field}.model", source.model, "must be a path inside the volume, without ..")
-        for field, source in sources.items()
-        if source.on_volume and ".." in source.model.split("/")
-    ]
-
-
 def _host_paths(spec: SpecDecodeDeploymentSpec) -> dict[str, str]:
-    """Return the directories of nodes that a spec names, by field."""
     volume, template = spec.models.volume, spec.pod_template
     found = {}
     if volume is not None and volume.host_path is not None:
@@ -425,12 +342,3 @@ def _host_paths(spec: SpecDecodeDeploymentSpec) -> dict[str, str]:
 def _is_inside(path: str, allowed: Sequence[str]) -> bool:
     parts = PurePosixPath(path)
     return ".." not in parts.parts and any(parts.is_relative_to(PurePosixPath(prefix)) for prefix in allowed)
-
-
-def _host_path_fix(path: str, allowed: Sequence[str]) -> str:
-    if allowed:
-        return f"is outside of what this operator allows: use a directory in {', '.join(allowed)}, without .."
-    return (
-        "this operator allows no directories of nodes: use a persistentVolumeClaim, or have whoever runs the"
-        f" operator start it with --allow-host-path={path}"
-    )

@@ -23,9 +23,8 @@ from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.arithmetic import MIB, format_gib
 from specdecode_operator.sizing.catalogue import is_known_name, is_variant, made_for, published_heads
 from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device, memory_coefficients
-from specdecode_operator.sizing.families.assumed import Assumption
 from specdecode_operator.sizing.families.estimated import MORE_IN_FILES, SCALE_TOLERANCE_PERCENT
-from specdecode_operator.sizing.geometry import DeltaNet, LatentAttention, ModelGeometry, computed_in, stretched_length
+from specdecode_operator.sizing.geometry import DeltaNet, LatentAttention, computed_in, stretched_length
 from specdecode_operator.sizing.memory.kv_cache import whole_cache
 from specdecode_operator.sizing.pair import Pair, longest_sequence
 from specdecode_operator.sizing.rank_layers import Split
@@ -40,8 +39,6 @@ from specdecode_operator.vllm.speculative_config import unknown_keys
 from specdecode_operator.vllm.versions import version_of_image
 
 _COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
-"""Modes of which nobody measured what their graphs take."""
-
 _UNCOUNTED_FLAGS: Final = (
     *("--cpu-offload-gb", "--offload-group-size"),
     *("--enable-lora", "--enable-eplb", "--enable-dbo", "--kv-transfer-config"),
@@ -49,28 +46,16 @@ _UNCOUNTED_FLAGS: Final = (
     *("--disable-hybrid-kv-cache-manager", "--kv-cache-dtype-skip-layers"),
     *("--mamba-cache-dtype", "--mamba-ssm-cache-dtype", "--mamba-cache-mode"),
 )
-"""Flags that change what of a model lies on a GPU, what lies there beside it, or what its cache takes."""
-
-_LEAST_STEP_TOKENS: Final = 2048
-"""vllm/config/scheduler.py, DEFAULT_MAX_NUM_BATCHED_TOKENS."""
-
+_LEAST_STEP_TOKENS: Final = 2048  # vllm/config/scheduler.py, DEFAULT_MAX_NUM_BATCHED_TOKENS
 _ROPE_KEYS: Final = re.compile('"rope_(parameters|scaling)"')
-
-_UNSCALED: Final = (None, "default", "mrope")
-"""Types of rope whose positions are not stretched."""
-
-_LOOKUPS: Final = (Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX)
-"""Methods that propose what stood before."""
-
+# What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it.
 _TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
-"""What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it."""
 
 
 def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
-    """Return a sentence for each thing that another spec would not have: it has no effect, or puts figures in doubt.
+    """Return a sentence for each setting that has no effect, or puts figures in doubt.
 
-    ``facts`` are those at the precisions that a plan chose, ``known`` is what was read of the models, ``tensor`` the
-    tensor parallelism of the plan.
+    ``facts`` are those at the precisions that a plan chose, ``tensor`` is its tensor parallelism.
     """
     return [
         *_replay_warnings(facts),
@@ -81,11 +66,9 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_scale_warnings(facts),
         *_checkpoint_warnings(facts, known),
         *_rope_warnings(facts, known),
-        *_draft_tensor_warnings(facts, tensor),
-        *_length_warnings(facts),
+        *_length_warnings(facts, tensor),
         *_draft_length_warnings(facts),
-        *_asked_length_warnings(facts),
-        *_memory_warnings(facts),
+        *_asked_warnings(facts),
         *_lookup_warnings(facts),
         *_unknown_flag_warnings(facts),
         *_tokenizer_warnings(facts, known),
@@ -96,14 +79,9 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
 def plan_notes(facts: Facts) -> list[str]:
     """Return a sentence for each thing to know that comes with what was asked for, however well it is asked."""
     return [
-        *_package_notes(facts),
-        *_graphs_notes(facts),
-        *_latent_notes(facts),
-        *_sequences_notes(facts),
+        *_engine_notes(facts),
         *schedule_notes(facts.spec, facts.profile, facts.pair),
-        *_adaptive_notes(facts),
         *_uncounted_notes(facts),
-        *_extra_config_notes(facts),
         *filter(None, [lossy_answers(facts)]),
     ]
 
@@ -120,8 +98,16 @@ def _replay_warnings(facts: Facts) -> Iterator[str]:
 
 def version_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[Problem]:
     """Return why it is not certain which vLLM runs and how it behaves; nothing of it keeps an engine from starting."""
-    doubts = untested_version(spec, profile), _contradicting_image(spec, profile)
-    return [doubt for doubt in doubts if doubt is not None]
+    untested, version, image = untested_version(spec, profile), profile.version, spec.engine.image
+    doubts = [] if untested is None else [untested]
+    named = version_of_image(image) if image else None
+    if named not in (None, version):
+        message = (
+            f"is vLLM {named} by its name, and is launched and sized as engine.version {version}: set engine.version to"
+            f" {named}, unless the name misleads"
+        )
+        doubts.append(Problem("spec.engine.image", str(image), message))
+    return doubts
 
 
 def untested_version(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Problem | None:
@@ -138,50 +124,52 @@ def untested_version(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> 
     return Problem("spec.engine.version", profile.version, message)
 
 
-def _contradicting_image(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Problem | None:
-    version, image = profile.version, spec.engine.image
-    named = version_of_image(image) if image else None
-    if named in (None, version):
-        return None
-    message = (
-        f"is vLLM {named} by its name, and is launched and sized as engine.version {version}: set engine.version to"
-        f" {named}, unless the name misleads"
-    )
-    return Problem("spec.engine.image", str(image), message)
-
-
 def _estimated_warnings(facts: Facts) -> Iterator[str]:
-    """Models that sizing does not implement: what their figures rest on."""
-    for role, model in (("target", facts.pair.target), ("draft", facts.pair.draft)):
-        if model is None or model.knowledge is not Knowledge.ESTIMATED:
+    for field, _, model in facts.models():
+        if model.knowledge is not Knowledge.ESTIMATED:
             continue
+        role = field.removeprefix("speculation.")
         lacks = model.architecture if model.estimated_because == "architectures" else f"its {model.estimated_because}"
         why = f"sizing does not implement {lacks}"
         if model.estimated_because == MORE_IN_FILES:
             why = "its files hold more than its config.json describes"
         counted = "the bytes in its files" if model.stored else "the shapes in its config.json alone"
-        yield (
-            f"the {role} {model.name} is estimated: {why}; weights follow from {counted},"
-            " and the plan keeps a wider margin"
-        )
+        wider = "and the plan keeps a wider margin"
+        yield f"the {role} {model.name} is estimated: {why}; weights follow from {counted}, {wider}"
         yield from (f"the {role} {model.name}: {doubt}" for doubt in model.doubts)
 
 
 def _assumed_warnings(facts: Facts) -> Iterator[str]:
     """Numbers that the user gives: nothing checks them, and a model that is known exactly does without."""
-    for field, served, model in _roles(facts):
+    for field, served, model in facts.models():
         if (given := assumption_of(served)) == NOTHING_ASSUMED:
             continue
         if model.knowledge is Knowledge.EXACT:
-            compared = _compared(model, given)
+            cache = whole_cache(model)
+            known = weight_bytes(model, model.checkpoint_precision or Precision.BF16, Split(1))
+            pairs = []
+            if given.weights_bytes is not None:
+                pairs.append(f"weights {format_gib(known)} GiB instead of {format_gib(given.weights_bytes)}")
+            if given.kv_bytes_per_token is not None:
+                pairs.append(f"KV cache {cache.token_bytes:,} bytes a token instead of {given.kv_bytes_per_token:,}")
+            if given.state_bytes_per_request is not None:
+                instead = given.state_bytes_per_request // MIB
+                pairs.append(f"states {cache.state_bytes / MIB:.0f} MiB a request instead of {instead}")
+            compared = ", ".join(pairs)
             yield f"{field}.assume is not used, for sizing knows {model.name} exactly: {compared}; remove it"
         else:
-            yield f"{field}.assume: figures of {model.name} follow from numbers that nothing checks: {_told(given)}"
+            weights, states = given.weights_bytes, given.state_bytes_per_request
+            told = (
+                None if weights is None else f"weights {format_gib(weights)} GiB",
+                None if given.kv_bytes_per_token is None else f"KV cache {given.kv_bytes_per_token:,} bytes a token",
+                None if states is None else f"states {states // MIB} MiB a request",
+            )
+            numbers = ", ".join(filter(None, told))
+            yield f"{field}.assume: figures of {model.name} follow from numbers that nothing checks: {numbers}"
 
 
 def _scale_warnings(facts: Facts) -> Iterator[str]:
-    """Yield the estimated models whose layers take other bytes in the files than their config.json describes."""
-    for field, served, model in _roles(facts):
+    for field, served, model in facts.models():
         if model.estimated_because == MORE_IN_FILES or assumption_of(served).weights_bytes is not None:
             continue
         in_files, by_shape = model.layer_scale
@@ -194,58 +182,16 @@ def _scale_warnings(facts: Facts) -> Iterator[str]:
             )
 
 
-def _roles(facts: Facts) -> Iterator[tuple[str, ServedModel, ModelGeometry]]:
-    """Yield target and draft: the field that names each, what it says, and the geometry."""
-    draft = facts.spec.speculation.draft if facts.spec.speculation else None
-    yield "target", facts.spec.target, facts.pair.target
-    if draft is not None and facts.pair.draft is not None:
-        yield "speculation.draft", draft, facts.pair.draft
-
-
-def _compared(model: ModelGeometry, given: Assumption) -> str:
-    """Return what is known beside what was assumed."""
-    cache = whole_cache(model)
-    known = weight_bytes(model, model.checkpoint_precision or Precision.BF16, Split(1))
-    pairs = []
-    if given.weights_bytes is not None:
-        pairs.append(f"weights {format_gib(known)} GiB instead of {format_gib(given.weights_bytes)}")
-    if given.kv_bytes_per_token is not None:
-        pairs.append(f"KV cache {cache.token_bytes:,} bytes a token instead of {given.kv_bytes_per_token:,}")
-    if given.state_bytes_per_request is not None:
-        states = cache.state_bytes / MIB
-        pairs.append(f"states {states:.0f} MiB a request instead of {given.state_bytes_per_request // MIB}")
-    return ", ".join(pairs)
-
-
-def _told(given: Assumption) -> str:
-    """Return an assumption in words."""
-    weights, states = given.weights_bytes, given.state_bytes_per_request
-    told = (
-        None if weights is None else f"weights {format_gib(weights)} GiB",
-        None if given.kv_bytes_per_token is None else f"KV cache {given.kv_bytes_per_token:,} bytes a token",
-        None if states is None else f"states {states // MIB} MiB a request",
-    )
-    return ", ".join(filter(None, told))
-
-
 def _checkpoint_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
-    """Models whose files hold other bytes than their config.json describes."""
-    spec, pair = facts.spec, facts.pair
-    draft = spec.speculation.draft if spec.speculation else None
-    for model, geometry in ((spec.target, pair.target), (draft, pair.draft)):
-        stored = stored_weights(known.get(model_source(spec, model))) if model is not None else None
-        if geometry is None or stored is None:
-            continue
-        if geometry.knowledge is not Knowledge.EXACT and geometry.estimated_because != MORE_IN_FILES:
-            continue
+    for _, served, model in facts.models():
+        stored = stored_weights(known.get(model_source(facts.spec, served)))
+        is_known = model.knowledge is Knowledge.EXACT or model.estimated_because == MORE_IN_FILES
         # Files do not depend on the type that the engine computes in.
-        disagreement = checkpoint_disagreement(computed_in(geometry, SIXTEEN_BIT_BYTES), stored)
-        if disagreement is not None:
-            yield disagreement
+        if stored is not None and is_known:
+            yield from filter(None, [checkpoint_disagreement(computed_in(model, SIXTEEN_BIT_BYTES), stored)])
 
 
 def _rope_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
-    """A scaling in the place of another that the model was made with."""
     target, asked = facts.spec.target, facts.spec.target.rope_scaling
     if asked is None:
         return
@@ -256,34 +202,30 @@ def _rope_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
         None,
         asked.original_max_position_embeddings,
     )
-    if kind not in _UNSCALED and not same:
+    if kind not in (None, "default", "mrope") and not same:
         yield (
             f"target.ropeScaling {asked.type.value} takes the place of the rope scaling {kind} in"
             f" {target.model}'s own config.json: outputs differ at every length; remove it, unless that is meant"
         )
 
 
-def _draft_tensor_warnings(facts: Facts, tensor: int) -> Iterator[str]:
-    asked = facts.spec.parallelism.draft_tensor
+def _length_warnings(facts: Facts, tensor: int) -> Iterator[str]:
+    asked, version = facts.spec.parallelism.draft_tensor, facts.profile.version
     if asked not in (None, tensor):
         yield (
-            f"parallelism.draftTensor {asked} has no effect: vLLM {facts.profile.version} splits the draft like the "
+            f"parallelism.draftTensor {asked} has no effect: vLLM {version} splits the draft like the "
             f"target, over {tensor} GPUs, and so it is counted"
         )
-
-
-def _length_warnings(facts: Facts) -> Iterator[str]:
-    """A length beyond the model's own, which vLLM serves if a variable allows it (config/model.py)."""
+    # vLLM serves a length beyond the model's own if a variable allows it (config/model.py).
     target, wanted = facts.pair.target, facts.pair.limits.max_model_len
-    longest = longest_sequence(target, facts.profile.version)
+    longest = longest_sequence(target, version)
     if wanted <= longest or not allows_longer(facts.spec.engine.env):
         return
     # From 0.30 on vLLM leaves the factor of YaRN out of its own limit.
     stretched = stretched_length(target.max_position_embeddings, target.ropes, multiplies_yarn=True)
+    known = f"beyond {max(longest, stretched)} outputs are wrong"
     if wanted <= stretched:
-        known = f"its YaRN reaches {stretched}, which vLLM {facts.profile.version} does not count"
-    else:
-        known = f"beyond {max(longest, stretched)} outputs are wrong"
+        known = f"its YaRN reaches {stretched}, which vLLM {version} does not count"
     yield (
         f"serving.maxModelLen {wanted} is more than the {longest} tokens of {target.name}: {ALLOW_LONG_VARIABLE} lets"
         f" vLLM start, and {known}"
@@ -321,7 +263,7 @@ def _draft_length_warnings(facts: Facts) -> Iterator[str]:
 def _lookup_warnings(facts: Facts) -> Iterator[str]:
     """Lookups beside states that rejected drafts have changed (vllm-project/vllm#39273 and #56077, open)."""
     target = facts.pair.target
-    if facts.method not in _LOOKUPS or facts.replay is not None:
+    if facts.method not in (Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX) or facts.replay is not None:
         return
     if not any(isinstance(mixer, DeltaNet) for layer, _ in target.distinct_layers for mixer in layer.mixers):
         return
@@ -333,39 +275,49 @@ def _lookup_warnings(facts: Facts) -> Iterator[str]:
     )
 
 
-def _memory_warnings(facts: Facts) -> Iterator[str]:
-    """Memory that is given for products whose memory is known."""
+def _asked_warnings(facts: Facts) -> Iterator[str]:
+    pair, draft = facts.pair, facts.spec.speculation.draft if facts.spec.speculation else None
+    asked = draft.max_model_len if draft else None
+    # Only model runner V1 drafts for shorter sequences than the target's, and serves longer ones.
+    if asked is not None and asked < pair.limits.max_model_len and not runs_on_v1(facts.spec, pair):
+        ends = facts.method is Method.DRAFT_MODEL and facts.profile.ends_with_draft
+        then = f"lowers max_model_len to {asked} and refuses what is longer" if ends else "drafts at every length"
+        what = f"is not what vLLM {facts.profile.version} does: it {then}; remove it"
+        yield f"speculation.draft.maxModelLen {asked} {what}"
     accelerator = facts.spec.accelerator
     known = ", ".join(product for product in accelerator.product if find_device(product) is not None)
     if known and accelerator.memory_gib_per_gpu is not None:
         yield f"{MEMORY_FIELD} {accelerator.memory_gib_per_gpu} is ignored: the memory of {known} is known; remove it"
 
 
-def _asked_length_warnings(facts: Facts) -> Iterator[str]:
-    """A length for the draft alone: only model runner V1 then drafts for shorter sequences and serves longer ones."""
-    pair, draft = facts.pair, facts.spec.speculation.draft if facts.spec.speculation else None
-    asked = draft.max_model_len if draft else None
-    if asked is None or asked >= pair.limits.max_model_len or runs_on_v1(facts.spec, pair):
-        return
-    ends = facts.method is Method.DRAFT_MODEL and facts.profile.ends_with_draft
-    then = f"lowers max_model_len to {asked} and refuses what is longer" if ends else "drafts at every length"
-    yield f"speculation.draft.maxModelLen {asked} is not what vLLM {facts.profile.version} does: it {then}; remove it"
-
-
-def _package_notes(facts: Facts) -> Iterator[str]:
-    package = facts.profile.method_packages.get(facts.method)
+def _engine_notes(facts: Facts) -> Iterator[str]:
+    package, limits = facts.profile.method_packages.get(facts.method), facts.pair.limits
+    mode = facts.spec.serving.cudagraph_mode
     if package is not None:
         yield f"the engine image must hold {package}, or vLLM refuses method {facts.method} when it starts"
-
-
-def _graphs_notes(facts: Facts) -> Iterator[str]:
-    mode = facts.spec.serving.cudagraph_mode
     if mode in _COUNTED_AS_USUAL:
         yield f"CUDA graphs are counted as in mode FULL_AND_PIECEWISE; {mode} takes at most as much"
+    is_latent = any(isinstance(each, LatentAttention) for each in facts.pair.target.attentions)
+    if facts.on_cpu and facts.replay is None and is_latent:
+        # vllm/platforms/cpu.py, check_and_update_config, sets this for its own kernel.
+        where = "on a CPU without AMX" if sizing_facts(limits.engine_version)["latent_attention_on_amx"] else "on CPU"
+        tokens = max(limits.max_model_len, _LEAST_STEP_TOKENS)
+        yield (
+            f"latent attention {where}: vLLM {facts.profile.version} takes blocks of 16 tokens and steps of {tokens},"
+            " whatever serving.blockSize and serving.maxNumBatchedTokens say, prefills whole prompts and caches no"
+            " prefixes"
+        )
+    asked, served = facts.spec.serving.max_num_seqs, limits.max_num_seqs
+    if served < asked:
+        # vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes.
+        yield (
+            f"serving.maxNumSeqs is {served} in place of the default {asked}: vLLM captures FULL CUDA graphs of a model"
+            " with states only if the KV cache has a block for each request; for more set another number, more memory"
+            " or serving.cudagraphMode PIECEWISE"
+        )
 
 
 def _unknown_flag_warnings(facts: Facts) -> Iterator[str]:
-    """What may be a slip of the pen, or take memory."""
     for name in unknown_flags(facts.spec.engine.extra_args, facts.profile):
         yield f"engine.extraArgs has {name}, which vLLM {facts.profile.known_as} does not take: handed on, not counted"
     for key in unknown_keys(_extra_config(facts), facts.profile):
@@ -374,63 +326,27 @@ def _unknown_flag_warnings(facts: Facts) -> Iterator[str]:
 
 
 def _uncounted_notes(facts: Facts) -> Iterator[str]:
-    """What takes memory in ways that the plan does not follow; who serves adapters has no other way to ask for it."""
-    asked = options(facts.spec.engine.extra_args, facts.profile)
-    given = {option.flag.name for option in asked if not option.negated}
-    for flag in _UNCOUNTED_FLAGS:
-        if flag in given:
-            yield (
-                f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs; compare"
-                " status.observed.kvCacheResidual once it serves"
-            )
-
-
-def _extra_config_notes(facts: Facts) -> Iterator[str]:
-    """Keys of --speculative-config that the plan passes on without following what they change."""
-    keys = sorted(_extra_config(facts).keys() - set(unknown_keys(_extra_config(facts), facts.profile)))
-    if keys:
-        yield (
-            f"speculation.extraConfig has {', '.join(keys)}, which the plan does not count: the memory left may differ;"
-            " compare status.observed.kvCacheResidual once it serves"
-        )
-
-
-def _extra_config(facts: Facts) -> Mapping[str, Any]:
-    return (facts.spec.speculation.extra_config if facts.spec.speculation else None) or {}
-
-
-def _latent_notes(facts: Facts) -> Iterator[str]:
-    """What vllm/platforms/cpu.py, check_and_update_config, sets for its own kernel of latent attention."""
-    mixers = facts.pair.target.attentions
-    if not facts.on_cpu or facts.replay is not None or not any(isinstance(each, LatentAttention) for each in mixers):
-        return
-    limits = facts.pair.limits
-    where = "on a CPU without AMX" if sizing_facts(limits.engine_version)["latent_attention_on_amx"] else "on CPU"
-    tokens = max(limits.max_model_len, _LEAST_STEP_TOKENS)
-    yield (
-        f"latent attention {where}: vLLM {facts.profile.version} takes blocks of 16 tokens and steps of {tokens},"
-        " whatever serving.blockSize and serving.maxNumBatchedTokens say, prefills whole prompts and caches no prefixes"
-    )
-
-
-def _sequences_notes(facts: Facts) -> Iterator[str]:
-    """Fewer requests at once than the default: vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes."""
-    asked, served = facts.spec.serving.max_num_seqs, facts.pair.limits.max_num_seqs
-    if served < asked:
-        yield (
-            f"serving.maxNumSeqs is {served} in place of the default {asked}: vLLM captures FULL CUDA graphs of a model"
-            " with states only if the KV cache has a block for each request; for more set another number, more memory"
-            " or serving.cudagraphMode PIECEWISE"
-        )
-
-
-def _adaptive_notes(facts: Facts) -> Iterator[str]:
-    """What a figure means then: vllm/v1/core/sched/scheduler.py counts what was scheduled, verified or not."""
     if facts.pair.adaptive_verification and facts.replay is None:
+        # vllm/v1/core/sched/scheduler.py counts what was scheduled, verified or not.
         yield (
             "with speculation.adaptiveVerification acceptance reads low, for drafted tokens that are left unverified"
             " count as not accepted: compare mean acceptance length and goodput instead"
         )
+    asked = options(facts.spec.engine.extra_args, facts.profile)
+    given = {option.flag.name for option in asked if not option.negated}
+    compare = "compare status.observed.kvCacheResidual once it serves"
+    for flag in _UNCOUNTED_FLAGS:
+        if flag in given:
+            yield f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs; {compare}"
+    further = _extra_config(facts)
+    keys = ", ".join(sorted(further.keys() - set(unknown_keys(further, facts.profile))))
+    if keys:
+        what = "which the plan does not count: the memory left may differ"
+        yield f"speculation.extraConfig has {keys}, {what}; {compare}"
+
+
+def _extra_config(facts: Facts) -> Mapping[str, Any]:
+    return (facts.spec.speculation.extra_config if facts.spec.speculation else None) or {}
 
 
 def lossy_answers(facts: Facts) -> str | None:
@@ -445,7 +361,6 @@ def lossy_answers(facts: Facts) -> str | None:
 
 
 def _tokenizer_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
-    """A draft model with another tokenizer than the target's: its tokens mean something else."""
     spec = facts.spec
     draft = spec.speculation.draft if spec.speculation else None
     if draft is None or facts.method is not Method.DRAFT_MODEL or facts.pair.maps_vocabulary:
@@ -464,7 +379,6 @@ def _tokenizer_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
 
 
 def _other_target_warnings(pair: Pair) -> Iterator[str]:
-    """Yield a warning if a head was made for another model of the same width: vLLM starts, but accepts few tokens."""
     targets = made_for(pair.draft) if pair.draft else ()
     if pair.draft is None or not targets or not is_known_name(pair.target.name):
         return
@@ -479,5 +393,4 @@ def _other_target_warnings(pair: Pair) -> Iterator[str]:
 
 
 def _config(facts: Facts, model: ServedModel, known: KnownModels) -> Mapping[str, Any]:
-    """Return what is known of a model's config.json."""
     return config_of(model, known.get(model_source(facts.spec, model))) or {}

@@ -20,7 +20,6 @@ NO_MESSAGES: Final = {
     "cli/hub.py: digest[:40]",
     "cli/hub.py: commit[:12]",
     "cli/hub.py: str(last)[:12]",
-    "deployment/models/model_jobs.py: content_hash(template)[:_NAME_DIGITS]",
     "deployment/models/model_locations.py: digest[:12]",
     "capture/report/capture_reader.py: _text(manifest.get('config_hash') or meta.config_hash)[:_HASH]",
     "deployment/models/model_facts.py: str(commit)[:64]",
@@ -31,14 +30,14 @@ NO_MESSAGES: Final = {
     "cli/deployment_options.py: name[:NAME_MAX_LENGTH]",
     "cli/text_files.py: folder.name[:64]",
     "cli/text_files.py: target.name[:64]",
-    "deployment/conditions.py: re.sub('[^A-Za-z0-9_,:]', '', reason)[:_REASON_LIMIT]",
+    "deployment/conditions.py: re.sub('[^A-Za-z0-9_,:]', '', update.reason)[:_REASON_LIMIT]",
     "deployment/rollout/rollout_gate.py: key.name[:_LONGEST_NAME]",
     "deployment/policy_state.py: status.arm[:_LONGEST_ARM]",
     "deployment/models/model_locations.py: re.sub('[^-._a-zA-Z0-9]+', '.', self.model)[-180:]",
     "importing/convert.py: old[:NAME_MAX_LENGTH - len(_SUFFIX)]",
     "importing/convert.py: re.sub('[^a-z0-9]+', '-', (old or model).lower())[:NAME_MAX_LENGTH]",
     "replay/server/serve.py: Request(scope).headers.get('x-request-id', '')[:_LONGEST_ID]",
-    "deployment/models/model_facts.py: str(answer['error']['reason'])[:64]",  # compared with those that are known
+    "deployment/models/model_facts.py: str(told['reason'])[:64]",  # compared with those that are known
     "deployment/models/checkpoint_reader.py: '.'.join(folder[:min(numbered, 3)])[:64]",
     "deployment/models/checkpoint_reader.py: dtype[:16]",
     # Numbers.

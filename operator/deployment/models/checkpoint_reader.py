@@ -1,13 +1,8 @@
 """Read config.json and the safetensors headers of a checkpoint.
 
-`specdecode read-model` runs this in a Job with the operator's image: no vLLM, no GPU, no code of the model, no
-pickle; a test asserts that only the standard library is imported. The facts do not depend on the version of the
-engine. The answer is the container's termination message, for which the pod needs no permission::
-
-    {"facts": "<base64 of gzip of JSON>"}
-    {"error": {"reason": "ModelNotFound", "message": "..."}}
-
-`model_facts.unpack_facts` reads that message. Commands with ``--hub`` use the reader too.
+`specdecode read-model` runs this in a Job with the operator's image: no vLLM, no GPU, no code of the model, no pickle,
+and only the standard library. The answer is the container's termination message: ``{"facts": "<base64 of gzip of
+JSON>"}`` or ``{"error": {"reason": "ModelNotFound", "message": "..."}}``.
 """
 
 import base64
@@ -19,59 +14,53 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+# Kubernetes keeps no more of a termination message (kubernetes.io/docs, "Determine the reason for pod failure").
 MESSAGE_LIMIT_BYTES = 4096
-"""Kubernetes keeps no more of a termination message (kubernetes.io/docs, "Determine the reason for pod failure")."""
-
+# The largest published file has 3.1 MB: nvidia/MiniMax-M3-NVFP4 names the format of each expert.
 CONFIG_LIMIT_BYTES = 8 * 1024 * 1024
-"""The largest published file has 3.1 MB: nvidia/MiniMax-M3-NVFP4 names the format of each expert."""
+# The safetensors library itself takes no larger header (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
 HEADER_LIMIT_BYTES = 100_000_000
-"""The safetensors library itself takes no larger header (safetensors/src/tensor.rs, MAX_HEADER_SIZE)."""
+# Where ModelOpt writes what others write into config.json; vLLM reads it too (transformers_utils/config.py).
 QUANTIZATION = "hf_quant_config.json"
-"""Where ModelOpt writes what others write into config.json; vLLM reads it too (transformers_utils/config.py)."""
-
 INDEX = "model.safetensors.index.json"
 INDEX_LIMIT_BYTES = 64 * 1024 * 1024
 DEADLINE_S = 300
 _LENGTH_BYTES = 8
+# Read of each file at first: most headers are not longer, and one request to the hub is enough.
 _FIRST_BYTES = 64 * 1024
-"""Read of each file at first: most headers are not longer, and one request to the hub is enough."""
 ERROR_LIMIT = 600
 _LONGEST_CAUSE = 200
 _LONGEST_NAME = 100
 _MOST_PARTS = 24
 _LONG_VALUE = 400
 _DECODER_LAYERS = ("model.layers", "model.language_model.layers", "language_model.model.layers", "backbone.layers")
+# Parts of the model, lists by layer and what quantization leaves out decide about bytes.
 _NEEDED_THOUGH_LONG = {
     "layer_types", "quantization_config", "compression_config", "text_config", "vision_config", "rope_scaling",
     "rope_parameters",
 }  # fmt: skip
-"""Parts of the model, lists by layer and what quantization leaves out decide about bytes."""
 _MOST_SPACE = 2**60
 _MOST_DIMENSIONS = 16
-
 _QUANTIZATION_SECTIONS = ("quantization_config", "compression_config")
+# Names of modules of all experts but the first: the experts of a layer have one format (vLLM, FusedMoE).
 _OTHER_EXPERTS = re.compile(r"experts\.[1-9]\d*(\.|$)")
-"""Names of modules of all experts but the first: the experts of a layer have one format (vLLM, FusedMoE)."""
-
-_PICKLES = (".bin", ".pt")
+# Pickles that vLLM loads in the absence of safetensors files, and those that it never loads (weight_utils.py,
+# filter_files_not_needed_for_inference).
 _OF_TRAINING = {"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
-"""Pickles that vLLM loads in the absence of safetensors files, and those that it never loads (weight_utils.py,
-filter_files_not_needed_for_inference).
-"""
-
+# Element sizes by their names in a header (safetensors/src/tensor.rs, Dtype). New ones are believed as they are.
 _DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
 }  # fmt: skip
-"""Element sizes by their names in a header (safetensors/src/tensor.rs, Dtype). New ones are believed as they are."""
 
+# Settings of generation and training, and lists of tokens and labels: none of them takes memory.
 _IRRELEVANT = {
     "_name_or_path", "auto_map", "transformers_version", "id2label", "label2id", "task_specific_params", "use_cache",
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "suppress_tokens", "begin_suppress_tokens",
@@ -81,7 +70,6 @@ _IRRELEVANT = {
     "output_scores", "problem_type", "finetuning_task", "tf_legacy_loss", "torchscript", "initializer_range",
     "attention_dropout", "router_aux_loss_coef", "aux_loss_alpha", "pretraining_tp",
 }  # fmt: skip
-"""Settings of generation and training, and lists of tokens and labels: none of them takes memory."""
 
 
 class CheckpointError(Exception):
@@ -95,10 +83,9 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True)
 class Weights:
-    """What the safetensors headers say: bytes and number of all tensors, and the bytes by type and by part.
+    """Bytes and number of all tensors, and the bytes by type and by part, from the safetensors headers.
 
-    A model without an output head uses its embedding. Small parts are under ``other``. A model stored as pickles has no
-    headers, so it has no tensors here.
+    Small parts are under ``other``. A model stored as pickles has no headers, so it has no tensors here.
     """
 
     total_bytes: int
@@ -110,10 +97,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is known of one model: its config.json less what takes no memory, and its weights.
-
-    ``commit`` is that of the hub repository that was read; a volume has none.
-    """
+    """config.json of a model less what takes no memory, its weights, and the commit on the hub; a volume has none."""
 
     config: dict[str, Any]
     weights: Weights
@@ -152,33 +136,24 @@ class FolderOfHeaders(Folder):
 
     def sizes(self) -> dict[str, int | None]:
         """As those of a folder; None for a file that is a header alone."""
-        return {name: None if self._ends_after_header(name, size) else size for name, size in super().sizes().items()}
-
-    def _ends_after_header(self, name: str, size: int | None) -> bool:
-        if not name.endswith(".safetensors") or size is None:
-            return False
-        return size == _LENGTH_BYTES + int.from_bytes(self.read(name, 0, _LENGTH_BYTES), "little")
+        sizes = super().sizes()
+        for name in [name for name in sizes if name.endswith(".safetensors")]:
+            length = int.from_bytes(self.read(name, 0, _LENGTH_BYTES), "little")
+            sizes[name] = None if sizes[name] == _LENGTH_BYTES + length else sizes[name]
+        return sizes
 
 
 class Files(Protocol):
     """The files of a model, wherever they are."""
 
     where: str
-    """How messages name the place."""
-
     commit: str | None
-    """Commit of a repository; None for a directory."""
 
     def sizes(self) -> dict[str, int | None]:
         """Files at the top of the place, with their bytes if known: vLLM loads no others."""
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Bytes of a file: fewer where it ends."""
-
-
-def read_checkpoint_directory(path: str) -> Checkpoint:
-    """Return what a directory with config.json and safetensors files says of its model, or raise CheckpointError."""
-    return read_checkpoint(Folder(path))
 
 
 def read_checkpoint(files: Files) -> Checkpoint:
@@ -189,19 +164,22 @@ def read_checkpoint(files: Files) -> Checkpoint:
     config = _json_file(files, "config.json", CONFIG_LIMIT_BYTES, "ConfigUnreadable")
     if "quantization_config" not in config and QUANTIZATION in sizes:
         config["quantization_config"] = _json_file(files, QUANTIZATION, CONFIG_LIMIT_BYTES, "ConfigUnreadable")
-    tensors = _tensors(files, sizes)
-    return Checkpoint(_relevant(config), _total(tensors, _layer_count(config)), files.commit)
+    tensors, inner = _tensors(files, sizes), config.get("text_config")
+    parts = (config, inner if isinstance(inner, dict) else {})
+    layers = [part["num_hidden_layers"] for part in parts if type(part.get("num_hidden_layers")) is int]
+    return Checkpoint(_relevant(config), _total(tensors, next(iter(layers), None)), files.commit)
 
 
 def _tensors(files: Files, sizes: Mapping[str, int | None]) -> dict[str, tuple[str, int]]:
-    """Type and bytes of each tensor, of the files that vLLM would load; empty if these are pickles."""
-    named = _index(files) if INDEX in sizes else None
-    if named is not None:
+    # Mistral's own format lies beside the usual one and holds everything once more.
+    names = sorted(n for n in sizes if n.endswith(".safetensors") and not n.startswith("consolidated"))
+    named: Any = ()
+    if INDEX in sizes:
+        named = _json_file(files, INDEX, INDEX_LIMIT_BYTES, "WeightsUnreadable").get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+            raise _bad(INDEX, "must give a file name for each tensor in weight_map")
         names = sorted(set(named.values()))
-    else:
-        # Mistral's own format lies beside the usual one and holds everything once more.
-        names = sorted(n for n in sizes if n.endswith(".safetensors") and not n.startswith("consolidated"))
-    if not names and any(name.endswith(_PICKLES) for name in sizes.keys() - _OF_TRAINING):
+    if not names and any(name.endswith((".bin", ".pt")) for name in sizes.keys() - _OF_TRAINING):
         return {}
     if not names:
         raise CheckpointError("WeightsNotFound", f"there are no weights in {files.where}")
@@ -212,17 +190,9 @@ def _tensors(files: Files, sizes: Mapping[str, int | None]) -> dict[str, tuple[s
     with ThreadPoolExecutor(max_workers=8) as pool:
         headers = list(pool.map(lambda name: _header(files, name, sizes[name]), names))
     tensors = {name: tensor for header in headers for name, tensor in header.items()}
-    if absent := [name for name in named or () if name not in tensors]:
+    if absent := [name for name in named if name not in tensors]:
         raise _bad(INDEX, f"names tensor {_clipped(absent[0])}, which no file holds")
     return tensors
-
-
-def _index(files: Files) -> dict[str, str]:
-    """Tensors and the files in which they are."""
-    weight_map = _json_file(files, INDEX, INDEX_LIMIT_BYTES, "WeightsUnreadable").get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise _bad(INDEX, "must give a file name for each tensor in weight_map")
-    return weight_map
 
 
 def _header(files: Files, name: str, size: int | None) -> dict[str, tuple[str, int]]:
@@ -253,23 +223,11 @@ def _tensor(name: str, key: str, value: object, space: int) -> tuple[str, int]:
         ):
             if end > space:
                 raise _bad(name, f"is cut off: tensor {_clipped(key)} ends at {end:,} of {space:,} bytes")
-            elements = math.prod(shape)
-            if dtype in _DTYPE_BITS and (end - begin) * 8 != elements * _DTYPE_BITS[dtype]:
-                raise _bad(
-                    name,
-                    f"gives tensor {_clipped(key)} {end - begin:,} bytes for {elements:,} elements of {dtype}",
-                )
-            return dtype[:16], end - begin
+            elements, size = math.prod(shape), end - begin
+            if dtype in _DTYPE_BITS and size * 8 != elements * _DTYPE_BITS[dtype]:
+                raise _bad(name, f"gives tensor {_clipped(key)} {size:,} bytes for {elements:,} elements of {dtype}")
+            return dtype[:16], size
     raise _bad(name, f"describes tensor {_clipped(key)} with other than dtype, shape and data_offsets")
-
-
-def _layer_count(config: Mapping[str, Any]) -> int | None:
-    """Return how many decoder layers config.json names; None where it does not."""
-    inner = config.get("text_config")
-    for values in (config, inner if isinstance(inner, dict) else {}):
-        if type(count := values.get("num_hidden_layers")) is int:
-            return count
-    return None
 
 
 def _total(tensors: Mapping[str, tuple[str, int]], layers: int | None = None) -> Weights:
@@ -316,8 +274,8 @@ def _relevant(value: Any, levels: int = 64) -> Any:
 def shortened(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json with short lists of modules in what it says about quantization.
 
-    Left out are names of experts other than the first, the modules that a scheme targets, and layers with the format
-    of a layer before them: no size depends on them, and files may name 150,000 modules.
+    Names of experts other than the first, the modules that a scheme targets, and layers with the format of a layer
+    before them are left out: no size depends on them, and files may name 150,000 modules.
     """
     sections = {key: _shorter(config[key]) for key in _QUANTIZATION_SECTIONS if isinstance(config.get(key), dict)}
     return {**config, **sections}
@@ -382,21 +340,15 @@ def pack_facts(checkpoint: Checkpoint) -> str:
 
     What does not fit is left out, least needed first; a CheckpointError says that it does not fit even so.
     """
-    for candidate in _smaller_and_smaller(checkpoint):
+    long = {key for key, value in checkpoint.config.items() if len(json.dumps(value)) > _LONG_VALUE}
+    short = {key: value for key, value in checkpoint.config.items() if key not in long - _NEEDED_THOUGH_LONG}
+    in_total = replace(checkpoint, weights=replace(checkpoint.weights, bytes_by_part={}))
+    for candidate in (checkpoint, in_total, replace(in_total, config=short)):
         packed = gzip.compress(json.dumps(asdict(candidate), separators=(",", ":")).encode(), mtime=0)
         message = json.dumps({"facts": base64.b64encode(packed).decode()})
         if len(message) <= MESSAGE_LIMIT_BYTES:
             return message
     raise CheckpointError("ConfigTooLong", "config.json does not fit into a termination message even when compressed")
-
-
-def _smaller_and_smaller(checkpoint: Checkpoint) -> Iterable[Checkpoint]:
-    yield checkpoint
-    checkpoint = replace(checkpoint, weights=replace(checkpoint.weights, bytes_by_part={}))
-    yield checkpoint
-    long = {key for key, value in checkpoint.config.items() if len(json.dumps(value)) > _LONG_VALUE}
-    left_out = long - _NEEDED_THOUGH_LONG
-    yield replace(checkpoint, config={k: value for k, value in checkpoint.config.items() if k not in left_out})
 
 
 def pack_error(error: CheckpointError) -> str:

@@ -8,16 +8,8 @@ from typing import Any, Final, TypeVar
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.speculation import Draft, ModelCheckpoint, ServedModel, Target
+from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
-from specdecode_operator.deployment.models.model_locations import (
-    NOTHING_ASSUMED,
-    TARGET,
-    KnownModels,
-    assumption_of,
-    may_be_served,
-    model_source,
-    served_models,
-)
 from specdecode_operator.enums import Method, Precision, Quantization
 from specdecode_operator.problems import InvalidSpecError, Problem, shown, shown_or_missing
 from specdecode_operator.sizing.catalogue import find_entry, find_geometry, known_models
@@ -30,8 +22,6 @@ from specdecode_operator.sizing.kernel_support import ONLINE_PRECISIONS, served_
 from specdecode_operator.vllm.hf_overrides import ConfigOverrides
 
 MODEL_UNKNOWN: Final = "ModelUnknown"
-"""Reason of an InvalidSpecError that a config.json would mend."""
-
 _Model = TypeVar("_Model", Target, Draft)
 
 
@@ -42,32 +32,30 @@ def told_geometry(
     told: ConfigOverrides | None,
     like: ModelGeometry | None = None,
 ) -> ModelGeometry:
-    """Return the geometry of a target whose config.json the engine is told otherwise.
-
-    Raises
-    ------
-    InvalidSpecError
-        As geometry_of, and when what is told makes no sense with it.
-    """
+    """Return the geometry of a target whose config.json the engine is told otherwise."""
     geometry = geometry_of(field, model, read, like=like)
     config = config_of(model, read)
     if told is None or config is None:
         return geometry
     keys = told.keys(config)
     try:
-        changed = _as_assumed(
-            field,
-            _told_geometry(model.model, json.dumps(overridden(config, keys)), json.dumps(keys), stored_weights(read)),
-            assumption_of(model),
-        )
+        changed = _overridden(model.model, json.dumps(overridden(config, keys)), json.dumps(keys), stored_weights(read))
+        return _as_assumed(field, changed, model_locations.assumption_of(model))
     except GeometryError as error:
         raise InvalidSpecError([Problem(told.field, told.shown, str(error))]) from error
-    return changed
 
 
 @lru_cache
-def _told_geometry(name: str, config: str, told: str, stored: StoredWeights | None) -> ModelGeometry:
+def _overridden(name: str, config: str, told: str, stored: StoredWeights | None) -> ModelGeometry:
     return replace(geometry_from_config(name, json.loads(config), stored), told_config=told)
+
+
+def _geometry(
+    name: str, config: Mapping[str, Any], method: Method | None, stored: StoredWeights | None
+) -> ModelGeometry:
+    if method is None:
+        return geometry_from_config(name, config, stored)
+    return head_from_config(name, config, method.value, stored)
 
 
 def stored_weights(read: Checkpoint | None) -> StoredWeights | None:
@@ -111,29 +99,55 @@ def geometry_of(
 ) -> ModelGeometry:
     """Return a model's geometry, with what the spec assumes of it.
 
-    ``method`` says how the config.json of a draft head is read; None for a model of its own. ``like`` is the other
-    model of the pair, whose vocabulary a model has of which nothing is read.
-
-    Raises
-    ------
-    InvalidSpecError
-        As _known_geometry, and if what is assumed makes no sense with what is known.
+    It follows from the inline config, or else from the catalogue, or else from what was read of the model. ``method``
+    says how the config.json of a draft head is read; None for a model of its own. ``like`` is the other model of the
+    pair, whose vocabulary a model has of which nothing is read. Raises InvalidSpecError when nothing is known of the
+    model, or what is known or assumed makes no sense.
     """
-    given = assumption_of(model)
+    given, name, stored = model_locations.assumption_of(model), model.model, stored_weights(read)
     if is_made_up(model, read):
-        config = usual_config(given, like, is_head=method is not None, is_draft=field != TARGET)
-        return _as_assumed(field, _geometry(model.model, config, method, None), given)
-    return _as_assumed(field, _known_geometry(field, model, read, method), given)
+        config = usual_config(given, like, is_head=method is not None, is_draft=field != model_locations.TARGET)
+        return _as_assumed(field, _geometry(name, config, method, None), given)
+    if model.config is not None:
+        return _as_assumed(field, _described(field, name, model.config, read, method), given)
+    where = ""
+    try:
+        geometry = find_geometry(name, None if method is None else method.value)
+        if geometry is None and read is not None:
+            where = "in its config.json: "
+            geometry = _geometry(name, read.config, method, stored)
+    except GeometryError as error:
+        raise InvalidSpecError([Problem(f"{field}.model", name, f"{where}{error}")]) from error
+    if geometry is None:
+        message = (
+            f"no facts about this model: put the content of its config.json into {field}.config"
+            f" (known without that: the {len(known_models())} models of docs/reference/models.md)"
+        )
+        raise InvalidSpecError([Problem(f"{field}.model", name, message)], reason=MODEL_UNKNOWN)
+    return _as_assumed(field, geometry, given)
+
+
+def _described(
+    field: str, name: str, config: Mapping[str, Any], read: Checkpoint | None, method: Method | None
+) -> ModelGeometry:
+    try:
+        described = _geometry(name, config, method, stored_weights(read))
+    except GeometryError as error:
+        problem = Problem(f"{field}.config.{error.field}", shown_or_missing(error.value), error.message)
+        raise InvalidSpecError([problem]) from error
+    if read is not None and (other := _contradiction(field, config, described, read, method)):
+        raise InvalidSpecError([other])
+    return described
 
 
 def is_made_up(model: ServedModel | ModelCheckpoint, read: Checkpoint | None) -> bool:
     """Whether nothing but the numbers in the spec is known of a model."""
     described = model.config is not None or read is not None or find_entry(model.model) is not None
-    return assumption_of(model).is_complete and not described
+    return model_locations.assumption_of(model).is_complete and not described
 
 
 def _as_assumed(field: str, model: ModelGeometry, given: Assumption) -> ModelGeometry:
-    if given == NOTHING_ASSUMED:
+    if given == model_locations.NOTHING_ASSUMED:
         return model
     try:
         return assumed_geometry(model, given)
@@ -142,53 +156,9 @@ def _as_assumed(field: str, model: ModelGeometry, given: Assumption) -> ModelGeo
         raise InvalidSpecError([problem]) from error
 
 
-def _known_geometry(
-    field: str, model: ServedModel | ModelCheckpoint, read: Checkpoint | None, method: Method | None
-) -> ModelGeometry:
-    """Return a geometry from the inline config, or else from the catalogue, or else from what was read of the model.
-
-    ``method`` says how the config.json of a draft head is read; None for a model of its own.
-
-    Raises
-    ------
-    InvalidSpecError
-        When nothing is known of the model, or what is known makes no sense.
-    """
-    name = model.model
-    if model.config is not None:
-        try:
-            described = _geometry(name, model.config, method, stored_weights(read))
-        except GeometryError as error:
-            problem = Problem(f"{field}.config.{error.field}", shown_or_missing(error.value), error.message)
-            raise InvalidSpecError([problem]) from error
-        if read is not None and (other := _contradiction(field, model.config, described, read, method)):
-            raise InvalidSpecError([other])
-        return described
-    try:
-        geometry = find_geometry(name, None if method is None else method.value)
-    except GeometryError as error:
-        raise InvalidSpecError([Problem(f"{field}.model", name, str(error))]) from error
-    if geometry is not None:
-        return geometry
-    if read is None:
-        message = (
-            f"no facts about this model: put the content of its config.json into {field}.config"
-            f" (known without that: the {len(known_models())} models of docs/reference/models.md)"
-        )
-        raise InvalidSpecError([Problem(f"{field}.model", name, message)], reason=MODEL_UNKNOWN)
-    try:
-        return _geometry(name, read.config, method, stored_weights(read))
-    except GeometryError as error:
-        raise InvalidSpecError([Problem(f"{field}.model", name, f"in its config.json: {error}")]) from error
-
-
 def _contradiction(
     field: str, config: Mapping[str, Any], geometry: ModelGeometry, read: Checkpoint, method: Method | None
 ) -> Problem | None:
-    """Return what a config in the spec says otherwise than the model's files; None if both have one shape.
-
-    What takes no memory may differ or be left out.
-    """
     try:
         in_files = _geometry(geometry.name, read.config, method, stored_weights(read))
     except GeometryError:
@@ -220,20 +190,16 @@ def named_checkpoints(
     field: str,
     own: ModelGeometry,
     spec: SpecDecodeDeploymentSpec,
-    known: KnownModels,
+    known: model_locations.KnownModels,
     told: ConfigOverrides | None = None,
 ) -> tuple[ModelGeometry, ...]:
     """Return the other checkpoints of a model; those that nothing asks for only where they are known anyway.
 
-    ``told`` is what the engine is told of their config.json, as of that of the model itself.
-
-    Raises
-    ------
-    InvalidSpecError
-        When one is of another model, or of another precision than it says, or of the same as another.
+    ``told`` is what the engine is told of their config.json, as of that of the model itself. Raises
+    InvalidSpecError when one is of another model, or of another precision than it says, or of the same as another.
     """
     found, problems = [], []
-    model = served_models(spec)[field]
+    model = model_locations.served_models(spec)[field]
     for index, checkpoint in enumerate(model.checkpoints):
         place = f"{field}.checkpoints[{index}]"
         if any(each.quantization is checkpoint.quantization for each in model.checkpoints[:index]):
@@ -241,13 +207,24 @@ def named_checkpoints(
             problems.append(Problem(f"{place}.quantization", checkpoint.quantization.value, message))
             continue
         try:
-            geometry = told_geometry(place, checkpoint, known.get(model_source(spec, checkpoint)), told)
+            geometry = told_geometry(place, checkpoint, known.get(model_locations.model_source(spec, checkpoint)), told)
         except InvalidSpecError:
-            if may_be_served(model, checkpoint):
+            if model_locations.may_be_served(model, checkpoint):
                 raise
             continue
         found.append(geometry)
-        problems += _checkpoint_problems(place, checkpoint, geometry, own)
+        said, held = checkpoint.quantization.value, served_precision(geometry, None)
+        pairs = zip(_shape(geometry).items(), _shape(own).values(), strict=True)
+        different = [f"{key} {value} instead of {wanted}" for (key, value), wanted in pairs if value != wanted]
+        if held != said:
+            message = f"{geometry.name} is {held}: write {held}, or name another"
+            problems.append(Problem(f"{place}.quantization", said, message))
+        elif held == served_precision(own, None):
+            message = f"{own.name} itself is {held}: remove this checkpoint, or name it as model"
+            problems.append(Problem(f"{place}.quantization", said, message))
+        elif different:
+            message = f"is no checkpoint of {own.name}: {', '.join(different)}; name one of the same model"
+            problems.append(Problem(f"{place}.model", checkpoint.model, message))
     if problems:
         raise InvalidSpecError(problems)
     return tuple(found)
@@ -256,32 +233,21 @@ def named_checkpoints(
 def wanted_precision(
     field: str, wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry, ...]
 ) -> Precision:
-    """Return the precision that a model is asked for; for Auto its own.
-
-    Raises
-    ------
-    InvalidSpecError
-        When it cannot be had.
-    """
+    """Return the precision that a model is asked for; for Auto its own."""
     held = own.checkpoint_precision
     if wanted in (Quantization.AS_CHECKPOINT, Quantization.AUTO):
         return held or Precision.BF16
     precision = Precision(wanted.value)
-    if precision in _precisions(named):
+    if precision in {served_precision(geometry, None) for geometry in named}:
         return precision
+    name_one = "name a checkpoint of that precision as model or in checkpoints"
     if held is not None and precision is not held:
-        message = (
-            f"the checkpoint is {held}: use AsCheckpoint, or name a checkpoint of that precision as model or in"
-            " checkpoints"
-        )
-        raise InvalidSpecError([Problem(f"{field}.quantization", wanted.value, message)])
-    if held is None and precision is not Precision.BF16 and precision not in ONLINE_PRECISIONS:
-        message = (
-            f"vLLM quantizes to {precision} only beforehand: name a checkpoint of that precision as model or in"
-            " checkpoints, or use FP8, which is made while loading"
-        )
-        raise InvalidSpecError([Problem(f"{field}.quantization", wanted.value, message)])
-    return precision
+        message = f"the checkpoint is {held}: use AsCheckpoint, or {name_one}"
+    elif held is None and precision is not Precision.BF16 and precision not in ONLINE_PRECISIONS:
+        message = f"vLLM quantizes to {precision} only beforehand: {name_one}, or use FP8, which is made while loading"
+    else:
+        return precision
+    raise InvalidSpecError([Problem(f"{field}.quantization", wanted.value, message)])
 
 
 def choices(wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry, ...]) -> frozenset[Precision]:
@@ -289,14 +255,11 @@ def choices(wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry
     if wanted is not Quantization.AUTO:
         return frozenset()
     online = ONLINE_PRECISIONS if own.checkpoint is None else frozenset()
-    return frozenset({served_precision(own, None)}) | _precisions(named) | online
+    return frozenset(served_precision(geometry, None) for geometry in (own, *named)) | online
 
 
 def spec_at(spec: SpecDecodeDeploymentSpec, target: Precision, draft: Precision | None) -> SpecDecodeDeploymentSpec:
-    """Return the spec that names what is served at these precisions, with no choice left.
-
-    Clients go on to ask for the model by the name that the spec gave it.
-    """
+    """Return the spec that names what is served at these precisions; clients go on to use the model's old name."""
     speculation, serving = spec.speculation, spec.serving
     if speculation is not None and speculation.draft is not None and draft is not None:
         speculation = speculation.model_copy(update={"draft": _model_at(speculation.draft, draft)})
@@ -315,51 +278,19 @@ def _model_at(model: _Model, precision: Precision) -> _Model:
     named = next((each for each in model.checkpoints if each.quantization.value == precision.value), None)
     changes: dict[str, Any] = {"checkpoints": []}
     if named is not None and model.quantization.value in (Quantization.AUTO.value, precision.value):
-        changes |= {
-            "model": named.model,
-            "revision": named.revision,
-            "config": named.config,
-            "assume": None,
-            "quantization": Quantization.AS_CHECKPOINT,
-        }
+        changes |= {"model": named.model, "revision": named.revision, "config": named.config, "assume": None}
+        changes["quantization"] = Quantization.AS_CHECKPOINT
     elif model.quantization is Quantization.AUTO:
         online = precision in ONLINE_PRECISIONS
         changes["quantization"] = Quantization(precision.value) if online else Quantization.AS_CHECKPOINT
     return model.model_copy(update=changes)
 
 
-def _precisions(named: tuple[ModelGeometry, ...]) -> frozenset[Precision]:
-    return frozenset(served_precision(geometry, None) for geometry in named)
-
-
-def _checkpoint_problems(
-    field: str, checkpoint: ModelCheckpoint, geometry: ModelGeometry, own: ModelGeometry
-) -> list[Problem]:
-    """Return what is wrong with a checkpoint beside the model that it is said to hold."""
-    said, held = checkpoint.quantization.value, served_precision(geometry, None)
-    if held != said:
-        return [Problem(f"{field}.quantization", said, f"{geometry.name} is {held}: write {held}, or name another")]
-    if held == served_precision(own, None):
-        message = f"{own.name} itself is {held}: remove this checkpoint, or name it as model"
-        return [Problem(f"{field}.quantization", said, message)]
-    different = [
-        f"{name} {found} instead of {wanted}"
-        for (name, found), wanted in zip(_shape(geometry).items(), _shape(own).values(), strict=True)
-        if found != wanted
-    ]
-    if different:
-        message = f"is no checkpoint of {own.name}: {', '.join(different)}; name one of the same model"
-        return [Problem(f"{field}.model", checkpoint.model, message)]
-    return []
-
-
 def _memory_shape(geometry: ModelGeometry) -> tuple[object, ...]:
-    """Return what a config.json decides of a model's memory."""
     return _shape(geometry), geometry.layers, geometry.tower, geometry.checkpoint
 
 
 def _shape(geometry: ModelGeometry) -> dict[str, int]:
-    """What checkpoints of one model have in common."""
     return {
         "width": geometry.hidden_size,
         "layers": geometry.num_layers,
@@ -367,11 +298,3 @@ def _shape(geometry: ModelGeometry) -> dict[str, int]:
         "longest sequence": geometry.max_position_embeddings,
         "KV heads": sum(getattr(attention, "num_kv_heads", 1) for attention in geometry.attentions),
     }
-
-
-def _geometry(
-    name: str, config: Mapping[str, Any], method: Method | None, stored: StoredWeights | None
-) -> ModelGeometry:
-    if method is None:
-        return geometry_from_config(name, config, stored)
-    return head_from_config(name, config, method.value, stored)

@@ -19,16 +19,12 @@ from specdecode_operator.untrusted import UnreadableTextError
 from specdecode_operator.untrusted_yaml import parse_yaml_or_json
 
 _KIND: Final = "ModelFacts"
-_MOST_BYTES: Final = 2**50
-"""Of a model's files: a thousand times the largest that is published."""
-
+_MOST_BYTES: Final = 2**50  # Of a model's files: a thousand times the largest that is published
 _MOST_TIMES: Final = 8
+# By how much the files may differ from what config.json describes, if sizing estimates the model or knows it exactly.
+# Precisions that it estimates may be 4 bits in the place of 16. A plan warns if they differ by less than that, and by
+# more than the tolerances of `deployment/warnings.py`.
 _MOST_TIMES_EXACT: Final = 2
-"""By how much the files may differ from what config.json describes, if sizing estimates the model or knows it exactly.
-
-Precisions that it estimates may be 4 bits in the place of 16. A plan warns if they differ by less than that, and by
-more than the tolerances of `deployment/warnings.py`.
-"""
 
 
 class FactsFileError(Exception):
@@ -47,30 +43,20 @@ def check_facts(model: str, checkpoint: Checkpoint) -> None:
 
 
 def facts_in(text: str, place: str, *, is_json: bool) -> dict[str, Checkpoint]:
-    """Return the facts in the text of a file, by the models' ids.
+    """Return the facts in the text of a file, by the models' ids; messages name the file ``place``.
 
-    Parameters
-    ----------
-    place
-        The file as messages name it.
-    is_json
-        Whether its name says that it is JSON.
-
-    Raises
-    ------
-    FactsFileError
-        If the text is neither JSON nor YAML, holds other than facts, holds a model twice, or contradicts itself.
+    Raises FactsFileError if the text is neither JSON nor YAML, holds other than facts, holds a model twice, or
+    contradicts itself.
     """
     found: dict[str, Checkpoint] = {}
     number = 0
     try:
         for number, body in enumerate(parse_yaml_or_json(text, is_json=is_json), start=1):
-            if not isinstance(body, dict):
-                continue
-            model, checkpoint = _facts_of(body, f"{place}, document {number}")
-            if model in found:
-                raise held_twice(f"{place}, document {number}", model)
-            found[model] = checkpoint
+            if isinstance(body, dict):
+                model, checkpoint = _facts_of(body, f"{place}, document {number}")
+                if model in found:
+                    raise held_twice(f"{place}, document {number}", model)
+                found[model] = checkpoint
     except UnreadableTextError as error:
         raise FactsFileError(f"{place}, document {number + 1}: {error}") from error
     return found
@@ -98,12 +84,12 @@ def _facts_of(body: Mapping[str, Any], place: str) -> tuple[str, Checkpoint]:
 
 
 def _contradiction(model: str, checkpoint: Checkpoint) -> str | None:
-    """Return why config.json and headers are not of one model; None if they may be."""
     stored, weights = stored_weights(checkpoint), checkpoint.weights
-    if sum(weights.bytes_by_dtype.values()) != weights.total_bytes:
-        return _unequal(weights.total_bytes, "bytes_by_dtype", weights.bytes_by_dtype)
-    if weights.bytes_by_part and sum(weights.bytes_by_part.values()) != weights.total_bytes:
-        return _unequal(weights.total_bytes, "bytes_by_part", weights.bytes_by_part)
+    for key, sizes in (("bytes_by_dtype", weights.bytes_by_dtype), ("bytes_by_part", weights.bytes_by_part)):
+        total, in_parts = weights.total_bytes, sum(sizes.values())
+        if in_parts != total and (sizes or key == "bytes_by_dtype"):
+            contradicts = f"contradicts the {in_parts:,} bytes in {key}"
+            return f"weights.total_bytes: {total:,}: {contradicts}: write the file again with specdecode models add"
     try:
         geometry = geometry_from_config(model, checkpoint.config, stored)
     except SizingError as error:
@@ -123,10 +109,3 @@ def _contradiction(model: str, checkpoint: Checkpoint) -> str | None:
             f" {format_gib(by_shape)} GiB: they are of another model"
         )
     return None
-
-
-def _unequal(total: int, key: str, sizes: Mapping[str, int]) -> str:
-    return (
-        f"weights.total_bytes: {total:,}: contradicts the {sum(sizes.values()):,} bytes in {key}: write the file again"
-        " with specdecode models add"
-    )

@@ -1,8 +1,7 @@
 """Model facts from untrusted sources: the reader's message and the namespace's ConfigMap.
 
-One ConfigMap per namespace has one entry per model, shared by all objects of the namespace. It has no owner, so it
-outlives the object that asked first. If an entry is deleted, the model is read again. The administrator's facts
-files take precedence over both.
+The ConfigMap has one entry per model, shared by all objects of the namespace. It has no owner, so it outlives the
+object that asked first. The administrator's facts files take precedence.
 """
 
 import base64
@@ -10,6 +9,7 @@ import gzip
 import io
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -26,7 +26,8 @@ from specdecode_operator.deployment.models.checkpoint_reader import (
 from specdecode_operator.deployment.models.model_locations import (
     KnownModels,
     ModelSource,
-    sources_without_config,
+    model_source,
+    models_without_config,
     undescribed_models,
 )
 from specdecode_operator.deployment.tamper_check import digests
@@ -34,39 +35,25 @@ from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import parse_json
 
 _UNPACKED_LIMIT_BYTES = 256 * 1024
-_MAKES_NO_SENSE = (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError)
 
 
 def unpack_facts(message: str) -> Checkpoint:
-    """Return the facts that a termination message carries.
-
-    Raises
-    ------
-    CheckpointError
-        The one that the message tells, or one that says that the message itself makes no sense.
-    """
+    """Return the facts that a termination message carries, or raise the CheckpointError that it tells."""
     try:
         answer = parse_json(message[:MESSAGE_LIMIT_BYTES])
         if "error" not in answer:
             packed = io.BytesIO(base64.b64decode(answer["facts"], validate=True))
             with gzip.GzipFile(fileobj=packed) as stream:
                 return checkpoint_of(parse_json(stream.read(_UNPACKED_LIMIT_BYTES)))
-        failure = CheckpointError(
-            str(answer["error"]["reason"])[:64], clip(str(answer["error"]["message"]), ERROR_LIMIT)
-        )
-    except _MAKES_NO_SENSE as error:
+        told = answer["error"]
+        failure = CheckpointError(str(told["reason"])[:64], clip(str(told["message"]), ERROR_LIMIT))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError) as error:
         raise CheckpointError("ReaderFailed", f"the reader's answer makes no sense: {clip(message, 200)!r}") from error
     raise failure
 
 
 def checkpoint_of(body: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint that its JSON describes.
-
-    Raises
-    ------
-    ValueError, KeyError, TypeError, AttributeError
-        When it describes no checkpoint.
-    """
+    """Return the checkpoint of its JSON; raise ValueError, KeyError, TypeError or AttributeError if it is none."""
     weights = Weights(**body["weights"])
     counts = (weights.total_bytes, weights.tensors, *weights.bytes_by_dtype.values(), *weights.bytes_by_part.values())
     config, commit = body["config"], body.get("commit")
@@ -84,22 +71,16 @@ class SiteFacts:
     """Facts about one model in a file that the operator's administrator provides."""
 
     file: str
-    """Name of the file in its folder, which is a key of the ConfigMap."""
-
-    digest: str
-    """Two of one file are equal if their digests are."""
-
+    digest: str  # Two of one file are equal if their digests are
     checkpoint: Checkpoint = field(compare=False)
 
 
 def site_facts_of(spec: SpecDecodeDeploymentSpec, facts: Mapping[str, SiteFacts]) -> dict[ModelSource, SiteFacts]:
-    """Return the site's facts about the models of a spec that neither its ``config`` nor the catalogue describes.
-
-    ``facts`` are by model id without outer slashes.
-    """
+    """Return the site's facts about a spec's models without ``config`` or catalogue entry."""
     if not facts:
         return {}
-    found = {source: facts.get(source.model) for source in sources_without_config(spec)}
+    sources = {model_source(spec, model) for model in models_without_config(spec).values()}
+    found = {source: facts.get(source.model) for source in sources}
     return {source: each for source, each in found.items() if each is not None}
 
 
@@ -146,19 +127,12 @@ def believed_entries(
 
 def read_entries(spec: SpecDecodeDeploymentSpec, entries: Mapping[str, str]) -> KnownModels:
     """Return what the entries of the ConfigMap know of a spec's models; an entry that makes no sense knows nothing."""
-    sources = set(undescribed_models(spec).values())
-    found = {source: _checkpoint(source, entries.get(source.key)) for source in sources}
-    return {source: checkpoint for source, checkpoint in found.items() if checkpoint is not None}
-
-
-def _checkpoint(source: ModelSource, entry: str | None) -> Checkpoint | None:
-    if entry is None:
-        return None
-    try:
-        body = parse_json(entry)
-        # People may have copied it from another model's.
-        if {field: body.get(field) for field in asdict(source)} != asdict(source):
-            return None
-        return checkpoint_of(body["checkpoint"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+    found = {}
+    for source in set(undescribed_models(spec).values()):
+        if source.key in entries:
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                body = parse_json(entries[source.key])
+                # People may have copied it from another model's.
+                if {field: body.get(field) for field in asdict(source)} == asdict(source):
+                    found[source] = checkpoint_of(body["checkpoint"])
+    return found

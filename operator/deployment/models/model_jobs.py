@@ -1,8 +1,7 @@
 """Jobs that read and download models, and the ConfigMap that records the downloaded commits.
 
-A Job reports in the termination message of its pod, which the operator copies before the pod is deleted. Engines
-start with exactly the downloaded commits until the model or the revision changes. If the ConfigMap or an entry is
-deleted, the model is downloaded again; files in the cache are not fetched twice.
+A Job reports in the termination message of its pod, which the operator copies before the pod is deleted. Engines start
+with exactly the downloaded commits until the model or the revision changes.
 """
 
 import json
@@ -13,15 +12,9 @@ from typing import Any, Final, Generic, TypeVar
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
+from specdecode_operator.cluster import resources
 from specdecode_operator.cluster.manifests import content_hash, owned, render_template, secret_key
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
-from specdecode_operator.cluster.resources import (
-    DOWNLOAD_KEY_ANNOTATION,
-    MANAGED_BY_LABEL,
-    MANAGER,
-    MODEL_KEY_ANNOTATION,
-    READS_FOR_LABEL,
-)
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, CheckpointError
 from specdecode_operator.deployment.models.model_facts import unpack_facts
@@ -40,7 +33,7 @@ from specdecode_operator.deployment.models.model_locations import (
 )
 from specdecode_operator.deployment.pod_scripts import download_model
 from specdecode_operator.deployment.pod_template_merge import container_user, merge, volume_group
-from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod
+from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod, condition_of
 from specdecode_operator.deployment.rollout.engine_errors import telling_line
 from specdecode_operator.deployment.rollout.readiness import Readiness, without_engines, working
 from specdecode_operator.deployment.spec_facts import Facts, engine_image, platform_of
@@ -49,13 +42,7 @@ from specdecode_operator.untrusted import parse_json
 from specdecode_operator.vllm.settings import Platform
 
 RESOLVING, DOWNLOADING = "ResolvingModel", "DownloadingModels"
-"""Reasons of an object that waits for them."""
-
 WITHOUT_POD: Final = "where a quota or a policy refuses its pod, kubectl describe job tells"
-"""What is to be known of a Job of which no pod comes: its controller says so in Events alone."""
-
-_NAME_DIGITS: Final = 4
-
 _Answer = TypeVar("_Answer")
 
 
@@ -66,60 +53,43 @@ class ModelJob(Generic[_Answer]):
     template: str
     container: str
     name_suffix: str
-
     command: Sequence[str]
-    """What runs in its image."""
-
     key_annotation: str
-    """Annotation of its pods with the key of the model."""
-
-    patch: Callable[[Body], Body]
-    """Returns what of a podTemplate's spec holds for its pods too."""
-
+    patch: Callable[[Body], Body]  # Returns what of a podTemplate's spec holds for its pods too
     values: Callable[[SpecDecodeDeploymentSpec, ModelSource], dict[str, Any]]
-    """Returns what its template takes beside the common values."""
-
     remedies: Mapping[str, str]
-    """What to do, by the reason that the script gives."""
-
     read: Callable[[Body], _Answer | Blocked]
-    """Reads the answer of a container that has terminated."""
-
     place: Callable[[ModelSource], str] = str
-    """How a model is named in messages."""
 
     def answers(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> dict[ModelSource, _Answer]:
         """Return what the pods have found."""
         found = {}
         for source in sources.values():
-            terminated = self._terminated(self._pod(pods, source))
-            if terminated is not None and terminated.get("exitCode") == 0:
-                answer = self.read(terminated)
-                if not isinstance(answer, Blocked):
-                    found[source] = answer
+            _, terminated = self._newest(pods, source)
+            answer = self.read(terminated) if terminated and terminated.get("exitCode") == 0 else None
+            if answer is not None and not isinstance(answer, Blocked):
+                found[source] = answer
         return found
 
     def blocked(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> Blocked | None:
         """Return why there is no answer for the first of these models that fails, with its field and what to do."""
         for field, source in sources.items():
-            pod = self._pod(pods, source)
+            pod, terminated = self._newest(pods, source)
             if pod is None:
                 continue
-            terminated = self._terminated(pod)
             answer = blocked_pod(pod) if terminated is None else self.read(terminated)
             if isinstance(answer, Blocked):
                 what = f"{field}.model: {self.place(source)}: {answer.message}"
                 remedy = self.remedies.get(answer.reason, "").format(field=field, claim=source.claim)
                 again = "" if answer.permanent else "it is tried again by itself"
-                message = "; ".join(filter(None, [what, remedy, again]))
-                return Blocked(answer.reason, message, answer.permanent)
+                return Blocked(answer.reason, "; ".join(filter(None, [what, remedy, again])), answer.permanent)
         return None
 
     def render(self, key: Key, uid: str, spec: SpecDecodeDeploymentSpec, image: str, source: ModelSource) -> Body:
         """Return the Job for one model."""
         common = {
             "name": "",
-            "labels": {MANAGED_BY_LABEL: MANAGER, READS_FOR_LABEL: key.name},
+            "labels": {resources.MANAGED_BY_LABEL: resources.MANAGER, resources.READS_FOR_LABEL: key.name},
             "annotations": {self.key_annotation: source.key},
             "container": self.container,
             "image": image,
@@ -132,66 +102,51 @@ class ModelJob(Generic[_Answer]):
         given = (spec.pod_template.spec if spec.pod_template else None) or {}
         template["spec"] = merge(template["spec"], self.patch(given))
         # A Job's template cannot be changed: another one needs another name.
-        job["metadata"]["name"] = f"{key.name}-{self.name_suffix}-{content_hash(template)[:_NAME_DIGITS]}"
+        job["metadata"]["name"] = f"{key.name}-{self.name_suffix}-{content_hash(template)[:4]}"
         return owned(job, key, uid)
 
     def progress(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> str:
         """Return what the first of these Jobs that has no answer waits for, or that it runs."""
-        for source in sources.values():
-            pod = self._pod(pods, source)
-            if pod is None:
-                return WITHOUT_POD
-            if self._terminated(pod) is None:
-                return self._stage(pod)
-        return "its answer is read next"
-
-    def _stage(self, pod: Body) -> str:
-        """Return what a pod waits for that nothing blocks, or that its container runs."""
-        status = pod.get("status") or {}
-        conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
-        for container in status.get("containerStatuses") or []:
+        newest = (self._newest(pods, source) for source in sources.values())
+        pod = next((pod for pod, terminated in newest if terminated is None), {})
+        if not pod:
+            return WITHOUT_POD if pod is None else "its answer is read next"
+        for container in (pod.get("status") or {}).get("containerStatuses") or []:
             if container["name"] == self.container and "running" in (container.get("state") or {}):
                 return "its container runs"
-        if conditions.get("PodScheduled") != "True":
+        if condition_of(pod, "PodScheduled").get("status") != "True":
             return "its pod waits for a node"
         spec = pod.get("spec") or {}
         image = next((each["image"] for each in spec.get("containers") or [] if each["name"] == self.container), "")
         volumes = [volume for volume in spec.get("volumes") or [] if "emptyDir" not in volume]
         return f"its node pulls image {image}{' and mounts the volume of the models' if volumes else ''}"
 
-    def _pod(self, pods: Sequence[Body], source: ModelSource) -> Body | None:
-        """Return the newest pod for a model; of those of one second the last."""
-        mine = [
-            pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(self.key_annotation) == source.key
-        ]
-        ordered = sorted(mine, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
-        return ordered[-1] if ordered else None
-
-    def _terminated(self, pod: Body | None) -> Body | None:
-        """Return how the container terminated last, this time or the time before."""
-        for status in (pod or {}).get("status", {}).get("containerStatuses") or []:
+    def _newest(self, pods: Sequence[Body], source: ModelSource) -> tuple[Body | None, Body | None]:
+        """Return the newest pod for a model, and how its container terminated last, this time or the time before."""
+        key = self.key_annotation
+        mine = [pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(key) == source.key]
+        if not mine:
+            return None, None
+        pod = max(reversed(mine), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+        for status in pod.get("status", {}).get("containerStatuses") or []:
             if status["name"] == self.container:
                 now, before = status.get("state") or {}, status.get("lastState") or {}
-                terminated: Body | None = now.get("terminated") or before.get("terminated")
-                return terminated
-        return None
+                return pod, now.get("terminated") or before.get("terminated")
+        return pod, None
 
 
-def last_words(terminated: Body) -> str:
-    """Return how a container ended that gave no answer: its exit code, and the line of its log that says most."""
+def _last_words(terminated: Body) -> str:
     return f"ended with exit code {terminated.get('exitCode')}: {telling_line(str(terminated.get('message') or ''))}"
 
 
 def is_model_pod(pod: Body) -> bool:
     """Whether a pod reads or downloads a model, as opposed to an engine's."""
-    return READS_FOR_LABEL in (pod["metadata"].get("labels") or {})
+    return resources.READS_FOR_LABEL in (pod["metadata"].get("labels") or {})
 
 
 _FROM_POD_TEMPLATE: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName")
-"""What decides where an engine may run, and whether its image can be had."""
-
+# As whom an engine runs; without runAsNonRoot, for the reader never is root: what root alone may read, it cannot.
 _USER_FIELDS: Final = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups", "seLinuxOptions")
-
 _REMEDIES: Final = {
     "ModelNotFound": "correct the path, or put the model there",
     "ModelNotReadable": "make it readable, or set runAsUser or fsGroup in spec.podTemplate.spec.securityContext",
@@ -205,10 +160,8 @@ _REMEDIES: Final = {
     "ReaderTimedOut": "look whether the volume or the hub answers, or put config.json into {field}.config",
     "ReaderFailed": "kubectl logs of its pod tells more; or put the content of config.json into {field}.config",
 }
-"""What to do, by the reason that the reader gives."""
-
+# The others may pass: a volume that is being filled, a hub that does not answer, a licence that is granted.
 _ONLY_THE_USER: Final = frozenset({"ConfigUnreadable", "ConfigTooLong"})
-"""The others may pass: a volume that is being filled, a hub that does not answer, a licence that is granted."""
 
 
 def reading_jobs(
@@ -218,22 +171,16 @@ def reading_jobs(
     return [READER.render(key, uid, spec, operator_image, source) for source in dict.fromkeys(sources.values())]
 
 
-def _values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, Any]:
+def _reader_values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, Any]:
     if source.on_volume:
-        return {
-            "arguments": ["folder", "--", model_path(source.model)],
-            "volume": {"name": "models", **models_volume(spec)},
-            "hub_token": None,
-        }
-    return {
-        "arguments": ["hub", *([f"--revision={source.revision}"] if source.revision else []), "--", source.model],
-        "volume": None,
-        "hub_token": secret_key(spec.models.hub_token_secret),
-    }
+        volume = {"name": "models", **models_volume(spec)}
+        return {"arguments": ["folder", "--", model_path(source.model)], "volume": volume, "hub_token": None}
+    revision = [f"--revision={source.revision}"] if source.revision else []
+    token = secret_key(spec.models.hub_token_secret)
+    return {"arguments": ["hub", *revision, "--", source.model], "volume": None, "hub_token": token}
 
 
-def _patch(given: Body) -> Body:
-    """It never is root: what root alone may read, it cannot."""
+def _reader_patch(given: Body) -> Body:
     patch: Body = {name: given[name] for name in _FROM_POD_TEMPLATE if name in given}
     security = given.get("securityContext")
     if isinstance(security, dict):
@@ -251,7 +198,7 @@ def _checkpoint(terminated: Body) -> Checkpoint | Blocked:
         if message.startswith("{"):
             reason = error.reason if error.reason in _REMEDIES else "ReaderFailed"
             return Blocked(reason, error.message, permanent=reason in _ONLY_THE_USER)
-        return Blocked("ReaderFailed", f"the reader {last_words(terminated)}")
+        return Blocked("ReaderFailed", f"the reader {_last_words(terminated)}")
 
 
 READER: Final = ModelJob(
@@ -259,20 +206,17 @@ READER: Final = ModelJob(
     container="read-model",
     name_suffix="facts",
     command=("specdecode", "read-model"),
-    key_annotation=MODEL_KEY_ANNOTATION,
-    patch=_patch,
-    values=_values,
+    key_annotation=resources.MODEL_KEY_ANNOTATION,
+    patch=_reader_patch,
+    values=_reader_values,
     remedies=_REMEDIES,
     read=_checkpoint,
 )
-
-
 _DOWNLOAD_FROM_POD_TEMPLATE: Final = (
     "imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName", "securityContext",
 )  # fmt: skip
-"""What decides where engines run, whether their image can be had, and as whom they write."""
-
 _TOKEN: Final = "spec.models.hubTokenSecret"  # noqa: S105  the name of a field
+# What to do, by the reason that the download gives. All of them may pass: it is tried again.
 _DOWNLOAD_REMEDIES: Final = {
     "ModelGated": f"accept its licence on the hub, and name a Secret with a token of that account in {_TOKEN}",
     "ModelNotFound": f"correct {{field}}.model; a private one needs a token in {_TOKEN}",
@@ -283,7 +227,6 @@ _DOWNLOAD_REMEDIES: Final = {
     "OutOfMemory": "put the models on a volume and name it in spec.models.volume",
     "DownloadFailed": "kubectl logs of its pod tells more",
 }
-"""What to do, by the reason that the download gives. All of them may pass: it is tried again."""
 
 
 def wanted_downloads(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]:
@@ -307,7 +250,7 @@ def pending_downloads(
 ) -> tuple[Readiness, list[Body]] | None:
     """Return the status and the objects that must exist while models are downloaded; None when all of them are there.
 
-    ``commits`` are those that are there. Suspended objects download theirs too, so that they start at once later.
+    Suspended objects download theirs too, so that they start at once later.
     """
     sources = wanted_downloads(facts.spec)
     lacking = {field: source for field, source in sources.items() if source.key not in commits}
@@ -317,8 +260,7 @@ def pending_downloads(
     jobs = [DOWNLOADER.render(key, uid, facts.spec, image, source) for source in dict.fromkeys(lacking.values())]
     names = " and ".join(job["metadata"]["name"] for job in jobs)
     models = " and ".join(dict.fromkeys(source.model for source in lacking.values()))
-    what = f"Job {names} downloads {models} to claim {cache_claim(facts.spec)}; {WITHOUT_POD}"
-    ready = working(DOWNLOADING, what)
+    ready = working(DOWNLOADING, f"Job {names} downloads {models} to claim {cache_claim(facts.spec)}; {WITHOUT_POD}")
     if blocked := DOWNLOADER.blocked(pods, lacking):
         ready = working(blocked.reason, blocked.message)
     done = [downloads_config_map(key, uid, sources, commits)] if len(lacking) < len(sources) else []
@@ -359,28 +301,21 @@ def read_downloads(config_map: Body | None) -> dict[str, str]:
 
 def downloads_config_map(key: Key, uid: str, sources: Mapping[str, ModelSource], commits: Mapping[str, str]) -> Body:
     """Return the ConfigMap with what was downloaded of these models."""
-    data = {
-        source.key: json.dumps(
-            {"model": source.model, "revision": source.revision, "claim": source.claim, "commit": commits[source.key]},
-            sort_keys=True,
-        )
-        for source in sources.values()
-        if source.key in commits
-    }
-    return owned(
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": downloads_name(key)}, "data": data}, key, uid
-    )
+    data = {}
+    for source in sources.values():
+        if source.key in commits:
+            entry = {"model": source.model, "revision": source.revision, "claim": source.claim}
+            data[source.key] = json.dumps({**entry, "commit": commits[source.key]}, sort_keys=True)
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": downloads_name(key)}, "data": data}
+    return owned(body, key, uid)
 
 
 def _download_values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, Any]:
     products = spec.accelerator.product
     among = {"operator": "In", "values": [*products]} if products else {"operator": "Exists"}
+    revision = [f"--revision={source.revision}"] if source.revision else []
     return {
-        "arguments": [
-            f"--model={source.model}",
-            *([f"--revision={source.revision}"] if source.revision else []),
-            f"--cache={HUB_CACHE_PATH}",
-        ],
+        "arguments": [f"--model={source.model}", *revision, f"--cache={HUB_CACHE_PATH}"],
         "claim": source.claim,
         "user": container_user(spec, ""),
         "volume_group": volume_group(spec),
@@ -398,7 +333,7 @@ def _commit(terminated: Body) -> str | Blocked:
         error = parse_json(str(terminated.get("message") or ""))["error"]
         reason, text = str(error["reason"]), clip(str(error["message"]), download_model.MESSAGE_LIMIT)
     except (ValueError, KeyError, TypeError):
-        return Blocked("DownloadFailed", f"the download {last_words(terminated)}")
+        return Blocked("DownloadFailed", f"the download {_last_words(terminated)}")
     return Blocked(reason if reason in _DOWNLOAD_REMEDIES else "DownloadFailed", text)
 
 
@@ -417,7 +352,7 @@ DOWNLOADER: Final = ModelJob(
     name_suffix="model",
     # As an argument the script needs no object of its own, and is always the one of this operator.
     command=("python3", "-c", Path(download_model.__file__).read_text(encoding="utf-8")),
-    key_annotation=DOWNLOAD_KEY_ANNOTATION,
+    key_annotation=resources.DOWNLOAD_KEY_ANNOTATION,
     patch=lambda given: {name: given[name] for name in _DOWNLOAD_FROM_POD_TEMPLATE if name in given},
     values=_download_values,
     remedies=_DOWNLOAD_REMEDIES,

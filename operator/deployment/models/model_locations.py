@@ -16,17 +16,16 @@ from specdecode_operator.enums import Quantization
 from specdecode_operator.sizing.arithmetic import MIB, gib_to_bytes
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.sizing.families.assumed import Assumption
+from specdecode_operator.untrusted import mapping
 
 MODELS_PATH: Final = "/models"
+# Where the hub's own libraries keep models below HF_HOME, so that a claim that was mounted there is taken as it is.
 HUB_CACHE_PATH: Final = f"{MODELS_PATH}/hub"
-"""Where the hub's own libraries keep models below HF_HOME, so that a claim that was mounted there is taken as it is."""
-
 COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
 COMPILED_PATH: Final = "/compiled"
 COMPILE_CACHE_PATH: Final = "/tmp/vllm-cache"  # noqa: S108  the pod's own
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _HUB_VARIABLES: Final = ("HF_ENDPOINT", *_PROXIES, *map(str.lower, _PROXIES))
-_COMPILED_FOLDER: Final = "specdecode/compiled"
 
 
 def model_path(model: str) -> str:
@@ -38,7 +37,6 @@ def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | Model
     """Return the path from which the engine loads a model; in a cache it is the snapshot of one commit.
 
     The layout is that of huggingface_hub (file_download.py, repo_folder_name).
-    Nothing is launched before the commit is known.
     """
     if not downloads_to_cache(spec):
         return model_path(model.model)
@@ -49,16 +47,12 @@ def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | Model
 
 def downloads_to_cache(spec: SpecDecodeDeploymentSpec) -> bool:
     """Whether models come from the hub by way of a claim."""
-    return _are_downloaded(spec) and spec.models.cache is not None
+    return spec.models.volume is None and spec.engine.replay is None and spec.models.cache is not None
 
 
 def downloads_in_pods(spec: SpecDecodeDeploymentSpec) -> bool:
     """Whether each pod fetches its models from the hub."""
-    return _are_downloaded(spec) and spec.models.cache is None
-
-
-def _are_downloaded(spec: SpecDecodeDeploymentSpec) -> bool:
-    return spec.models.volume is None and spec.engine.replay is None
+    return spec.models.volume is None and spec.engine.replay is None and spec.models.cache is None
 
 
 def cache_claim(spec: SpecDecodeDeploymentSpec) -> str | None:
@@ -73,17 +67,12 @@ def hub_environment(spec: SpecDecodeDeploymentSpec) -> list[Body]:
 
 
 def claims_named(spec: object) -> frozenset[str]:
-    """Return the claims that a spec names for its models, as it is written: somebody else's may be invalid."""
-    models = _inside(spec, "models")
+    """Return the claims that a spec names for its models, as it is written: another object's may be invalid."""
+    models = mapping(spec, "models") if isinstance(spec, dict) else {}
     claims = [
-        _inside(_inside(models, place), "persistentVolumeClaim").get("claimName") for place in ("volume", "cache")
+        mapping(mapping(models, place), "persistentVolumeClaim").get("claimName") for place in ("volume", "cache")
     ]
     return frozenset(claim for claim in claims if isinstance(claim, str))
-
-
-def _inside(body: object, field: str) -> Body:
-    inner = body.get(field) if isinstance(body, dict) else None
-    return inner if isinstance(inner, dict) else {}
 
 
 def engine_volumes(spec: SpecDecodeDeploymentSpec) -> list[Body]:
@@ -105,7 +94,7 @@ def compiled_mount(spec: SpecDecodeDeploymentSpec, folder: str) -> Body | None:
         return None
     name = "models" if downloads_to_cache(spec) else "cache"
     safe = re.sub(r"[^-.A-Za-z0-9]+", "-", folder)
-    return {"name": name, "mountPath": COMPILED_PATH, "subPath": f"{_COMPILED_FOLDER}/{safe}"}
+    return {"name": name, "mountPath": COMPILED_PATH, "subPath": f"specdecode/compiled/{safe}"}
 
 
 def models_volume(spec: SpecDecodeDeploymentSpec) -> Body:
@@ -120,7 +109,6 @@ def models_volume(spec: SpecDecodeDeploymentSpec) -> Body:
 
 
 NOTHING_ASSUMED: Final = Assumption()
-
 TARGET: Final = "spec.target"
 DRAFT: Final = "spec.speculation.draft"
 
@@ -130,11 +118,7 @@ class ModelSource:
     """Where the files of a model lie: on the hub, on a PersistentVolumeClaim, or in a directory of the nodes."""
 
     model: str
-    """Hub id, or path inside the volume."""
-
-    revision: str | None = None
-    """Revision of the hub repository; absent for its default, and on a volume."""
-
+    revision: str | None = None  # Revision of the hub repository; absent for its default, and on a volume
     claim: str | None = None
     host_path: str | None = None
 
@@ -151,7 +135,6 @@ class ModelSource:
         return f"{re.sub(r'[^-._a-zA-Z0-9]+', '.', self.model)[-180:].strip('.')}-{digest[:12]}"
 
     def __str__(self) -> str:
-        """The place in words."""
         if self.claim is not None:
             return f"{self.model} on PersistentVolumeClaim {self.claim}"
         if self.host_path is not None:
@@ -160,8 +143,6 @@ class ModelSource:
 
 
 KnownModels = Mapping[ModelSource, Checkpoint]
-"""What was read of models that neither a spec nor the catalogue describes."""
-
 NO_MODELS: Final[KnownModels] = MappingProxyType({})
 
 
@@ -178,36 +159,25 @@ def model_source(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheck
         return ModelSource(model.model, model.revision)
     claim, host = volume.persistent_volume_claim, volume.host_path
     return ModelSource(
-        model.model.strip("/"),
-        claim=claim.claim_name if claim else None,
-        host_path=host.path if host else None,
+        model.model.strip("/"), claim=claim.claim_name if claim else None, host_path=host.path if host else None
     )
 
 
 def undescribed_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]:
     """Return the models that neither spec nor catalogue describes, by the field that names them."""
-    return {
-        field: model_source(spec, model)
-        for field, model in _without_config(spec).items()
-        if not assumption_of(model).is_complete
-    }
+    found = models_without_config(spec).items()
+    return {field: model_source(spec, model) for field, model in found if not assumption_of(model).is_complete}
 
 
-def sources_without_config(spec: SpecDecodeDeploymentSpec) -> frozenset[ModelSource]:
+def models_without_config(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel | ModelCheckpoint]:
     """Return the models without a config.json in spec or catalogue, with those that ``assume`` describes in full."""
-    return frozenset(model_source(spec, model) for model in _without_config(spec).values())
-
-
-def _without_config(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel | ModelCheckpoint]:
     written = served_models(spec)
-    models: dict[str, ServedModel | ModelCheckpoint] = dict(written)
+    models: dict[str, ServedModel | ModelCheckpoint] = {**written}
     for field, model in written.items():
-        models |= {
-            f"{field}.checkpoints[{index}]": checkpoint
-            for index, checkpoint in enumerate(model.checkpoints)
-            if may_be_served(model, checkpoint)
-        }
-    return {field: model for field, model in models.items() if model.config is None and find_entry(model.model) is None}
+        for index, checkpoint in enumerate(model.checkpoints):
+            if may_be_served(model, checkpoint):
+                models[f"{field}.checkpoints[{index}]"] = checkpoint
+    return {name: each for name, each in models.items() if each.config is None and find_entry(each.model) is None}
 
 
 def assumption_of(model: ServedModel | ModelCheckpoint) -> Assumption:

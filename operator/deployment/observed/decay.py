@@ -1,16 +1,13 @@
 """The Decayed condition: drafts are accepted less often, or tokens take longer.
 
-Engines are compared with their own baseline: the newest capture of these settings, and their first windows after a
-start, by load. The baseline is lost when the operator process ends and is relearned from the same number of
-windows. The check skips the first window, which began with the engines. It skips windows with another draft length,
-as with K by batch size. It ignores acceptance under adaptive verification, which reads low by design, and the
-acceptance rate of methods with free draft length.
+The baseline is the newest capture of these settings, and the engines' first windows after a start, by load; it is
+relearned when the operator restarts. Windows with another draft length are skipped, as with K by batch size, and
+acceptance is ignored under adaptive verification, which reads low by design.
 
 `Decline` is an e-detector. Losses are non-negative and scaled so that the largest allowed mean is 1. A bet of
-fraction b on losses above 1 multiplies wealth by 1 + b (loss - 1). Expected growth is at most 0 while the mean loss
-is at most 1. A decline may begin at any loss. A new bet therefore starts with each loss, and the wealth of all bets
-is summed (Shiryaev 1963, Roberts 1966; Shin, Ramdas and Rinaldo 2023). The sum reaches A within n losses with a
-probability of at most n / A, which bounds the rate of false alarms.
+fraction b on losses above 1 multiplies wealth by 1 + b (loss - 1). A decline may begin at any loss, so a new bet starts
+with each, and the wealth of all bets is summed (Shiryaev 1963, Roberts 1966; Shin, Ramdas and Rinaldo 2023). The sum
+reaches A within n losses with a probability of at most n / A, which bounds the rate of false alarms.
 """
 
 import math
@@ -33,14 +30,10 @@ from specdecode_operator.enums import METHODS_OF_FREE_LENGTH, Method
 from specdecode_operator.problems import InvalidSpecError, printable
 from specdecode_operator.stats.engine_window import Recent, Work
 
-_SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)
-"""Each is best for losses of another size."""
-
+_SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # Each is best for losses of another size
+# What a loss counts at most, so that a moment in which everything stood still does not decide; it lowers means.
 _LARGEST: Final = 4.0
-"""What a loss counts at most, so that a moment in which everything stood still does not decide; it lowers means."""
-
-_LAST: Final = 8
-"""Losses that have to be as they may be, on average, before it is over."""
+_LAST: Final = 8  # Losses that have to be as they may be, on average, before it is over
 
 
 @dataclass(frozen=True)
@@ -48,22 +41,11 @@ class Decline:
     """What is known of one kind of loss."""
 
     sums: tuple[float, ...] = (0.0,) * len(_SHARES)
-    """What all bets have won, by share."""
-
     last: tuple[float, ...] = ()
-    """The last losses."""
-
     found: bool = False
-    """Whether losses are larger than they may be."""
 
     def after(self, loss: float, losses_between_alarms: float) -> "Decline":
-        """Return what is known after one more loss.
-
-        Parameters
-        ----------
-        losses_between_alarms
-            How many losses there are between two false alarms on average, at the least.
-        """
+        """Return what is known after one more loss; ``losses_between_alarms`` is the mean between false alarms."""
         loss = min(loss, _LARGEST)
         last = (*self.last, loss)[-_LAST:]
         if self.found:
@@ -76,29 +58,17 @@ class Decline:
 
 
 DECAYED: Final = "Decayed"
-
+# On average, at the least: 17 days where each look at the engines is a window.
 WINDOWS_BETWEEN_FALSE_ALARMS: Final = 100_000
-"""On average, at the least: 17 days where each look at the engines is a window."""
-
-LEARNED_WINDOWS: Final = 32
-"""Of a load, whose average is what later ones are held to."""
-
+LEARNED_WINDOWS: Final = 32  # Of a load, whose average is what later ones are held to
+# Share of the accepted tokens that may be missing at the least: traffic is never quite the same.
 LESS_ACCEPTED: Final = 0.1
-"""Share of the accepted tokens that may be missing at the least: traffic is never quite the same."""
-
-SLOWER: Final = 0.25
-"""Share that a token may take longer at the least: contexts are not always as long."""
-
+SLOWER: Final = 0.25  # Share that a token may take longer at the least: contexts are not always as long
+# Standard deviations of the first windows that later ones may be worse: what varies much is not known so well.
 DEVIATIONS: Final = 1.5
-"""Standard deviations of the first windows that later ones may be worse: what varies much is not known so well."""
-
 _OTHER_LENGTH: Final = 0.1
-_LOADS_AN_OCTAVE: Final = 2
-"""Loads are alike where the numbers of running requests round to the same power of the root of two."""
-
 _ACCEPTANCE, _GAIN, _PACE = "AcceptanceDecayed", "DraftsBringLess", "StepsSlower"
 REASONS: Final = (_ACCEPTANCE, _GAIN, _PACE)
-
 _TRAFFIC: Final = (
     "other prompts, longer contexts or a higher temperature do that, too: where the traffic is as it was, look at the"
     " engines' logs and start them anew with kubectl rollout restart"
@@ -115,9 +85,7 @@ class Measured:
 
     capture: str
     acceptance: float
-    """Accepted share of the drafted tokens."""
-    gain: float
-    """Accepted tokens a step."""
+    gain: float  # Accepted tokens a step
 
 
 @dataclass(frozen=True)
@@ -125,29 +93,14 @@ class Decay:
     """What engines are held to, and what speaks for it that they no longer keep it."""
 
     settings: Any = None
-    windows: int = 0
-    """How many whole ones there were before."""
-
+    windows: int = 0  # How many whole ones there were before
     learned: Mapping[int, tuple[Work, ...]] = field(default_factory=dict)
-    """The first windows of each load."""
-
     declines: Mapping[str, Decline] = field(default_factory=dict)
-    """By reason."""
-
+    # What was seen when a decline was found: it stands, so that nobody is told anew at every look.
     told: Mapping[str, str] = field(default_factory=dict)
-    """What was seen when a decline was found: it stands, so that nobody is told anew at every look."""
 
 
 NOTHING_DECAYED: Final = Decay()
-
-
-@dataclass(frozen=True)
-class _Loss:
-    """How a window is worse than it should be, in units of the most that is allowed."""
-
-    reason: str
-    size: float
-    told: str
 
 
 def update_decay(
@@ -155,8 +108,8 @@ def update_decay(
 ) -> Decay:
     """Return what is known with the last whole window of the engines, where that is new.
 
-    ``facts`` are those of engines that are launched; None where nothing is, which begins anew. Other settings and other
-    engines do so, too. ``measured`` is asked for a window that is judged.
+    ``facts`` are those of launched engines; without a launch, with other settings and with other engines it starts
+    again.
     """
     if facts is None:
         return NOTHING_DECAYED
@@ -165,13 +118,22 @@ def update_decay(
         before = Decay(settings)
     if recent.windows == before.windows or recent.last is None or recent.running is None or not recent.last.tokens:
         return replace(before, windows=recent.windows)
-    load = round(_LOADS_AN_OCTAVE * math.log2(max(1.0, recent.running)))
+    load = round(2 * math.log2(max(1.0, recent.running)))
     known = before.learned.get(load, ())
-    if known and facts.method not in METHODS_OF_FREE_LENGTH and _other_length(recent.last, known[0]):
-        known = ()
+    if known and facts.method not in METHODS_OF_FREE_LENGTH:
+        now_long, long = (work.draft_tokens / max(1, work.drafts) for work in (recent.last, known[0]))
+        known = () if abs(now_long - long) > _OTHER_LENGTH * max(long, 1.0) else known
     if len(known) < LEARNED_WINDOWS:
         return replace(before, windows=recent.windows, learned={**before.learned, load: (*known, recent.last)})
-    return _judged(before, recent, [*_losses(facts, recent, known, measured())])
+    declines, told = dict(before.declines), dict(before.told)
+    for reason, size, words in _losses(facts, recent, known, measured()):
+        # All of them together err as rarely as is said.
+        declines[reason] = declines.get(reason, Decline()).after(size, len(REASONS) * WINDOWS_BETWEEN_FALSE_ALARMS)
+        if not declines[reason].found:
+            told.pop(reason, None)
+        else:
+            told.setdefault(reason, words)
+    return replace(before, windows=recent.windows, declines=declines, told=told)
 
 
 def newest_measured(
@@ -201,26 +163,10 @@ def decay_conditions(decay: Decay) -> list[ConditionUpdate]:
     return [ConditionUpdate(DECAYED, TRUE, found[0], ". ".join(decay.told[each] for each in found))] if found else []
 
 
-def _judged(before: Decay, recent: Recent, losses: list[_Loss]) -> Decay:
-    declines, told = dict(before.declines), dict(before.told)
-    for loss in losses:
-        # All of them together err as rarely as is said.
-        now = declines.get(loss.reason, Decline()).after(loss.size, len(REASONS) * WINDOWS_BETWEEN_FALSE_ALARMS)
-        declines[loss.reason] = now
-        if not now.found:
-            told.pop(loss.reason, None)
-        else:
-            told.setdefault(loss.reason, loss.told)
-    return replace(before, windows=recent.windows, declines=declines, told=told)
-
-
-def _other_length(window: Work, known: Work) -> bool:
-    """Whether drafts are of another length than they were."""
-    now, before = (work.draft_tokens / max(1, work.drafts) for work in (window, known))
-    return abs(now - before) > _OTHER_LENGTH * max(before, 1.0)
-
-
-def _losses(facts: Facts, recent: Recent, known: Sequence[Work], measured: Measured | None) -> Iterator[_Loss]:
+def _losses(
+    facts: Facts, recent: Recent, known: Sequence[Work], measured: Measured | None
+) -> Iterator[tuple[str, float, str]]:
+    """Yield reason, size and words: how a window is worse than it should be, in units of the most that is allowed."""
     window, running = recent.last or Work(), recent.running or 0.0
     where = f"with {running:.1f} requests at once in an engine"
     drafts = facts.method is not Method.NONE and not facts.pair.adaptive_verification
@@ -229,17 +175,17 @@ def _losses(facts: Facts, recent: Recent, known: Sequence[Work], measured: Measu
         usual, whose = _larger(usual, measured.acceptance if measured else None, measured)
         now = window.accepted_tokens / window.draft_tokens
         told = f"{where} {now:.0%} of the drafted tokens are accepted, and {usual.mean:.0%} were {whose}: {_TRAFFIC}"
-        yield _Loss(_ACCEPTANCE, usual.loss_below(now, 1.0), told)
+        yield (_ACCEPTANCE, usual.loss_below(now, 1.0), told)
     if drafts and window.steps:
         usual = Usual.of([each.accepted_tokens / each.steps for each in known if each.steps])
         usual, whose = _larger(usual, measured.gain if measured else None, measured)
         now, most = window.accepted_tokens / window.steps, facts.pair.num_speculative_tokens
         told = f"{where} drafts bring {now:.2f} tokens a step, and brought {usual.mean:.2f} {whose}: {_TRAFFIC}"
-        yield _Loss(_GAIN, usual.loss_below(now, most), told)
+        yield (_GAIN, usual.loss_below(now, most), told)
     usual, now = Usual.of([each.seconds / each.tokens for each in known]), window.seconds / window.tokens
     if usual.mean:
         told = f"{where} a token takes {1000 * now:.1f} ms, and took {1000 * usual.mean:.1f} ms {_OWN}: {_MACHINE}"
-        yield _Loss(_PACE, usual.loss_above(now), told)
+        yield (_PACE, usual.loss_above(now), told)
 
 
 @dataclass(frozen=True)
@@ -268,7 +214,6 @@ _OWN: Final = f"in the first {LEARNED_WINDOWS} windows at such a load"
 
 
 def _larger(own: Usual, found: float | None, measured: Measured | None) -> tuple[Usual, str]:
-    """Return what is held to, and where it is from: the capture's where that is more."""
     if measured is None or found is None or found <= own.mean:
         return own, _OWN
     return replace(own, mean=found), f"in capture {measured.capture}"

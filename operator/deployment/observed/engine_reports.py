@@ -1,12 +1,8 @@
-"""Summarize the reports of engines: `status.observed`, conditions BudgetAccurate and EngineDiffers.
-
-The residual is the predicted minus the reported KV cache of the smallest engine. It is positive if the plan
-predicted too much.
-"""
+"""Summarize the reports of engines: `status.observed`, conditions BudgetAccurate and EngineDiffers."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,8 +11,7 @@ from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Cond
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.sizing.arithmetic import format_gib
 from specdecode_operator.sizing.memory.budget import tightest_grouping
-from specdecode_operator.sizing.pair import Pair
-from specdecode_operator.sizing.plan import CPU_PRODUCT, Plan, Row
+from specdecode_operator.sizing.plan import CPU_PRODUCT, Plan
 from specdecode_operator.sizing.version_rules import Runner
 from specdecode_operator.vllm.engine_metrics import (
     EngineReading,
@@ -27,8 +22,8 @@ from specdecode_operator.vllm.engine_metrics import (
 )
 from specdecode_operator.vllm.versions import version_of_engine
 
+# Far more than a GPU has: an engine may say what it likes, and the API server takes no number of any size.
 _MOST_BYTES: Final = 2**60
-"""Far more than a GPU has: an engine may say what it likes, and the API server takes no number of any size."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +36,7 @@ class BudgetResidual:
     tensor: int
     predicted_tokens: int
     reported_tokens: int
-
-    residual_bytes: int
-    """On one GPU."""
+    residual_bytes: int  # On one GPU
 
     @property
     def percent(self) -> str | None:
@@ -59,10 +52,7 @@ def residual_share(predicted_tokens: int, reported_tokens: int) -> str | None:
 
 
 def budget_residual(facts: Facts, plan: Plan, readings: Mapping[str, Reading]) -> BudgetResidual | None:
-    """Return the residual of the smallest engine; None while none reports its KV cache, and of a replay.
-
-    A replay says what the plan told it.
-    """
+    """Return the residual of the smallest engine; None while none reports its KV cache, and of a replay."""
     if facts.replay is not None:
         return None
     engines = [reading for reading in readings.values() if isinstance(reading, EngineReading)]
@@ -70,37 +60,30 @@ def budget_residual(facts: Facts, plan: Plan, readings: Mapping[str, Reading]) -
     if not reported:
         return None
     smallest_tokens, smallest = min(reported, key=lambda engine: engine[0])
+    budget = plan.chosen.budget
+    grouping = tightest_grouping(facts.pair, plan.chosen.split, budget)
+    predicted_size = min((group.block_size for group in grouping.groups if group.block_size), default=None)
+    if smallest.num_gpu_blocks is None or smallest.block_size not in (None, predicted_size):
+        # Other bytes are in blocks of another size. An engine reports the smallest size of all groups (vLLM,
+        # v1/engine/core.py).
+        residual_bytes = (budget.kv_cache_tokens - smallest_tokens) * budget.kv_bytes_per_token
+    else:
+        # Layers with a window or a state take no bytes for each token, so blocks say more than tokens.
+        residual_bytes = (budget.num_blocks - smallest.num_gpu_blocks) * grouping.bytes_per_block
     return BudgetResidual(
         product=plan.chosen.product,
         engine_version=facts.profile.version,
         # V2 needs Triton, so V1 serves on the CPU (vllm/config/vllm.py, use_v2_model_runner).
         runner=(Runner.V1 if facts.on_cpu else facts.pair.era.runner).value,
         tensor=plan.chosen.tensor,
-        predicted_tokens=plan.chosen.budget.kv_cache_tokens,
+        predicted_tokens=budget.kv_cache_tokens,
         reported_tokens=smallest_tokens,
-        residual_bytes=max(_residual_bytes(facts.pair, plan.chosen, smallest, smallest_tokens), -_MOST_BYTES),
+        residual_bytes=max(residual_bytes, -_MOST_BYTES),
     )
 
 
-def _residual_bytes(pair: Pair, chosen: Row, engine: EngineReading, reported_tokens: int) -> int:
-    """Return predicted less reported KV cache in bytes: blocks count, and tokens where the engine tells no blocks.
-
-    Layers with a window or a state take no bytes for each token, so their
-    tokens say little. An engine whose blocks are of another size than was
-    predicted has other bytes in them: then tokens are the better measure. It
-    reports the smallest size of all groups (vLLM, v1/engine/core.py).
-    """
-    budget = chosen.budget
-    grouping = tightest_grouping(pair, chosen.split, budget)
-    predicted_size = min((group.block_size for group in grouping.groups if group.block_size), default=None)
-    if engine.num_gpu_blocks is None or engine.block_size not in (None, predicted_size):
-        return (budget.kv_cache_tokens - reported_tokens) * budget.kv_bytes_per_token
-    return (budget.num_blocks - engine.num_gpu_blocks) * grouping.bytes_per_block
-
-
 ENGINE_DIFFERS = "EngineDiffers"
-_MOST_NAMED = 3
-"""During a rollout there are two; engines may say anything."""
+_MOST_NAMED = 3  # During a rollout there are two; engines may say anything
 
 
 def said_versions(readings: Mapping[str, Reading]) -> list[str]:
@@ -123,12 +106,9 @@ def version_conditions(facts: Facts, readings: Mapping[str, Reading]) -> list[Co
     return [ConditionUpdate(ENGINE_DIFFERS, TRUE, "OtherVersion", message)]
 
 
-_STEP_PERCENT: Final = 2
-"""Observed figures are written anew when a share moved by this much."""
-
+_STEP_PERCENT: Final = 2  # Observed figures are written anew when a share moved by this much
 _DRAFT_LENGTH_STEP: Final = 0.1
-_MUCH_MORE: Final = 2
-"""Times the tokens that were drafted before: what too few of them could not prove, these may."""
+_MUCH_MORE: Final = 2  # Times the tokens that were drafted before: what too few of them could not prove, these may
 
 
 def observed_status(
@@ -143,6 +123,8 @@ def observed_status(
     counters = [engine.speculation for engine in engines.values() if engine.speculation is not None]
     total = SpeculationReading.total(counters)
     percent, length, drafted = total.acceptance_percent, total.mean_acceptance_length, total.mean_draft_length
+    steps = [engine.decode_steps for engine in engines.values()]
+    told = sum(each for each in steps if each is not None)
     return ObservedStatus(
         engines=len(engines),
         engine_version=", ".join(said_versions(readings)) or None,
@@ -150,26 +132,19 @@ def observed_status(
         kv_cache_residual_bytes=residual.residual_bytes if residual else None,
         kv_cache_residual=residual.percent if residual else None,
         max_concurrency=f"{min(concurrency):.2f}" if concurrency else None,
-        num_speculative_tokens=drafted_length(facts, total) if counters else None,
+        num_speculative_tokens=_drafted_length(facts, total) if counters else None,
         draft_tokens=total.draft_tokens if counters else None,
         accepted_tokens=total.accepted_tokens if counters else None,
         acceptance=f"{percent}%" if percent is not None else None,
         acceptance_percent=percent,
         mean_acceptance_length=f"{length:.2f}" if length is not None else None,
         mean_draft_length=f"{drafted:.2f}" if drafted is not None else None,
-        drafted_steps_percent=_drafted_steps_percent(engines.values(), total),
+        # Counted by the API server, drafts by the engine: a step may be in one of them already.
+        drafted_steps_percent=None if None in steps or not told else min(100, round(100 * total.drafts / told)),
     )
 
 
-def _drafted_steps_percent(engines: Iterable[EngineReading], total: SpeculationReading) -> int | None:
-    """Return the share of steps with a draft; None where an engine does not say its steps, or has none."""
-    steps = [engine.decode_steps for engine in engines]
-    told = sum(each for each in steps if each is not None)
-    # Counted by the API server, drafts by the engine: a step may be in one of them already.
-    return None if None in steps or not told else min(100, round(100 * total.drafts / told))
-
-
-def drafted_length(facts: Facts, total: SpeculationReading) -> int:
+def _drafted_length(facts: Facts, total: SpeculationReading) -> int:
     """Return K: what the spec asks for, or of a replay what was recorded."""
     return facts.pair.num_speculative_tokens if facts.replay is None else len(total.accepted_per_position)
 
@@ -177,24 +152,20 @@ def drafted_length(facts: Facts, total: SpeculationReading) -> int:
 def steady(new: ObservedStatus | None, old: ObservedStatus | None, *, figures_due: bool) -> ObservedStatus | None:
     """Return the figures to show: the old ones until they moved enough and had stood long enough.
 
-    Counters move with every token, and each write of a status wakes whoever watches the object.
+    Counters move with every token, and each write of a status wakes its watchers.
     """
     if old is None or new is None or old.acceptance_percent is None:
         return new
-    return new if figures_due and _moved(new, old) else old
-
-
-def _moved(new: ObservedStatus, old: ObservedStatus) -> bool:
     # The residual moves with the plan too: it must be that of the plan beside it.
-    for field in ("engines", "engine_version", "kv_cache_tokens", "kv_cache_residual_bytes", "num_speculative_tokens"):
-        if getattr(new, field) != getattr(old, field):
-            return True
-    if (new.draft_tokens or 0) >= _MUCH_MORE * (old.draft_tokens or 0):
-        return True
-    shares = ((new.acceptance_percent, old.acceptance_percent), (new.drafted_steps_percent, old.drafted_steps_percent))
-    if any(_differ(*each, _STEP_PERCENT) for each in shares):
-        return True
-    return _differ(decimal(new.mean_draft_length), decimal(old.mean_draft_length), _DRAFT_LENGTH_STEP)
+    named = ("engines", "engine_version", "kv_cache_tokens", "kv_cache_residual_bytes", "num_speculative_tokens")
+    moved = (
+        any(getattr(new, field) != getattr(old, field) for field in named)
+        or (new.draft_tokens or 0) >= _MUCH_MORE * (old.draft_tokens or 0)
+        or _differ(new.acceptance_percent, old.acceptance_percent, _STEP_PERCENT)
+        or _differ(new.drafted_steps_percent, old.drafted_steps_percent, _STEP_PERCENT)
+        or _differ(decimal(new.mean_draft_length), decimal(old.mean_draft_length), _DRAFT_LENGTH_STEP)
+    )
+    return new if figures_due and moved else old
 
 
 def _differ(new: float | None, old: float | None, step: float) -> bool:
@@ -231,20 +202,15 @@ def budget_condition(
     predicted, smallest = residual.predicted_tokens, residual.reported_tokens
     # On CPU the KV cache is given, not left over: nothing about it is estimated.
     margin_bytes = 0 if plan.chosen.product == CPU_PRODUCT else budget.margin_bytes
-    message = f"the engine reports {smallest:,} KV cache tokens, {predicted:,} were predicted ({_difference(residual)})"
+    difference = "exactly" if predicted else "nothing predicted"
+    if predicted and residual.residual_bytes:
+        direction = "less" if residual.residual_bytes > 0 else "more"
+        size = format_gib(abs(residual.residual_bytes))
+        difference = f"{(smallest - predicted) / predicted:+.1%}, {size} GiB {direction} on each GPU"
+    message = f"the engine reports {smallest:,} KV cache tokens, {predicted:,} were predicted ({difference})"
     # By share: beside windows and states not every token takes the same bytes.
     margin_tokens = predicted * margin_bytes // max(1, budget.available_kv_bytes)
     if smallest >= predicted - margin_tokens:
         return ConditionUpdate("BudgetAccurate", TRUE, "AsPromised", message)
     message += f", with a margin of {margin_tokens:,}: is the config in the spec really that of these models?"
     return ConditionUpdate("BudgetAccurate", FALSE, "LessThanPromised", message)
-
-
-def _difference(residual: BudgetResidual) -> str:
-    if not residual.predicted_tokens:
-        return "nothing predicted"
-    if not residual.residual_bytes:
-        return "exactly"
-    share = (residual.reported_tokens - residual.predicted_tokens) / residual.predicted_tokens
-    direction = "less" if residual.residual_bytes > 0 else "more"
-    return f"{share:+.1%}, {format_gib(abs(residual.residual_bytes))} GiB {direction} on each GPU"

@@ -1,7 +1,4 @@
-"""Observed engine state after an apply, and the part kept for later.
-
-The last good workload and group crashes are kept.
-"""
+"""Observed engine state after an apply, and the part kept for later: last good workload and group crashes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +12,6 @@ from specdecode_operator.deployment.desired_state import DesiredState, Gated, La
 from specdecode_operator.deployment.engine_pod import engine_timeouts
 from specdecode_operator.deployment.observed.decay import NOTHING_DECAYED, Decay
 from specdecode_operator.deployment.observed.engine_reports import BudgetResidual, budget_residual
-from specdecode_operator.deployment.rollout.engine_workload import serving_template
 from specdecode_operator.deployment.rollout.readiness import Lending, Readiness
 from specdecode_operator.deployment.rollout.rollback import LastGood, after_rollout, attempt_of, with_crashes
 from specdecode_operator.deployment.rollout.rollout_progress import (
@@ -25,14 +21,14 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     observe_groups,
     read_group_rollout,
     read_rollout,
-    template_hash,
+    serving_hash,
     with_replaced,
 )
 from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent
 from specdecode_operator.vllm.engine_metrics import Reading
 
+# How long no engine answers before that is news: at three looks in a row where engines are asked each 15 s.
 _SILENCE_BELIEVED_S = 25.0
-"""How long no engine answers before that is news: at three looks in a row where engines are asked each 15 s."""
 
 
 @dataclass(frozen=True)
@@ -43,37 +39,16 @@ class Observation:
     pods: list[Body] = field(default_factory=list)
     readings: Mapping[str, Reading] = field(default_factory=dict)
     figures_due: bool = True
-    """Whether the observed figures may be written into the status again: they change with every request."""
-
-    silent_s: float | None = None
-    """How long no engine has answered; None where one does, or none was asked."""
-
-    lending: Lending | None = None
-    """The capture that has the GPUs of the engines, and when it should give them back."""
-
+    silent_s: float | None = None  # How long no engine has answered; None where one does, or none was asked
+    lending: Lending | None = None  # The capture that has the GPUs of the engines, and when it should give them back
     claim_users: tuple[str, ...] = ()
-    """Other objects of the namespace whose models are on a claim of this one."""
-
     recent: Recent = NOTHING_RECENT
-    """What the engines did lately."""
-
     decay: Decay = NOTHING_DECAYED
-    """Whether they do it worse than before."""
-
     figures: FiguresStatus | None = None
-    """What they did in the last minutes."""
-
     groups: GroupHistory = NO_GROUP_HISTORY
-    """What was observed of engines on several nodes since their template is in force."""
-
     replaced_workload: Body | None = None
-    """The workload of another kind that ran the engines before, while it is there."""
-
-    blocked: Readiness | None = None
-    """Why the API server did not take what is desired."""
-
-    contested: tuple[str, ...] = ()
-    """Children that somebody changes again after each repair, with the fields."""
+    blocked: Readiness | None = None  # Why the API server did not take what is desired
+    contested: tuple[str, ...] = ()  # Children that somebody changes again after each repair, with the fields
 
     @property
     def missed(self) -> bool:
@@ -94,9 +69,9 @@ def rollout_of(outcome: Launch | RolledBack | Gated, observation: Observation) -
     workload, wanted = observation.workload, wanted_replicas(outcome.facts)
     if workload is None or workload.get("kind") != LEADER_WORKER_SET.kind:
         return with_replaced(read_rollout(workload, observation.pods, wanted), observation.replaced_workload)
-    deadline_s = (
-        engine_timeouts(outcome.facts, outcome.plan).progress_deadline_s if isinstance(outcome, Launch) else None
-    )
+    deadline_s = None
+    if isinstance(outcome, Launch):
+        deadline_s = engine_timeouts(outcome.facts, outcome.plan).progress_deadline_s
     rollout = read_group_rollout(workload, observation.pods, wanted, observation.groups, deadline_s)
     return with_replaced(rollout, observation.replaced_workload)
 
@@ -106,7 +81,7 @@ def update_last_good(desired: DesiredState, observation: Observation, last_good:
     outcome, workload = desired.outcome, desired.workload
     if observation.blocked or not isinstance(outcome, Launch) or workload is None or observation.workload is None:
         return last_good
-    if template_hash(serving_template(observation.workload)) != template_hash(serving_template(workload)):
+    if serving_hash(observation.workload) != serving_hash(workload):
         return last_good
     if outcome.facts.spec.rollout.paused:
         return last_good
@@ -125,20 +100,14 @@ def update_group_history(
 ) -> GroupHistory:
     """Return the history with what is seen of engines on several nodes now; a new operator begins at ``last_good``."""
     outcome, workload = desired.outcome, observation.workload
-    if before is None:
-        before = _known_groups(last_good)
+    if before is None and last_good is not None:
+        before = last_good.groups or GroupHistory(serving_hash(last_good.workload), served=True)
+    before = before or NO_GROUP_HISTORY
     if observation.blocked or workload is None or isinstance(outcome, NotLaunched):
         return before
     if workload.get("kind") != LEADER_WORKER_SET.kind:
         return NO_GROUP_HISTORY  # a Deployment's pods count their own crashes, and it has a deadline of its own
     serve = rollout_of(outcome, observation).complete
     awaited = wanted_replicas(outcome.facts) > 0 and not outcome.facts.spec.rollout.paused
-    template = template_hash(serving_template(workload))
+    template = serving_hash(workload)
     return observe_groups(before, template, observation.pods, now_s, serve=serve, awaited=awaited)
-
-
-def _known_groups(last_good: LastGood | None) -> GroupHistory:
-    """What was seen of groups before this operator started: crashes, or that they served."""
-    if last_good is None:
-        return NO_GROUP_HISTORY
-    return last_good.groups or GroupHistory(template_hash(serving_template(last_good.workload)), served=True)

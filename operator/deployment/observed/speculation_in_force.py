@@ -1,13 +1,14 @@
 """Check engines against the spec: SettingsInForce, SpeculationActive, `status.speculation`.
 
-The evidence is an engine's counters, the settings it logged as changed, and the configuration its core started
-with. The command line is not evidence. An engine may log one thing and do another, so counters take precedence.
-Counters are lost when an engine ends, so the last acceptance is kept and shown with its time.
+The evidence is an engine's counters, the settings it logged as changed, and the configuration its core started with,
+not its command line. An engine may log one thing and do another, so counters take precedence. They are lost when an
+engine ends, so the last acceptance is kept and shown with its time.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 from specdecode_operator.api.deployment_status import (
@@ -17,12 +18,8 @@ from specdecode_operator.api.deployment_status import (
     SpeculationFeature,
 )
 from specdecode_operator.deployment.conditions import (
-    _DRAFT_TENSOR,
-    _LENGTH,
-    _SCHEDULE_FIELD,
     FALSE,
     MESSAGE_LIMIT,
-    METHOD,
     OTHER_SETTING,
     REASONS,
     TRUE,
@@ -33,7 +30,7 @@ from specdecode_operator.deployment.engine_settings import engine_settings
 from specdecode_operator.deployment.model_checks import runs_on_v1
 from specdecode_operator.deployment.observed.engine_reports import decimal, no_engine_condition
 from specdecode_operator.deployment.spec_facts import Facts
-from specdecode_operator.enums import METHODS_OF_FREE_LENGTH, METHODS_WITH_LOOKUP, Method
+from specdecode_operator.enums import METHODS_OF_FREE_LENGTH, Method
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.sizing.pair import effective_batch
@@ -44,72 +41,66 @@ from specdecode_operator.vllm.settings_watch import word
 from specdecode_operator.vllm.speculative_config import SPECULATIVE_KEYS, SPOKEN_KEYS, SpeculativeKey
 
 _TYPE: Final = "SettingsInForce"
+_LENGTH: Final = "numSpeculativeTokens"
+_SCHEDULE_FIELD: Final = "numSpeculativeTokensByBatchSize"
+_LONGEST: Final = 256
+_ACTIVE: Final = partial(ConditionUpdate, "SpeculationActive")
 _SCHEDULE: Final = "spec.speculation.numSpeculativeTokensByBatchSize"
 
 
-@dataclass(frozen=True)
-class _Change:
-    """What holds instead of what was asked for, and what helps."""
-
-    reason: str
-    what: str
-    fix: str
-
-
-_CHANGES: Final = {
-    "schedule_with_data_parallel": _Change(
+# Reason, what holds instead of the setting, and what helps, by the setting; what costs most first.
+_CHANGES: Final[Mapping[str, tuple[str, str, str]]] = {
+    "schedule_with_data_parallel": (
         "ScheduleDropped",
         "K does not follow the number of requests, because data-parallel ranks must draft alike",
         f"remove {_SCHEDULE}, or serve by spec.replicas instead of data parallelism",
     ),
-    "schedule_on_v1": _Change(
+    "schedule_on_v1": (
         "ScheduleDropped",
         "K does not follow the number of requests, because model runner V1 cannot shorten drafts of this method",
         f"remove {_SCHEDULE}, or use another method",
     ),
-    "max_model_len": _Change(
+    "max_model_len": (
         "LengthReduced",
         "requests may be no longer than the draft goes, which is less than spec.serving.maxModelLen",
         "lower spec.serving.maxModelLen, or use a draft that goes as far",
     ),
-    "max_num_seqs": _Change(
+    "max_num_seqs": (
         "FewerRequests",
         "fewer requests than spec.serving.maxNumSeqs run together, because each takes several tokens of a draft's step",
         "raise spec.serving.maxNumBatchedTokens, or lower spec.serving.maxNumSeqs",
     ),
-    "model_runner": _Change(
+    "model_runner": (
         "RunnerChanged",
         "model runner V1 serves, and the plan counts on V2",
         "look for what needs V1 in spec.engine.extraArgs and spec.engine.env",
     ),
-    "async_scheduling": _Change(
+    "async_scheduling": (
         "NotAsynchronous",
         "the scheduler waits for each step, which takes time",
         "look for what turned that off in spec.engine.extraArgs and spec.engine.env",
     ),
-    "cudagraph_mode_with_schedule": _Change(
+    "cudagraph_mode_with_schedule": (
         "GraphsReduced",
         "CUDA graphs are in pieces, because K follows the number of requests on model runner V1",
         f"remove {_SCHEDULE}, or look for what needs V1 in spec.engine.extraArgs and spec.engine.env",
     ),
-    "cudagraph_mode_with_drafts": _Change(
+    "cudagraph_mode_with_drafts": (
         "GraphsReduced",
         "CUDA graphs are in pieces or there are none, because the attention backend replays one token a request",
         "name another --attention-backend in spec.engine.extraArgs",
     ),
-    "draft_graphs": _Change(
+    "draft_graphs": (
         "GraphsReduced",
         "the draft runs without CUDA graphs, which its attention backend does not have",
         "leave --attention-backend out of spec.engine.extraArgs, or use another draft",
     ),
 }
-"""By the engine's changed settings; what costs most first."""
 
 
-def change_message(setting: str) -> str:
-    """Return what holds instead of what was asked for, and what helps."""
-    change = _CHANGES[setting]
-    return f"{change.what}; {change.fix}"
+def _change_message(setting: str) -> str:
+    _, what, fix = _CHANGES[setting]
+    return f"{what}; {fix}"
 
 
 def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> ConditionUpdate:
@@ -119,7 +110,15 @@ def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> Conditi
     engines = answering_engines(readings)
     if not engines:
         return no_engine_condition(_TYPE, readings)
-    planned = _planned(facts)
+    planned = set()
+    on_v1 = runs_on_v1(facts.spec, facts.pair)
+    if on_v1:
+        planned |= {"model_runner", "cudagraph_mode_with_schedule"}
+    # On V1 as of 0.31, with stages too.
+    if waits_for_steps(facts.method, facts.profile, on_v1=on_v1) or (on_v1 and facts.spec.parallelism.pipeline > 1):
+        planned.add("async_scheduling")
+    if effective_batch(facts.pair) < facts.pair.limits.max_num_seqs:
+        planned.add("max_num_seqs")
     made = {
         setting: [name for name, engine in engines.items() if setting in (engine.changed_settings or ())]
         for setting in _CHANGES
@@ -127,8 +126,8 @@ def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> Conditi
     }
     told = [(setting, names[0]) for setting, names in made.items() if names]
     if told:
-        messages = [f"{name}: {change_message(setting)}" for setting, name in told]
-        return ConditionUpdate(_TYPE, FALSE, _CHANGES[told[0][0]].reason, ". ".join(messages))
+        messages = [f"{name}: {_change_message(setting)}" for setting, name in told]
+        return ConditionUpdate(_TYPE, FALSE, _CHANGES[told[0][0]][0], ". ".join(messages))
     silent = [name for name, engine in engines.items() if engine.changed_settings is None]
     if silent:
         message = (
@@ -139,27 +138,9 @@ def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> Conditi
     return ConditionUpdate(_TYPE, TRUE, "AsAsked", "the engines changed no setting by themselves that was not planned")
 
 
-def _planned(facts: Facts) -> set[str]:
-    """Return what vLLM changes for such a spec, as the plan knows; warnings tell of it where it matters."""
-    planned = set()
-    on_v1 = runs_on_v1(facts.spec, facts.pair)
-    if on_v1:
-        planned |= {"model_runner", "cudagraph_mode_with_schedule"}
-    # On V1 as of 0.31, with stages too.
-    if waits_for_steps(facts.method, facts.profile, on_v1=on_v1) or (on_v1 and facts.spec.parallelism.pipeline > 1):
-        planned.add("async_scheduling")
-    if effective_batch(facts.pair) < facts.pair.limits.max_num_seqs:
-        planned.add("max_num_seqs")
-    return planned
-
-
-_ENOUGH_DRAFTED_TOKENS: Final = 64
-"""Before that a length on average says little: the ends of a few requests decide it."""
-_ROUNDED: Final = 0.02
-"""How far an average of drafts of one length may be from it, as it stands in the status."""
-_MOSTLY: Final = 0.9
-"""Share of K that drafts have on average although all that can be is drafted."""
-
+_ENOUGH_DRAFTED_TOKENS: Final = 64  # Before that a length on average says little: the ends of a few requests decide it
+_ROUNDED: Final = 0.02  # How far an average of drafts of one length may be from it, as it stands in the status
+_MOSTLY: Final = 0.9  # Share of K that drafts have on average although all that can be is drafted
 _WHERE: Final = "look for what says so in spec.engine.extraArgs, spec.engine.env and spec.podTemplate"
 _SHORTER: Final = (
     "drafts are shortened at the end of spec.serving.maxModelLen, by structured output, and where a step has no room"
@@ -169,19 +150,15 @@ _SHORTER: Final = (
 
 @dataclass(frozen=True)
 class _Engines:
-    """What engines show of one deployment."""
-
     facts: Facts
     tensor: int
     readings: Mapping[str, EngineReading]
     observed: ObservedStatus | None
     recent: Recent
     drafting: ConditionUpdate
-    """What is known of drafting at all."""
 
     @property
     def drafted(self) -> float | None:
-        """Tokens of a draft on average, once there are enough of them."""
         seen = self.observed
         enough = seen is not None and (seen.draft_tokens or 0) >= _ENOUGH_DRAFTED_TOKENS
         return decimal(seen.mean_draft_length) if enough and seen is not None else None
@@ -190,56 +167,62 @@ class _Engines:
 _Finding = tuple[ConditionStatus, str]
 
 
-def speculation_features(  # noqa: PLR0913  three witnesses
-    facts: Facts,
-    tensor: int,
-    readings: Mapping[str, Reading],
-    observed: ObservedStatus | None,
-    *,
-    recent: Recent,
-    drafting: ConditionUpdate,
-) -> list[SpeculationFeature]:
-    """Return what was asked for and whether it is in force; nothing without speculation, and of a replay.
-
-    ``tensor`` is the plan's tensor parallelism, ``drafting`` what is known of drafting at all.
-    """
-    engines = _Engines(facts, tensor, answering_engines(readings), observed, recent, drafting)
-    if facts.method is Method.NONE or facts.replay is not None:
+def _speculation_features(engines: _Engines, none_answers: str | None) -> list[SpeculationFeature]:
+    """Return what was asked for and whether it is in force; nothing without speculation, and of a replay."""
+    facts, found = engines.facts, []
+    settings = engine_settings(facts.spec, facts.pair, engines.tensor)
+    if settings.speculation is None or facts.replay is not None:
         return []
-    none_answers = None if engines.readings else no_engine_condition("SpeculationActive", readings).message
-    found = []
-    for key, value in _asked(facts, tensor):
-        feature = key.field.removeprefix("spec.").removeprefix("speculation.")
-        judge = _JUDGES.get(feature, _by_its_word)
-        in_force, message = (UNKNOWN, none_answers) if none_answers else judge(engines, key, value)
-        told = clip(printable(message), MESSAGE_LIMIT)
-        found.append(SpeculationFeature(feature=feature, asked=_text(value), in_force=in_force, message=told))
-    return found
-
-
-def _asked(facts: Facts, tensor: int) -> Iterator[tuple[SpeculativeKey, Any]]:
-    """Return the keys of vLLM that fields of the spec decide, with their values."""
-    settings = engine_settings(facts.spec, facts.pair, tensor)
-    if settings.speculation is None:
-        return
     # Follows from the models, and the target's split goes for the draft where none is asked for.
     unasked = {"parallel_drafting", *([] if facts.spec.parallelism.draft_tensor else ["draft_tensor_parallel_size"])}
     for key in SPECULATIVE_KEYS:
         value = key.value(settings, settings.speculation, facts.profile)
-        if value is not None and key.key in SPOKEN_KEYS and key.key not in unasked:
-            yield key, value
+        if value is None or key.key not in SPOKEN_KEYS or key.key in unasked:
+            continue
+        feature = key.field.removeprefix("spec.").removeprefix("speculation.")
+        in_force, message = (UNKNOWN, none_answers) if none_answers else _judge(engines, feature, key, value)
+        asked = str(value).lower() if isinstance(value, bool) else word(value)
+        if isinstance(value, list):
+            asked = clip(", ".join(f"{first}-{last}: {length}" for first, last, length in value), _LONGEST)
+        told = clip(printable(message), MESSAGE_LIMIT)
+        found.append(SpeculationFeature(feature=feature, asked=asked, in_force=in_force, message=told))
+    return found
 
 
-def _method(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
-    other = _otherwise(engines, key, value)
-    return (FALSE, other) if other else (engines.drafting.status, engines.drafting.message)
-
-
-def _length(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
-    """K: how long drafts are."""
-    wrong = _other_places(engines, value) or _otherwise(engines, key, value)
-    if wrong:
+def _judge(engines: _Engines, feature: str, key: SpeculativeKey, value: Any) -> _Finding:
+    if feature == "parallelism.draftTensor":
+        # No version gives a draft another split, and none says so (status.plan.draftTensor).
+        if value == engines.tensor:
+            return TRUE, "vLLM splits the draft like the target"
+        over = f"over {engines.tensor} GPUs, whatever it is told"
+        return FALSE, f"vLLM splits the draft like the target, {over}; remove spec.parallelism.draftTensor"
+    if wrong := _contradiction(engines, feature, key, value):
         return FALSE, wrong
+    match feature:
+        case "method":
+            return engines.drafting.status, engines.drafting.message
+        case "numSpeculativeTokens":
+            return _length(engines, value)
+    return _schedule(engines, value) if feature == _SCHEDULE_FIELD else _by_its_word(engines, key)
+
+
+def _contradiction(engines: _Engines, feature: str, key: SpeculativeKey, value: Any) -> str | None:
+    """Return which engine has something else, by its counters, the changes that it logged, or its own word."""
+    for name, engine in engines.readings.items():
+        places = len(engine.speculation.accepted_per_position) if engine.speculation is not None else 0
+        if feature == _LENGTH and places not in (0, value):
+            return f"{name} drafts up to {places} tokens; {_WHERE}, or set spec.speculation.{_LENGTH} to {places}"
+        for change in ("schedule_with_data_parallel", "schedule_on_v1") if feature == _SCHEDULE_FIELD else ():
+            if change in (engine.changed_settings or ()):
+                return f"{name}: {_change_message(change)}"
+    for name, engine in engines.readings.items():
+        said = engine.speculation_settings.get(key.key)
+        if said is not None and said != word(value):
+            return f"{name} started with {key.key} {said}; {_WHERE}"
+    return None
+
+
+def _length(engines: _Engines, value: int) -> _Finding:
     drafted, method = engines.drafted, engines.facts.method
     if drafted is None:
         return UNKNOWN, "too little has been drafted to see it"
@@ -253,25 +236,13 @@ def _length(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
     return (TRUE, seen) if drafted >= value * _MOSTLY else (UNKNOWN, f"{seen}: {_SHORTER}")
 
 
-def _other_places(engines: _Engines, tokens: int) -> str | None:
-    """Return which engine has counters for more or fewer places of a draft than are asked for."""
-    for name, engine in engines.readings.items():
-        places = len(engine.speculation.accepted_per_position) if engine.speculation is not None else 0
-        if places not in (0, tokens):
-            return f"{name} drafts up to {places} tokens; {_WHERE}, or set spec.speculation.{_LENGTH} to {places}"
-    return None
-
-
-def _schedule(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
-    """K by the number of requests: vLLM drops it with a line in its log, and drafts K always."""
-    wrong = _dropped(engines) or _otherwise(engines, key, value)
-    if wrong:
-        return FALSE, wrong
+def _schedule(engines: _Engines, value: Any) -> _Finding:
     tokens, drafted, method = engines.facts.pair.num_speculative_tokens, engines.drafted, engines.facts.method
-    lengths = {length for _, _, length in value}
-    without = _steps_without_draft(engines) if 0 in lengths else None
     if method in METHODS_OF_FREE_LENGTH:
         return UNKNOWN, f"method {method} proposes as many tokens as it finds, so that lengths of drafts tell nothing"
+    lengths = {length for _, _, length in value}
+    with_draft = engines.observed.drafted_steps_percent if engines.observed else None
+    without = 100 - with_draft if 0 in lengths and with_draft is not None else 0
     if without:
         starved = f"{_STARVED}; " if engines.recent.acceptance_collapsed else ""
         return TRUE, f"{without} % of decoding steps had no draft; {starved}{_NOT_OFF}"
@@ -282,16 +253,6 @@ def _schedule(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
     return UNKNOWN, f"no draft of another length than {tokens} was seen: so many requests may not have run yet"
 
 
-def _dropped(engines: _Engines) -> str | None:
-    for name, engine in engines.readings.items():
-        for change in _DROPPED:
-            if change in (engine.changed_settings or ()):
-                return f"{name}: {change_message(change)}"
-    return None
-
-
-_DROPPED: Final = ("schedule_with_data_parallel", "schedule_on_v1")
-
 _STARVED: Final = "less than half of what was accepted once is accepted now"
 _NOT_OFF: Final = (
     "0 tokens are not the same as none: a draft with layers still runs once each step and keeps its memory, and one"
@@ -299,26 +260,7 @@ _NOT_OFF: Final = (
 )
 
 
-def _steps_without_draft(engines: _Engines) -> int | None:
-    drafted = engines.observed.drafted_steps_percent if engines.observed else None
-    return None if drafted is None else 100 - drafted
-
-
-def _draft_tensor(engines: _Engines, _: SpeculativeKey, value: Any) -> _Finding:
-    """No version gives a draft another split, and none says so (status.plan.draftTensor)."""
-    if value == engines.tensor:
-        return TRUE, "vLLM splits the draft like the target"
-    return FALSE, (
-        f"vLLM splits the draft like the target, over {engines.tensor} GPUs, whatever it is told; remove"
-        f" spec.{_DRAFT_TENSOR}"
-    )
-
-
-def _by_its_word(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding:
-    """What no counter shows, an engine says at its start."""
-    other = _otherwise(engines, key, value)
-    if other:
-        return FALSE, other
+def _by_its_word(engines: _Engines, key: SpeculativeKey) -> _Finding:
     silent = [name for name, engine in engines.readings.items() if key.key not in engine.speculation_settings]
     if silent:
         return UNKNOWN, (
@@ -328,48 +270,17 @@ def _by_its_word(engines: _Engines, key: SpeculativeKey, value: Any) -> _Finding
     return TRUE, "no counter shows it; the engines started with it, by their own word"
 
 
-def _otherwise(engines: _Engines, key: SpeculativeKey, value: Any) -> str | None:
-    """Return which engine says that it has something else, and what helps."""
-    for name, engine in engines.readings.items():
-        said = engine.speculation_settings.get(key.key)
-        if said is not None and said != word(value):
-            return f"{name} started with {key.key} {said}; {_WHERE}"
-    return None
-
-
-def _text(value: Any) -> str:
-    """Return a value as people write it in the spec."""
-    if isinstance(value, list):
-        return clip(", ".join(f"{first}-{last}: {length}" for first, last, length in value), _LONGEST)
-    return str(value).lower() if isinstance(value, bool) else word(value)
-
-
-_LONGEST: Final = 256
-
-_JUDGES: Final[Mapping[str, Callable[[_Engines, SpeculativeKey, Any], _Finding]]] = {
-    METHOD: _method,
-    _LENGTH: _length,
-    _SCHEDULE_FIELD: _schedule,
-    _DRAFT_TENSOR: _draft_tensor,
-}
-"""What is told by more than the engine's word."""
-
-
+# vllm/v1/core/sched/scheduler.py counts what was scheduled; what of it is verified the GPU decides afterwards.
 LOW_BY_DESIGN: Final = (
     "with adaptiveVerification drafted tokens that were left unverified count as not accepted, so go by the mean length"
 )
-"""vllm/v1/core/sched/scheduler.py counts what was scheduled; what of it is verified the GPU decides afterwards."""
-
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def last_acceptance(
     before: AcceptanceStatus | None, figures: ObservedStatus | None, facts: Facts | None, now: datetime
 ) -> AcceptanceStatus | None:
-    """Return the acceptance to show; that of other models, another method or another K is none of this spec.
-
-    ``facts`` are those of engines that are launched; None where nothing is, and what was known stays.
-    """
+    """Return the acceptance to show; that of other models, another method or another K is none of this spec."""
     with_ = None if facts is None else _measured_with(facts)
     if with_ is not None and figures is not None and figures.acceptance is not None:
         return AcceptanceStatus(
@@ -396,7 +307,6 @@ def with_last_acceptance(condition: ConditionUpdate, acceptance: AcceptanceStatu
 
 
 def _measured_with(facts: Facts) -> str | None:
-    """Return what an acceptance is of; None without speculation."""
     if facts.method is Method.NONE:
         return None
     draft = facts.spec.speculation.draft if facts.spec.speculation else None
@@ -408,32 +318,28 @@ def _measured_with(facts: Facts) -> str | None:
     return clip(f"{how}{facts.method}, K {tokens}{adapting}{lossy}, {', '.join(models)}", _LONGEST)
 
 
+# Tokens without a draft after which a drafter that proposed nothing is called idle: a few requests may be short.
 _ENOUGH_STEPS: Final = 64
-"""Tokens without a draft after which a drafter that proposed nothing is called idle: a few requests may be short."""
-
 _LEAST_DRAFTED_TOKENS: Final = 256
 _USELESS: Final = (
     "nothing of it is accepted: the draft is not made for this target, or gets no KV cache of the prompt, as may be"
     " with --kv-transfer-config in spec.engine.extraArgs (vllm-project/vllm#54926)"
 )
-
+# For V1: vllm/v1/worker/gpu_model_runner.py, _input_fits_in_drafter.
 _STOPPED: Final = (
     "the engines drafted before and do so no longer: a whole window of their steps had no draft. On model runner V1 a"
     " request that is longer than the draft goes stops it for all; else look at the engine's log, and start it anew"
     " with kubectl rollout restart"
 )
-"""For V1: vllm/v1/worker/gpu_model_runner.py, _input_fits_in_drafter."""
 
 
 def prove_speculation(
     facts: Facts, tensor: int, readings: Mapping[str, Reading], observed: ObservedStatus | None, recent: Recent
 ) -> tuple[ConditionUpdate, list[SpeculationFeature]]:
-    """Return whether the engines really draft, in the figures that the status shows, and what of it is in force.
-
-    ``tensor`` is the tensor parallelism of the plan.
-    """
-    drafting = _drafts(facts, readings, observed, recent)
-    features = speculation_features(facts, tensor, readings, observed, recent=recent, drafting=drafting)
+    """Return whether the engines really draft, in the figures that the status shows, and what of it is in force."""
+    drafting, engines = _drafts(facts, readings, observed, recent), answering_engines(readings)
+    none_answers = None if engines else no_engine_condition("SpeculationActive", readings).message
+    features = _speculation_features(_Engines(facts, tensor, engines, observed, recent, drafting), none_answers)
     missing = [each for each in features if each.in_force is FALSE]
     if drafting.status is FALSE or not missing:
         return drafting, features
@@ -441,24 +347,31 @@ def prove_speculation(
     messages = [f"{each.feature} {each.asked} is not in force: {each.message}" for each in missing]
     if drafting.status is TRUE:
         messages.append(drafting.message)
-    return _condition(FALSE, REASONS.get(first, OTHER_SETTING), ". ".join(messages)), features
+    return _ACTIVE(FALSE, REASONS.get(first, OTHER_SETTING), ". ".join(messages)), features
 
 
 def _drafts(
     facts: Facts, readings: Mapping[str, Reading], observed: ObservedStatus | None, recent: Recent
 ) -> ConditionUpdate:
     if facts.method is Method.NONE:
-        return _condition(FALSE, "Disabled", "not asked for: spec.speculation is absent or its method is none")
+        return _ACTIVE(FALSE, "Disabled", "not asked for: spec.speculation is absent or its method is none")
     engines = answering_engines(readings)
     if not engines:
         return no_engine_condition("SpeculationActive", readings)
-    # An engine that speculates has the counters from its start on.
     without = [name for name, engine in engines.items() if engine.speculation is None]
     if without:
-        return _condition(FALSE, "NotDrafting", _without_counters(facts, without[0]))
+        message = (
+            f"{without[0]} publishes no speculation counters: it serves without spec.speculation.method {facts.method};"
+            " look for what turned it off in its log, in spec.engine.extraArgs and in spec.podTemplate"
+        )
+        if facts.replay is not None:
+            message = "the recording that is replayed is of an engine without speculation"
+        return _ACTIVE(FALSE, "NotDrafting", message)
     if observed is not None and observed.draft_tokens:
-        if recent.stopped_drafting and _drafts_in_each_step(facts):
-            return _condition(FALSE, "NotDrafting", _STOPPED)
+        # A step has no draft if a lookup finds nothing, or a schedule or a recording says so.
+        may_rest = facts.method in METHODS_OF_FREE_LENGTH or 0 in facts.pair.other_draft_lengths
+        if recent.stopped_drafting and not may_rest and facts.replay is None:
+            return _ACTIVE(FALSE, "NotDrafting", _STOPPED)
         return _drafting(facts, observed)
     # No request has a draft for its first token, and some have no other.
     steps = [
@@ -467,26 +380,11 @@ def _drafts(
     return _nothing_drafted(facts, sum(steps))
 
 
-def _drafts_in_each_step(facts: Facts) -> bool:
-    """Whether no step is without a draft: a lookup may find nothing, and a schedule or a recording say so."""
-    finds = facts.method in METHODS_OF_FREE_LENGTH
-    return not finds and 0 not in facts.pair.other_draft_lengths and facts.replay is None
-
-
-def _without_counters(facts: Facts, engine: str) -> str:
-    if facts.replay is not None:
-        return "the recording that is replayed is of an engine without speculation"
-    return (
-        f"{engine} publishes no speculation counters: it serves without spec.speculation.method {facts.method};"
-        " look for what turned it off in its log, in spec.engine.extraArgs and in spec.podTemplate"
-    )
-
-
 def _drafting(facts: Facts, observed: ObservedStatus) -> ConditionUpdate:
     message = f"acceptance {observed.acceptance}, mean acceptance length {observed.mean_acceptance_length}"
     if facts.replay is not None:
         recorded = f"{message} with K={observed.num_speculative_tokens}, of the recording that is replayed"
-        return _condition(TRUE, "Replayed", f"{recorded}: no model runs")
+        return _ACTIVE(TRUE, "Replayed", f"{recorded}: no model runs")
     message += f" with K={facts.pair.num_speculative_tokens}"
     # The engine's counters leave out steps without a draft (vllm/v1/core/sched/scheduler.py).
     if facts.pair.other_draft_lengths:
@@ -497,27 +395,19 @@ def _drafting(facts: Facts, observed: ObservedStatus) -> ConditionUpdate:
         message += f"; {LOW_BY_DESIGN}"
     if facts.pair.checks_by_entropy:
         message += "; with rejectionSampling fly tokens count as accepted that the target would have rejected"
-    return _condition(TRUE, "Drafting", message)
+    return _ACTIVE(TRUE, "Drafting", message)
 
 
 def _nothing_drafted(facts: Facts, tokens: int) -> ConditionUpdate:
-    """Return what it means that no engine has proposed a token yet, although it generated some where it might have."""
     if tokens < _ENOUGH_STEPS:
-        return _condition(UNKNOWN, "NoTraffic", "ready to draft; too little has been asked of the engines to see it")
-    if facts.method in METHODS_WITH_LOOKUP:
-        return _condition(UNKNOWN, "NoMatches", "the engines generate, but no n-gram of a prompt came up again yet")
-    if facts.method is Method.SUFFIX:
-        return _condition(
-            UNKNOWN, "NoMatches", "the engines generate, but nothing of an earlier answer came up again yet"
-        )
+        return _ACTIVE(UNKNOWN, "NoTraffic", "ready to draft; too little has been asked of the engines to see it")
+    if facts.method in METHODS_OF_FREE_LENGTH:
+        lookup = "nothing of an earlier answer" if facts.method is Method.SUFFIX else "no n-gram of a prompt"
+        return _ACTIVE(UNKNOWN, "NoMatches", f"the engines generate, but {lookup} came up again yet")
     message = f"the engines generated {tokens} tokens, but drafted none with spec.speculation.method {facts.method}"
     ranges = facts.spec.speculation.num_speculative_tokens_by_batch_size if facts.spec.speculation else []
     if any(part.num_speculative_tokens == 0 for part in ranges):
         message += "; spec.speculation.numSpeculativeTokensByBatchSize says so for some numbers of requests"
     else:
         message += ": look for what turned it off in the engine's log and in spec.engine.extraArgs"
-    return _condition(FALSE, "NotDrafting", message)
-
-
-def _condition(status: ConditionStatus, reason: str, message: str) -> ConditionUpdate:
-    return ConditionUpdate("SpeculationActive", status, reason, message)
+    return _ACTIVE(FALSE, "NotDrafting", message)

@@ -20,13 +20,9 @@ from specdecode_operator.deployment.rollout.engine_errors import dead_core, find
 from specdecode_operator.vllm.environment import API_KEY_VARIABLE
 
 POD_REJECTED: Final = "PodRejected"
-
-REJECTIONS_BEFORE_BACKOFF: Final = 3
-"""Rejections in a row after which no more pods are made for a while."""
-
+REJECTIONS_BEFORE_BACKOFF: Final = 3  # Rejections in a row after which no more pods are made for a while
 _FIRST_REST_S, _LONGEST_REST_S = 20.0, 600.0
-_MOST_DOUBLINGS: Final = 10
-
+# What helps, by how the kubelet's reason begins: OutOfcpu, OutOfmemory, OutOfnvidia.com/gpu.
 _FIXES: Final = {
     "OutOf": "free that much on the node, or let the scheduler choose one: no nodeName in spec.podTemplate",
     "NodeAffinity": "give the node the labels that the pod asks for, or let the scheduler choose one",
@@ -37,23 +33,33 @@ _FIXES: Final = {
     "TaintToleration": "tolerate the node's taint in spec.podTemplate, or let the scheduler choose one",
     "Preempting": "the node takes a critical pod in its place: cordon it, or give the engines a priorityClassName",
 }
-"""What helps, by how the kubelet's reason begins: OutOfcpu, OutOfmemory, OutOfnvidia.com/gpu."""
-
 _ELSE: Final = "kubectl describe its node tells what it lacks: mend that, or cordon it"
 
-_REJECTED: Final = "Pod was rejected"
-"""How a kubelet begins, whatever the reason. One whose node lacks memory or disk is Evicted, as those are that ran."""
+
+def condition_of(body: Body, type_: str) -> Body:
+    """Return a condition in the status of a pod or workload; empty if it has none of this type."""
+    conditions: list[Body] = (body.get("status") or {}).get("conditions") or []
+    return next((each for each in conditions if each["type"] == type_), {})
+
+
+def container_statuses(pod: Body) -> list[Body]:
+    """Return the statuses of a pod's init containers and containers, in this order."""
+    status = pod.get("status") or {}
+    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
 
 
 def rejected_pod(pod: Body) -> Blocked | None:
-    """Return why the kubelet refused a pod; None for one that it took, or that has no node yet."""
+    """Return why the kubelet rejected a pod; None for one that it took, or that has no node yet."""
     status = pod.get("status", {})
     reason = str(status.get("reason") or "")
-    if status.get("phase") != "Failed" or not reason or _has_run(status):
+    states = [each.get("state") or {} for each in container_statuses(pod)]
+    has_run = any((state.get("terminated") or {}).get("startedAt") or state.get("running") for state in states)
+    if status.get("phase") != "Failed" or not reason or has_run:
         return None
     fix = next((fix for begin, fix in _FIXES.items() if reason.startswith(begin)), None)
     said = str(status.get("message") or "it said no more")
-    if fix is None and not said.startswith(_REJECTED):
+    # So a kubelet begins, whatever the reason. A pod that ran is Evicted like one whose node lacks memory or disk.
+    if fix is None and not said.startswith("Pod was rejected"):
         return None
     node = f"node {name}" if (name := pod.get("spec", {}).get("nodeName")) else "its node"
     message = f"{pod['metadata']['name']} was refused by {node}: {reason}: {said.rstrip('. ')}: {fix or _ELSE}"
@@ -66,30 +72,19 @@ def rejections(pods: Sequence[Body]) -> list[Body]:
     for pod in sorted(pods, key=_made, reverse=True):
         if rejected_pod(pod):
             found.append(pod)
-        elif pod.get("status", {}).get("containerStatuses") or _waits(pod):
+        elif (
+            pod.get("status", {}).get("containerStatuses") or condition_of(pod, "PodScheduled").get("status") == "False"
+        ):
             break
     return found
 
 
-def blocked_by_rejections(rejected: Sequence[Body]) -> Blocked | None:
-    """Return why the newest of some rejected pods was, and whether more are made."""
-    blocked = rejected_pod(rejected[0]) if rejected else None
-    if blocked is None or len(rejected) < REJECTIONS_BEFORE_BACKOFF:
-        return blocked
-    message = (
-        f"{blocked.message}; {len(rejected)} in a row, so others are made ever more rarely, at last every 10 minutes"
-    )
-    return replace(blocked, message=message)
-
-
 def backs_off(pods: Sequence[Body], now_s: float) -> bool:
-    """Whether no more pods are to be made at a time, in seconds since 1970.
+    """Return whether to create no more pods at ``now_s``, in Unix time.
 
-    It is counted from the pods that there are, so that a restart of the operator begins nothing anew.
+    The count comes from the pods that exist, so a restart of the operator does not reset it.
     """
     rejected = rejections(pods)
-    if not rejected:
-        return False
     # Without those that were made while a clock was ahead: they would hold back pods for as long.
     made_s = [datetime.fromisoformat(_made(pod)).timestamp() for pod in rejected]
     last_s = next((each for each in made_s if each <= now_s + AHEAD.total_seconds()), -math.inf)
@@ -100,85 +95,58 @@ def backs_off_after(count: int, last_s: float, now_s: float) -> bool:
     """Whether no more pods are to be made after some rejections in a row, each time for longer."""
     if count < REJECTIONS_BEFORE_BACKOFF:
         return False
-    rest_s = min(_FIRST_REST_S * 2.0 ** min(count - REJECTIONS_BEFORE_BACKOFF, _MOST_DOUBLINGS), _LONGEST_REST_S)
+    rest_s = min(_FIRST_REST_S * 2.0 ** min(count - REJECTIONS_BEFORE_BACKOFF, 10), _LONGEST_REST_S)
     return now_s < last_s + rest_s
 
 
 def running_pods(pods: Sequence[Body]) -> int:
     """Return how many pods their nodes have taken, and that are not over."""
-    return sum("deletionTimestamp" not in pod["metadata"] and _is_taken(pod.get("status", {})) for pod in pods)
-
-
-def _is_taken(status: Body) -> bool:
-    return status.get("phase") not in {"Failed", "Succeeded"} and bool(status.get("containerStatuses"))
-
-
-def _has_run(status: Body) -> bool:
-    containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    states = [each.get("state") or {} for each in containers]
-    return any((state.get("terminated") or {}).get("startedAt") or state.get("running") for state in states)
-
-
-def _waits(pod: Body) -> bool:
-    conditions = pod.get("status", {}).get("conditions") or []
-    return any(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions)
+    statuses = [pod.get("status", {}) for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    return sum(
+        bool(status.get("containerStatuses"))
+        for status in statuses
+        if status.get("phase") not in ("Failed", "Succeeded")
+    )
 
 
 def _made(pod: Body) -> str:
     return str(pod["metadata"].get("creationTimestamp", ""))
 
 
+# Fields by the variable that the operator makes of them (templates/engine-pod.yaml.j2 and the Jobs).
 _FIELDS: Final = {
     API_KEY_VARIABLE: "spec.serving.apiKeySecret",
     "SPECDECODE_TLS_CERTIFICATE": "spec.serving.tlsSecret",
     "HF_TOKEN": "spec.models.hubTokenSecret",
 }
-"""Fields by the variable that the operator makes of them (templates/engine-pod.yaml.j2 and the Jobs)."""
-
 _OF_USERS: Final = "spec.podTemplate"
 
 
-def name_secret_field(pod: Body, message: str) -> str:
+def _name_secret_field(pod: Body, message: str) -> str:
     """Return what the kubelet says of a Secret, with the field that asks for it and what to do.
 
     It says ``secret "clients" not found``, or ``couldn't find key token in Secret team/clients``
     (pkg/kubelet/kubelet_pods.go, makeEnvironmentVariables).
     """
-    lacks_key = "find key" in message
-    asked_by = [variable for variable, name, key in _asked(pod) if _is_of(message, name, key)]
-    where = " and ".join(sorted({_FIELDS.get(variable, _OF_USERS) for variable in asked_by})) or _OF_USERS
-    fix = "add the key, or name one that it has" if lacks_key else "create it, or name another"
-    return f"{message} ({where}): {fix}; goes on by itself when it is there"
+    spec, fields = pod.get("spec", {}), set()
+    for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
+        for variable in container.get("env") or []:
+            if secret := (variable.get("valueFrom") or {}).get("secretKeyRef"):
+                name, key = secret.get("name", ""), secret.get("key", "")
+                if f'"{name}"' in message or (f"key {key} in" in message and message.endswith(f"/{name}")):
+                    fields.add(_FIELDS.get(variable["name"], _OF_USERS))
+    fix = "add the key, or name one that it has" if "find key" in message else "create it, or name another"
+    return f"{message} ({' and '.join(sorted(fields)) or _OF_USERS}): {fix}; goes on by itself when it is there"
 
-
-def _asked(pod: Body) -> list[tuple[str, str, str]]:
-    """Variables of a pod with the name of the Secret and the key that they are to hold."""
-    spec = pod.get("spec", {})
-    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-    asked = [
-        (variable["name"], (variable.get("valueFrom") or {}).get("secretKeyRef") or {})
-        for container in containers
-        for variable in container.get("env") or []
-    ]
-    return [(variable, secret.get("name", ""), secret.get("key", "")) for variable, secret in asked if secret]
-
-
-def _is_of(message: str, name: str, key: str) -> bool:
-    """Whether the kubelet speaks of this Secret, and of this key where it speaks of one."""
-    return f'"{name}"' in message or (f"key {key} in" in message and message.endswith(f"/{name}"))
-
-
-_SIGNALLED = (137, 143)
-"""Exit codes of a process that SIGKILL or SIGTERM ended."""
 
 _WORDLESS = (
     ", as it does when it is told to end, or a process of it was killed; kubectl logs --previous of its pod tells"
 )
-
 VOLUME_IN_USE = "VolumeInUse"
-_EXCLUSIVE = "ReadWriteOncePod"
-"""Access mode of which the scheduler speaks when it holds a pod back (pkg/scheduler, volumerestrictions)."""
-
+# What, in small letters, each of the scheduler's reasons has in it that is about volumes: "node(s) didn't match
+# PersistentVolume's node affinity" ("had volume node affinity conflict" before Kubernetes 1.34) or "pod has unbound
+# immediate PersistentVolumeClaims" (volumebinding, volumezone, volumerestrictions and nodevolumelimits in
+# pkg/scheduler/framework/plugins).
 _OF_VOLUMES = (
     "persistentvolume",
     "persistent volume",
@@ -189,62 +157,47 @@ _OF_VOLUMES = (
     "free storage",
     "available disk",
 )
-"""What, in small letters, each of the scheduler's reasons has in it that is about volumes: "node(s) didn't match
-PersistentVolume's node affinity" ("had volume node affinity conflict" before Kubernetes 1.34) or "pod has unbound
-immediate PersistentVolumeClaims" (volumebinding, volumezone, volumerestrictions and nodevolumelimits in
-pkg/scheduler/framework/plugins)."""
-
 _LOST_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Evicted"})
-"""Reasons of pods that failed through their node, not through their engine."""
-
-
+# A kubelet that has not loaded a Secret or ConfigMap yet: it tries again in seconds, and says then if there is none
+# (pkg/kubelet/util/manager/watch_based_manager.go, Get).
 _NOT_LOADED = re.compile(r"failed to sync \w+ cache: |object .+ not registered$")
-"""A kubelet that has not loaded a Secret or ConfigMap yet: it tries again in seconds, and says then if there is none
-(pkg/kubelet/util/manager/watch_based_manager.go, Get)."""
 
 
 def first_blocked(pods: list[Body]) -> Blocked | None:
     """Return why the newest pod that is blocked is; None where none is."""
-    if rejected := blocked_by_rejections(rejections(pods)):
-        return rejected
-    newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), reverse=True)
+    rejected = rejections(pods)
+    if rejected and (blocked := rejected_pod(rejected[0])):
+        if len(rejected) < REJECTIONS_BEFORE_BACKOFF:
+            return blocked
+        rarely = "in a row, so others are made ever more rarely, at last every 10 minutes"
+        return replace(blocked, message=f"{blocked.message}; {len(rejected)} {rarely}")
+    newest_first = sorted(pods, key=_made, reverse=True)
     staying = [pod for pod in newest_first if "deletionTimestamp" not in pod["metadata"] and not rejected_pod(pod)]
+    if found := next(filter(None, map(blocked_pod, staying)), None):
+        return found
     # A pod whose node is gone is being deleted too; it says why one is missing when no other does.
-    found = [*map(blocked_pod, staying), *map(_blocked_by_node, newest_first)]
-    return next((blocked for blocked in found if blocked is not None), None)
-
-
-def _blocked_by_node(pod: Body) -> Blocked | None:
-    """Why the node took the pod away."""
-    status = pod.get("status", {})
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
-            return _lost(pod, condition.get("message") or condition.get("reason", ""))
-    if status.get("reason") in _LOST_REASONS:
-        return _lost(pod, status.get("message") or status["reason"])
+    for pod in newest_first:
+        status, disrupted = pod.get("status", {}), condition_of(pod, "DisruptionTarget")
+        if disrupted.get("status") == "True":
+            why = disrupted.get("message") or disrupted.get("reason", "")
+        elif status.get("reason") in _LOST_REASONS:
+            why = status.get("message") or status["reason"]
+        else:
+            continue
+        message = f"{pod['metadata']['name']} was taken from its node: {why}; another is started where one fits"
+        return Blocked("NodeLost", message, waits=True)
     return None
-
-
-def _lost(pod: Body, why: str) -> Blocked:
-    name = pod["metadata"]["name"]
-    return Blocked("NodeLost", f"{name} was taken from its node: {why}; another is started where one fits", waits=True)
 
 
 def blocked_pod(pod: Body) -> Blocked | None:
     """Return why a pod does not run; None while nothing blocks it."""
     if rejected := rejected_pod(pod):
         return rejected
-    status = pod.get("status", {})
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return _unscheduled(condition.get("message", ""))
-    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        if container.get("ready"):
-            continue
-        blocked = _blocked_container(pod, container)
-        if blocked is not None:
-            return blocked
-    return None
+    scheduled = condition_of(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return _unscheduled(scheduled.get("message", ""))
+    waiting = [each for each in container_statuses(pod) if not each.get("ready")]
+    return next(filter(None, (_blocked_container(pod, container) for container in waiting)), None)
 
 
 def waits_for_claim(pod: Body) -> bool:
@@ -262,7 +215,7 @@ def is_about_volumes(unscheduled: str) -> bool:
 
 
 def _unscheduled(message: str) -> Blocked:
-    if _EXCLUSIVE in message:
+    if "ReadWriteOncePod" in message:
         what = f"a claim in spec.models or spec.podTemplate takes one pod at a time, and another pod has it: {message}"
         return Blocked(VOLUME_IN_USE, what, waits=True)
     if is_about_volumes(message):
@@ -280,7 +233,7 @@ def _blocked_container(pod: Body, container: Body) -> Blocked | None:
         case "CreateContainerConfigError" if _NOT_LOADED.match(message):
             pass
         case "CreateContainerConfigError" if "secret" in message.lower():
-            return Blocked("WaitingForSecret", name_secret_field(pod, message), waits=True)
+            return Blocked("WaitingForSecret", _name_secret_field(pod, message), waits=True)
         case "ImagePullBackOff" | "ErrImagePull" | "ErrImageNeverPull" | "InvalidImageName":
             return Blocked("ImagePullFailed", f"image {container.get('image')}: {message or reason}", waits=True)
         case "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError":
@@ -303,7 +256,7 @@ def _ended(name: str, ended: Body) -> Blocked:
         return Blocked(error.reason, f"{words}: {error.fix}", error.permanent)
     if dead := dead_core(said):
         return Blocked("EngineKilled", f"{dead} (the engine ended with exit code {exit_code})")
-    if exit_code in _SIGNALLED:
+    if exit_code in (137, 143):
         why = "by the kubelet after its probes failed too often, or by somebody"
         return Blocked("EngineKilled", f"engine was ended by a signal ({exit_code}), {why}: {telling_line(said)}")
     line = telling_line(said) + ("" if exit_code or said.strip() else _WORDLESS)

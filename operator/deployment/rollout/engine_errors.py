@@ -8,36 +8,33 @@ and answers never reach a status or an Event.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from signal import Signals
 from typing import Final
 
 from specdecode_operator.redaction import after_cut, before_cut, clip, redact
-from specdecode_operator.vllm.flag_values import FLAG_CHECKS, FlagCheck
+from specdecode_operator.vllm.flag_values import FLAG_CHECKS
 
+# The kubelet keeps the end of a log (MaxContainerTerminationMessageLogLength): its first line may be cut.
 _KEPT_OF_A_LOG_BYTES: Final = 2048
-"""The kubelet keeps the end of a log (MaxContainerTerminationMessageLogLength): its first line may be cut."""
+# Containers share this evenly, and the kubelet cuts the end of a message that is longer (normalizeStatus in
+# pkg/kubelet/status/status_manager.go, MaxPodTerminationMessageLogLength).
 _KEPT_OF_A_POD_BYTES: Final = 12_288
-"""Containers share this evenly, and the kubelet cuts the end of a message that is longer (normalizeStatus in
-pkg/kubelet/status/status_manager.go, MaxPodTerminationMessageLogLength)."""
+# With fewer, each may have more than the 4,096 bytes of any message; a pod with more would be unusual.
 _CONTAINERS: Final = range(4, 25)
-"""With fewer, each may have more than the 4,096 bytes of any message; a pod with more would be unusual."""
 _SHARES: Final = frozenset(_KEPT_OF_A_POD_BYTES // containers for containers in _CONTAINERS)
-
+# Around the process, where VLLM_LOGGING_COLOR asks for them (vllm/logging_utils/formatter.py).
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-"""Around the process, where VLLM_LOGGING_COLOR asks for them (vllm/logging_utils/formatter.py)."""
-
+# What vLLM puts before each line: the process, and for log records level, time and place.
 _PREFIX: Final = re.compile(r"^\([\w-]+ pid=\d+\)(?: \w+ [\d-]+ [\d:]+ \[[^\]]+\])? ?")
-"""What vLLM puts before each line: the process, and for log records level, time and place."""
-
 _CHATTER: Final = re.compile(r"(?:\([\w-]+ pid=\d+\) ?)?(?:TRACE|DEBUG|INFO)\b")
+# What vLLM tells with the error that a client's own request made, of which no engine ends (vllm/v1/engine/core.py,
+# vllm/renderers/hf.py).
 _OF_ONE_REQUEST: Final = re.compile(r"pre-processing request|Chat template rejected the request")
-"""What vLLM tells with the error that a client's own request made, of which no engine ends (vllm/v1/engine/core.py,
-vllm/renderers/hf.py)."""
-
+# What its core and workers say when they end: from there on the words are about them.
 _OF_THE_ENGINE: Final = re.compile(
     r"EngineCore (?:encountered|failed)|engine core|core proc|WorkerProc|Worker proc|\bdied\b"
 )
-"""What its core and workers say when they end: from there on the words are about them."""
 
 
 def error_lines(last_words: str) -> list[str]:
@@ -69,42 +66,31 @@ _ANY: Final = re.DOTALL | re.MULTILINE
 
 @dataclass(frozen=True)
 class EngineError:
-    """One way in which vLLM fails.
-
-    Attributes
-    ----------
-    reason
-        Word for programs.
-    pattern
-        Finds it in the last words; what it matches is shown to people.
-    fix
-        What helps.
-    permanent
-        True where only a change of the spec can help: the engine would fail each time.
-    """
+    """One way in which vLLM fails; a ``permanent`` one fails at each start until the spec changes."""
 
     reason: str
     pattern: re.Pattern[str]
     fix: str
-    permanent: bool
+    permanent: bool = True
 
 
-def _of_flag(check: FlagCheck) -> EngineError:
-    """Return the error that vLLM ends with where a check of a flag's value fails."""
-    words = r"\s+".join(re.escape(word) for word in check.words.split())
-    fix = f"{check.place}: {check.fix}"
-    return EngineError("EngineRefusesArguments", re.compile(f"{words}[^\n]*"), fix, permanent=True)
+_refused: Final = partial(EngineError, "EngineRefusesArguments")
 
 
+# In the order in which they are looked for: what names the cause comes before what wraps it.
 ENGINE_ERRORS: Final = (
     # Of what the operator tells before it starts; a version that it does not know yet may say so of other values.
-    *(_of_flag(check) for check in FLAG_CHECKS if check.words),
+    *(
+        _refused(
+            re.compile(r"\s+".join(map(re.escape, check.words.split())) + r"[^\n]*"), f"{check.place}: {check.fix}"
+        )
+        for check in FLAG_CHECKS
+        if check.words
+    ),
     # vllm/utils/argparse_utils.py and Python's argparse, with exit code 2.
-    EngineError(
-        "EngineRefusesArguments",
+    _refused(
         re.compile(r"^\S+(?: serve)?: error: .*$", re.MULTILINE),
         "look at spec.engine.extraArgs and spec.engine.version",
-        permanent=True,
     ),
     # vllm/v1/worker/utils.py request_memory
     EngineError(
@@ -119,7 +105,6 @@ ENGINE_ERRORS: Final = (
         re.compile(r"No available memory for the cache blocks|Cannot auto-fit max_model_len: not enough GPU memory"),
         "weights and activations leave nothing for the KV cache: raise spec.serving.memoryUtilizationPercent or"
         " spec.parallelism.tensor, or quantize (spec.target.quantization)",
-        permanent=True,
     ),
     EngineError(
         "LengthDoesNotFit",
@@ -129,7 +114,6 @@ ENGINE_ERRORS: Final = (
             _ANY,
         ),
         "lower spec.serving.maxModelLen, or leave more memory for the KV cache",
-        permanent=True,
     ),
     # vllm/config/compilation.py resolve_cudagraph_mode_and_sizes
     EngineError(
@@ -137,7 +121,6 @@ ENGINE_ERRORS: Final = (
         re.compile(r"max_num_seqs \(\d+\) exceeds available Mamba cache blocks \(\d+\)"),
         "lower spec.serving.maxNumSeqs to that many blocks, raise spec.serving.memoryUtilizationPercent, or set"
         " spec.serving.cudagraphMode to PIECEWISE",
-        permanent=True,
     ),
     # vllm/v1/core/encoder_cache_manager.py compute_mm_encoder_budget
     EngineError(
@@ -148,49 +131,38 @@ ENGINE_ERRORS: Final = (
         ),
         "raise spec.serving.maxNumBatchedTokens to the tokens of that item, or limit images and videos with"
         " --limit-mm-per-prompt in spec.engine.extraArgs",
-        permanent=True,
     ),
     # vllm/config/model.py _get_and_verify_max_len
     EngineError(
         "LengthNotSupported",
         re.compile(r"User-specified max_model_len \(\d+\) is greater than the derived max_model_len[^)]*\)"),
         "lower spec.serving.maxModelLen",
-        permanent=True,
     ),
     # vllm/config/compilation.py resolve_cudagraph_mode_and_sizes
-    EngineError(
-        "EngineRefusesArguments",
+    _refused(
         re.compile(r"CUDAGraphMode\.\w+ is not supported with [^\n]*please try cudagraph_mode=PIECEWISE[^\n]*"),
         "set spec.serving.cudagraphMode to PIECEWISE, or remove --attention-backend from spec.engine.extraArgs",
-        permanent=True,
     ),
     # vllm/config/model.py verify_with_parallel_config
-    EngineError(
-        "EngineRefusesArguments",
+    _refused(
         re.compile(r"Pipeline parallelism is not supported for this model[^\n]*"),
         "set spec.parallelism.pipeline to 1",
-        permanent=True,
     ),
     # vllm/config/lora.py verify_with_model_config
-    EngineError(
-        "EngineRefusesArguments",
+    _refused(
         re.compile(r"LoRA is not supported for [^\n]*"),
         "remove --enable-lora from spec.engine.extraArgs",
-        permanent=True,
     ),
     # vllm/config/speculative.py _validate_suffix_decoding
-    EngineError(
-        "EngineRefusesArguments",
+    _refused(
         re.compile(r"Arctic Inference is required for suffix decoding[^\n]*"),
         "set spec.engine.image to one that holds arctic-inference, or use another spec.speculation.method",
-        permanent=True,
     ),
     # vllm/forward_context.py DPMetadata.make, up to 0.29 of a draft that proposes blocks
     EngineError(
         "DraftFailsInCopies",
         re.compile(r"assert num_tokens_across_dp_cpu\[dp_rank\] == batchsize.*?^AssertionError: \d+ \d+", _ANY),
         "set spec.parallelism.data to 1, or spec.engine.version to 0.30 or newer",
-        permanent=True,
     ),
     # vllm/v1/worker/gpu_model_runner.py load_model and profiling; torch/cuda/memory.py
     EngineError(
@@ -209,7 +181,6 @@ ENGINE_ERRORS: Final = (
             r"|Cannot find an appropriate cached snapshot folder[^\n]*"
         ),
         "correct the model's path in the spec, or put the model there",
-        permanent=True,
     ),
     # `specdecode replay serve`, of the recording or of a setting that does not go with it
     EngineError(
@@ -227,33 +198,25 @@ ENGINE_ERRORS: Final = (
             r"|device-cpu query lens mismatch not supported, this is needed for adaptive verification"
         ),
         "set spec.speculation.adaptiveVerification to false, or serve without what is named here",
-        permanent=True,
     ),
     # vllm/platforms/cuda.py get_attn_backend_cls
-    EngineError(
-        "EngineRefusesArguments",
+    _refused(
         re.compile(
             r"No valid attention backend found for [^\n]*"
             r"|Selected backend \S+ is not valid for this configuration[^\n]*"
         ),
         "set spec.serving.kvCacheDtype to auto, or remove --attention-backend and --attention-config from"
         " spec.engine.extraArgs; the message has the reason of each backend",
-        permanent=True,
     ),
     # pydantic, for the classes in vllm/config
-    EngineError(
-        "EngineRefusesArguments",
+    _refused(
         re.compile(r"\d+ validation errors? for \w+.*?(?= \[type=|\Z)", _ANY),
         "look at spec.engine.extraArgs and at the field that the message names",
-        permanent=True,
     ),
 )
-"""In the order in which they are looked for: what names the cause comes before what wraps it."""
-
 _WRAPPERS: Final = re.compile(
     r"See root cause above|EngineCore encountered an issue|\bdied (?:unexpectedly|with exit code)"
 )
-
 # vllm/v1: engine/core_client.py start_engine_core_monitor, engine/utils.py wait_for_engine_startup (an exit code below
 # zero is a signal), utils.py wait_for_completion_or_failure, executor/multiproc_executor.py monitor_workers
 _CORE_DIED: Final = re.compile(
@@ -305,7 +268,6 @@ def _by_signal(number: str | None) -> str:
 
 
 def _named(lines: Iterable[str]) -> list[str]:
-    """Return what lines say of errors by their names."""
     return [match[1] for line in lines if (match := _NAMED.search(line))]
 
 

@@ -15,7 +15,6 @@ from specdecode_operator.cluster.resources import DEPLOYMENT, DEPLOYMENT_LABEL, 
 from specdecode_operator.vllm.logging_config import WATCH, logging_config
 
 _COMMON: Final = msgspec.json.encode([WATCH, logging_config("INFO")])
-"""What nearly every workload has in it, two thirds of its text: packed it is a reference to this one."""
 
 
 def pack_object(body: dict[str, Any]) -> bytes:
@@ -30,18 +29,14 @@ def unpack_object(packed: bytes) -> dict[str, Any]:
     return body
 
 
+# Kinds that start engines; an object has one of them, and two only while one replaces the other.
 WORKLOAD_KINDS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
-"""Kinds that start engines; an object has one of them, and two only while one replaces the other."""
-
-_GROUPS_SUFFIX: Final = "-lws"
-"""LeaderWorkerSets make a headless Service of their own name, which must not be that of the Service for clients."""
-
 _TEMPLATE_FIELD: Final = {DEPLOYMENT.kind: "template", LEADER_WORKER_SET.kind: "leaderWorkerTemplate"}
 
 
 def workload_name(key: Key, kind: str) -> str:
     """Return the name of what starts the engines of an object."""
-    return f"{key.name}{_GROUPS_SUFFIX}" if kind == LEADER_WORKER_SET.kind else key.name
+    return f"{key.name}-lws" if kind == LEADER_WORKER_SET.kind else key.name
 
 
 def serving_template(workload: Body) -> Body:

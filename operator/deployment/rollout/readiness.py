@@ -38,14 +38,13 @@ class Readiness:
 
     def conditions(self) -> list[ConditionUpdate]:
         """Return the three conditions that say this."""
-
-        def helper(type_: str, *, holds: bool) -> ConditionUpdate:
-            return ConditionUpdate(type_, TRUE if holds else FALSE, self.reason, self.message if holds else "")
-
+        helpers = (("Reconciling", self.reconciling), ("Stalled", self.stalled))
         return [
             ConditionUpdate("Ready", self.status, self.reason, self.message),
-            helper("Reconciling", holds=self.reconciling),
-            helper("Stalled", holds=self.stalled),
+            *(
+                ConditionUpdate(type_, TRUE if holds else FALSE, self.reason, self.message if holds else "")
+                for type_, holds in helpers
+            ),
         ]
 
 
@@ -69,14 +68,10 @@ class Lending:
     """A capture that has the GPUs of an object's engines, and when it should give them back."""
 
     capture: str
-    expected_end: datetime | None = None
-    """None while it cannot be told from the workload."""
-
+    expected_end: datetime | None = None  # None while it cannot be told from the workload
+    # When the deadline of its Job or pod stops the capture; None before the Job starts.
     latest_end: datetime | None = None
-    """When the deadline of its Job or pod stops the capture; None before the Job starts."""
-
-    overdue_from: datetime | None = None
-    """From when on the capture holds the GPUs longer than expected."""
+    overdue_from: datetime | None = None  # From when on the capture holds the GPUs longer than expected
 
     def is_overdue(self, now: datetime) -> bool:
         """Return whether the capture holds the GPUs longer than expected."""
@@ -96,8 +91,8 @@ class EngineCounts:
     ready: int
     wanted: int
     blocked: Blocked | None = None
+    # Whether the engines are those of an earlier spec, because none can be launched for the current one.
     earlier: bool = False
-    """Whether the engines are those of an earlier spec, because none can be launched for the current one."""
 
     @classmethod
     def of_rollout(cls, rollout: Rollout) -> Self:
@@ -113,8 +108,14 @@ class EngineCounts:
         return cls(ready, ready, earlier=True)
 
     def __str__(self) -> str:
-        """Return the counts as messages have them."""
         return f"{self.ready} of {self.wanted} engines ready"
+
+
+def asked_for_zero(*, suspend: bool, replicas: int | None) -> Readiness | None:
+    """Return the readiness of an object whose user asked for zero engines; None if any are wanted."""
+    if suspend:
+        return Readiness(TRUE, "Suspended", "spec.suspend is true: no engine runs")
+    return Readiness(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs") if replicas == 0 else None
 
 
 def without_engines(spec: SpecDecodeDeploymentSpec) -> Readiness | None:
@@ -122,51 +123,35 @@ def without_engines(spec: SpecDecodeDeploymentSpec) -> Readiness | None:
     return asked_for_zero(suspend=spec.suspend, replicas=spec.replicas)
 
 
-def asked_for_zero(*, suspend: bool, replicas: int | None) -> Readiness | None:
-    """Return the readiness of an object whose user asked for zero engines; None if any are wanted."""
-    if suspend:
-        return Readiness(TRUE, "Suspended", "spec.suspend is true: no engine runs")
-    if replicas == 0:
-        return Readiness(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs")
-    return None
-
-
 def name_claim_users(summary: Readiness, claim_users: Sequence[str]) -> Readiness:
     """Name the other objects that use a claim, where that is what a pod waits for."""
     if summary.reason != VOLUME_IN_USE:
         return summary
+    who = "an earlier pod of this object may be the one: suspend the object first"
     if claim_users:
-        who = (
-            f"SpecDecodeDeployment {' and '.join(claim_users)} names it too: give each a claim of its own, suspend one"
-        )
-    else:
-        who = "an earlier pod of this object may be the one: suspend the object first"
+        name = " and ".join(claim_users)
+        who = f"SpecDecodeDeployment {name} names it too: give each a claim of its own, suspend one"
     return replace(summary, message=f"{summary.message}; {who}, or use a claim with ReadWriteMany")
 
 
 def suspended_for_capture(lending: Lending, plan: PlanStatus | None, now: datetime) -> Readiness:
     """Return the readiness of an object whose engines gave their GPUs, or their place on a CPU node, to a capture."""
     what = place_word(plan.product if plan else None)
-    message = f"No engine serves: capture {lending.capture} has their {what} until it ends; {_end(lending, now)}"
+    expected, latest = lending.expected_end, lending.latest_end
+    bound = f"{_minute(latest)} at the latest" if latest else ""
+    and_bound = f", {bound}" if expected and bound else ""
+    if lending.is_overdue(now):
+        first = expected or latest
+        end = f"overdue, expected end was {_minute(first)}{and_bound}" if first else "overdue, its Job has not started"
+    elif expected:
+        end = f"expected end {_minute(expected)}{and_bound}"
+    else:
+        end = f"ends {bound}" if bound else "the expected end is known once its Job has started"
+    message = f"No engine serves: capture {lending.capture} has their {what} until it ends; {end}"
     return Readiness(FALSE, SUSPENDED_FOR_CAPTURE, message, reconciling=True)
 
 
-def _end(lending: Lending, now: datetime) -> str:
-    expected, latest = lending.expected_end, lending.latest_end
-    bound = f"{_minute(latest)} at the latest" if latest else ""
-    if lending.is_overdue(now) and not (expected or latest):
-        return "overdue, its Job has not started"
-    if lending.is_overdue(now):
-        return f"overdue, expected end was {_minute(expected or latest)}" + (f", {bound}" if expected and bound else "")
-    if expected:
-        return f"expected end {_minute(expected)}" + (f", {bound}" if bound else "")
-    return f"ends {bound}" if bound else "the expected end is known once its Job has started"
-
-
-def _minute(time: datetime | None) -> str:
-    """Return a time in UTC, rounded up to the minute."""
-    if time is None:
-        return "unknown"
+def _minute(time: datetime) -> str:
     return (time.astimezone(UTC) + timedelta(seconds=59)).strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -179,11 +164,22 @@ def summarize(
     rollout: Rollout, speculation: ConditionUpdate, previous: Condition | None, generation: int, *, paused: bool = False
 ) -> Readiness:
     """Sum up an object whose plan is in force and that wants engines."""
+    counts, blocked = str(EngineCounts.of_rollout(rollout)), rollout.blocked
     if rollout.complete:
-        return _serving(rollout, speculation)
+        if speculation.status is not FALSE or speculation.reason == "Disabled":
+            return Readiness(TRUE, "Serving", counts)
+        lack = "not all of speculation is in force" if speculation.reason in OTHERWISE else "they do not draft"
+        return Readiness(TRUE, "SpeculationInactive", f"{counts}, but {lack}: {speculation.message}")
     if paused and rollout.updated < rollout.wanted:
-        return working("RolloutPaused", _paused(rollout))
-    return _not_complete(rollout, was_ready=_was_ready(previous, generation))
+        state = f"{rollout.updated} of {rollout.wanted} engines run this spec, {counts}; set it to false to continue"
+        return working("RolloutPaused", f"spec.rollout.paused is true: {state}")
+    was_ready = previous is not None and previous.observed_generation == generation
+    if was_ready and previous is not None and previous.reason != REPLICAS_LOST:
+        was_ready = previous.status is TRUE and previous.reason in {"Serving", "SpeculationInactive"}
+    if was_ready and not (blocked and blocked.permanent):
+        why = f": {blocked.message}" if blocked else ""
+        return Readiness(FALSE, REPLICAS_LOST, f"{counts}{why}", reconciling=True)
+    return _not_yet_ready(rollout)
 
 
 def rolled_back(rollout: Rollout, failure: str) -> Readiness:
@@ -197,22 +193,9 @@ def rolled_back(rollout: Rollout, failure: str) -> Readiness:
     return Readiness(FALSE, ROLLED_BACK, f"{message}; rolling back: {counts}{why}", reconciling=True)
 
 
-def _paused(rollout: Rollout) -> str:
-    return (
-        f"spec.rollout.paused is true: {rollout.updated} of {rollout.wanted} engines run this spec,"
-        f" {EngineCounts.of_rollout(rollout)}; set it to false to continue"
-    )
-
-
-def _not_complete(rollout: Rollout, *, was_ready: bool) -> Readiness:
+def _not_yet_ready(rollout: Rollout) -> Readiness:
     blocked = rollout.blocked
-    if blocked is not None and blocked.permanent:
-        return readiness_of(blocked)
-    if was_ready:
-        why = f": {blocked.message}" if blocked else ""
-        message = f"{EngineCounts.of_rollout(rollout)}{why}"
-        return Readiness(FALSE, REPLICAS_LOST, message, reconciling=True)
-    if rollout.overdue and not (blocked and blocked.waits):
+    if rollout.overdue and not (blocked and (blocked.permanent or blocked.waits)):
         why = f"{blocked.reason}: {blocked.message}" if blocked else "see the logs of its pods"
         message = f"no engine of this spec became ready within {rollout.deadline_s} s; {why}"
         return stalled("EngineReadyTimeout", message)
@@ -223,10 +206,7 @@ def _not_complete(rollout: Rollout, *, was_ready: bool) -> Readiness:
 
 
 def available_condition(counts: EngineCounts, readiness: Readiness) -> ConditionUpdate:
-    """Return whether any engine serves.
-
-    If none does, the reason is that of the pods if they have one, else that of ``readiness``.
-    """
+    """Return whether any engine serves; if none does, the reason is that of the pods, else that of ``readiness``."""
     if counts.wanted == 0 or (counts.ready == 0 and counts.blocked is None):
         return ConditionUpdate("Available", FALSE, readiness.reason, readiness.message)
     if counts.ready == 0 and counts.blocked is not None:
@@ -238,20 +218,3 @@ def available_condition(counts: EngineCounts, readiness: Readiness) -> Condition
         return ConditionUpdate("Available", TRUE, "EnginesServe", str(counts))
     why = f": {counts.blocked.message}" if counts.blocked else ""
     return ConditionUpdate("Available", TRUE, "SomeEnginesServe", f"{counts}{why}")
-
-
-def _serving(rollout: Rollout, speculation: ConditionUpdate) -> Readiness:
-    counts = str(EngineCounts.of_rollout(rollout))
-    if speculation.status is FALSE and speculation.reason != "Disabled":
-        lack = "not all of speculation is in force" if speculation.reason in OTHERWISE else "they do not draft"
-        return Readiness(TRUE, "SpeculationInactive", f"{counts}, but {lack}: {speculation.message}")
-    return Readiness(TRUE, "Serving", counts)
-
-
-def _was_ready(previous: Condition | None, generation: int) -> bool:
-    """Whether this very spec had been ready before."""
-    if previous is None or previous.observed_generation != generation:
-        return False
-    return previous.reason == REPLICAS_LOST or (
-        previous.status is TRUE and previous.reason in {"Serving", "SpeculationInactive"}
-    )

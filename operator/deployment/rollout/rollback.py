@@ -27,14 +27,14 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     Rollout,
     group_history_as_data,
     group_history_from_data,
+    serving_hash,
     template_hash,
 )
 from specdecode_operator.sizing.plan import Plan
 from specdecode_operator.untrusted import parse_json
 
+# Starts after the first that an engine gets, where its last words do not say that more are in vain.
 _CRASHES_BELIEVED: Final = 3
-"""Starts after the first that an engine gets, where its last words do not say that more are in vain."""
-
 _WORKLOAD, _FAILURE, _GROUPS = "engines.json", "failure.json", "groups.json"
 
 
@@ -43,8 +43,6 @@ class Failure:
     """An attempt whose engines never served."""
 
     attempt: str
-    """What `attempt_of` returned for it."""
-
     reason: str
     message: str
 
@@ -56,14 +54,9 @@ class Failure:
 class LastGood:
     """What is kept of earlier engines of an object."""
 
-    packed: bytes
-    """The workload whose engines served last: it is kept for each object, and read where something fails."""
-
+    packed: bytes  # The workload whose engines served last: it is kept for each object, and read where something fails
     failure: Failure | None = None
-    """The attempt that was rolled back, if the last one was."""
-
     groups: GroupHistory | None = None
-    """Crashes of engines on several nodes."""
 
     @classmethod
     def of(cls, workload: Body, failure: Failure | None = None, groups: GroupHistory | None = None) -> "LastGood":
@@ -125,27 +118,27 @@ def put_back(key: Key, uid: str, workload: Body, earlier: Body) -> Body:
 def after_rollout(
     last_good: LastGood | None, wanted: Body, attempt: Callable[[], str], rollout: Rollout
 ) -> LastGood | None:
-    """Return what is to be remembered now that the engines of a workload are where they are.
-
-    ``wanted`` starts the engines, not yet taken back, of the attempt that ``attempt`` names.
-    """
+    """Return what is to be remembered of a rollout; ``wanted`` starts the engines of the attempt ``attempt``."""
     if rollout.wanted == 0:
         return last_good
     if rollout.complete:
         return LastGood.of({field: wanted[field] for field in ("apiVersion", "kind", "spec")})
-    if last_good is None or template_hash(serving_template(last_good.workload)) == template_hash(
-        serving_template(wanted)
-    ):
+    if last_good is None or serving_hash(last_good.workload) == serving_hash(wanted):
         return last_good
-    reason = _why_in_vain(rollout)
-    return last_good if reason is None else replace(last_good, failure=Failure(attempt(), *reason))
+    blocked = rollout.blocked
+    in_vain = blocked is not None and (
+        blocked.permanent or (rollout.crashes >= _CRASHES_BELIEVED and not blocked.waits)
+    )
+    if not in_vain and not rollout.overdue:
+        return last_good
+    if blocked is not None:
+        return replace(last_good, failure=Failure(attempt(), blocked.reason, blocked.message))
+    message = f"no engine became ready within {rollout.deadline_s} s and none reported an error: it may hang"
+    return replace(last_good, failure=Failure(attempt(), "EngineReadyTimeout", message))
 
 
 def with_crashes(last_good: LastGood | None, groups: GroupHistory) -> LastGood | None:
-    """Return it with the crashes of groups, as far as another one of them would still change something.
-
-    So a group that crashes for days is written down a few times.
-    """
+    """Return it with the crashes of groups; those beyond what can still change something are not written."""
     if last_good is None:
         return None
     if not groups.crashed:
@@ -156,16 +149,3 @@ def with_crashes(last_good: LastGood | None, groups: GroupHistory) -> LastGood |
         return last_good
     # How long was waited is counted anew at each look.
     return replace(last_good, groups=replace(groups, waited_s=0.0))
-
-
-def _why_in_vain(rollout: Rollout) -> tuple[str, str] | None:
-    """Why the engines of the current template will not serve; None while they may."""
-    blocked = rollout.blocked
-    if blocked is not None and (blocked.permanent or (rollout.crashes >= _CRASHES_BELIEVED and not blocked.waits)):
-        return blocked.reason, blocked.message
-    if not rollout.overdue:
-        return None
-    if blocked is not None:
-        return blocked.reason, blocked.message
-    message = f"no engine became ready within {rollout.deadline_s} s and none reported an error: it may hang"
-    return "EngineReadyTimeout", message

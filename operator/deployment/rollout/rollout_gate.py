@@ -14,10 +14,9 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Gate, Key, SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.rollout.engine_workload import serving_template
 from specdecode_operator.deployment.rollout.readiness import Readiness, stalled, working
 from specdecode_operator.deployment.rollout.rollback import LastGood
-from specdecode_operator.deployment.rollout.rollout_progress import Rollout, template_hash
+from specdecode_operator.deployment.rollout.rollout_progress import Rollout, serving_hash
 
 GATE_FAILED: Final = "GateFailed"
 _LONGEST_NAME: Final = 30
@@ -37,10 +36,7 @@ class GateState:
     """What the cluster has for the gate of one object."""
 
     captures: Mapping[str, GateCapture] = field(default_factory=dict)
-    """Those that judge for this gate, by name."""
-
     golden_missing: str | None = None
-    """Why the golden capture cannot be one; None where it can."""
 
 
 UNGATED: Final = GateState()
@@ -51,18 +47,15 @@ class Held:
     """Engines that wait at the gate."""
 
     capture: str
-    """The capture that judges, which may not be there yet."""
-
     reason: str
     message: str
     failed: bool = False
-    """Whether they were judged, and do not pass."""
 
 
 def gate_capture_name(key: Key, gate: Gate, workload: Body) -> str:
     """Return the name of the capture that judges the engines of a workload: others are judged by others."""
     asked = gate.model_dump(mode="json", exclude={"override"})
-    text = json.dumps([key.name, template_hash(serving_template(workload)), asked], sort_keys=True)
+    text = json.dumps([key.name, serving_hash(workload), asked], sort_keys=True)
     return f"{_prefix(key)}{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
@@ -80,26 +73,18 @@ def held_at_gate(
 ) -> Held | None:
     """Return why the engines of a workload may not take the place of those that serve; None where they may."""
     gate = spec.rollout.gate
-    if gate is None or gate.override is not None or _serves_already(workload, last_good):
+    if gate is None or gate.override is not None or last_good is None:
+        return None
+    if serving_hash(workload) == serving_hash(last_good.workload):
         return None
     name = gate_capture_name(key, gate, workload)
     judged = state.captures.get(name)
+    if judged is None and state.golden_missing is not None:
+        return Held(name, "GoldenNotReady", f"spec.rollout.gate.capture: {gate.capture}: {state.golden_missing}")
     if judged is None:
-        if state.golden_missing is not None:
-            return Held(name, "GoldenNotReady", f"spec.rollout.gate.capture: {gate.capture}: {state.golden_missing}")
         return Held(name, "GateCapturing", f"capture {name} is created")
-    if judged.holds:
-        return None
-    if judged.failed:
-        return Held(name, GATE_FAILED, f"capture {name}: {judged.message}", failed=True)
-    return Held(name, "GateCapturing", f"capture {name}: {judged.message}")
-
-
-def _serves_already(workload: Body, last_good: LastGood | None) -> bool:
-    """Whether there is nothing to protect: no engine served before, or the same ones did."""
-    if last_good is None:
-        return True
-    return template_hash(serving_template(workload)) == template_hash(serving_template(last_good.workload))
+    reason = GATE_FAILED if judged.failed else "GateCapturing"
+    return None if judged.holds else Held(name, reason, f"capture {name}: {judged.message}", failed=judged.failed)
 
 
 def passed_condition(

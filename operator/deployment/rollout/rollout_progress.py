@@ -8,7 +8,6 @@ a restart of the operator.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -20,18 +19,15 @@ from specdecode_operator.deployment.rollout.blocked_pods import (
     POD_REJECTED,
     backs_off_after,
     blocked_pod,
+    condition_of,
+    container_statuses,
     first_blocked,
     rejected_pod,
     rejections,
 )
 from specdecode_operator.deployment.rollout.engine_workload import serving_pods, serving_template
 
-_REFUSAL: Final = "violates PodSecurity"
-
 _CONTAINERS: Final = re.compile(r'containers? ((?:"[^"]+"(?:, )?)+)')
-_CONTEXT: Final = "spec.podTemplate.spec.securityContext"
-
-_USER: Final = ("runAsNonRoot", "runAsUser=0")
 
 
 def name_pod_security_field(refusal: str) -> str:
@@ -41,25 +37,20 @@ def name_pod_security_field(refusal: str) -> str:
     (container "a" must set …), restricted volume types (volume "models" uses restricted volume type "hostPath")``
     (k8s.io/pod-security-admission, policy).
     """
-    if _REFUSAL not in refusal:
+    if "violates PodSecurity" not in refusal:
         return refusal
-    fields = list(dict.fromkeys(_fields(refusal.partition(_REFUSAL)[2])))
+    said = refusal.partition("violates PodSecurity")[2]
+    names = [name for listed in _CONTAINERS.findall(said) for name in re.findall(r'"([^"]+)"', listed)]
+    rows = (
+        (("runAsNonRoot", "runAsUser=0"), ["spec.podTemplate.spec.securityContext"]),
+        (("",), [f"securityContext of {name} in spec.podTemplate.spec.containers" for name in names]),
+        (("hostPath",), ["spec.models.volume.hostPath (use a persistentVolumeClaim)"]),
+        (("volume",), ["spec.podTemplate.spec.volumes"]),
+        (("host namespaces",), ["hostNetwork, hostPID and hostIPC of spec.podTemplate.spec"]),
+    )
+    fields = dict.fromkeys(field for words, found in rows if any(word in said for word in words) for field in found)
     level = "or give the namespace another level (pod-security.kubernetes.io/enforce)"
     return f"{refusal}: look at {', '.join(fields) or 'spec.podTemplate'}, {level}"
-
-
-def _fields(said: str) -> Iterator[str]:
-    if any(words in said for words in _USER):
-        yield _CONTEXT
-    for listed in _CONTAINERS.findall(said):
-        for name in re.findall(r'"([^"]+)"', listed):
-            yield f"securityContext of {name} in spec.podTemplate.spec.containers"
-    if "hostPath" in said:
-        yield "spec.models.volume.hostPath (use a persistentVolumeClaim)"
-    if "volume" in said:
-        yield "spec.podTemplate.spec.volumes"
-    if "host namespaces" in said:
-        yield "hostNetwork, hostPID and hostIPC of spec.podTemplate.spec"
 
 
 @dataclass(frozen=True)
@@ -71,18 +62,12 @@ class Rollout:
     updated: int
     available: int
     settled: bool
-    """Whether the controller has seen the current template."""
-
     blocked: Blocked | None
     overdue: bool = False
-    """Whether the current template is given up: no progress within its deadline."""
-
     deadline_s: int | None = None
-    """How long engines of the current template are given; None where nobody waits for them."""
-
+    # How often the engine container that failed most was started anew, among pods of the current template, or how many
+    # of these were rejected in a row.
     crashes: int = 0
-    """How often the engine container that failed most was started anew, among pods of the current template, or how many
-    of these were rejected in a row."""
 
     @property
     def complete(self) -> bool:
@@ -96,16 +81,22 @@ def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Roll
         return Rollout(wanted, 0, 0, 0, settled=False, blocked=None)
     status = deployment.get("status", {})
     settled = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
+    blocked, failure = first_blocked(pods), condition_of(deployment, "ReplicaFailure")
+    if blocked is None and settled and failure.get("status") == "True":
+        why = name_pod_security_field(failure.get("message", ""))
+        blocked = Blocked("PodsRefused", f"no engine pod can be created: {why}", waits=True)
+    statuses = [each for pod in pods for each in pod.get("status", {}).get("containerStatuses") or []]
+    failing = [each for each in statuses if each["name"] == ENGINE_CONTAINER and not each.get("ready")]
     return Rollout(
         wanted=wanted,
         replicas=status.get("replicas", 0),
         updated=status.get("updatedReplicas", 0),
         available=status.get("availableReplicas", 0),
         settled=settled,
-        blocked=first_blocked(pods) or (_blocked_by_controller(status) if settled else None),
-        overdue=settled and _is_overdue(status),
+        blocked=blocked,
+        overdue=settled and condition_of(deployment, "Progressing").get("reason") == "ProgressDeadlineExceeded",
         deadline_s=deployment.get("spec", {}).get("progressDeadlineSeconds"),
-        crashes=max([*map(_restarts, pods), len(rejections(pods))]),
+        crashes=max([*(int(each.get("restartCount", 0)) for each in failing), len(rejections(pods))]),
     )
 
 
@@ -118,26 +109,9 @@ def with_replaced(rollout: Rollout, replaced_workload: Body | None) -> Rollout:
     )
 
 
-def _is_overdue(status: Body) -> bool:
-    return any(
-        condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
-        for condition in status.get("conditions") or []
-    )
-
-
-def _restarts(pod: Body) -> int:
-    """How often the engine of a pod that does not serve was started anew."""
-    containers = pod.get("status", {}).get("containerStatuses") or []
-    engines = [each for each in containers if each["name"] == ENGINE_CONTAINER and not each.get("ready")]
-    return max((int(each.get("restartCount", 0)) for each in engines), default=0)
-
-
 def current_pods(pods: list[Body], workload: Body | None) -> list[Body]:
-    """Pods of the template that is in force now; what older ones suffer says nothing of this spec."""
-    if workload is None:
-        return []
-    wanted = template_hash(serving_template(workload))
-    return [pod for pod in pods if template_hash(pod) == wanted]
+    """Return the pods of the template that is in force now; what older ones suffer says nothing of this spec."""
+    return [] if workload is None else [pod for pod in pods if template_hash(pod) == serving_hash(workload)]
 
 
 def template_hash(body: Body) -> str | None:
@@ -146,13 +120,9 @@ def template_hash(body: Body) -> str | None:
     return value
 
 
-def _blocked_by_controller(status: Body) -> Blocked | None:
-    """Why there are no pods at all: a quota, or a policy that admits none."""
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
-            why = name_pod_security_field(condition.get("message", ""))
-            return Blocked("PodsRefused", f"no engine pod can be created: {why}", waits=True)
-    return None
+def serving_hash(workload: Body) -> str | None:
+    """Return the template hash of the pods that answer clients of a workload."""
+    return template_hash(serving_template(workload))
 
 
 GROUP_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-index"
@@ -163,24 +133,14 @@ WORKER_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
 class GroupHistory:
     """What was seen of the groups of one template."""
 
-    template: str | None = None
-    """Hash of the template; None before any group was seen."""
-
+    template: str | None = None  # Hash of the template; None before any group was seen
+    # Since when its groups are waited for, in seconds since 1970: that holds for the next operator, too.
     first_seen_s: float = 0.0
-    """Since when its groups are waited for, in seconds since 1970: that holds for the next operator, too."""
-
     waited_s: float = 0.0
-    """How long ago that is; 0 once all its groups served."""
-
     served: bool = False
     crashed: frozenset[tuple[str, str, str]] = frozenset()
-    """Pods whose container ended, each as group, worker and UID."""
-
     blocked: Blocked | None = None
-    """Why the first of the pods that crashed last did."""
-
     rejected_s: float = 0.0
-    """When a node refused a pod last, in seconds since 1970."""
 
     @property
     def crashes(self) -> int:
@@ -213,51 +173,32 @@ def group_history_from_data(data: dict[str, Any]) -> GroupHistory:
 
 
 def observe_groups(  # noqa: PLR0913  all that is seen at once
-    before: GroupHistory,
-    template: str | None,
-    pods: list[Body],
-    now_s: float,
-    *,
-    serve: bool,
-    awaited: bool = True,
+    before: GroupHistory, template: str | None, pods: list[Body], now_s: float, *, serve: bool, awaited: bool = True
 ) -> GroupHistory:
     """Return the history with what is seen now.
 
-    Parameters
-    ----------
-    before
-        What was seen earlier, perhaps of another template.
-    template
-        Hash of the template in force.
-    pods
-        Its pods.
-    now_s
-        The time in seconds since 1970.
-    serve
-        Whether all its groups serve.
-    awaited
-        Whether they should serve by and by: some are wanted, and no pause holds them back. Their time begins with that.
+    ``before`` may be of another template, ``template`` is the hash of the one in force and ``pods`` are its pods.
+    The time of groups begins when they are ``awaited``: some are wanted, and no pause holds them back.
     """
     if template != before.template:
         # Pods that are there already were waited for by an operator that is gone.
-        before = GroupHistory(template, first_seen_s=min([now_s, *map(_made_s, pods)]))
+        made_s = [datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp() for pod in pods]
+        before = GroupHistory(template, first_seen_s=min([now_s, *made_s]))
     # Times of another operator's may lie in the future, and count as now.
     before = replace(before, first_seen_s=min(before.first_seen_s, now_s), rejected_s=min(before.rejected_s, now_s))
     if not awaited:
         before = replace(before, first_seen_s=now_s)
     elif serve:
         return replace(before, served=True, waited_s=0.0, crashed=frozenset(), blocked=None)
-    waited_s = 0.0 if before.served else now_s - before.first_seen_s
-    return _with_crashes(replace(before, waited_s=waited_s), pods, now_s)
-
-
-def _with_crashes(before: GroupHistory, pods: list[Body], now_s: float) -> GroupHistory:
-    """Return the history with the pods whose container ended."""
+    before = replace(before, waited_s=0.0 if before.served else now_s - before.first_seen_s)
     # A pod that is being deleted was ended with its group, whatever its exit code says.
     crashed = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and _crash_time(pod)]
     if not crashed:
         return before
-    first, named = min(crashed, key=lambda pod: str(_crash_time(pod))), {_named(pod) for pod in crashed}
+    first, named = min(crashed, key=lambda pod: str(_crash_time(pod))), set[tuple[str, str, str]]()
+    for pod in crashed:
+        labels = pod["metadata"].get("labels") or {}
+        named.add((labels.get(GROUP_INDEX_LABEL, ""), labels.get(WORKER_INDEX_LABEL, ""), str(pod["metadata"]["uid"])))
     anew = any(rejected_pod(pod) for pod in crashed) and not named <= before.crashed
     return replace(
         before,
@@ -267,16 +208,10 @@ def _with_crashes(before: GroupHistory, pods: list[Body], now_s: float) -> Group
     )
 
 
-def _made_s(pod: Body) -> float:
-    return datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
-
-
 def _crash_time(pod: Body) -> str | None:
-    """When a container of a pod ended that should run, or the pod was refused; None where nothing of that happened."""
     if rejected_pod(pod):
         return str(pod["metadata"].get("creationTimestamp", ""))
-    status = pod.get("status", {})
-    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+    for container in container_statuses(pod):
         states = (container.get("state", {}), container.get("lastState", {}))
         ended = next((state["terminated"] for state in states if state.get("terminated")), None)
         if ended and (ended.get("exitCode") or container.get("restartCount")):
@@ -284,50 +219,27 @@ def _crash_time(pod: Body) -> str | None:
     return None
 
 
-def _named(pod: Body) -> tuple[str, str, str]:
-    labels = pod["metadata"].get("labels") or {}
-    return labels.get(GROUP_INDEX_LABEL, ""), labels.get(WORKER_INDEX_LABEL, ""), str(pod["metadata"]["uid"])
-
-
 def read_group_rollout(
     groups: Body, pods: list[Body], wanted: int, history: GroupHistory, deadline_s: int | None
 ) -> Rollout:
     """Return how far the engines are.
 
-    The status of a LeaderWorkerSet does not say which template it speaks of,
-    so it counts only as far as pods of the present one bear it out.
-
-    Parameters
-    ----------
-    groups
-        The LeaderWorkerSet.
-    pods
-        Pods of its present template.
-    wanted
-        How many engines are wanted.
-    history
-        What was seen of its groups before.
-    deadline_s
-        How long they may take to serve; None where nobody waits for them.
+    The status of a LeaderWorkerSet does not say which template it speaks of, so it counts only as far as pods of
+    the present one bear it out. ``deadline_s`` is None where nothing waits for the engines.
     """
     status = groups.get("status", {})
     leaders = [pod for pod in serving_pods(pods) if "deletionTimestamp" not in pod["metadata"]]
     replicas = status.get("replicas", 0)
-    updated = min(status.get("updatedReplicas", 0), len(leaders))
     earlier = max(0, replicas - len(leaders))
+    ready = sum(condition_of(pod, "Ready").get("status") == "True" for pod in leaders)
     return Rollout(
         wanted=wanted,
         replicas=replicas,
-        updated=updated,
-        available=min(status.get("readyReplicas", 0), sum(map(_is_ready, leaders)) + earlier),
+        updated=min(status.get("updatedReplicas", 0), len(leaders)),
+        available=min(status.get("readyReplicas", 0), ready + earlier),
         settled="replicas" in status,
         blocked=first_blocked(pods) or history.blocked,
         overdue=deadline_s is not None and history.waited_s >= deadline_s,
         deadline_s=deadline_s,
         crashes=history.crashes,
     )
-
-
-def _is_ready(pod: Body) -> bool:
-    conditions = pod.get("status", {}).get("conditions") or []
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

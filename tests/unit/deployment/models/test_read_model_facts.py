@@ -23,7 +23,7 @@ from specdecode_operator.deployment.models.checkpoint_reader import (
     leave_answer,
     pack_error,
     pack_facts,
-    read_checkpoint_directory,
+    read_checkpoint,
 )
 from specdecode_operator.deployment.models.model_facts import unpack_facts
 from tests.support.checkpoints import header, safetensors, write_checkpoint
@@ -46,12 +46,12 @@ def folder(tmp_path: Path) -> Path:
 
 def refusal(folder: Path) -> CheckpointError:
     with pytest.raises(CheckpointError) as refused:
-        read_checkpoint_directory(str(folder))
+        read_checkpoint(Folder(str(folder)))
     return refused.value
 
 
 def test_a_checkpoint_in_one_file_is_counted_by_type_and_part(folder: Path) -> None:
-    found = read_checkpoint_directory(str(folder))
+    found = read_checkpoint(Folder(str(folder)))
     assert found.weights == Weights(
         total_bytes=2 * 1024 * 256 * 2 + 512 * 256 + 4,
         tensors=4,
@@ -69,7 +69,7 @@ def test_shards_are_those_that_the_index_names(folder: Path) -> None:
         (folder / name).write_bytes(safetensors(*header(part)))
     index = {"weight_map": {"a.weight": names[0], "b.weight": names[1]}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    found = read_checkpoint_directory(str(folder)).weights
+    found = read_checkpoint(Folder(str(folder))).weights
     assert (found.total_bytes, found.tensors, found.output_head) == (20, 2, False)
     (folder / names[1]).unlink()
     assert (refusal(folder).reason, names[1] in refusal(folder).message) == ("WeightsNotFound", True)
@@ -80,7 +80,7 @@ def test_headers_of_any_length_are_read_whole(folder: Path) -> None:
     content = safetensors(*header(shapes))
     assert len(content) > 4 * 64 * 1024
     (folder / "model.safetensors").write_bytes(content)
-    assert read_checkpoint_directory(str(folder)).weights.total_bytes == 3000 * 8
+    assert read_checkpoint(Folder(str(folder))).weights.total_bytes == 3000 * 8
     (folder / "model.safetensors").write_bytes(content[: 100 * 1024])
     assert "cut off" in refusal(folder).message
 
@@ -96,15 +96,15 @@ def test_an_index_leads_nowhere_else(folder: Path, elsewhere: str) -> None:
 def test_modelopts_second_file_says_how_weights_are_stored(folder: Path) -> None:
     (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
     wanted = {"quantization": {"quant_algo": "NVFP4"}}
-    assert read_checkpoint_directory(str(folder)).config["quantization_config"] == wanted
+    assert read_checkpoint(Folder(str(folder))).config["quantization_config"] == wanted
     (folder / "config.json").write_text(json.dumps({**TINY_CONFIG, "quantization_config": {"quant_method": "fp8"}}))
-    assert read_checkpoint_directory(str(folder)).config["quantization_config"] == {"quant_method": "fp8"}
+    assert read_checkpoint(Folder(str(folder))).config["quantization_config"] == {"quant_method": "fp8"}
 
 
 def test_mistrals_second_copy_is_not_counted(folder: Path) -> None:
-    before = read_checkpoint_directory(str(folder)).weights
+    before = read_checkpoint(Folder(str(folder))).weights
     (folder / "consolidated.safetensors").write_bytes(safetensors(*header({"output.weight": ("BF16", [4])})))
-    assert read_checkpoint_directory(str(folder)).weights == before
+    assert read_checkpoint(Folder(str(folder))).weights == before
 
 
 def test_pickles_are_not_opened(folder: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_model_that_is_stored_as_pickles_is_known_by_its_config(folder: Path) 
     """As yuhuili/EAGLE3-LLaMA3.3-Instruct-70B, which vLLM serves."""
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 7'\ntR.")
-    found = read_checkpoint_directory(str(folder))
+    found = read_checkpoint(Folder(str(folder)))
     assert (found.config, found.weights) == (TINY_CONFIG, Weights(0, 0, False, {}, {}))
     assert unpack_facts(pack_facts(found)) == found
 
@@ -142,7 +142,7 @@ def test_a_config_that_names_each_expert_fits_the_message(folder: Path) -> None:
     }
     (folder / "config.json").write_text(json.dumps({**TINY_CONFIG, "quantization_config": quantization}))
     assert (folder / "config.json").stat().st_size > 2**21
-    found = read_checkpoint_directory(str(folder))
+    found = read_checkpoint(Folder(str(folder)))
     assert unpack_facts(pack_facts(found)) == found
     kept = found.config["quantization_config"]
     assert kept["ignore"] == ["lm_head", *(name for name in modules if ".experts.0." in name)]
@@ -273,7 +273,7 @@ def test_a_bomb_is_not_unpacked() -> None:
 def test_an_answer_is_left_where_the_kubelet_looks(folder: Path, tmp_path: Path) -> None:
     message = tmp_path / "message"
     assert leave_answer(message, lambda: Folder(str(folder))) == 0
-    assert unpack_facts(message.read_text()) == read_checkpoint_directory(str(folder))
+    assert unpack_facts(message.read_text()) == read_checkpoint(Folder(str(folder)))
     assert leave_answer(message, lambda: Folder(f"{folder}/none")) == 1
     assert json.loads(message.read_text())["error"]["reason"] == "ModelNotFound"
     assert signal.alarm(0) == 0, "the deadline outlived the read, and would end whatever called it"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specdecode_operator.deployment.advice import LAYERS_WITHIN_NODES, Advice, advise_on_nodes
+from specdecode_operator.deployment.advice import Advice, advise_on_nodes
 from specdecode_operator.sizing.pair import Pair, Parallelism
 from specdecode_operator.sizing.placement import GpuPool, Row
 from specdecode_operator.sizing.quantization_matrix import PlanOptions, candidate_rows
@@ -22,7 +22,7 @@ def test_layers_over_nodes_are_told_with_what_to_write_instead(make_pair: Callab
         "GPUs of 2 nodes share each layer and meet over the network at every one: without InfiniBand or RoCE with"
         " GPUDirect this is slow; tensor 4, pipeline 2 meets once a stage, where the method goes with stages"
     )
-    said = Advice("layers-over-nodes", sentence, (("nodes", 2), ("tensor", 8)), LAYERS_WITHIN_NODES)
+    said = Advice("layers-over-nodes", sentence)
     assert advise_on_nodes(row(make_pair("BF16", None), 8)) == (said,)
 
 
