@@ -133,16 +133,16 @@ def operator_command(  # noqa: PLR0913  each is an option
     # Loading kopf and the Kubernetes client takes a second that other commands need not spend.
     from specdecode_operator.cluster.observed_figures import Prometheus  # noqa: PLC0415
     from specdecode_operator.handlers.main import run_operator  # noqa: PLC0415
-    from specdecode_operator.handlers.mounted_files import FactsFolder  # noqa: PLC0415
-    from specdecode_operator.handlers.operator_state import Settings, Webhook  # noqa: PLC0415
+    from specdecode_operator.handlers.mounted_files import CalibrationFile, FactsFolder  # noqa: PLC0415
+    from specdecode_operator.handlers.settings import Settings, Webhook  # noqa: PLC0415
 
     _check(prometheus, prometheus_token_file)
     _check_webhook(webhook_port, webhook_certificate, refuses=refuse_does_not_fit)
     namespaces = tuple(dict.fromkeys(namespace or ()))
     _check_namespaces(namespaces, nodes)
     settings = Settings(
-        calibration=calibration,
-        facts=None if facts is None else FactsFolder(facts),
+        calibration=CalibrationFile(calibration),
+        facts=FactsFolder(facts),
         host_paths=allowed_paths(allow_host_path),
         pod_template=allowed_names(allow_pod_template),
         prometheus=None if prometheus is None else Prometheus(prometheus, prometheus_token_file),
@@ -170,7 +170,7 @@ def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":
         allowed = f"give {_SHORTEST_LEASE_S} to {_LONGEST_LEASE_S} seconds"
         raise typer.BadParameter(f"{duration_s}: {allowed}", param_hint="--lease-duration")
     from specdecode_operator.handlers.leadership import LeaseName  # noqa: PLC0415
-    from specdecode_operator.handlers.operator_state import own_name  # noqa: PLC0415
+    from specdecode_operator.handlers.settings import own_name  # noqa: PLC0415
 
     namespace = os.environ.get("POD_NAMESPACE")
     if not namespace or not name:

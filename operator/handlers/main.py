@@ -35,7 +35,8 @@ from specdecode_operator.handlers.admission_findings import Terms
 from specdecode_operator.handlers.http_server import BoundedHandler, BoundedServer
 from specdecode_operator.handlers.leadership import LeaderCollector, Leadership, end_at_once, holding
 from specdecode_operator.handlers.metrics import AdmissionCollector, serve_metrics
-from specdecode_operator.handlers.operator_state import OperatorState, OperatorStuckError, Settings
+from specdecode_operator.handlers.operator_state import OperatorState, OperatorStuckError
+from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.webhook import VALIDATE, answer, serve_admission
 from specdecode_operator.handlers.webhook_certificate import CertificateFolder
 from specdecode_operator.problems import OneLine
@@ -374,8 +375,8 @@ def _serve_webhook(settings: Settings, state: OperatorState) -> tuple[Collector,
     def validate(review: object) -> Body:
         now = replace(
             terms,
-            calibration=state.calibration.read(),
-            site_facts=state.facts.read(),
+            calibration=settings.calibration.read(),
+            site_facts=settings.facts.read(),
             storage_classes=state.relist.storage_classes,
         )
         return answer(review, now)

@@ -34,7 +34,7 @@ class CalibrationFile:
     whose times say little.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._seen: str | None = None
         """What was last read or went wrong: each is told once."""

@@ -11,8 +11,8 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError, ForbiddenError, Page
 from specdecode_operator.cluster.manifests import child_labels
 from specdecode_operator.cluster.resources import POD, SPECDECODE_DEPLOYMENT
-from specdecode_operator.handlers.operator_state import Settings
 from specdecode_operator.handlers.resync import Lists
+from specdecode_operator.handlers.settings import Settings
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import tiny_cpu
