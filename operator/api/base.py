@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from specdecode_operator.untrusted import inner_values
@@ -61,6 +62,14 @@ VERSION_LABEL = "app.kubernetes.io/version"
 
 Body = dict[str, Any]
 """An object of the Kubernetes API, as the API server has it."""
+
+
+def map_by(key: str) -> JsonDict:
+    """Return the schema entries of a list whose items server-side apply merges by a key."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+DATE_TIME: Final[JsonDict] = {"format": "date-time"}
 
 
 class ApiModel(BaseModel):

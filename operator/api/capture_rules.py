@@ -15,15 +15,23 @@ from specdecode_operator.api.capture import (
     Storage,
 )
 from specdecode_operator.api.deployment import CaptureSchedule
-from specdecode_operator.api.deployment_rules import INSIDE_A_VOLUME, NAME_MAX_LENGTH, NGRAM, SPECULATION, Reason, Rule
+from specdecode_operator.api.deployment_rules import (
+    INSIDE_A_VOLUME,
+    NAME_MAX_LENGTH,
+    NGRAM,
+    SPECULATION,
+    Rule,
+    forbidden,
+    required,
+)
 from specdecode_operator.api.speculation import Ngram
 
 JOB_NAME = Rule(
     field="metadata.name",
     holds="self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"
     f" && self.metadata.name.size() <= {NAME_MAX_LENGTH}",
-    message=f"is %s, which cannot name a Job and a folder: use at most {NAME_MAX_LENGTH} of a-z, 0-9 and -",
-    values=("self.metadata.name",),
+    message=f"is {{self.metadata.name}}, which cannot name a Job and a folder: use at most {NAME_MAX_LENGTH} of a-z,"
+    " 0-9 and -",
 )
 
 _FIELDS_BY_PATTERN: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -50,11 +58,10 @@ _EXAMPLES: Mapping[str, str] = {
 
 def _immutable(field: str, message: str = "another run is another object: create one with another name") -> Rule:
     """Return the rule that a field stays as it was made."""
-    return Rule(
+    return forbidden(
         field=field,
         holds=f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
         message=f"cannot be changed: {message}",
-        reason=Reason.FORBIDDEN,
     )
 
 
@@ -68,22 +75,18 @@ def _patterns_that_need(field: str) -> str:
 
 
 def _needed(field: str) -> Rule:
-    return Rule(
+    return required(
         field=field,
         holds=f"!(self.pattern in {_patterns_that_need(field)}) || has(self.{field})",
-        message=f"pattern %s needs it: set it, to {_EXAMPLES[field]} for example",
-        values=("self.pattern",),
-        reason=Reason.REQUIRED,
+        message=f"pattern {{self.pattern}} needs it: set it, to {_EXAMPLES[field]} for example",
     )
 
 
 def _foreign(field: str) -> Rule:
-    return Rule(
+    return forbidden(
         field=field,
         holds=f"self.pattern in {_patterns_with(field)} || !has(self.{field})",
-        message="pattern %s does not use it: remove it",
-        values=("self.pattern",),
-        reason=Reason.FORBIDDEN,
+        message="pattern {self.pattern} does not use it: remove it",
     )
 
 
@@ -166,23 +169,22 @@ WORKLOAD = (
     Rule(
         field="temperatures",
         holds="!has(self.temperatures) || self.temperatures.map(t, t.sharePercent).sum() == 100",
-        message="the shares add up to %d: make their sharePercent 100 in all",
-        values=("self.temperatures.map(t, t.sharePercent).sum()",),
+        message="the shares add up to {self.temperatures.map(t, t.sharePercent).sum():d}: make their sharePercent 100"
+        " in all",
     ),
     Rule(
         field="prompts.synthetic.sharedPrefixTokens",
         holds="!has(self.prompts) || !has(self.prompts.synthetic)"
         " || self.prompts.synthetic.sharedPrefixTokens <= self.prompts.synthetic.promptTokens",
-        message="is %d, longer than the prompts with promptTokens %d: lower it, or raise promptTokens",
-        values=("self.prompts.synthetic.sharedPrefixTokens", "self.prompts.synthetic.promptTokens"),
+        message="is {self.prompts.synthetic.sharedPrefixTokens:d}, longer than the prompts with promptTokens"
+        " {self.prompts.synthetic.promptTokens:d}: lower it, or raise promptTokens",
     ),
 )
 
-_ONE_CLAIM = Rule(
+_ONE_CLAIM = forbidden(
     field="existingClaim",
     holds="!has(self.existingClaim) || !has(self.size) && !has(self.storageClassName)",
     message="nothing is created where a claim is given: remove it, or size and storageClassName",
-    reason=Reason.FORBIDDEN,
 )
 
 STORAGE = (_ONE_CLAIM, *map(_immutable, ("size", "storageClassName", "existingClaim")))
@@ -191,11 +193,10 @@ _SEVERAL_ARMS = "has(self.arms) && self.arms.size() > 1"
 
 
 def _compares(field: str) -> Rule:
-    return Rule(
+    return forbidden(
         field=field,
         holds=f"!has(self.{field}) || {_SEVERAL_ARMS}",
         message="is for comparing arms: remove it, or list two arms or more",
-        reason=Reason.FORBIDDEN,
     )
 
 
@@ -211,11 +212,10 @@ RUN = (
         message="is 1, and no two starts of an engine are quite the same: arms need at least two, or one arm alone",
     ),
     *map(_compares, ("slo", "checks")),
-    Rule(
+    forbidden(
         field="against",
         holds=f"!has(self.against) || !({_SEVERAL_ARMS})",
         message="judges one engine, and there are several arms: remove it, or all arms but one",
-        reason=Reason.FORBIDDEN,
     ),
 )
 
@@ -231,13 +231,12 @@ SPEC = (
 )
 
 SCHEDULE = (
-    Rule(
+    forbidden(
         field="retention",
         holds="!has(self.template.storage.existingClaim) || !has(self.retention)"
         " || !has(self.retention.count) && !has(self.retention.failedCount) && !has(self.retention.days)",
-        message="is for claims that are created, and template.storage.existingClaim %s is not: remove one of them",
-        values=("self.template.storage.existingClaim",),
-        reason=Reason.FORBIDDEN,
+        message="is for claims that are created, and template.storage.existingClaim"
+        " {self.template.storage.existingClaim} is not: remove one of them",
     ),
 )
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.base import DATE_TIME, ApiModel, map_by
 from specdecode_operator.api.capture import RegressionStatus
 from specdecode_operator.api.deployment_status import Conditions, Sentence, Word
 
@@ -102,10 +102,7 @@ class ComparisonStatus(ApiModel):
     baseline_acceptance_percent: int | None = None
     """Accepted share of the tokens that the baseline drafted in percent; absent where it drafted none."""
 
-    arms: list[ComparedArm] = Field(
-        max_length=8,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-    )
+    arms: list[ComparedArm] = Field(max_length=8, json_schema_extra=map_by("name"))
     """The other arms."""
 
     crossover_running: Word | None = None
@@ -246,7 +243,7 @@ Time = Annotated[str, StringConstraints(max_length=64)]
 
 
 def _time() -> Any:
-    return Field(default=None, json_schema_extra={"format": "date-time"})
+    return Field(default=None, json_schema_extra=DATE_TIME)
 
 
 class BorrowStatus(ApiModel):

@@ -13,6 +13,7 @@ from pydantic.config import JsonDict
 from specdecode_operator.api.base import (
     BOUNDED,
     CRON_LINE,
+    DATE_TIME,
     ENGINE_VERSION,
     LABEL_VALUE,
     OBJECT_NAME,
@@ -28,6 +29,7 @@ from specdecode_operator.api.base import (
     PersistentVolumeClaimRef,
     SecretKey,
     TlsSecret,
+    map_by,
 )
 from specdecode_operator.api.capture import Against, CaptureRun
 from specdecode_operator.api.speculation import Models, ShortText, Speculation, Target
@@ -133,16 +135,16 @@ class ScheduleStatus(ApiModel):
     schedule: str = Field(max_length=256)
     """Schedule and time zone that the times speak of."""
 
-    since: str = Field(max_length=64, json_schema_extra={"format": "date-time"})
+    since: str = Field(max_length=64, json_schema_extra=DATE_TIME)
     """When the operator first saw this schedule; earlier times are not made up for."""
 
     last_schedule_time: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        default=None, json_schema_extra={"format": "date-time"}
+        default=None, json_schema_extra=DATE_TIME
     )
     """The last time that was due, whether a capture was started for it or it was missed."""
 
     next_schedule_time: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        default=None, json_schema_extra={"format": "date-time"}
+        default=None, json_schema_extra=DATE_TIME
     )
     """When the next capture is due; absent while suspended."""
 
@@ -234,11 +236,7 @@ class Replay(ApiModel):
     unmatched: Unmatched = Unmatched.REPEAT
     """What comes when no record is left: the first again, an answer of 409, or tokens as in mode Modelled."""
 
-    acceptance: list[AcceptanceFrom] = Field(
-        default=[],
-        max_length=64,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["fromSeconds"]},
-    )
+    acceptance: list[AcceptanceFrom] = Field(default=[], max_length=64, json_schema_extra=map_by("fromSeconds"))
     """Acceptance over time in place of the recorded one; the first holds from second 0."""
 
     time_scale_percent: StrictInt = Field(default=100, ge=1, le=10_000)
@@ -263,7 +261,7 @@ _Decimal = Annotated[str, StringConstraints(max_length=32), AfterValidator(print
 _Moment = Annotated[
     str,
     StringConstraints(max_length=64),
-    Field(json_schema_extra={"format": "date-time"}),
+    Field(json_schema_extra=DATE_TIME),
 ]
 
 
@@ -389,7 +387,7 @@ class PolicyStatus(ApiModel):
     """What was advised or done last, newest first."""
 
 
-_BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+_BY_NAME: JsonDict = map_by("name")
 KIND = "SpecDecodeDeployment"
 PLURAL = "specdecodedeployments"
 
@@ -525,11 +523,7 @@ class Engine(ApiModel):
     )
     """Further vLLM arguments, for what has no field here."""
 
-    env: list[EnvVar] = Field(
-        default=[],
-        max_length=256,
-        json_schema_extra=_BY_NAME,
-    )
+    env: list[EnvVar] = Field(default=[], max_length=256, json_schema_extra=_BY_NAME)
     """Further environment variables of the engine container."""
 
     replay: Replay | None = None
@@ -655,11 +649,7 @@ class SpecDecodeDeploymentSpec(ApiModel):
     policy: Policy | None = None
     """What is done about speculation by measured goodput and the load now. Absent: nothing."""
 
-    captures: list[CaptureSchedule] = Field(
-        default=[],
-        max_length=8,
-        json_schema_extra=_BY_NAME,
-    )
+    captures: list[CaptureSchedule] = Field(default=[], max_length=8, json_schema_extra=_BY_NAME)
     """Captures of this deployment that are started by the clock."""
 
     pod_template: PodTemplate | None = None

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
 from typing import Final
 
 from specdecode_operator.api.base import ApiModel
@@ -43,77 +42,90 @@ from specdecode_operator.enums import (
 
 
 class Reason(StrEnum):
-    """How the API server introduces a message. Its fourth word, duplicate, drops the message."""
+    """Prefix that the API server puts before a message. Its fourth value, duplicate, drops the message."""
 
     INVALID = "FieldValueInvalid"
     REQUIRED = "FieldValueRequired"
     FORBIDDEN = "FieldValueForbidden"
 
 
+_VALUE: Final = re.compile(r"\{([^{}:]+)(:d)?\}")
+
+
 @dataclass(frozen=True)
 class Rule:
-    """What must hold inside one model, and what to say where it does not."""
+    """A condition on one model, and the message if it does not hold."""
 
     field: str
-    """The field to blame, relative to the model: ``serving.port``."""
+    """Path of the field to blame, relative to the model: ``serving.port``."""
     holds: str
-    """CEL expression that is true for a good object; ``self`` is the model."""
+    """CEL expression that is true for a valid object; ``self`` is the model."""
     message: str
-    """What is wrong, then what to write instead. The API server puts the field's full path in front of it. ``%s`` and
-    ``%d`` stand for values."""
-    values: tuple[str, ...] = ()
-    """CEL expressions of the values in the message."""
+    """What is wrong, then what to write instead, after the field's path. ``{…}`` has a CEL expression of a value, with
+    with ``:d`` for a number."""
     reason: Reason = Reason.INVALID
-    """How the API server introduces the message."""
+
+    @property
+    def values(self) -> list[str]:
+        """CEL expressions of the values in the message."""
+        return [found[1] for found in _VALUE.finditer(self.message)]
 
     def as_validation(self) -> dict[str, str]:
         """Return the rule as an entry of ``x-kubernetes-validations``."""
         validation = {"rule": self.holds, "fieldPath": f".{self.field}", "reason": self.reason.value}
-        # Also where there is an expression: of one with a line break in it the API server shows neither, but this, and
-        # without this the rule.
+        # Needed with an expression, too: if its result has a line break, the API server shows the message instead.
         validation["message"] = self.words("…" for _ in self.values)
         if self.values:
             # format() and not string(): the API server cannot bound the cost of the latter.
-            validation["messageExpression"] = f"'{self.message}'.format([{', '.join(self.values)}])"
+            text = _VALUE.sub(lambda found: "%d" if found[2] else "%s", self.message)
+            validation["messageExpression"] = f"'{text}'.format([{', '.join(self.values)}])"
         return validation
 
     def reads(self, field: str) -> bool:
-        """Return whether the rule depends on a field of its model, or on what is in that field."""
+        """Return whether the rule depends on a field of its model."""
         return any(re.search(rf"\bself\.{re.escape(field)}\b", text) for text in (self.holds, *self.values))
 
     def words(self, values: Iterable[str]) -> str:
-        """Return the message with these values in it."""
-        return "".join(chain.from_iterable(zip(re.split("%[sd]", self.message), [*values, ""], strict=True)))
+        """Return the message with these values."""
+        given = iter(values)
+        return _VALUE.sub(lambda _: next(given), self.message)
+
+
+def required(field: str, holds: str, message: str) -> Rule:
+    """Return a rule about a missing field."""
+    return Rule(field, holds, message, Reason.REQUIRED)
+
+
+def forbidden(field: str, holds: str, message: str) -> Rule:
+    """Return a rule about a field that must be absent."""
+    return Rule(field, holds, message, Reason.FORBIDDEN)
 
 
 MODELS = (
-    Rule(
+    forbidden(
         field="hubTokenSecret",
         holds="!has(self.volume) || !has(self.hubTokenSecret)",
         message="nothing is downloaded when models.volume is given: remove one of the two",
-        reason=Reason.FORBIDDEN,
     ),
     Rule(
         field="cache.persistentVolumeClaim.claimName",
         holds="!has(self.cache) || !has(self.volume) || !has(self.volume.persistentVolumeClaim)"
         " || self.volume.persistentVolumeClaim.claimName != self.cache.persistentVolumeClaim.claimName",
-        message="is %s, the claim of models.volume, which is mounted read-only: name another, or remove models.volume",
-        values=("self.cache.persistentVolumeClaim.claimName",),
+        message="is {self.cache.persistentVolumeClaim.claimName}, the claim of models.volume, which is mounted"
+        " read-only: name another, or remove models.volume",
     ),
 )
 
 MODEL_VOLUME = (
-    Rule(
+    required(
         field="persistentVolumeClaim",
         holds="has(self.persistentVolumeClaim) || has(self.hostPath)",
         message="is missing: name a claim, or a hostPath",
-        reason=Reason.REQUIRED,
     ),
-    Rule(
+    forbidden(
         field="hostPath",
         holds="!has(self.hostPath) || !has(self.persistentVolumeClaim)",
         message="models are in one place: remove it, or persistentVolumeClaim",
-        reason=Reason.FORBIDDEN,
     ),
 )
 
@@ -121,27 +133,23 @@ HOST_PATH = (
     Rule(
         field="path",
         holds=r"self.path.matches('^/[^/]') && !self.path.matches('(^|/)\\.\\.?(/|$)')",
-        message="is %s: write a directory of the nodes in full, beginning with / and without . or ..",
-        values=("self.path",),
+        message="is {self.path}: write a directory of the nodes in full, beginning with / and without . or ..",
     ),
 )
 
 ROPE_SCALING = (
-    Rule(
+    forbidden(
         field="originalMaxPositionEmbeddings",
         holds="self.type == 'yarn' || !has(self.originalMaxPositionEmbeddings)",
-        message="type %s multiplies the length that the config.json says: remove it, or use type: yarn",
-        values=("self.type",),
-        reason=Reason.FORBIDDEN,
+        message="type {self.type} multiplies the length that the config.json says: remove it, or use type: yarn",
     ),
 )
 
 ASSUMED_MODEL = (
-    Rule(
+    required(
         field="weightsGiB",
         holds="has(self.weightsGiB) || has(self.kvBytesPerToken) || has(self.stateMiBPerRequest)",
         message="is missing, as are kvBytesPerToken and stateMiBPerRequest: set at least one, or remove assume",
-        reason=Reason.REQUIRED,
     ),
 )
 
@@ -154,38 +162,30 @@ _PARENT_FOLDER = r"(^|/)\\.\\.(/|$)"
 
 
 def _source_of(model: str, absent: str) -> tuple[Rule, ...]:
-    """Return the rules on where a target or draft comes from.
+    """Return the rules on the source of a target or draft.
 
-    Parameters
-    ----------
-    model
-        Path of the target or draft from the spec.
-    absent
-        Beginning of a CEL expression that passes where there is none.
+    ``model`` is its path in the spec; ``absent`` is the beginning of a CEL expression that passes if there is none.
     """
     name, revision = f"self.{model}.model", f"self.{model}.revision"
     return (
         Rule(
             field=f"{model}.model",
             holds=f"{absent}({_HAS_VOLUME}) || {name}.matches('{_HUB_ID}')",
-            message="is %s, which is not a hub ID: write OWNER/NAME,"
+            message=f"is {{{name}}}, which is not a hub ID: write OWNER/NAME,"
             " or copy the folder to a volume and set models.volume",
-            values=(name,),
         ),
         Rule(
             field=f"{model}.model",
             holds=f"{absent}!({_HAS_VOLUME})"
             f" || !({name}.matches('{_ABSOLUTE_OR_OPTION}') || {name}.matches('{_PARENT_FOLDER}'))",
-            message="is %s, which is no path inside models.volume:"
+            message=f"is {{{name}}}, which is no path inside models.volume:"
             " write it from the root of the volume, without leading / or - and without ..",
-            values=(name,),
         ),
-        Rule(
+        forbidden(
             field=f"{model}.revision",
             holds=f"{absent}!({_HAS_VOLUME}) || !has({revision})",
             message="nothing is downloaded when models.volume is given, so there is no revision to choose:"
             " remove one of the two",
-            reason=Reason.FORBIDDEN,
         ),
     )
 
@@ -208,12 +208,11 @@ def _checkpoints_of(model: str, absent: str) -> tuple[Rule, ...]:
             message="a model in it is no path inside models.volume:"
             " write it from the root of the volume, without leading / or - and without ..",
         ),
-        Rule(
+        forbidden(
             field=f"{model}.checkpoints",
             holds=f"{none} || !({_HAS_VOLUME}) || !{checkpoints}.exists(c, has(c.revision))",
             message="nothing is downloaded when models.volume is given, so there is no revision to choose:"
             " remove one of the two",
-            reason=Reason.FORBIDDEN,
         ),
     )
 
@@ -229,8 +228,7 @@ SOURCES = (
 INSIDE_A_VOLUME = Rule(
     field="path",
     holds=r"!(self.path.matches('^/') || self.path.matches('(^|/)\\.\\.(/|$)'))",
-    message="is %s, which is no path inside the volume: write it without leading / and without ..",
-    values=("self.path",),
+    message="is {self.path}, which is no path inside the volume: write it without leading / and without ..",
 )
 """The rule on a file, or a folder, of a volume or a ConfigMap."""
 
@@ -245,12 +243,10 @@ _NO_SCHEDULE = f"!has({_SCHEDULE})"
 _IS_LOSSY = "has(self.rejectionSampling) && self.rejectionSampling == 'fly'"
 
 SPECULATION = (
-    Rule(
+    required(
         field="numSpeculativeTokens",
         holds="self.method == 'none' || has(self.numSpeculativeTokens)",
-        message="method %s needs it: set it to 1 to 32; 5 is a good start",
-        values=("self.method",),
-        reason=Reason.REQUIRED,
+        message="method {self.method} needs it: set it to 1 to 32; 5 is a good start",
     ),
     Rule(
         field="numSpeculativeTokens",
@@ -260,138 +256,112 @@ SPECULATION = (
     Rule(
         field="numSpeculativeTokens",
         holds="self.method == 'suffix' || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens <= 32",
-        message="is %d, which is more than 32: method %s takes at most 32",
-        values=("self.numSpeculativeTokens", "self.method"),
+        message="is {self.numSpeculativeTokens:d}, which is more than 32: method {self.method} takes at most 32",
     ),
-    Rule(
+    forbidden(
         field="numSpeculativeTokens",
         holds="self.method != 'none' || !has(self.numSpeculativeTokens)",
         message="method none proposes nothing: remove it, or choose another method",
-        reason=Reason.FORBIDDEN,
     ),
-    Rule(
+    required(
         field="draft",
         holds=f"!({is_one_of(METHODS_NEEDING_DRAFT)}) || has(self.draft)",
-        message="method %s needs one: set draft.model, or use method: ngram, which needs none",
-        values=("self.method",),
-        reason=Reason.REQUIRED,
+        message="method {self.method} needs one: set draft.model, or use method: ngram, which needs none",
     ),
-    Rule(
+    forbidden(
         field="draft",
         holds=f"{is_one_of(METHODS_TAKING_DRAFT)} || !has(self.draft)",
-        message="method %s uses no draft model: remove it, or use the method that it is for, such as draft_model",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+        message="method {self.method} uses no draft model: remove it, or use the method that it is for, such as"
+        " draft_model",
     ),
-    Rule(
+    forbidden(
         field="draft.quantization",
         # The draft's default is there as soon as the draft is.
         holds="self.method == 'draft_model' || !has(self.draft) || !has(self.draft.quantization)"
         " || self.draft.quantization == 'AsCheckpoint'",
-        message="is %s, but the head of method %s is served as it was stored: remove it",
-        values=("self.draft.quantization", "self.method"),
-        reason=Reason.FORBIDDEN,
+        message="is {self.draft.quantization}, but the head of method {self.method} is served as it was stored: remove"
+        " it",
     ),
-    Rule(
+    forbidden(
         field="draft.checkpoints",
         holds="!has(self.draft) || self.method == 'draft_model' || !has(self.draft.checkpoints)"
         " || self.draft.checkpoints.size() == 0",
-        message="the head of method %s is served as it was stored: remove them",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+        message="the head of method {self.method} is served as it was stored: remove them",
     ),
-    Rule(
+    forbidden(
         field="useHeterogeneousVocab",
         # Its default is there as soon as speculation is.
         holds="self.method == 'draft_model' || !has(self.useHeterogeneousVocab) || !self.useHeterogeneousVocab",
-        message="method %s drafts in the vocabulary of the target: remove it, or use method: draft_model",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+        message="method {self.method} drafts in the vocabulary of the target: remove it, or use method: draft_model",
     ),
-    Rule(
+    forbidden(
         field="draftSampling",
         holds="!has(self.useHeterogeneousVocab) || !self.useHeterogeneousVocab || !has(self.draftSampling)"
         " || self.draftSampling == 'greedy'",
         message="a draft of another vocabulary proposes the likeliest tokens: remove it, or useHeterogeneousVocab",
-        reason=Reason.FORBIDDEN,
     ),
-    Rule(
+    forbidden(
         field="ngram",
         holds=f"{is_one_of(METHODS_WITH_LOOKUP)} || !has(self.ngram)",
-        message="method %s looks nothing up in the prompt: remove it, or use method: ngram",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+        message="method {self.method} looks nothing up in the prompt: remove it, or use method: ngram",
     ),
-    Rule(
+    forbidden(
         field="suffix",
         holds="self.method == 'suffix' || !has(self.suffix)",
-        message="method %s looks nothing up in earlier answers: remove it, or use method: suffix",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+        message="method {self.method} looks nothing up in earlier answers: remove it, or use method: suffix",
     ),
-    Rule(
+    forbidden(
         field="rejectionSampling",
         holds="self.method != 'none' || !has(self.rejectionSampling)",
         message="method none proposes nothing to check: remove it, or choose another method",
-        reason=Reason.FORBIDDEN,
     ),
-    Rule(
+    required(
         field="lossy",
         holds=f"!({_IS_LOSSY}) || has(self.lossy)",
         message="with rejectionSampling fly answers are others than those of the target itself:"
         " write Accepted if they may be, or use rejectionSampling: block",
-        reason=Reason.REQUIRED,
     ),
-    Rule(
+    forbidden(
         field="lossy",
         holds=f"{_IS_LOSSY} || !has(self.lossy)",
         message="nothing is lost without rejectionSampling fly: remove it, or use rejectionSampling: fly",
-        reason=Reason.FORBIDDEN,
     ),
     Rule(
         field="rejectionSampling",
         holds=f"!({_IS_LOSSY}) || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens != 1",
         message="fly looks at the tokens after a rejected one, and there is one: set numSpeculativeTokens to 2 or more",
     ),
-    Rule(
+    forbidden(
         field="draftSampling",
         holds=f"{is_one_of(METHODS_WITH_SAMPLING)} || !has(self.draftSampling)",
-        message="method %s has no draft that could sample: remove it, or choose a method with a draft",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+        message="method {self.method} has no draft that could sample: remove it, or choose a method with a draft",
     ),
-    Rule(
+    forbidden(
         field="adaptiveVerification",
         holds=f"{is_one_of(METHODS_WITH_SAMPLING)} || !has(self.adaptiveVerification) || !self.adaptiveVerification",
-        message="method %s has no draft that says how sure it is: remove it, or choose a method with a draft",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+        message="method {self.method} has no draft that says how sure it is: remove it, or choose a method with a"
+        " draft",
     ),
-    Rule(
+    forbidden(
         field="draftLmHeadQuantization",
         holds=f"{is_one_of(METHODS_WITH_TARGETS_HEAD)} || !has(self.draftLmHeadQuantization)",
-        message="method %s has no copy of the output head of the target: remove it, or use method: eagle or mtp",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+        message="method {self.method} has no copy of the output head of the target: remove it, or use method: eagle or"
+        " mtp",
     ),
-    Rule(
+    forbidden(
         field="xpressTopC",
         holds="self.method == 'dflash' || !has(self.xpressTopC)",
-        message="method %s has no XPress head: remove it, or use method: dflash with such a head",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+        message="method {self.method} has no XPress head: remove it, or use method: dflash with such a head",
     ),
-    Rule(
+    forbidden(
         field="extraConfig",
         holds="self.method != 'none' || !has(self.extraConfig)",
         message="method none reads no further keys: remove it, or choose another method",
-        reason=Reason.FORBIDDEN,
     ),
-    Rule(
+    forbidden(
         field="numSpeculativeTokensByBatchSize",
         holds=f"self.method != 'none' || {_NO_SCHEDULE}",
         message="method none proposes nothing: remove it, or choose another method",
-        reason=Reason.FORBIDDEN,
     ),
     Rule(
         field="numSpeculativeTokensByBatchSize",
@@ -409,8 +379,8 @@ SPECULATION = (
         field="numSpeculativeTokensByBatchSize",
         holds=f"{_NO_SCHEDULE} || !has(self.numSpeculativeTokens)"
         f" || {_SCHEDULE}.all(r, r.numSpeculativeTokens <= self.numSpeculativeTokens)",
-        message="a range asks for more than numSpeculativeTokens %d: lower that range, or raise numSpeculativeTokens",
-        values=("self.numSpeculativeTokens",),
+        message="a range asks for more than numSpeculativeTokens {self.numSpeculativeTokens:d}: lower that range, or"
+        " raise numSpeculativeTokens",
     ),
 )
 
@@ -419,8 +389,8 @@ NGRAM = (
         field="promptLookupMin",
         holds="!has(self.promptLookupMin) || !has(self.promptLookupMax)"
         " || self.promptLookupMin <= self.promptLookupMax",
-        message="is %d, above promptLookupMax %d: lower it, or raise promptLookupMax",
-        values=("self.promptLookupMin", "self.promptLookupMax"),
+        message="is {self.promptLookupMin:d}, above promptLookupMax {self.promptLookupMax:d}: lower it, or raise"
+        " promptLookupMax",
     ),
 )
 
@@ -430,9 +400,9 @@ POLICY = (
         field="cooldownSeconds",
         # Their defaults are there as soon as a policy is.
         holds="self.cooldownSeconds >= self.windowSeconds",
-        message="is %d, less than windowSeconds, in which the engines have to be seen after each change:"
-        " write %d or more, or lower windowSeconds",
-        values=("self.cooldownSeconds", "self.windowSeconds"),
+        message="is {self.cooldownSeconds:d}, less than windowSeconds, in which the engines have to be seen after each"
+        " change:"
+        " write {self.windowSeconds:d} or more, or lower windowSeconds",
     ),
 )
 
@@ -449,22 +419,19 @@ RECORDING_SOURCE = (
 
 def _of_records(field: str, default: str) -> Rule:
     """Return the rule that a field says how records are found, which only one mode does."""
-    return Rule(
+    return forbidden(
         field=field,
         holds=f"self.mode == 'Steps' || self.{field} == '{default}'",
-        message="is %s, but mode %s looks for no record: remove it, or use mode: Steps",
-        values=(f"self.{field}", "self.mode"),
-        reason=Reason.FORBIDDEN,
+        message=f"is {{self.{field}}}, but mode {{self.mode}} looks for no record: remove it, or use mode: Steps",
     )
 
 
 def _not_of_vllm(field: str, absent: str) -> Rule:
     """Return the rule that a field changes what is replayed, and not what vLLM does."""
-    return Rule(
+    return forbidden(
         field=field,
         holds=f"self.mode != 'Emulated' || {absent}",
         message="is not for mode Emulated, in which vLLM itself serves: remove it, or use another mode",
-        reason=Reason.FORBIDDEN,
     )
 
 
@@ -490,17 +457,15 @@ REPLAY = (
 _REPLAYS: Final = "has(self.engine.replay)"
 
 REPLAYING_SPEC = (
-    Rule(
+    forbidden(
         field="serving.tlsSecret",
         holds=f"!{_REPLAYS} || !has(self.serving.tlsSecret)",
         message="a replay (engine.replay) speaks plain HTTP: remove one of the two",
-        reason=Reason.FORBIDDEN,
     ),
-    Rule(
+    forbidden(
         field="captures",
         holds=f"!{_REPLAYS} || !has(self.captures) || self.captures.size() == 0",
         message="a capture of a replay (engine.replay) would measure nothing: remove one of the two",
-        reason=Reason.FORBIDDEN,
     ),
 )
 """Rules between engine.replay and the rest of a spec."""
@@ -508,21 +473,19 @@ REPLAYING_SPEC = (
 
 def _only_for(accelerator_type: str, field: str) -> Rule:
     """Return the rule that a field belongs to one type of accelerator."""
-    return Rule(
+    return forbidden(
         field=field,
         holds=f"self.type == '{accelerator_type}' || !has(self.{field})",
         message=f"is for type {accelerator_type}: remove it, or use type: {accelerator_type}",
-        reason=Reason.FORBIDDEN,
     )
 
 
 def _needed_on_cpu(field: str, example: int, what: str) -> Rule:
     """Return the rule that type CPU needs a field."""
-    return Rule(
+    return required(
         field=field,
         holds=f"self.type != 'CPU' || has(self.{field})",
         message=f"type CPU needs the {what}: set it, to {example} for example",
-        reason=Reason.REQUIRED,
     )
 
 
@@ -536,17 +499,16 @@ ACCELERATOR = (
     _only_for("GPU", "product"),
     _only_for("GPU", "perNode"),
     _only_for("GPU", "memoryGiBPerGPU"),
-    Rule(
+    required(
         field="product",
         holds="!has(self.memoryGiBPerGPU) || has(self.product) && size(self.product) > 0",
         message="memoryGiBPerGPU needs the products whose GPUs have so much: name their labels nvidia.com/gpu.product",
-        reason=Reason.REQUIRED,
     ),
     Rule(
         field="kvCacheGiB",
         holds="!has(self.kvCacheGiB) || !has(self.memoryGiB) || self.kvCacheGiB < self.memoryGiB",
-        message="is %d, which leaves nothing of memoryGiB %d for weights: lower it, or raise memoryGiB",
-        values=("self.kvCacheGiB", "self.memoryGiB"),
+        message="is {self.kvCacheGiB:d}, which leaves nothing of memoryGiB {self.memoryGiB:d} for weights: lower it,"
+        " or raise memoryGiB",
     ),
     Rule(
         field="product",
@@ -556,35 +518,31 @@ ACCELERATOR = (
 )
 
 SERVING = (
-    Rule(
+    forbidden(
         field="cudagraphMode",
         holds="!self.enforceEager || !has(self.cudagraphMode)",
         message="there are no CUDA graphs with enforceEager: remove one of the two",
-        reason=Reason.FORBIDDEN,
     ),
-    Rule(
+    forbidden(
         field="maxCudagraphCaptureSize",
         holds="!has(self.maxCudagraphCaptureSize) || !has(self.cudagraphMode) || self.cudagraphMode != 'NONE'",
         message="there are no CUDA graphs with cudagraphMode NONE: remove one of the two",
-        reason=Reason.FORBIDDEN,
     ),
-    Rule(
+    forbidden(
         field="maxCudagraphCaptureSize",
         holds="!self.enforceEager || !has(self.maxCudagraphCaptureSize)",
         message="there are no CUDA graphs with enforceEager: remove one of the two",
-        reason=Reason.FORBIDDEN,
     ),
     Rule(
         field="maxNumBatchedTokens",
         holds="self.maxNumBatchedTokens >= self.maxNumSeqs",
-        message="is %d, below maxNumSeqs %d: raise it, or lower maxNumSeqs",
-        values=("self.maxNumBatchedTokens", "self.maxNumSeqs"),
+        message="is {self.maxNumBatchedTokens:d}, below maxNumSeqs {self.maxNumSeqs:d}: raise it, or lower maxNumSeqs",
     ),
     Rule(
         field="minConcurrency",
         holds="self.minConcurrency <= self.maxNumSeqs",
-        message="is %d, above maxNumSeqs %d, the requests that may run at once: lower it, or raise maxNumSeqs",
-        values=("self.minConcurrency", "self.maxNumSeqs"),
+        message="is {self.minConcurrency:d}, above maxNumSeqs {self.maxNumSeqs:d}, the requests that may run at once:"
+        " lower it, or raise maxNumSeqs",
     ),
     Rule(
         field="servedModelNames",
@@ -601,8 +559,7 @@ ENGINE = (
         # [:space:] and not \s, which is ASCII for the API server and Unicode for the command line.
         holds=r"!has(self.image) || self.image.matches('^[^[:space:]/][^[:space:]]*$') &&"
         r" (self.image.matches(':[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$') || self.image.matches('@sha256:[0-9a-f]{64}$'))",
-        message="is %s, which names no exact image: add a tag (:v1) or a digest (@sha256:…)",
-        values=("self.image",),
+        message="is {self.image}, which names no exact image: add a tag (:v1) or a digest (@sha256:…)",
     ),
 )
 
@@ -620,22 +577,20 @@ SPEC = (
         field="speculation.draft.maxModelLen",
         holds=f"!({HAS_DRAFT}) || !has({_DRAFT_LENGTH}) || !has(self.serving.maxModelLen)"
         f" || {_DRAFT_LENGTH} <= self.serving.maxModelLen",
-        message="is %d, above serving.maxModelLen %d: lower it, or raise serving.maxModelLen",
-        values=(_DRAFT_LENGTH, "self.serving.maxModelLen"),
+        message="is {self.speculation.draft.maxModelLen:d}, above serving.maxModelLen {self.serving.maxModelLen:d}:"
+        " lower it, or raise serving.maxModelLen",
     ),
     Rule(
         field="speculation.numSpeculativeTokensByBatchSize",
         holds=f"!has(self.speculation) || !has({_RANGES}) || {_RANGES}.all(r, r.to <= self.serving.maxNumSeqs)",
-        message="a range goes beyond serving.maxNumSeqs %d, so many requests never run at once:"
+        message="a range goes beyond serving.maxNumSeqs {self.serving.maxNumSeqs:d}, so many requests never run at"
+        " once:"
         " lower its to, or raise serving.maxNumSeqs",
-        values=("self.serving.maxNumSeqs",),
     ),
-    Rule(
+    forbidden(
         field="serving.dtype",
         holds="self.target.quantization != 'BF16' || self.serving.dtype in ['auto', 'bfloat16']",
-        message="is %s, and target.quantization BF16 asks for bfloat16: remove one of the two",
-        values=("self.serving.dtype",),
-        reason=Reason.FORBIDDEN,
+        message="is {self.serving.dtype}, and target.quantization BF16 asks for bfloat16: remove one of the two",
     ),
     Rule(
         field="parallelism",
@@ -646,35 +601,33 @@ SPEC = (
     Rule(
         field="accelerator.kvCacheGiB",
         holds=f"!has(self.accelerator.kvCacheGiB) || !has({_TENSOR}) || self.accelerator.kvCacheGiB % {_TENSOR} == 0",
-        message="is %d, of which each of the %d ranks of parallelism.tensor gets no whole number of GiB:"
+        message="is {self.accelerator.kvCacheGiB:d}, of which each of the {self.parallelism.tensor:d} ranks of"
+        " parallelism.tensor gets no whole number of GiB:"
         " make it a multiple",
-        values=("self.accelerator.kvCacheGiB", _TENSOR),
     ),
-    Rule(
+    forbidden(
         field="parallelism.draftTensor",
         holds=f"!has({_DRAFT_TENSOR}) || {_HAS_METHOD} && {is_one_of(METHODS_WITH_LAYERS, _METHOD)}",
         message="there is no draft to split: remove it, or choose a method with a draft",
-        reason=Reason.FORBIDDEN,
     ),
     Rule(
         field="parallelism.draftTensor",
         holds=f"!has({_DRAFT_TENSOR}) || {_DRAFT_TENSOR} == 1 || has({_TENSOR}) && {_DRAFT_TENSOR} == {_TENSOR}",
-        message="is %d, but vLLM takes 1 or that of the target: write 1, or set parallelism.tensor to the same",
-        values=(_DRAFT_TENSOR,),
+        message="is {self.parallelism.draftTensor:d}, but vLLM takes 1 or that of the target: write 1, or set"
+        " parallelism.tensor to the same",
     ),
     Rule(
         field="parallelism.pipeline",
         holds=f"self.parallelism.pipeline == 1 || !({_HAS_METHOD}) || {_METHOD} != 'draft_model'",
-        message="is %d, but with method draft_model vLLM would build the draft from the layers of one stage:"
+        message="is {self.parallelism.pipeline:d}, but with method draft_model vLLM would build the draft from the"
+        " layers of one stage:"
         " remove it, or use another method",
-        values=("self.parallelism.pipeline",),
     ),
     Rule(
         field="speculation.numSpeculativeTokensByBatchSize",
         holds=f"self.parallelism.data == 1 || !({_HAS_METHOD}) || !has({_RANGES}) || {_RANGES}.size() == 0",
-        message="vLLM ignores it with parallelism.data %d, whose copies must draft alike:"
+        message="vLLM ignores it with parallelism.data {self.parallelism.data:d}, whose copies must draft alike:"
         " remove it, or use replicas instead of data",
-        values=("self.parallelism.data",),
     ),
 )
 
@@ -685,9 +638,8 @@ SERVICE_NAME = Rule(
     field="metadata.name",
     holds="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')"
     f" && self.metadata.name.size() <= {NAME_MAX_LENGTH}",
-    message="is %s, which cannot name a Service:"
+    message="is {self.metadata.name}, which cannot name a Service:"
     f" use at most {NAME_MAX_LENGTH} of a-z, 0-9 and -, beginning with a letter",
-    values=("self.metadata.name",),
 )
 """The rule on the name of a SpecDecodeDeployment."""
 
