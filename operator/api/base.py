@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
@@ -69,7 +69,8 @@ def map_by(key: str) -> JsonDict:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
-DATE_TIME: Final[JsonDict] = {"format": "date-time"}
+TimeText = Annotated[str, StringConstraints(max_length=64)]
+Timestamp = Annotated[TimeText, Field(json_schema_extra={"format": "date-time"})]
 
 
 class ApiModel(BaseModel):

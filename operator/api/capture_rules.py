@@ -43,7 +43,7 @@ _FIELDS_BY_PATTERN: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Multiturn": (("concurrency", "turns"), ("thinkSeconds",)),
     "Recorded": ((), ()),
 }
-"""Fields that a pattern needs, and those that it may have, beside those of every phase."""
+"""Required and optional fields of a pattern, beyond those of every phase."""
 
 _EXAMPLES: Mapping[str, str] = {
     "concurrency": "16",
@@ -57,7 +57,6 @@ _EXAMPLES: Mapping[str, str] = {
 
 
 def _immutable(field: str, message: str = "another run is another object: create one with another name") -> Rule:
-    """Return the rule that a field stays as it was made."""
     return forbidden(
         field=field,
         holds=f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
@@ -65,27 +64,20 @@ def _immutable(field: str, message: str = "another run is another object: create
     )
 
 
-def _patterns_with(field: str) -> str:
-    """Return the CEL list of the patterns that use a field."""
-    return str([name for name, (needed, possible) in _FIELDS_BY_PATTERN.items() if field in needed + possible])
-
-
-def _patterns_that_need(field: str) -> str:
-    return str([name for name, (needed, _) in _FIELDS_BY_PATTERN.items() if field in needed])
-
-
 def _needed(field: str) -> Rule:
+    patterns = [name for name, (needed, _) in _FIELDS_BY_PATTERN.items() if field in needed]
     return required(
         field=field,
-        holds=f"!(self.pattern in {_patterns_that_need(field)}) || has(self.{field})",
+        holds=f"!(self.pattern in {patterns}) || has(self.{field})",
         message=f"pattern {{self.pattern}} needs it: set it, to {_EXAMPLES[field]} for example",
     )
 
 
 def _foreign(field: str) -> Rule:
+    patterns = [name for name, (needed, possible) in _FIELDS_BY_PATTERN.items() if field in needed + possible]
     return forbidden(
         field=field,
-        holds=f"self.pattern in {_patterns_with(field)} || !has(self.{field})",
+        holds=f"self.pattern in {patterns} || !has(self.{field})",
         message="pattern {self.pattern} does not use it: remove it",
     )
 
@@ -128,7 +120,7 @@ _IS_TRACE = f"{_HAS_DATASET} && self.prompts.dataset.format == 'Trace'"
 
 
 def _every_phase(holds: str, message: str, *, unless: str = "false") -> Rule:
-    """Return the rule that something holds of each phase ``p``, unless something holds of the workload."""
+    """Return a rule on each phase ``p``, unless a condition on the workload holds."""
     return Rule(field="phases", holds=f"!has(self.phases) || {unless} || self.phases.all(p, {holds})", message=message)
 
 

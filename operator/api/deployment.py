@@ -8,12 +8,10 @@ from enum import StrEnum
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt, StringConstraints
-from pydantic.config import JsonDict
 
 from specdecode_operator.api.base import (
     BOUNDED,
     CRON_LINE,
-    DATE_TIME,
     ENGINE_VERSION,
     LABEL_VALUE,
     OBJECT_NAME,
@@ -28,6 +26,8 @@ from specdecode_operator.api.base import (
     ObjectName,
     PersistentVolumeClaimRef,
     SecretKey,
+    Timestamp,
+    TimeText,
     TlsSecret,
     map_by,
 )
@@ -135,17 +135,13 @@ class ScheduleStatus(ApiModel):
     schedule: str = Field(max_length=256)
     """Schedule and time zone that the times speak of."""
 
-    since: str = Field(max_length=64, json_schema_extra=DATE_TIME)
+    since: Timestamp
     """When the operator first saw this schedule; earlier times are not made up for."""
 
-    last_schedule_time: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        default=None, json_schema_extra=DATE_TIME
-    )
+    last_schedule_time: TimeText | None = None
     """The last time that was due, whether a capture was started for it or it was missed."""
 
-    next_schedule_time: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        default=None, json_schema_extra=DATE_TIME
-    )
+    next_schedule_time: TimeText | None = None
     """When the next capture is due; absent while suspended."""
 
 
@@ -258,11 +254,6 @@ MOST_RESTARTS: Final = 24
 _Name = Annotated[str, StringConstraints(max_length=253), AfterValidator(printable)]
 _Text = Annotated[str, StringConstraints(max_length=1024), AfterValidator(printable)]
 _Decimal = Annotated[str, StringConstraints(max_length=32), AfterValidator(printable)]
-_Moment = Annotated[
-    str,
-    StringConstraints(max_length=64),
-    Field(json_schema_extra=DATE_TIME),
-]
 
 
 class AcceptanceRule(StrEnum):
@@ -314,7 +305,7 @@ class Policy(ApiModel):
 class PolicyDecision(ApiModel):
     """Something that was advised or done."""
 
-    at: _Moment
+    at: Timestamp
     """When, RFC 3339."""
 
     action: PolicyAction
@@ -358,7 +349,7 @@ class PolicyStatus(ApiModel):
     arm: _Name | None = None
     """The arm in force, by its name there."""
 
-    since: _Moment | None = None
+    since: Timestamp | None = None
     """Since when it is, by the policy; absent where it is what the spec says."""
 
     speculation: Speculation | None = None
@@ -380,14 +371,13 @@ class PolicyStatus(ApiModel):
     """Arms whose engines never served here, as NAME@DIGEST of their speculation, the newest last: none of them is
     taken again for this spec, by whatever name. An arm that was changed is another one."""
 
-    restarts: list[_Moment] = Field(default=[], max_length=MOST_RESTARTS)
+    restarts: list[Timestamp] = Field(default=[], max_length=MOST_RESTARTS)
     """When engines were started anew in the last 24 hours."""
 
     decisions: list[PolicyDecision] = Field(default=[], max_length=MOST_DECISIONS)
     """What was advised or done last, newest first."""
 
 
-_BY_NAME: JsonDict = map_by("name")
 KIND = "SpecDecodeDeployment"
 PLURAL = "specdecodedeployments"
 
@@ -523,7 +513,7 @@ class Engine(ApiModel):
     )
     """Further vLLM arguments, for what has no field here."""
 
-    env: list[EnvVar] = Field(default=[], max_length=256, json_schema_extra=_BY_NAME)
+    env: list[EnvVar] = Field(default=[], max_length=256, json_schema_extra=map_by("name"))
     """Further environment variables of the engine container."""
 
     replay: Replay | None = None
@@ -649,7 +639,7 @@ class SpecDecodeDeploymentSpec(ApiModel):
     policy: Policy | None = None
     """What is done about speculation by measured goodput and the load now. Absent: nothing."""
 
-    captures: list[CaptureSchedule] = Field(default=[], max_length=8, json_schema_extra=_BY_NAME)
+    captures: list[CaptureSchedule] = Field(default=[], max_length=8, json_schema_extra=map_by("name"))
     """Captures of this deployment that are started by the clock."""
 
     pod_template: PodTemplate | None = None

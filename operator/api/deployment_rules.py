@@ -418,7 +418,6 @@ RECORDING_SOURCE = (
 
 
 def _of_records(field: str, default: str) -> Rule:
-    """Return the rule that a field says how records are found, which only one mode does."""
     return forbidden(
         field=field,
         holds=f"self.mode == 'Steps' || self.{field} == '{default}'",
@@ -427,7 +426,7 @@ def _of_records(field: str, default: str) -> Rule:
 
 
 def _not_of_vllm(field: str, absent: str) -> Rule:
-    """Return the rule that a field changes what is replayed, and not what vLLM does."""
+    # The field changes what is replayed, and not what vLLM does.
     return forbidden(
         field=field,
         holds=f"self.mode != 'Emulated' || {absent}",
@@ -472,7 +471,6 @@ REPLAYING_SPEC = (
 
 
 def _only_for(accelerator_type: str, field: str) -> Rule:
-    """Return the rule that a field belongs to one type of accelerator."""
     return forbidden(
         field=field,
         holds=f"self.type == '{accelerator_type}' || !has(self.{field})",
@@ -481,7 +479,6 @@ def _only_for(accelerator_type: str, field: str) -> Rule:
 
 
 def _needed_on_cpu(field: str, example: int, what: str) -> Rule:
-    """Return the rule that type CPU needs a field."""
     return required(
         field=field,
         holds=f"self.type != 'CPU' || has(self.{field})",

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from specdecode_operator.api.base import DATE_TIME, ApiModel, map_by
+from specdecode_operator.api.base import ApiModel, Timestamp, TimeText, map_by
 from specdecode_operator.api.deployment import PolicyStatus, ScheduleStatus
 from specdecode_operator.problems import printable
 
@@ -39,7 +39,7 @@ class Condition(ApiModel):
     observed_generation: int
     """Generation of the spec that this speaks of."""
 
-    last_transition_time: str = Field(max_length=64, json_schema_extra=DATE_TIME)
+    last_transition_time: Timestamp
     """When status last changed, RFC 3339."""
 
 
@@ -266,9 +266,7 @@ class AcceptanceStatus(ApiModel):
     measured_with: Word
     """Method, K and models that it is of."""
 
-    said_until: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        default=None, json_schema_extra=DATE_TIME
-    )
+    said_until: TimeText | None = None
     """When engines last said so, RFC 3339; absent while they do."""
 
 

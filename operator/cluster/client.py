@@ -294,30 +294,32 @@ class Cluster:
                 return
             query["continue"] = str(more)
 
-    async def apply(self, body: Body) -> Body:
-        """Create or change a child by server-side apply, and take over its fields.
+    async def apply(self, body: Body, resource: Resource | None = None, subresource: str | None = None) -> Body:
+        """Create or change an object by server-side apply, and take over its fields; by default a child.
 
         With a UID in its metadata only that object is changed. If it is gone, or another one has its name, that is a
         `ConflictError`.
         """
-        return await self._apply(written_resource(body["kind"]), body)
+        resource, metadata = resource or written_resource(body["kind"]), body["metadata"]
+        request = _Request("PATCH", resource, metadata.get("namespace"), metadata["name"], subresource)
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        return await self._send(request, body, query, content_type="application/apply-patch+yaml")
 
     async def apply_new(self, body: Body) -> Body:
         """Create a child by server-side apply; an object of its name that exists already is a `ConflictError`.
 
         The API server compares the version that an apply names with that of the object, if there is one.
         """
-        anew = {**body, "metadata": {**body["metadata"], "resourceVersion": _VERSION_OF_NONE}}
-        return await self._apply(written_resource(body["kind"]), anew)
+        return await self.apply({**body, "metadata": {**body["metadata"], "resourceVersion": _VERSION_OF_NONE}})
 
-    async def apply_to(self, resource: Resource, body: Body) -> Body:
-        """Create or change an object that is no child by server-side apply."""
-        return await self._apply(resource, body)
+    async def apply_status(self, resource: Resource, body: Body) -> Body:
+        """Write the status subresource by server-side apply."""
+        return await self.apply(body, resource, "status")
 
     async def take_over_fields(self, body: Body, kept_managers: Collection[str]) -> None:
         """Take over the fields of other managers of a child, so that the next apply removes those that it lacks."""
-        metadata, left = body["metadata"], _TRIES
-        while left:
+        metadata = body["metadata"]
+        for left in reversed(range(_TRIES)):
             live = await self.get(written_resource(body["kind"]), metadata["namespace"], metadata["name"])
             if live is None or live["metadata"]["uid"] != metadata["uid"]:
                 return
@@ -326,7 +328,6 @@ class Cluster:
             try:
                 await self.merge(live, {"metadata": {"managedFields": written, "resourceVersion": version}})
             except ConflictError:  # its controller has just written its status
-                left -= 1
                 if not left:
                     raise
             else:
@@ -356,10 +357,6 @@ class Cluster:
         request = _Request("PATCH", written_resource(body["kind"]), metadata["namespace"], metadata["name"])
         return await self._send(request, patch, {"fieldManager": FIELD_MANAGER}, _MERGE_PATCH)
 
-    async def apply_status(self, resource: Resource, body: Body) -> Body:
-        """Write the status subresource by server-side apply."""
-        return await self._apply(resource, body, subresource="status")
-
     async def delete(self, body: Body) -> bool:
         """Delete exactly this object, not a new one of its name; return whether it existed."""
         metadata = body["metadata"]
@@ -382,15 +379,6 @@ class Cluster:
     async def post_event(self, namespace: str, event: Body) -> None:
         """Record an Event."""
         await self._send(_Request("POST", EVENT, namespace), event)
-
-    async def _apply(self, resource: Resource, body: Body, subresource: str | None = None) -> Body:
-        metadata = body["metadata"]
-        return await self._send(
-            _Request("PATCH", resource, metadata.get("namespace"), metadata["name"], subresource),
-            body,
-            query={"fieldManager": FIELD_MANAGER, "force": "true"},
-            content_type="application/apply-patch+yaml",
-        )
 
     async def _send(
         self,

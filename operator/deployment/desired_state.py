@@ -1,6 +1,6 @@
 """Desired state of a SpecDecodeDeployment, and the cluster state it is computed from.
 
-`DesiredState` is immutable. `Launcher` derives the objects to apply from it.
+`DesiredState` is immutable. `EngineChildren` derives the objects to apply from it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -106,8 +106,8 @@ class OperatorMetrics(Collector):
             buckets=_RECONCILE_BUCKETS_S,
             registry=None,
         )
-        for kind, outcome in product((deployment.KIND, capture.KIND), ("done", "failed")):
-            self._seconds.labels(kind, outcome)
+        for labels in product((deployment.KIND, capture.KIND), ("done", "failed")):
+            self._seconds.labels(*labels)
 
     def set_residual(self, key: Key, residual: BudgetResidual | None) -> None:
         """Store the residual of one deployment; None removes it."""

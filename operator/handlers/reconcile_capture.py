@@ -335,14 +335,14 @@ class CaptureReconciler:
         now, spec = self._cluster.clock.now(), mapping(body, "spec")
         holder = preempting_capture(self._cache.captures_of(key))
         engines = [each for each in self._cache.children_of(key, DEPLOYMENT.kind) if is_owned(each, parent.uid)]
-        is_valid = not isinstance(parent.spec, InvalidSpecError)
+        plan, own = desired.outcome.plan_status, parent.spec
         return ObservedDeployment(
             key=key,
             uid=parent.uid,
             generation=parent.generation,
             desired=desired,
             arms=self._arm_states(capture, body, desired) if starts else (),
-            engine=engine_spec_hash(parent.spec, desired.outcome.plan_status) if is_valid else None,
+            engine=None if isinstance(own, InvalidSpecError) else engine_spec_hash(own, plan),
             engines_wanted=sum(each["spec"].get("replicas", 1) for each in engines),
             pods=[pod for pod in engine_pods(self._cache, key) if holds_gpus(pod, now)],
             wants_engines=not spec.get("suspend") and spec.get("replicas", 1) != 0,

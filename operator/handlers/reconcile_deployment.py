@@ -197,12 +197,12 @@ class Reconciler:
 
     def _cluster_state(self, parent: ParsedDeployment) -> ClusterState:
         """Return the inputs of a decision; ConfigMaps count as far as the operator wrote them."""
-        settings, is_valid = self._settings, not isinstance(parent.spec, InvalidSpecError)
+        settings, spec = self._settings, parent.spec
         return ClusterState(
             nodes=self._cache.nodes(),
             nodes_from=settings.nodes_from,
             model_facts=self._model_facts(parent),
-            site_facts=site_facts_of(parent.spec, settings.facts.known) if is_valid else {},
+            site_facts={} if isinstance(spec, InvalidSpecError) else site_facts_of(spec, settings.facts.known),
             model_pods=self._model_pods(parent),
             downloads=read_downloads(self._believed(parent, downloads_name(parent.key))),
             last_good=self._record(parent).last_good
