@@ -9,8 +9,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
@@ -26,7 +25,7 @@ from specdecode_operator.api.base import PART_OF, PART_OF_LABEL, Body
 from specdecode_operator.api.crds import INSTALL_CRD, crd_skew
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster, ClusterError, ForbiddenError, NotFoundError, Page
+from specdecode_operator.cluster.client import Cluster, ClusterError, ForbiddenError, NotFoundError
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.resources import (
     CUSTOM_RESOURCE_DEFINITION,
@@ -126,20 +125,17 @@ class Relist:
                 self._cache.put_node(node)
             self._cache.retain_nodes(nodes, version)
             return self._cache.parents(deployment.KIND) if self._cache.nodes() != before else ()
-        if resource in _OUR_KINDS:
-            with suppress(NotFoundError):  # without its CRD
-                return await self._lists.objects(cluster, resource)
-            return ()
         try:
-            owners = await self._lists.children(cluster, resource)
-        except (NotFoundError, ForbiddenError):
-            if resource != LEADER_WORKER_SET:
+            keys = await self._lists.changes(cluster, resource)
+        except (NotFoundError, ForbiddenError) as error:
+            if resource == LEADER_WORKER_SET:
+                self._cache.has_groups = False  # they may be installed at any time
+            elif resource not in _OUR_KINDS or not isinstance(error, NotFoundError):  # without its CRD
                 raise
-            self._cache.has_groups = False  # they may be installed at any time
             return ()
         if resource == LEADER_WORKER_SET:
             self._cache.has_groups = True
-        return [key for key in owners if self._cache.parent(key) is not None]
+        return keys if resource in _OUR_KINDS else [key for key in keys if self._cache.parent(key) is not None]
 
     async def _list_storage_classes(self, cluster: Cluster) -> None:
         if not self._is_clusterwide:  # an operator of named namespaces may not list them
@@ -151,7 +147,7 @@ class Relist:
 
 
 class Lists:
-    """Lists of the whole cluster, or of each namespace that is served. They return keys that are new or gone.
+    """Lists of the whole cluster, or of each namespace that is served.
 
     A namespace in which the operator may not list is skipped, and its cache stays. It is an error if it may list in
     none.
@@ -162,59 +158,33 @@ class Lists:
         self._places: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._skipped: set[tuple[Resource, str | None]] = set()
 
-    async def children(self, cluster: Cluster, resource: Resource) -> set[Key]:
-        """List all children or pods of a kind; return the owners of those that are new or gone."""
-        cache, kind = self._cache, resource.kind
-
-        async def look(place: str | None) -> set[Key]:
-            pages = cluster.pages(resource, OWNED_SELECTOR, namespace=place, is_known=partial(cache.knows, kind))
-            return await _news(pages, partial(cache.put, kind), partial(cache.retain, kind, namespace=place))
-
-        return await self._in_each_place(resource, look)
-
-    async def objects(self, cluster: Cluster, resource: Resource) -> set[Key]:
-        """List all objects of one of our kinds; return those that are new or gone."""
-        cache, kind = self._cache, resource.kind
-
-        async def look(place: str | None) -> set[Key]:
-            pages = cluster.pages(resource, namespace=place, is_known=partial(cache.knows_parent, kind))
-            retain = partial(cache.retain_parents, kind, namespace=place)
-            return await _news(pages, lambda body: [cache.put_parent(kind, body)], retain)
-
-        return await self._in_each_place(resource, look)
-
-    async def _in_each_place(self, resource: Resource, look: Callable[[str | None], Awaitable[set[Key]]]) -> set[Key]:
+    async def changes(self, cluster: Cluster, resource: Resource) -> set[Key]:
+        """List a kind; return the objects of ours, or the owners of children and pods, that are new or gone."""
+        cache, kind, is_ours = self._cache, resource.kind, resource in _OUR_KINDS
+        knows, retain = (cache.knows_parent, cache.retain_parents) if is_ours else (cache.knows, cache.retain)
+        selector = None if is_ours else OWNED_SELECTOR
         news: set[Key] = set()
         errors: dict[str | None, ForbiddenError] = {}
         for place in self._places:
+            present, versions = [], []
             try:
-                news |= await look(place)
+                async for page in cluster.pages(resource, selector, namespace=place, is_known=partial(knows, kind)):
+                    for body in page.bodies:
+                        news.update([cache.put_parent(kind, body)] if is_ours else cache.put(kind, body))
+                    present += [*page.known, *(body["metadata"]["uid"] for body in page.bodies)]
+                    versions.append(page.version)
             except ForbiddenError as error:
                 errors[place] = error
+            else:
+                news.update(retain(kind, present, min(versions), place))
+                self._skipped.discard((resource, place))
         if len(errors) == len(self._places):
             raise errors[self._places[0]]
-        for place in self._places:
-            if place not in errors:
-                self._skipped.discard((resource, place))
-            elif (resource, place) not in self._skipped:
+        for place, denied in errors.items():
+            if (resource, place) not in self._skipped:
                 self._skipped.add((resource, place))
-                _logger.warning("namespace %s is passed over: %s", place, errors[place])
+                _logger.warning("namespace %s is passed over: %s", place, denied)
         return news
-
-
-async def _news(
-    pages: AsyncIterator[Page],
-    put: Callable[[Body], Iterable[Key]],
-    retain: Callable[[Iterable[str], int], Iterable[Key]],
-) -> set[Key]:
-    """Update the cache by a full list; return the keys that are new or gone."""
-    present, versions = [], []
-    news: set[Key] = set()
-    async for page in pages:
-        news.update(chain.from_iterable(put(body) for body in page.bodies))
-        present += [*page.known, *(body["metadata"]["uid"] for body in page.bodies)]
-        versions.append(page.version)
-    return news | set(retain(present, min(versions)))
 
 
 STALLED_S: Final = 120.0
